@@ -1,0 +1,76 @@
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench soak clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## Make .venv with everything that development needs
+	@:
+
+demo: $(STAMP) ## Run the demo
+	@$(BIN)/floodmark demo
+
+test: $(STAMP) ## Run the tests and the doctests (ARGS="-k name" picks some)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## Check format, lint, types, layers and tidiness
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy $(wildcard src tests benchmarks examples)
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/test_tidy.py
+
+format: $(STAMP) ## Format the code and fix what ruff can fix
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+bench: $(STAMP) ## Run the benchmarks
+	@$(BIN)/python benchmarks/store.py $(ARGS)
+
+soak: $(STAMP) ## Run the tests that take minutes
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+clean: ## Remove .venv, caches and build results
+	@rm -rf $(VENV) build dist src/*.egg-info .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + \
+		2>/dev/null || true
+
+# The stamp is removed first and written last: a set-up that stopped half-way is
+# begun again from nothing, a finished one is only brought up to date.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	if [ -f $(STAMP) ] && $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		echo "Updating $(VENV)"; \
+		rm -f $(STAMP); \
+	else \
+		python=; without_venv=; \
+		for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3 python3.14; do \
+			"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+				>/dev/null 2>&1 || continue; \
+			if "$$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+				python=$$candidate; break; \
+			fi; \
+			without_venv=$${without_venv:-$$candidate}; \
+		done; \
+		if [ -z "$$python" ] && [ -n "$$without_venv" ]; then \
+			package=$$("$$without_venv" -c \
+				'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+			echo "$$without_venv cannot make virtual environments: venv or ensurepip is missing." >&2; \
+			echo "On Debian or Ubuntu: apt install $$package. Then run make again." >&2; \
+			exit 1; \
+		elif [ -z "$$python" ]; then \
+			echo "Floodmark needs Python 3.11 or later, and none was found." >&2; \
+			echo "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
+			exit 1; \
+		fi; \
+		echo "Setting up $(VENV) with $$("$$python" --version) and the packages of constraints.txt"; \
+		"$$python" -m venv --clear $(VENV); \
+	fi; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	touch $(STAMP)

@@ -1,0 +1,5 @@
+"""The entry point of the `floodmark` command."""
+
+
+def main() -> None:
+    """Run the command."""

@@ -1,0 +1,213 @@
+"""Rows of the change log.
+
+One row per commit and log, so that reading changes back is one sequential scan.  Its key sorts by
+log, then by version:
+
+    log id: 4 bytes | commit version: 8 bytes | chunk: 2 bytes          (big-endian)
+
+A commit row holds the qualified keys (namespace and user key) that the commit wrote and the stored
+values, column by column, so that a thousand changes are packed and unpacked by a handful of calls:
+
+    +---+-------+--------------------+----------------------+------+--------+
+    | 1 | count | key lengths        | value lengths        | keys | values |
+    | 1 |   4   | 2 bytes each       | 4 bytes each         |      |        |
+    +---+-------+--------------------+----------------------+------+--------+
+
+Numbers in it are little-endian.  A value length of 0xFFFFFFFF means that the value is large and is
+read from the data, where it stands under the same key and version.  A commit that does not fit into
+one row goes on in the next chunk; chunks are written together.
+
+A heartbeat row:
+
+    +---+------+-----+---------+-------+---------+------------+------------+
+    | 2 | node | log | wall ms | since | through | watermark  | sums       |
+    | 1 |   1  |  4  |    8    |   8   |    8    | 2 + 12 * n | 2 + 27 * n |
+    +---+------+-----+---------+-------+---------+------------+------------+
+
+    watermark entry   namespace 3, site 1, version 8
+    sums entry        namespace 3, own count 4, own digest 8, all count 4, all digest 8
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from struct import Struct, pack, unpack_from
+from struct import error as StructError
+from typing import Final, NamedTuple
+
+from floodmark.model.change import Heartbeat, Sums, Tally
+from floodmark.model.errors import Corruption
+from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
+from floodmark.model.version import VERSION_MAX, Version
+
+LOG_IDS_MAX: Final = 1 << 32
+
+_KEY: Final = Struct(">IQH")
+_COMMIT: Final = 1
+_HEARTBEAT: Final = 2
+_COMMIT_HEAD: Final = Struct("<BI")
+_SINGLE: Final = Struct("<BIHI")
+_BY_REFERENCE: Final = 0xFFFFFFFF
+
+_HEARTBEAT_HEAD: Final = Struct("<BBIQQQ")
+_NO_LOG: Final = 0xFFFFFFFF
+_COUNT: Final = Struct("<H")
+_MARK: Final = Struct("<3sBQ")
+_SUMS: Final = Struct("<3sIQIQ")
+
+
+class CommitRow(NamedTuple):
+    """The changes of one row: qualified keys, and stored values or None for "look it up"."""
+
+    keys: list[bytes]
+    values: list[bytes | None]
+
+
+def encode_log_key(log: int, version: Version, chunk: int = 0) -> bytes:
+    """The key of a row."""
+    return _KEY.pack(log, version, chunk)
+
+
+def decode_log_key(key: bytes) -> tuple[int, Version, int]:
+    """Undo `encode_log_key`: log, version, chunk."""
+    try:
+        log, version, chunk = _KEY.unpack(key)
+    except StructError as error:
+        raise Corruption(f"change-log key {key.hex()} is not {_KEY.size} bytes long") from error
+    return log, version, chunk
+
+
+def encode_log_range(log: int, since: Version, until: Version) -> tuple[bytes, bytes]:
+    """The first key above `since` and the first key above `until`, both within one log."""
+    start = encode_log_key(log, min(since + 1, VERSION_MAX))
+    end = encode_log_key(log, until + 1) if until < VERSION_MAX else encode_log_key(log + 1, 0)
+    return start, end
+
+
+def encode_single(key: bytes, value: bytes) -> bytes:
+    """The row of a commit of one key: what `encode_commit` gives, without its lists."""
+    if len(value) > LOG_INLINE_VALUE_BYTES_MAX:
+        return _SINGLE.pack(_COMMIT, 1, len(key), _BY_REFERENCE) + key
+    return _SINGLE.pack(_COMMIT, 1, len(key), len(value)) + key + value
+
+
+def encode_commit(keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
+    """The rows of a commit, in order of their chunks."""
+    total = sum(map(len, keys)) + sum(map(len, values))
+    if total <= LOG_ROW_BYTES_MAX:
+        return [_encode_chunk(keys, values)]
+    rows: list[bytes] = []
+    start = size = 0
+    for index, (key, value) in enumerate(zip(keys, values, strict=True)):
+        inline = len(value) if len(value) <= LOG_INLINE_VALUE_BYTES_MAX else 0
+        if size and size + len(key) + inline > LOG_ROW_BYTES_MAX:
+            rows.append(_encode_chunk(keys[start:index], values[start:index]))
+            start, size = index, 0
+        size += len(key) + inline
+    rows.append(_encode_chunk(keys[start:], values[start:]))
+    return rows
+
+
+def _encode_chunk(keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+    count = len(keys)
+    lengths = list(map(len, values))
+    if max(lengths) > LOG_INLINE_VALUE_BYTES_MAX:
+        values = [value if len(value) <= LOG_INLINE_VALUE_BYTES_MAX else b"" for value in values]
+        lengths = [length if length <= LOG_INLINE_VALUE_BYTES_MAX else _BY_REFERENCE for length in lengths]
+    return b"".join(
+        (
+            _COMMIT_HEAD.pack(_COMMIT, count),
+            pack(f"<{count}H", *map(len, keys)),
+            pack(f"<{count}I", *lengths),
+            *keys,
+            *values,
+        )
+    )
+
+
+def decode_row(version: Version, row: bytes) -> CommitRow | Heartbeat:
+    """A row is a commit or a heartbeat; anything else is corrupt."""
+    kind = row[0] if row else None
+    try:
+        if kind == _COMMIT:
+            return _decode_commit(row)
+        if kind == _HEARTBEAT:
+            return _decode_heartbeat(version, row)
+    except StructError as error:
+        raise Corruption(f"the change-log row at version {version} is too short") from error
+    raise Corruption(f"the change-log row at version {version} is of an unknown kind {kind}")
+
+
+def _decode_commit(row: bytes) -> CommitRow:
+    _, count = _COMMIT_HEAD.unpack_from(row)
+    position = _COMMIT_HEAD.size
+    key_lengths = unpack_from(f"<{count}H", row, position)
+    position += 2 * count
+    value_lengths = unpack_from(f"<{count}I", row, position)
+    position += 4 * count
+    keys = _cut(row, position, key_lengths)
+    position += sum(key_lengths)
+    inline = [0 if length == _BY_REFERENCE else length for length in value_lengths]
+    if position + sum(inline) != len(row):
+        raise Corruption(f"a change-log row of {len(row)} bytes does not match its own lengths")
+    values: list[bytes | None] = list(_cut(row, position, inline))
+    if _BY_REFERENCE in value_lengths:
+        values = [
+            None if length == _BY_REFERENCE else value
+            for length, value in zip(value_lengths, values, strict=True)
+        ]
+    return CommitRow(keys, values)
+
+
+def _cut(row: bytes, position: int, lengths: Sequence[int]) -> list[bytes]:
+    return [row[start:end] for start, end in pairwise(accumulate(lengths, initial=position))]
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    """The row of a heartbeat; its version is in the row's key."""
+    marks = [
+        _MARK.pack(namespace.to_bytes(3, "big"), site, version)
+        for namespace, entries in sorted(heartbeat.watermark.items())
+        for site, version in sorted(entries.items())
+    ]
+    sums = [
+        _SUMS.pack(namespace.to_bytes(3, "big"), *own, *everything)
+        for namespace, (own, everything) in sorted(heartbeat.sums.items())
+    ]
+    log = _NO_LOG if heartbeat.log is None else heartbeat.log
+    head = _HEARTBEAT_HEAD.pack(
+        _HEARTBEAT, heartbeat.node, log, heartbeat.wall_ms, heartbeat.since, heartbeat.through
+    )
+    return b"".join((head, _COUNT.pack(len(marks)), *marks, _COUNT.pack(len(sums)), *sums))
+
+
+def _decode_heartbeat(version: Version, row: bytes) -> Heartbeat:
+    _, node, log, wall_ms, since, through = _HEARTBEAT_HEAD.unpack_from(row)
+    position = _HEARTBEAT_HEAD.size
+    watermark: dict[int, dict[int, Version]] = {}
+    (count,) = _COUNT.unpack_from(row, position)
+    position += _COUNT.size
+    for offset in range(position, position + count * _MARK.size, _MARK.size):
+        namespace, site, mark = _MARK.unpack_from(row, offset)
+        watermark.setdefault(int.from_bytes(namespace, "big"), {})[site] = mark
+    position += count * _MARK.size
+    (count,) = _COUNT.unpack_from(row, position)
+    position += _COUNT.size
+    sums: Mapping[int, Sums] = {
+        int.from_bytes(namespace, "big"): Sums(Tally(own, own_digest), Tally(every, digest))
+        for namespace, own, own_digest, every, digest in (
+            _SUMS.unpack_from(row, offset)
+            for offset in range(position, position + count * _SUMS.size, _SUMS.size)
+        )
+    }
+    if position + count * _SUMS.size != len(row):
+        raise Corruption(f"the heartbeat at version {version} does not match its own lengths")
+    return Heartbeat(
+        version=version,
+        node=node,
+        wall_ms=wall_ms,
+        since=since,
+        through=through,
+        watermark=watermark,
+        sums=sums,
+        log=None if log == _NO_LOG else log,
+    )

@@ -1,0 +1,100 @@
+"""The port to an ordered storage engine.  Small on purpose.
+
+Versions live in our keys, so nothing here needs an engine's snapshots or transactions: an ordered map
+with atomic batches is enough, and a distributed database can stand behind the same port.
+
+The contract (`floodmark.testing.EngineContract` runs it over every engine):
+
+- Rows live in named families; keys are compared byte by byte.
+- `write` applies all rows or none, and is visible when it returns; it is durable after the next
+  `sync`.  Writes become durable in order: after a crash, what is lost is a suffix.
+- With a guard, a write happens only if the guarded key still has the expected value.
+- `write` and `sync` raise `StorageFailed` if certainly nothing happened, and `OutcomeUnknown` if
+  something may have.  After an unknown outcome, `recover` settles it: when it returns, each earlier
+  write has happened for good or never will.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+Row: TypeAlias = tuple[bytes, bytes]
+
+# Family, key, and the new value; None deletes the key.
+WriteRow: TypeAlias = tuple[str, bytes, bytes | None]
+
+
+class Guard(NamedTuple):
+    """Apply a write only if `key` still has the value `expected`; None means "is absent"."""
+
+    family: str
+    key: bytes
+    expected: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """What one engine can take; the limits of a commit derive from these."""
+
+    value_bytes_max: int
+    batch_bytes_max: int
+    batch_rows_max: int
+
+
+class Engine(Protocol):
+    """An ordered, durable map of bytes to bytes.  Safe to use from many threads."""
+
+    limits: EngineLimits
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of a key."""
+        ...
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of several keys, in their order."""
+        ...
+
+    def ceiling(self, family: str, key: bytes) -> Row | None:
+        """The first row at or after a key."""
+        ...
+
+    def scan(
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+    ) -> list[Row]:
+        """A page of the rows in `[start, end)`, in order of keys or against it.
+
+        It holds at most `rows_max` rows and ends soon after `bytes_max` bytes.  Only an empty page
+        means that no row is left; go on behind the last row until then.
+        """
+        ...
+
+    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+        """Apply all rows as one.  False if the guard did not hold, and then nothing was written."""
+        ...
+
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        """Remove all rows in `[start, end)`, as one write."""
+        ...
+
+    def sync(self) -> None:
+        """Return when all that was written before is on stable storage."""
+        ...
+
+    def recover(self) -> None:
+        """Settle writes of unknown outcome and make the engine usable again."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """The bytes on stable storage, by family, as far as the engine knows."""
+        ...
+
+    def close(self) -> None:
+        """Sync and let go of all resources.  Closing twice is harmless."""
+        ...

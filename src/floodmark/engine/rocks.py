@@ -1,0 +1,266 @@
+"""RocksDB, the default engine of a site in a directory.  The only module that imports rocksdict.
+
+A write goes to the write-ahead log without an fsync, and `sync` flushes that log: unlike a synced
+write, a flush lets other threads run while the disk works, which is what makes group commit pay.
+
+After a failed write RocksDB refuses all others, and whether the failed one is in its log is open.
+`recover` reopens the database; what it then holds is what happened.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    ColumnFamily,
+    DbClosedError,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+)
+
+from floodmark.engine.base import EngineLimits, Guard, Row, WriteRow
+from floodmark.model.errors import (
+    Closed,
+    Corruption,
+    FloodmarkError,
+    OutcomeUnknown,
+    StorageFailed,
+    StorageFull,
+)
+from floodmark.model.limits import MIB
+
+BLOCK_CACHE_BYTES: Final = 64 * MIB
+WRITE_BUFFER_BYTES: Final = 32 * MIB
+# RocksDB needs room of its own to reopen; below this, it keeps serving reads instead.
+RECOVERY_ROOM_BYTES: Final = 64 * MIB
+
+# Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
+_GULP: Final = 32
+
+
+class RocksEngine:
+    """A RocksDB database in a directory, which is made if it is missing."""
+
+    limits = EngineLimits(value_bytes_max=64 * MIB, batch_bytes_max=256 * MIB, batch_rows_max=10_000_000)
+
+    def __init__(
+        self,
+        path: Path,
+        families: Sequence[str],
+        *,
+        block_cache_bytes: int = BLOCK_CACHE_BYTES,
+        write_buffer_bytes: int = WRITE_BUFFER_BYTES,
+    ) -> None:
+        self._path = path
+        self._families = tuple(families)
+        self._block_cache = Cache(block_cache_bytes)
+        self._write_buffer_bytes = write_buffer_bytes
+        self._guard_lock = Lock()
+        self._database: Rdict | None = None
+        self._columns: dict[str, Rdict] = {}
+        self._handles: dict[str, ColumnFamily] = {}
+        path.mkdir(parents=True, exist_ok=True)
+        self._open()
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        with _read_errors():
+            value: bytes | None = self._columns[family].get(key)
+            return value
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        with _read_errors():
+            values: list[bytes | None] = self._columns[family].get(list(keys)) or []
+            return values
+
+    def ceiling(self, family: str, key: bytes) -> Row | None:
+        # The hottest read of all: plain try, because a context manager costs as much as the rest.
+        try:
+            iterator = self._columns[family].iter()
+            iterator.seek(key)
+            found: bytes | None = iterator.key()
+            if found is not None:
+                return found, iterator.value()
+            iterator.status()
+            return None
+        except Exception as error:
+            raise _read_error(error) from error
+
+    def scan(
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+    ) -> list[Row]:
+        options = ReadOptions()
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        with _read_errors():
+            rows: Iterator[Row] = self._columns[family].items(  # type: ignore[assignment]
+                backwards=reverse, from_key=None if reverse else start, read_opt=options
+            )
+            page: list[Row] = []
+            size = 0
+            while len(page) < rows_max and size < bytes_max:
+                gulp = list(islice(rows, min(_GULP, rows_max - len(page))))
+                if not gulp:
+                    break
+                page += gulp
+                size += sum([len(key) + len(value) for key, value in gulp])
+                if reverse and gulp[-1][0] < start:
+                    return [row for row in page if row[0] >= start]
+            return page
+
+    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+        batch = WriteBatch(raw_mode=True)
+        handles = self._handles
+        put = batch.put
+        for family, key, value in rows:
+            if value is None:
+                batch.delete(key, handles[family])
+            else:
+                put(key, value, handles[family])
+        if guard is None:
+            self._write(batch)
+            return True
+        with self._guard_lock:
+            if self.get(guard.family, guard.key) != guard.expected:
+                return False
+            self._write(batch)
+            return True
+
+    def _write(self, batch: WriteBatch) -> None:
+        try:
+            self._opened().write(batch)
+        except Exception as error:
+            raise _write_error(error) from error
+
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        if start < end:
+            batch = WriteBatch(raw_mode=True)
+            batch.delete_range(start, end, self._handles[family])
+            self._write(batch)
+
+    def sync(self) -> None:
+        try:
+            self._opened().flush_wal(True)
+        except Exception as error:
+            raise _write_error(error) from error
+
+    def recover(self) -> None:
+        free = shutil.disk_usage(self._path).free
+        if free < RECOVERY_ROOM_BYTES:
+            raise StorageFull(
+                f"{self._path} has {free:,} bytes left and needs {RECOVERY_ROOM_BYTES:,} to recover "
+                "from a failed write; make room, then call again",
+                free=free,
+            )
+        self._opened()
+        self._release()
+        self._open()
+
+    def sizes(self) -> Mapping[str, int]:
+        with _read_errors():
+            return {
+                name: (column.property_int_value("rocksdb.total-sst-files-size") or 0)
+                + (column.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
+                for name, column in self._columns.items()
+            }
+
+    def close(self) -> None:
+        if self._database is not None:
+            try:
+                self._database.flush_wal(True)
+            finally:
+                self._release()
+
+    def _opened(self) -> Rdict:
+        if self._database is None:
+            raise Closed("the site was closed; open it again")
+        return self._database
+
+    def _open(self) -> None:
+        options = self._options()
+        try:
+            database = Rdict(
+                os.fspath(self._path),
+                options,
+                column_families={name: self._options() for name in self._families},
+            )
+        except Exception as error:
+            raise _read_error(error) from error
+        self._handles = {name: database.get_column_family_handle(name) for name in self._families}
+        self._columns = {name: database.get_column_family(name) for name in self._families}
+        self._database = database
+
+    def _release(self) -> None:
+        # RocksDB lets go of its files when the last handle is closed.
+        for column in self._columns.values():
+            column.close()
+        if self._database is not None:
+            self._database.close()
+        self._database = None
+
+    def _options(self) -> Options:
+        return rocks_options(self._block_cache, self._write_buffer_bytes)
+
+
+def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Options:
+    """The options of a site's database; the benchmarks give the same to their raw peer."""
+    table = BlockBasedOptions()
+    table.set_block_cache(block_cache)
+    table.set_bloom_filter(10, False)
+    table.set_format_version(5)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_size(write_buffer_bytes)
+    options.set_max_total_wal_size(8 * write_buffer_bytes)
+    options.set_keep_log_file_num(4)
+    options.set_max_log_file_size(4 * MIB)
+    return options
+
+
+@contextmanager
+def _read_errors() -> Iterator[None]:
+    try:
+        yield
+    except FloodmarkError:
+        raise
+    except Exception as error:
+        raise _read_error(error) from error
+
+
+def _read_error(error: Exception) -> FloodmarkError:
+    return _translate(error, otherwise=StorageFailed)
+
+
+def _write_error(error: Exception) -> FloodmarkError:
+    return _translate(error, otherwise=OutcomeUnknown)
+
+
+def _translate(error: Exception, otherwise: Callable[[str], FloodmarkError]) -> FloodmarkError:
+    """rocksdict raises plain exceptions whose text starts with RocksDB's status."""
+    text = str(error)
+    if isinstance(error, FloodmarkError):
+        return error
+    if isinstance(error, DbClosedError):
+        return Closed("the site was closed; open it again")
+    if text.startswith("Corruption"):
+        return Corruption(
+            f"RocksDB found damaged files ({text}); restore the site from a backup or from a peer"
+        )
+    return otherwise(f"RocksDB: {text}")

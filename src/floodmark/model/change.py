@@ -1,0 +1,87 @@
+"""What was written: stamps, changes, and the heartbeats that let a reader check that it has them all."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from floodmark.model.version import Version
+
+
+class Stamp(NamedTuple):
+    """Where and when a change was first written.  Stamps order all writes to a key, at every site.
+
+    >>> Stamp(7, 2) > Stamp(7, 1) > Stamp(6, 9)
+    True
+    """
+
+    version: Version
+    site: int
+
+
+class ChangeType(StrEnum):
+    """What a change did to its key."""
+
+    UPSERT = "upsert"
+    DELETE = "delete"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One put or delete of one key, committed at `version` of the site that it was read from."""
+
+    namespace: str
+    key: bytes
+    value: bytes | None
+    type: ChangeType
+    version: Version
+    stamp: Stamp
+    partition: int
+    expires_at: int | None = None
+
+
+class Tally(NamedTuple):
+    """A count of changes and the XOR of their digests: equal tallies mean that nothing is missing.
+
+    XOR makes the order of counting irrelevant, so a reader may count as the changes arrive.
+    """
+
+    changes: int = 0
+    digest: int = 0
+
+    def plus(self, other: "Tally") -> "Tally":
+        """The tally of two disjoint sets of changes.
+
+        >>> Tally(1, 6).plus(Tally(2, 3))
+        Tally(changes=3, digest=5)
+        """
+        return Tally(self.changes + other.changes, self.digest ^ other.digest)
+
+
+class Sums(NamedTuple):
+    """The tallies of one namespace over one interval: of this site's own changes, and of all."""
+
+    own: Tally = Tally()
+    all: Tally = Tally()
+
+    def plus(self, other: "Sums") -> "Sums":
+        """The sums of two disjoint sets of changes."""
+        return Sums(self.own.plus(other.own), self.all.plus(other.all))
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """A sign of life of one node, and an account of its changes in `(since, through]`.
+
+    `log` names the one log that the account is about when a log is sealed; it is None in a node's
+    ordinary heartbeat.  `since` 0 means that the interval's beginning was not observed (the node had
+    just started): such an account proves nothing and is reported as unchecked.
+    """
+
+    version: Version
+    node: int
+    wall_ms: int
+    since: Version
+    through: Version
+    watermark: Mapping[int, Mapping[int, Version]]
+    sums: Mapping[int, Sums]
+    log: int | None = None

@@ -1,0 +1,174 @@
+"""Everything that can go wrong, as one tree.
+
+    FloodmarkError
+    ├── Retryable                    the same call may succeed later, as it is
+    │   ├── PartitionMoved           ask the site for the partition map again
+    │   ├── PartitionStopped         a failed write is being recovered from
+    │   └── StorageFailed            the disk or the database refused; nothing was written
+    │       └── StorageFull          make room, then call again
+    ├── OutcomeUnknown               the write may or may not have happened: read before you repeat
+    └── Terminal                     the same call will fail again
+        ├── InvalidArgument          also a ValueError
+        │   ├── InvalidKey
+        │   ├── InvalidValue
+        │   ├── InvalidRange
+        │   ├── InvalidTimeToLive
+        │   ├── InvalidVersion
+        │   │   └── VersionInFuture
+        │   └── InvalidName
+        ├── LimitExceeded
+        │   └── CommitTooLarge
+        ├── NamespaceNotFound
+        ├── NamespaceExists
+        ├── PartitionNotFound
+        ├── SafePointNotFound
+        ├── VersionCollected
+        ├── ClockSkew
+        ├── Corruption
+        ├── Closed
+        └── CannotOpen
+            ├── NotASite
+            ├── SiteLocked
+            ├── SiteMismatch
+            └── FormatTooNew
+
+A message says what happened, to which key, partition or namespace, and what to do next; the same
+facts stand in `details` for programs.  Errors survive pickling, because they cross process borders.
+"""
+
+from collections.abc import Mapping
+
+
+class FloodmarkError(Exception):
+    """Root of all errors that Floodmark raises on purpose."""
+
+    def __init__(self, message: str, /, **details: object) -> None:
+        super().__init__(message)
+        self.details: Mapping[str, object] = details
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, (type(self), str(self), dict(self.details))
+
+
+def _restore(kind: type[FloodmarkError], message: str, details: dict[str, object]) -> FloodmarkError:
+    return kind(message, **details)
+
+
+class Retryable(FloodmarkError):
+    """The same call may succeed later; nothing was done."""
+
+
+class Terminal(FloodmarkError):
+    """The same call will fail again; nothing was done."""
+
+
+class OutcomeUnknown(FloodmarkError):
+    """A write was handed to storage and no answer came back: it may or may not have happened."""
+
+
+class PartitionMoved(Retryable):
+    """The partition was split, merged or moved; its keys are served elsewhere."""
+
+
+class PartitionStopped(Retryable):
+    """Storage failed in the middle of a write and has not recovered yet."""
+
+
+class StorageFailed(Retryable):
+    """Storage refused the operation; nothing was written."""
+
+
+class StorageFull(StorageFailed):
+    """No room is left on the disk that holds the site."""
+
+
+class InvalidArgument(Terminal, ValueError):
+    """An argument that can never be right."""
+
+
+class InvalidKey(InvalidArgument):
+    """A key that is empty, too large or not bytes."""
+
+
+class InvalidValue(InvalidArgument):
+    """A value that is too large or not bytes."""
+
+
+class InvalidRange(InvalidArgument):
+    """A key range whose start lies behind its end."""
+
+
+class InvalidTimeToLive(InvalidArgument):
+    """A time to live that is not positive."""
+
+
+class InvalidVersion(InvalidArgument):
+    """Something that is neither a version nor a moment with a time zone."""
+
+
+class VersionInFuture(InvalidVersion):
+    """A version that this site has not reached yet."""
+
+
+class InvalidName(InvalidArgument):
+    """A name or a setting that cannot be used."""
+
+
+class LimitExceeded(Terminal):
+    """A documented limit would be passed."""
+
+
+class CommitTooLarge(LimitExceeded):
+    """More than one commit can hold."""
+
+
+class NamespaceNotFound(Terminal):
+    """No namespace of this name."""
+
+
+class NamespaceExists(Terminal):
+    """A namespace of this name is already there."""
+
+
+class PartitionNotFound(Terminal):
+    """No partition of this id, or none that fits the request."""
+
+
+class SafePointNotFound(Terminal):
+    """No safe point of this name, or its lifetime is over."""
+
+
+class VersionCollected(Terminal):
+    """The version asked for lies behind what garbage collection has kept."""
+
+
+class ClockSkew(Terminal):
+    """A remote version lies too far ahead of this site's clock."""
+
+
+class Corruption(Terminal):
+    """Stored bytes that are not what Floodmark wrote."""
+
+
+class Closed(Terminal):
+    """Use after close."""
+
+
+class CannotOpen(Terminal):
+    """A site that cannot be opened as asked."""
+
+
+class NotASite(CannotOpen):
+    """A directory that holds something else."""
+
+
+class SiteLocked(CannotOpen):
+    """Another process owns the directory."""
+
+
+class SiteMismatch(CannotOpen):
+    """The directory holds a site of another name or id."""
+
+
+class FormatTooNew(CannotOpen):
+    """The directory was written by a newer Floodmark."""

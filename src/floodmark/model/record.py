@@ -1,0 +1,36 @@
+"""What is stored under one version of one key."""
+
+import msgspec
+
+from floodmark.model.change import Stamp
+from floodmark.model.version import Version
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A value or a tombstone, as one version of a key holds it.
+
+    `origin` is None where the record was first written at the site that holds it.
+    """
+
+    value: bytes
+    expires_at: int | None = None
+    deleted: bool = False
+    origin: Stamp | None = None
+
+    def is_dead_at(self, physical_ms: int) -> bool:
+        """Whether a reader at this time finds nothing.  A record is gone in the second it expires in.
+
+        >>> Record(b"x", expires_at=2).is_dead_at(1999), Record(b"x", expires_at=2).is_dead_at(2000)
+        (False, True)
+        """
+        return self.deleted or (self.expires_at is not None and self.expires_at * 1000 <= physical_ms)
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """A live record together with its history: when it was committed here, and where it came from."""
+
+    key: bytes
+    value: bytes
+    version: Version
+    stamp: Stamp
+    expires_at: int | None = None

@@ -1,0 +1,17 @@
+"""The families of a node's engine, and the keys of its small metadata rows."""
+
+from typing import Final
+
+DATA: Final = "data"
+LOG: Final = "log"
+META: Final = "meta"
+
+FAMILIES: Final = (DATA, LOG, META)
+
+CLOCK_BOUND: Final = b"clock/bound"
+LOG_TRIMMED: Final = b"log/trimmed"
+LOGS: Final = b"logs/"
+PARTITIONS: Final = b"partitions/"
+NEXT_ID: Final = b"next-id"
+COLLECTED: Final = b"collected/"
+HORIZON: Final = b"horizon/"

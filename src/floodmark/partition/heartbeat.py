@@ -1,0 +1,24 @@
+"""Heartbeats: a sign of life each second, and an account by which readers check what they have got."""
+
+from collections.abc import Iterable
+
+from floodmark.model.change import Sums
+from floodmark.model.version import Version
+from floodmark.partition.commit import LogTally
+from floodmark.partition.partition import LocalPartition
+
+
+def drain_sums(partitions: Iterable[LocalPartition], through: Version) -> dict[int, Sums]:
+    """Take the tallies at or below `through` out of the partitions, summed by namespace."""
+    sums: dict[int, Sums] = {}
+    for partition in partitions:
+        tallies = partition.tallies
+        while tallies and tallies[0].version <= through:
+            _add(sums, tallies.popleft())
+    return sums
+
+
+def _add(sums: dict[int, Sums], entry: LogTally) -> None:
+    namespace = int.from_bytes(entry.namespace, "big")
+    # Until changes arrive from other sites, all changes are this site's own.
+    sums[namespace] = sums.get(namespace, Sums()).plus(Sums(entry.tally, entry.tally))

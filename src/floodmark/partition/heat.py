@@ -1,0 +1,49 @@
+"""How busy a partition is, and was: a short history of counters."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+HEAT_SAMPLES_MAX: Final = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatSample:
+    """What a partition did between two moments."""
+
+    from_ms: int
+    to_ms: int
+    writes: int
+    reads: int
+    bytes_written: int
+
+
+class Heat:
+    """Counters of one partition.  Reads are counted without a lock and may miss a few under threads."""
+
+    __slots__ = ("_samples", "_seen", "bytes_written", "reads", "writes")
+
+    def __init__(self, now_ms: int) -> None:
+        self.writes = self.reads = self.bytes_written = 0
+        self._seen = (now_ms, 0, 0, 0)
+        self._samples: deque[HeatSample] = deque(maxlen=HEAT_SAMPLES_MAX)
+
+    def sample(self, now_ms: int) -> None:
+        """Close the present interval.  The oldest is forgotten when there are too many."""
+        if now_ms > self._seen[0]:
+            self._samples.append(self._since(now_ms))
+            self._seen = (now_ms, self.writes, self.reads, self.bytes_written)
+
+    def history(self, now_ms: int) -> list[HeatSample]:
+        """The kept intervals, oldest first, and what has come since."""
+        return [*self._samples, self._since(now_ms)]
+
+    def _since(self, now_ms: int) -> HeatSample:
+        since_ms, writes, reads, size = self._seen
+        return HeatSample(
+            from_ms=since_ms,
+            to_ms=now_ms,
+            writes=self.writes - writes,
+            reads=self.reads - reads,
+            bytes_written=self.bytes_written - size,
+        )

@@ -1,0 +1,141 @@
+"""The partition map and the change logs as stored: what is in the engine is what holds.
+
+A split, a merge or a move seals logs at a version and opens new ones that name their parents.  Sealed
+logs are never rewritten; they go when garbage collection has passed the version of their seal.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, TypeVar
+
+import msgspec
+
+from floodmark.engine import Engine, WriteRow
+from floodmark.model.errors import Corruption
+from floodmark.model.limits import NODES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.ranges import KeyRange, after, prefix_end
+from floodmark.model.version import Version
+from floodmark.partition.families import LOGS, META, NEXT_ID, PARTITIONS
+
+# A node's heartbeats have a log of their own, named by the node's number.
+FIRST_ID: Final = NODES_MAX
+
+
+class PartitionRow(msgspec.Struct, frozen=True):
+    """One partition of the map."""
+
+    id: int
+    start: bytes
+    end: bytes | None
+    log: int
+
+    @property
+    def range(self) -> KeyRange:
+        """The qualified keys of the partition."""
+        return KeyRange(self.start, self.end)
+
+
+class LogRow(msgspec.Struct, frozen=True):
+    """One change log.  Its changes lie in `(opened_at, sealed_at]`."""
+
+    id: int
+    partition: int | None
+    start: bytes
+    end: bytes | None
+    parents: list[int]
+    opened_at: Version
+    sealed_at: Version | None = None
+
+    @property
+    def range(self) -> KeyRange:
+        """The qualified keys whose changes may be in the log."""
+        return KeyRange(self.start, self.end)
+
+
+Stored = TypeVar("Stored", PartitionRow, LogRow)
+
+
+def load_partitions(engine: Engine) -> list[PartitionRow]:
+    """The partition map, in order of keys, without holes or overlaps."""
+    rows = sorted(_load(engine, PARTITIONS, PartitionRow), key=lambda row: row.start)
+    for left, right in pairwise(rows):
+        if left.end != right.start:
+            raise Corruption(
+                f"partitions {left.id} and {right.id} do not meet: one ends at {left.end!r}, the "
+                f"other starts at {right.start!r}. Restore the site from a backup"
+            )
+    return rows
+
+
+def load_logs(engine: Engine) -> list[LogRow]:
+    """All change logs that are not fully trimmed, in order of their ids."""
+    return list(_load(engine, LOGS, LogRow))
+
+
+def load_next_id(engine: Engine) -> int:
+    """The next id for a partition or a log."""
+    stored = engine.get(META, NEXT_ID)
+    return FIRST_ID if stored is None else int.from_bytes(stored, "big")
+
+
+def store_partition(row: PartitionRow) -> WriteRow:
+    """The write that enters a partition into the map."""
+    return META, _key(PARTITIONS, row.id), msgspec.json.encode(row)
+
+
+def remove_partition(partition_id: int) -> WriteRow:
+    """The write that takes a partition out of the map."""
+    return META, _key(PARTITIONS, partition_id), None
+
+
+def store_log(row: LogRow) -> WriteRow:
+    """The write that enters or changes a log."""
+    return META, _key(LOGS, row.id), msgspec.json.encode(row)
+
+
+def remove_log(log_id: int) -> WriteRow:
+    """The write that forgets a log whose rows are gone."""
+    return META, _key(LOGS, log_id), None
+
+
+def store_next_id(next_id: int) -> WriteRow:
+    """The write that keeps ids from being used again."""
+    return META, NEXT_ID, next_id.to_bytes(4, "big")
+
+
+def open_partition(
+    partition_id: int, log_id: int, keys: KeyRange, opened_at: Version, parents: Sequence[int]
+) -> list[WriteRow]:
+    """The writes that add a partition with a fresh log."""
+    log = LogRow(
+        id=log_id,
+        partition=partition_id,
+        start=keys.start,
+        end=keys.end,
+        parents=list(parents),
+        opened_at=opened_at,
+    )
+    partition = PartitionRow(id=partition_id, start=keys.start, end=keys.end, log=log_id)
+    return [store_log(log), store_partition(partition)]
+
+
+def read_metadata(engine: Engine, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """All metadata rows whose keys start with `prefix`, page by page."""
+    start, end = prefix, prefix_end(prefix)
+    while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        yield from page
+        start = after(page[-1][0])
+
+
+def _load(engine: Engine, prefix: bytes, kind: type[Stored]) -> Iterator[Stored]:
+    for key, stored in read_metadata(engine, prefix):
+        try:
+            yield msgspec.json.decode(stored, type=kind)
+        except msgspec.MsgspecError as error:
+            raise Corruption(
+                f"the metadata row {key!r} is damaged: {error}. Restore the site from a backup"
+            ) from error
+
+
+def _key(prefix: bytes, identity: int) -> bytes:
+    return prefix + identity.to_bytes(4, "big")

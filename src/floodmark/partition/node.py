@@ -1,0 +1,393 @@
+"""A node: the partitions that one process serves from one engine, under one clock."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from floodmark.clock import HybridClock
+from floodmark.codec.changelog import encode_heartbeat, encode_log_key, encode_log_range
+from floodmark.codec.ordered import (
+    NAMESPACE_BYTES,
+    RAW,
+    encode_namespace,
+)
+from floodmark.engine import Engine, WriteRow
+from floodmark.model.change import Heartbeat
+from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, PartitionNotFound
+from floodmark.model.limits import PARTITIONS_MAX
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.partition.changelog import LogEntry, read_logs
+from floodmark.partition.collect import Collected, Collector
+from floodmark.partition.commit import Committer
+from floodmark.partition.families import (
+    CLOCK_BOUND,
+    COLLECTED,
+    DATA,
+    HORIZON,
+    LOG,
+    LOG_TRIMMED,
+    META,
+)
+from floodmark.partition.heartbeat import drain_sums
+from floodmark.partition.layout import (
+    LogRow,
+    PartitionRow,
+    load_logs,
+    load_next_id,
+    load_partitions,
+    open_partition,
+    read_metadata,
+    remove_log,
+    remove_partition,
+    store_log,
+    store_next_id,
+)
+from floodmark.partition.partition import LocalPartition
+
+NODE: Final = 0
+FOREVER: Final = VERSION_MAX
+
+
+class EngineBound:
+    """Keeps the clock's upper bound in the engine, always synced."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def load(self) -> Version:
+        return _load_version(self._engine, CLOCK_BOUND)
+
+    def store(self, bound: Version) -> None:
+        self._engine.write([(META, CLOCK_BOUND, bound.to_bytes(8, "big"))])
+        self._engine.sync()
+
+
+@dataclass(frozen=True)
+class PartitionMap:
+    """The partitions in order of keys.  Replaced as a whole, so that readers need no lock."""
+
+    starts: Sequence[bytes]
+    partitions: Sequence[LocalPartition]
+
+    def route(self, key: bytes) -> LocalPartition:
+        """The partition of a qualified key."""
+        return self.partitions[bisect_right(self.starts, key) - 1]
+
+    def overlapping(self, keys: KeyRange) -> list[LocalPartition]:
+        """The partitions that hold keys of the range, in order."""
+        return [partition for partition in self.partitions if partition.range.intersect(keys) is not None]
+
+
+class ClosedMap(PartitionMap):
+    """The map of a node that serves nothing any more."""
+
+    def route(self, key: bytes) -> LocalPartition:
+        raise Closed("the site was closed; open it again")
+
+    def overlapping(self, keys: KeyRange) -> list[LocalPartition]:
+        raise Closed("the site was closed; open it again")
+
+
+class Node:
+    """Opens, serves and reshapes the partitions on one engine."""
+
+    def __init__(self, engine: Engine, clock: HybridClock, site_id: int) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.committer = Committer(engine, clock, site_id, self._load)
+        self._site_id = site_id
+        self._collected: dict[bytes, Version] = {
+            key[len(COLLECTED) :]: int.from_bytes(stored, "big")
+            for key, stored in read_metadata(engine, COLLECTED)
+        }
+        self._trimmed = _load_version(engine, LOG_TRIMMED)
+        # Sums begin with the first heartbeat after a start; 0 says "not observed from the beginning".
+        self._counted_through: Version = 0
+        self.last_heartbeat: Heartbeat | None = None
+        self.map = PartitionMap((), ())
+        self._logs: Sequence[LogRow] = ()
+        if not load_partitions(engine):
+            self._bootstrap()
+        self._load()
+
+    # The map
+
+    def _bootstrap(self) -> None:
+        version = self.clock.now()
+        log_id = load_next_id(self.engine)
+        partition_id = log_id + 1
+        heartbeats = LogRow(id=NODE, partition=None, start=b"", end=None, parents=[], opened_at=version)
+        self.engine.write(
+            [
+                store_log(heartbeats),
+                *open_partition(partition_id, log_id, KeyRange(), version, ()),
+                store_next_id(partition_id + 1),
+            ]
+        )
+        self.engine.sync()
+
+    def _load(self) -> None:
+        """Make the map what the engine says.  Partitions that are no longer in it retire."""
+        stored = load_partitions(self.engine)
+        serving = {partition.id: partition for partition in self.map.partitions}
+        partitions = [serving.pop(row.id) if row.id in serving else self._serve(row) for row in stored]
+        self._logs = load_logs(self.engine)
+        self.map = PartitionMap([row.start for row in stored], partitions)
+        for partition in serving.values():
+            partition.retired = True
+
+    def _serve(self, row: PartitionRow) -> LocalPartition:
+        return LocalPartition(
+            row.id,
+            row.range,
+            row.log,
+            engine=self.engine,
+            clock=self.clock,
+            committer=self.committer,
+            site_id=self._site_id,
+            collected=self._collected,
+        )
+
+    def _partition(self, partition_id: int) -> LocalPartition:
+        for partition in self.map.partitions:
+            if partition.id == partition_id:
+                return partition
+        raise PartitionNotFound(
+            f"no partition {partition_id}; the site lists its partitions", partition=partition_id
+        )
+
+    def split(self, key: bytes) -> tuple[int, int]:
+        """Cut the partition of a qualified key in two, before that key; the two ids."""
+        with self.committer.exclusive():
+            partition = self.map.route(key)
+            if key == partition.range.start:
+                raise PartitionNotFound(
+                    f"partition {partition.id} already starts at {key!r}; choose a key inside it",
+                    partition=partition.id,
+                )
+            if len(self.map.partitions) >= PARTITIONS_MAX:
+                raise LimitExceeded(f"a site has at most {PARTITIONS_MAX:,} partitions; merge some first")
+            left = KeyRange(partition.range.start, key)
+            right = KeyRange(key, partition.range.end)
+            left_id, right_id = self._reshape([partition], [left, right])
+            return left_id, right_id
+
+    def merge(self, left_id: int, right_id: int) -> int:
+        """Join two neighbours into one partition; its id."""
+        with self.committer.exclusive():
+            left, right = self._partition(left_id), self._partition(right_id)
+            if left.range.end is None or left.range.end != right.range.start:
+                raise PartitionNotFound(
+                    f"partition {right_id} does not follow partition {left_id}; only neighbours merge",
+                    partition=right_id,
+                )
+            joined = KeyRange(left.range.start, right.range.end)
+            return self._reshape([left, right], [joined])[0]
+
+    def _reshape(self, olds: Sequence[LocalPartition], ranges: Sequence[KeyRange]) -> tuple[int, ...]:
+        """Seal the logs of some partitions and open others in their place, as one write.
+
+        The caller holds the turn, so no commit is at work: every version below the seal is settled.
+        """
+        first_id = load_next_id(self.engine)
+        ids = range(first_id, first_id + 2 * len(ranges), 2)
+        logs = {log.id: log for log in self._logs}
+        parents = [partition.log_id for partition in olds]
+
+        def build(version: Version) -> list[WriteRow]:
+            rows: list[WriteRow] = [store_next_id(first_id + 2 * len(ranges))]
+            for old in olds:
+                rows.append(remove_partition(old.id))
+                rows.append(store_log(_sealed(logs[old.log_id], version)))
+                last = self._account([old], version, through=version, log=old.log_id)
+                rows.append((LOG, encode_log_key(old.log_id, version), encode_heartbeat(last)))
+            for partition_id, keys in zip(ids, ranges, strict=True):
+                rows += open_partition(partition_id, partition_id + 1, keys, version, parents)
+            return rows
+
+        try:
+            self.committer.write_in_turn(build)
+        except FloodmarkError:
+            self.committer.lost_count = True
+            raise
+        self._load()
+        return tuple(ids)
+
+    # Heartbeats
+
+    def heartbeat(self) -> Heartbeat:
+        """Write a heartbeat, and with it make durable what was written asynchronously before."""
+        with self.committer.exclusive():
+            self.committer.sync_in_turn()
+            through = self.committer.resolved_version()
+            beats: list[Heartbeat] = []
+
+            def build(version: Version) -> list[WriteRow]:
+                beat = self._account(self.map.partitions, version, through=through, log=None)
+                beats.append(beat)
+                return [(LOG, encode_log_key(NODE, version), encode_heartbeat(beat))]
+
+            try:
+                self.committer.write_in_turn(build)
+            except FloodmarkError:
+                self.committer.lost_count = True
+                raise
+            self._counted_through = through
+            self.committer.lost_count = False
+            self.last_heartbeat = beats[0]
+            return beats[0]
+
+    def _account(
+        self,
+        partitions: Sequence[LocalPartition],
+        version: Version,
+        *,
+        through: Version,
+        log: int | None,
+    ) -> Heartbeat:
+        return Heartbeat(
+            version=version,
+            node=NODE,
+            wall_ms=self.clock.time_source(),
+            since=0 if self.committer.lost_count else self._counted_through,
+            through=through,
+            watermark={},
+            sums=drain_sums(partitions, through),
+            log=log,
+        )
+
+    # Changes
+
+    def resolved_version(self) -> Version:
+        """The resolved version of all partitions of the node."""
+        return self.committer.resolved_version()
+
+    def trimmed_version(self) -> Version:
+        """Changes at or below this are no longer in the logs."""
+        return self._trimmed
+
+    def read_changes(
+        self, since: Version, until: Version, keys: KeyRange, *, heartbeats: bool = False
+    ) -> Iterator[LogEntry]:
+        """The change-log rows in `(since, until]` of the logs that may hold keys of the range."""
+        logs = [
+            log
+            for log in self._logs
+            if (heartbeats if log.partition is None else log.range.intersect(keys) is not None)
+        ]
+        return read_logs(self.engine, logs, since, until, self.trimmed_version)
+
+    # Garbage collection
+
+    def collected_version(self, namespace: int) -> Version:
+        """The oldest version at which the namespace can still be read."""
+        return self._collected.get(encode_namespace(namespace), 0)
+
+    def collected_horizon(self, namespace: int) -> Version:
+        """The highest stamp of a tombstone or expired record that was removed."""
+        return _load_version(self.engine, HORIZON + encode_namespace(namespace))
+
+    def raise_collected(self, safe_points: Mapping[int, Version]) -> None:
+        """Declare, durably, that the namespaces can no longer be read below these versions."""
+        raised = {
+            encode_namespace(namespace): safe_point
+            for namespace, safe_point in safe_points.items()
+            if safe_point > self.collected_version(namespace)
+        }
+        if raised:
+            self.engine.write(
+                [
+                    (META, COLLECTED + namespace, safe_point.to_bytes(8, "big"))
+                    for namespace, safe_point in raised.items()
+                ]
+            )
+            self.engine.sync()
+            self._collected.update(raised)
+
+    def collect(self, namespace: int, pause: Callable[[], bool], settled: Version = FOREVER) -> Collected:
+        """Remove what no reader at or above the namespace's collected version can see."""
+        encoded = encode_namespace(namespace)
+        collector = Collector(
+            self.engine,
+            encoded,
+            safe_point=self._collected.get(encoded, 0),
+            settled=settled,
+            horizon=self.collected_horizon(namespace),
+            pause=pause,
+        )
+        return collector.run(*_namespace_bounds(encoded))
+
+    def trim_logs(self, through: Version) -> None:
+        """Forget change-log rows at or below a version, and sealed logs that end there."""
+        if through <= self._trimmed:
+            return
+        self.engine.write([(META, LOG_TRIMMED, through.to_bytes(8, "big"))])
+        self.engine.sync()
+        self._trimmed = through
+        with self.committer.exclusive():
+            logs = self._logs
+        for log in logs:
+            start, end = encode_log_range(log.id, 0, through)
+            self.engine.delete_range(LOG, start, end)
+        gone = [log for log in logs if log.sealed_at is not None and log.sealed_at <= through]
+        if gone:
+            with self.committer.exclusive():
+                self.engine.write([remove_log(log.id) for log in gone])
+                self._load()
+
+    def remove_namespace(self, namespace: int) -> None:
+        """Remove all data of a namespace that was dropped."""
+        encoded = encode_namespace(namespace)
+        start, end = _namespace_bounds(encoded)
+        self.engine.delete_range(DATA, start, end)
+        self.engine.write([(META, COLLECTED + encoded, None), (META, HORIZON + encoded, None)])
+        self.engine.sync()
+        self._collected.pop(encoded, None)
+
+    def sample_heat(self) -> None:
+        """Close an interval of every partition's heat."""
+        now_ms = self.clock.time_source()
+        for partition in self.map.partitions:
+            partition.heat.sample(now_ms)
+
+    def close(self) -> None:
+        """Finish the commits under way, make everything durable and release the engine."""
+        try:
+            with self.committer.exclusive():
+                serving = self.map.partitions
+                self.map = ClosedMap((), ())
+                for partition in serving:
+                    partition.retired = True
+                self.committer.sync_in_turn()
+                self.clock.close()
+        finally:
+            self.engine.close()
+            self.committer.wake_watchers()
+
+
+def _sealed(log: LogRow, version: Version) -> LogRow:
+    return LogRow(
+        id=log.id,
+        partition=log.partition,
+        start=log.start,
+        end=log.end,
+        parents=log.parents,
+        opened_at=log.opened_at,
+        sealed_at=version,
+    )
+
+
+def _namespace_bounds(encoded: bytes) -> tuple[bytes, bytes]:
+    """The engine keys of a namespace: groups start with its bytes, so plain prefixes bound them."""
+    start = RAW + encoded
+    end = prefix_end(start)
+    assert end is not None
+    assert len(encoded) == NAMESPACE_BYTES
+    return start, end
+
+
+def _load_version(engine: Engine, key: bytes) -> Version:
+    stored = engine.get(META, key)
+    return 0 if stored is None else int.from_bytes(stored, "big")

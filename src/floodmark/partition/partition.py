@@ -1,0 +1,209 @@
+"""A partition served by this process: reads go to the engine, writes through the group commit."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from floodmark.clock import HybridClock
+from floodmark.codec.ordered import (
+    NAMESPACE_BYTES,
+    encode_bytes,
+    encode_prefix,
+    encode_version,
+)
+from floodmark.codec.values import TOMBSTONE
+from floodmark.engine import Engine
+from floodmark.model.change import Stamp
+from floodmark.model.errors import (
+    ClockSkew,
+    PartitionMoved,
+    VersionCollected,
+    VersionInFuture,
+)
+from floodmark.model.limits import PAGE_ROWS_MAX
+from floodmark.model.partition import Page
+from floodmark.model.ranges import KeyRange
+from floodmark.model.record import Record, Versioned
+from floodmark.model.version import Version, moment_of, physical_ms
+from floodmark.partition.commit import Commit, Committer, LogTally, Writes
+from floodmark.partition.heat import Heat
+from floodmark.partition.records import decode_record, find_stored, scan_page
+
+
+class LocalPartition:
+    """A range of qualified keys on an engine of this process."""
+
+    def __init__(
+        self,
+        partition_id: int,
+        keys: KeyRange,
+        log_id: int,
+        *,
+        engine: Engine,
+        clock: HybridClock,
+        committer: Committer,
+        site_id: int,
+        collected: Mapping[bytes, Version],
+    ) -> None:
+        self.id = partition_id
+        self.range = keys
+        self.log_id = log_id
+        self.retired = False
+        self.tallies: deque[LogTally] = deque()
+        self.heat = Heat(clock.time_source())
+        self._engine = engine
+        self._clock = clock
+        self._committer = committer
+        self._site_id = site_id
+        self._collected = collected
+
+    # Reads
+
+    def get(self, key: bytes, at: Version | None = None) -> bytes | None:
+        self.heat.reads += 1
+        prefix = encode_prefix(key)
+        if at is None:
+            if self.retired:
+                raise self._moved()
+            found = find_stored(self._engine, prefix, None)
+            # Most records are plain: no expiry, no tombstone, no origin.
+            if found is not None and found[1][-1:] == b"\x00":
+                return found[1][:-1]
+        else:
+            found = self._find_at(key, prefix, at)
+        record = self._live(prefix, found, at)
+        return None if record is None else record.value
+
+    def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
+        self.heat.reads += 1
+        prefix = encode_prefix(key)
+        found = self._find_at(key, prefix, at)
+        record = self._live(prefix, found, at)
+        if found is None or record is None:
+            return None
+        return Versioned(
+            key=key[NAMESPACE_BYTES:],
+            value=record.value,
+            version=found[0],
+            stamp=record.origin or Stamp(found[0], self._site_id),
+            expires_at=record.expires_at,
+        )
+
+    def scan(
+        self,
+        keys: KeyRange,
+        at: Version,
+        *,
+        rows_max: int = PAGE_ROWS_MAX,
+        reverse: bool = False,
+        resume: bytes | None = None,
+    ) -> Page:
+        assert keys.end is not None
+        namespace = keys.start[:NAMESPACE_BYTES]
+        start, end = encode_prefix(keys.start), encode_prefix(keys.end)
+        if resume is not None:
+            start, end = (start, resume) if reverse else (resume, end)
+        self._prepare_read(namespace, at)
+        page = scan_page(self._engine, start, end, at, physical_ms(at), rows_max=rows_max, reverse=reverse)
+        self._require_kept(namespace, at)
+        self.heat.reads += len(page.rows)
+        return page
+
+    def _find_at(self, key: bytes, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
+        if at is None:
+            if self.retired:
+                raise self._moved()
+            return find_stored(self._engine, prefix, None)
+        namespace = key[:NAMESPACE_BYTES]
+        self._prepare_read(namespace, at)
+        found = find_stored(self._engine, prefix, at)
+        # Garbage collection may have passed in between.
+        self._require_kept(namespace, at)
+        return found
+
+    def _live(self, prefix: bytes, found: tuple[Version, bytes] | None, at: Version | None) -> Record | None:
+        if found is None:
+            return None
+        version, stored = found
+        record = decode_record(prefix + encode_version(version), stored)
+        now_ms = self._clock.time_source() if at is None else physical_ms(at)
+        return None if record.is_dead_at(now_ms) else record
+
+    def _prepare_read(self, namespace: bytes, at: Version) -> None:
+        """Make sure that nothing at or below `at` is still to come, and that it is still there."""
+        if self.retired:
+            raise self._moved()
+        try:
+            self._clock.observe(at)
+        except ClockSkew as error:
+            raise VersionInFuture(
+                f"version {at} ({moment_of(at).isoformat()}) lies in the future of this site; "
+                "read at the present by leaving out `at`",
+                version=at,
+            ) from error
+        self._committer.wait_applied(at)
+        self._require_kept(namespace, at)
+
+    def _require_kept(self, namespace: bytes, at: Version) -> None:
+        collected = self._collected.get(namespace, 0)
+        if at < collected:
+            raise VersionCollected(
+                f"version {at} ({moment_of(at).isoformat()}) was collected; the oldest that can be "
+                f"read is {collected} ({moment_of(collected).isoformat()}). Keep history longer with "
+                "the namespace's `retention` or a safe point",
+                version=at,
+                oldest=collected,
+            )
+
+    # Writes
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        writes = self._writes(keys, values)
+        version = self._committer.commit(Commit(self, writes, durable=durable))
+        self._count(len(keys), writes.size)
+        return version
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
+        writes = self._writes([key], [value])
+
+        def decide() -> Writes | None:
+            return writes if self.get(key) == expected else None
+
+        return self._commit_decided(decide, durable=durable)[0]
+
+    def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
+        def decide() -> Writes | None:
+            unchanged = [key for key in keys if self._is_live_since(key, since)]
+            return self._writes(unchanged, [TOMBSTONE] * len(unchanged)) if unchanged else None
+
+        return self._commit_decided(decide, durable=durable)[1]
+
+    def _commit_decided(self, decide: Callable[[], Writes | None], *, durable: bool) -> tuple[Version, int]:
+        commit = Commit(self, None, durable=durable, decide=decide)
+        version = self._committer.commit(commit)
+        if commit.writes is None:
+            return 0, 0
+        self._count(len(commit.writes.keys), commit.writes.size)
+        return version, len(commit.writes.keys)
+
+    def _is_live_since(self, key: bytes, since: Version) -> bool:
+        prefix = encode_prefix(key)
+        found = find_stored(self._engine, prefix, None)
+        return found is not None and found[0] <= since and self._live(prefix, found, None) is not None
+
+    def _writes(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Writes:
+        prefixes = [encode_bytes(b"r" + key) for key in keys]
+        size = sum(map(len, keys)) + sum(map(len, values))
+        return Writes(keys, prefixes, values, size)
+
+    def _count(self, changes: int, size: int) -> None:
+        self.heat.writes += changes
+        self.heat.bytes_written += size
+
+    def resolved_version(self) -> Version:
+        return self._committer.resolved_version()
+
+    def _moved(self) -> PartitionMoved:
+        return PartitionMoved(
+            f"partition {self.id} was split, merged or moved; ask for the map again",
+            partition=self.id,
+        )

@@ -1,0 +1,127 @@
+"""Reading versioned records.  All versions of a key stand side by side, newest first."""
+
+from collections.abc import Sequence
+
+from floodmark.codec.ordered import (
+    VERSION_BYTES,
+    decode_key,
+    decode_user_key,
+    decode_version,
+    encode_version,
+)
+from floodmark.codec.values import decode_value
+from floodmark.engine import Engine, Row
+from floodmark.model.errors import Corruption
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.partition import Page
+from floodmark.model.record import Record
+from floodmark.model.version import Version
+from floodmark.partition.families import DATA
+
+# Behind every version of a key: the inverse of version 0 is the largest suffix there is.
+_BEHIND_OLDEST = b"\xff" * VERSION_BYTES + b"\x00"
+
+
+def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
+    """The newest version of a key, or the newest at or below `at`, with what is stored there."""
+    row = engine.ceiling(DATA, prefix if at is None else prefix + encode_version(at))
+    if row is None:
+        return None
+    engine_key, stored = row
+    if len(engine_key) != len(prefix) + VERSION_BYTES or not engine_key.startswith(prefix):
+        return None
+    return decode_version(engine_key), stored
+
+
+def decode_record(engine_key: bytes, stored: bytes) -> Record:
+    """`decode_value`, with the key in the error if the record is damaged."""
+    try:
+        return decode_value(stored)
+    except Corruption as error:
+        raise _name_key(engine_key, error) from error
+
+
+def _name_key(engine_key: bytes, error: Corruption) -> Corruption:
+    namespace, key, version = decode_key(engine_key)
+    return Corruption(
+        f"key {key!r} of namespace {namespace} is damaged at version {version}: {error}. "
+        "Restore it from a backup or from a peer, or overwrite it",
+        key=key,
+        namespace=namespace,
+        version=version,
+    )
+
+
+def live_value(prefix: bytes, version: Version, stored: bytes, physical_ms: int) -> bytes | None:
+    """The value that a reader at this time sees; None if it was deleted or has expired."""
+    record = decode_record(prefix + encode_version(version), stored)
+    return None if record.is_dead_at(physical_ms) else record.value
+
+
+def scan_page(
+    engine: Engine,
+    start: bytes,
+    end: bytes,
+    at: Version,
+    physical_ms: int,
+    *,
+    rows_max: int,
+    reverse: bool,
+) -> Page:
+    """Some of the live records as of `at`, between two engine keys."""
+    wanted = min(rows_max, PAGE_ROWS_MAX)
+    rows = engine.scan(DATA, start, end, rows_max=wanted, bytes_max=PAGE_BYTES_MAX, reverse=reverse)
+    if not rows:
+        return Page([], None)
+    if reverse:
+        return _newest_backward(engine, rows, encode_version(at), physical_ms)
+    return _newest_forward(rows, encode_version(at), physical_ms)
+
+
+def _newest_forward(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> Page:
+    """The first version at or below the snapshot of each key.
+
+    Suffixes are inverted versions, so "at or below" is "at or after" among the bytes.
+    """
+    found: list[Row] = []
+    append = found.append
+    done = b""
+    for engine_key, stored in rows:
+        prefix = engine_key[:-VERSION_BYTES]
+        if prefix == done or engine_key[-VERSION_BYTES:] < earliest_suffix:
+            continue
+        done = prefix
+        if stored[-1:] == b"\x00":
+            append((decode_user_key(prefix), stored[:-1]))
+        else:
+            record = decode_record(engine_key, stored)
+            if not record.is_dead_at(physical_ms):
+                append((decode_user_key(prefix), record.value))
+    last = rows[-1][0]
+    if last[:-VERSION_BYTES] == done:
+        return Page(found, done + _BEHIND_OLDEST)
+    return Page(found, last + b"\x00")
+
+
+def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> Page:
+    """The same against the order of keys, where the versions of a key come oldest first.
+
+    The page may end in the middle of a key's versions: its newest ones lie below.  One more look-up
+    finds the right one, and the next page begins below the whole key.
+    """
+    prefixes = dict.fromkeys(engine_key[:-VERSION_BYTES] for engine_key, _ in rows)
+    last = rows[-1][0][:-VERSION_BYTES]
+    newest: dict[bytes, Row] = {}
+    for engine_key, stored in rows:
+        if engine_key[-VERSION_BYTES:] >= earliest_suffix:
+            newest[engine_key[:-VERSION_BYTES]] = engine_key, stored
+    cut = engine.ceiling(DATA, last + earliest_suffix)
+    if cut is not None and cut[0].startswith(last) and len(cut[0]) == len(last) + VERSION_BYTES:
+        newest[last] = cut
+    found: list[Row] = []
+    for prefix in prefixes:
+        if prefix in newest:
+            record = decode_record(*newest[prefix])
+            if not record.is_dead_at(physical_ms):
+                found.append((decode_user_key(prefix), record.value))
+    return Page(found, last)

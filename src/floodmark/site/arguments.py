@@ -1,0 +1,107 @@
+"""What users pass in, checked once at the door; behind it everything is of the right shape."""
+
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias, get_args
+
+from floodmark.model.errors import (
+    InvalidArgument,
+    InvalidKey,
+    InvalidRange,
+    InvalidTimeToLive,
+    InvalidValue,
+    InvalidVersion,
+)
+from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import VERSION_MAX, Version, version_at
+
+At: TypeAlias = Version | datetime
+Durability: TypeAlias = Literal["fsync", "async"]
+
+
+def refuse_key(key: object) -> InvalidKey:
+    """Say what is wrong with a key that is not bytes of 1 to KEY_BYTES_MAX."""
+    if type(key) is not bytes:
+        return InvalidKey(f"a key must be bytes, not {type(key).__name__} ({key!r:.60}); encode it first")
+    if not key:
+        return InvalidKey("a key must not be empty")
+    return InvalidKey(
+        f"the key {key[:40]!r}… has {len(key):,} bytes; at most {KEY_BYTES_MAX:,} are allowed. "
+        "Hash it, or keep the rest in the value",
+        size=len(key),
+    )
+
+
+def check_value(key: bytes, value: object) -> None:
+    """A value must be bytes of at most VALUE_BYTES_MAX."""
+    if type(value) is not bytes:
+        raise InvalidValue(
+            f"the value of {key!r:.60} must be bytes, not {type(value).__name__}; encode it first",
+            key=key,
+        )
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidValue(
+            f"the value of {key!r:.60} has {len(value):,} bytes; at most {VALUE_BYTES_MAX:,} are "
+            "allowed. Cut it into several keys",
+            key=key,
+            size=len(value),
+        )
+
+
+def check_bound(bound: object, what: str) -> bytes:
+    """An end of a key range: bytes, and short enough to be a key."""
+    if type(bound) is not bytes or len(bound) > KEY_BYTES_MAX:
+        raise InvalidRange(f"{what} must be bytes of at most {KEY_BYTES_MAX:,}, not {bound!r:.60}")
+    return bound
+
+
+def check_range(start: bytes, end: bytes | None, prefix: bytes | None = None) -> KeyRange:
+    """The user keys in `[start, end)` that start with `prefix`."""
+    keys = KeyRange(check_bound(start, "start"), None if end is None else check_bound(end, "end"))
+    if keys.end is not None and keys.start > keys.end:
+        raise InvalidRange(
+            f"start {start!r:.60} lies behind end {end!r:.60}; swap them, and pass reverse=True to "
+            "read backwards"
+        )
+    if prefix is None:
+        return keys
+    within = KeyRange(check_bound(prefix, "prefix"), prefix_end(prefix))
+    return keys.intersect(within) or KeyRange(prefix, prefix)
+
+
+def qualify_range(namespace: bytes, keys: KeyRange) -> KeyRange:
+    """A range of user keys as a range of qualified ones."""
+    end = prefix_end(namespace) if keys.end is None else namespace + keys.end
+    return KeyRange(namespace + keys.start, end)
+
+
+def check_durability(durability: object) -> bool:
+    """Whether a write waits for the disk."""
+    if durability not in get_args(Durability):
+        raise InvalidArgument(f"durability is 'fsync' or 'async', not {durability!r}")
+    return durability == "fsync"
+
+
+def to_version(at: object) -> Version:
+    """A version, or the moment that names one."""
+    if isinstance(at, datetime):
+        try:
+            return version_at(at)
+        except ValueError as error:
+            raise InvalidVersion(str(error)) from error
+    if type(at) is not int or not 0 < at <= VERSION_MAX:
+        raise InvalidVersion(f"`at` must be a version or a datetime with a time zone, not {at!r:.60}")
+    return at
+
+
+def to_expiry(ttl: object, now_ms: int) -> int:
+    """The unix second at which something written now is gone.  Rounded up: never early."""
+    if isinstance(ttl, timedelta):
+        lifetime_ms = ttl // timedelta(milliseconds=1)
+    elif type(ttl) in (int, float):
+        lifetime_ms = int(float(ttl) * 1000)  # type: ignore[arg-type]
+    else:
+        raise InvalidTimeToLive(f"a time to live is a timedelta or seconds, not {ttl!r:.60}")
+    if lifetime_ms <= 0:
+        raise InvalidTimeToLive(f"a time to live must be positive, not {ttl}; use delete instead")
+    return -((now_ms + lifetime_ms) // -1000)

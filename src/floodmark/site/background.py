@@ -1,0 +1,87 @@
+"""What a site does by itself: a heartbeat each second, and garbage collection now and then."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final
+
+from floodmark.model.errors import FloodmarkError, StorageFull
+from floodmark.partition import Node
+
+HEARTBEAT_SECONDS: Final = 1.0
+CLOSE_SECONDS_MAX: Final = 60.0
+
+_log = logging.getLogger("floodmark.site")
+
+
+class Background:
+    """A thread that ticks until it is stopped.  A failed tick is reported, and tried again."""
+
+    def __init__(
+        self,
+        node: Node,
+        collect: Callable[[Callable[[], bool]], object],
+        collect_every: timedelta,
+        disk: Path | None,
+        disk_reserve_bytes: int,
+    ) -> None:
+        self.error: str | None = None
+        self._node = node
+        self._collect = collect
+        self._collect_every_ms = collect_every // timedelta(milliseconds=1)
+        self._collected_at_ms = node.clock.time_source()
+        self._disk = disk
+        self._disk_reserve_bytes = disk_reserve_bytes
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="floodmark-background", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS_MAX)
+
+    def watch_disk(self) -> None:
+        """Refuse writes while the disk is nearly full: reads go on, and nothing is half written."""
+        if self._disk is None:
+            return
+        free = shutil.disk_usage(self._disk).free
+        self._node.committer.refusal = (
+            StorageFull(
+                f"{self._disk} has {free:,} bytes left, and {self._disk_reserve_bytes:,} are kept "
+                "free; make room, and writes go on by themselves",
+                free=free,
+            )
+            if free < self._disk_reserve_bytes
+            else None
+        )
+
+    def _run(self) -> None:
+        while not self._stopping.wait(HEARTBEAT_SECONDS):
+            try:
+                self._tick()
+                self.error = None
+            except FloodmarkError as error:
+                self.error = str(error)
+                _log.warning("the site's background work failed and is tried again: %s", error)
+
+    def _tick(self) -> None:
+        self.watch_disk()
+        self._node.sample_heat()
+        if self._node.committer.refusal is None:
+            self._node.heartbeat()
+        now_ms = self._node.clock.time_source()
+        if now_ms - self._collected_at_ms >= self._collect_every_ms:
+            self._collected_at_ms = now_ms
+            self._collect(self._may_go_on)
+
+    def _may_go_on(self) -> bool:
+        # A moment for the writers between two pages, and a chance to stop.
+        return not self._stopping.wait(0.001)

@@ -1,0 +1,72 @@
+"""When to collect garbage, and up to where: the site's side of it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Lock
+
+from floodmark.model.version import COUNTER_BITS, Version
+from floodmark.partition import Node
+from floodmark.site.catalog import Catalog, NamespaceRow
+from floodmark.site.safepoints import SafePoints
+from floodmark.site.statistics import GarbageReport
+
+
+class GarbageCollection:
+    """Finds each namespace's safe point, and removes what lies behind it.  One run at a time."""
+
+    def __init__(self, node: Node, catalog: Catalog, safe_points: SafePoints) -> None:
+        self._node = node
+        self._catalog = catalog
+        self._safe_points = safe_points
+        self._lock = Lock()
+        self.total = GarbageReport()
+
+    def run(self, pause: Callable[[], bool] = lambda: True) -> GarbageReport:
+        """Collect in all namespaces.  `pause` is called between pages and ends the run if False."""
+        with self._lock:
+            rows = self._catalog.all()
+            safe_points = self._raise_safe_points(rows)
+            read = removed = keys = namespaces = 0
+            for row in rows:
+                if row.dropped_at is not None:
+                    if row.dropped_at <= safe_points[row.id]:
+                        self._node.remove_namespace(row.id)
+                        self._catalog.forget(row.id)
+                        namespaces += 1
+                    continue
+                collected = self._node.collect(row.id, pause)
+                read += collected.versions_read
+                removed += collected.versions_removed
+                keys += collected.keys_removed
+            if safe_points:
+                self._node.trim_logs(min(safe_points.values()))
+            self._safe_points.forget_expired()
+            report = GarbageReport(
+                runs=1,
+                versions_read=read,
+                versions_removed=removed,
+                keys_removed=keys,
+                namespaces_removed=namespaces,
+                log_trimmed_version=self._node.trimmed_version(),
+            )
+            self.total = replace(
+                report,
+                runs=self.total.runs + 1,
+                versions_read=self.total.versions_read + read,
+                versions_removed=self.total.versions_removed + removed,
+                keys_removed=self.total.keys_removed + keys,
+                namespaces_removed=self.total.namespaces_removed + namespaces,
+            )
+            return report
+
+    def _raise_safe_points(self, rows: list[NamespaceRow]) -> dict[int, Version]:
+        with self._safe_points.lock:
+            resolved = self._node.resolved_version()
+            safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
+            self._node.raise_collected(safe_points)
+        return safe_points
+
+    def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:
+        """The retention's age, but never past what is resolved or held."""
+        aged = max(0, self._node.clock.time_source() - row.retention_ms) << COUNTER_BITS
+        return self._safe_points.lowest(row.id, min(aged, resolved))

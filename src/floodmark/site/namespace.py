@@ -1,0 +1,277 @@
+"""What users hold to read and write: a namespace, and read-only views of its past."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Final
+
+from floodmark.clock import HybridClock
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
+from floodmark.model.errors import InvalidArgument, NamespaceNotFound
+from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.ranges import KeyRange
+from floodmark.model.record import Versioned
+from floodmark.model.version import Version
+from floodmark.site.arguments import (
+    At,
+    Durability,
+    check_durability,
+    check_range,
+    check_value,
+    qualify_range,
+    refuse_key,
+    to_expiry,
+    to_version,
+)
+from floodmark.site.catalog import NamespaceRow, NamespaceSettings
+from floodmark.site.routing import Router
+from floodmark.site.safepoints import SafePoints
+
+DELETE_RANGE_ROWS: Final = 1_000
+
+
+class Namespace:
+    """A named set of keys.  Safe to use from many threads.
+
+    >>> import floodmark, tempfile
+    >>> site = floodmark.open(tempfile.mkdtemp(), site="oslo")
+    >>> users = site.create_namespace("users")
+    >>> version = users.put(b"ada", b"countess")
+    >>> _ = users.put(b"ada", b"programmer")
+    >>> users.get(b"ada"), users.get(b"ada", at=version)
+    (b'programmer', b'countess')
+    >>> site.close()
+    """
+
+    def __init__(
+        self,
+        row: NamespaceRow,
+        router: Router,
+        clock: HybridClock,
+        safe_points: SafePoints,
+        *,
+        durable: bool,
+    ) -> None:
+        self._row = row
+        self._prefix = encode_namespace(row.id)
+        self._router = router
+        self._clock = clock
+        self._safe_points = safe_points
+        self._durable = durable
+
+    @property
+    def name(self) -> str:
+        """The name under which the site knows it."""
+        return self._row.name
+
+    @property
+    def settings(self) -> NamespaceSettings:
+        """The settings as they are now."""
+        return self._row.settings
+
+    def __repr__(self) -> str:
+        return f"Namespace({self.name!r})"
+
+    # Reads
+
+    def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
+        """The value of a key, now or as of a version or moment; None if there is none."""
+        qualified = self._qualify(key)
+        version = None if at is None else to_version(at)
+        return self._router.call(qualified, lambda partition: partition.get(qualified, version))
+
+    def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[bytes | None]:
+        """The values of several keys, in their order.  Without `at`, each is read on its own."""
+        version = None if at is None else to_version(at)
+        return [self.get(key, at=version) for key in keys]
+
+    def record(self, key: bytes, *, at: At | None = None) -> Versioned | None:
+        """The value of a key with its version, stamp and expiry."""
+        qualified = self._qualify(key)
+        version = None if at is None else to_version(at)
+        return self._router.call(qualified, lambda partition: partition.find(qualified, version))
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        at: At | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The keys in `[start, end)` with their values, in order, all as of one version.
+
+        It reads as it goes and holds one page in memory.  While it is open, garbage collection keeps
+        what it still has to read.
+        """
+        keys = self._range(start, end, prefix)
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise InvalidArgument(f"limit must be a number of rows, not {limit!r}")
+        version = self._clock.now() if at is None else to_version(at)
+        return self._scan(keys, version, limit, reverse=reverse)
+
+    def as_of(self, at: At) -> "View":
+        """A read-only view of the namespace as it was at a version or moment."""
+        return View(self, to_version(at))
+
+    # Writes
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """Write a value; its version.
+
+        With durability "fsync" the write is on disk when this returns; with "async" it is visible at
+        once and on disk a moment later.
+        """
+        qualified = self._qualify(key)
+        stored = self._encode(key, value, self._expiry(ttl))
+        durable = self._durable if durability is None else check_durability(durability)
+        return self._router.put_one(qualified, stored, durable=durable)
+
+    def put_many(
+        self,
+        pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """Write many values, in one commit per partition; the highest version, 0 for no pairs.
+
+        If a key comes twice, the last value counts.
+        """
+        expires_at = self._expiry(ttl)
+        durable = self._durable if durability is None else check_durability(durability)
+        items = pairs.items() if isinstance(pairs, Mapping) else pairs
+        rows = {self._qualify(key): self._encode(key, value, expires_at) for key, value in items}
+        self._router.require_fitting(rows)
+        return self._router.put(rows, durable=durable)
+
+    def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
+        """Delete a key, whether or not it is there; the version of the deletion."""
+        qualified = self._qualify(key)
+        durable = self._durable if durability is None else check_durability(durability)
+        return self._router.put_one(qualified, TOMBSTONE, durable=durable)
+
+    def delete_range(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        durability: Durability | None = None,
+    ) -> int:
+        """Delete the keys in `[start, end)` that are there now; how many were deleted.
+
+        It goes in portions.  A key that someone else writes meanwhile stays.
+        """
+        keys = self._range(start, end, prefix)
+        durable = self._durable if durability is None else check_durability(durability)
+        since = self._clock.now()
+        deleted = 0
+        portion: list[bytes] = []
+        for key, _ in self._scan(keys, since, None, reverse=False):
+            portion.append(self._prefix + key)
+            if len(portion) == DELETE_RANGE_ROWS:
+                deleted += self._router.delete_unchanged(portion, since, durable=durable)
+                portion = []
+        return deleted + self._router.delete_unchanged(portion, since, durable=durable)
+
+    def compare_and_set(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes | None,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> bool:
+        """Write a value if the present one is `expected`; whether it was.
+
+        None stands for "absent", so `expected=None` creates and `value=None` deletes.
+        """
+        qualified = self._qualify(key)
+        if expected is not None:
+            check_value(key, expected)
+        stored = TOMBSTONE if value is None else self._encode(key, value, self._expiry(ttl))
+        durable = self._durable if durability is None else check_durability(durability)
+        return self._router.call(
+            qualified,
+            lambda partition: partition.compare_and_set(qualified, expected, stored, durable=durable) != 0,
+        )
+
+    # From arguments to rows
+
+    def _qualify(self, key: bytes) -> bytes:
+        if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
+            raise refuse_key(key)
+        self._require_there()
+        return self._prefix + key
+
+    def _require_there(self) -> None:
+        if self._row.dropped_at is not None:
+            raise NamespaceNotFound(f"namespace {self.name!r} was dropped", namespace=self.name)
+
+    def _encode(self, key: bytes, value: bytes, expires_at: int | None) -> bytes:
+        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
+            check_value(key, value)
+        return value + PLAIN if expires_at is None else encode_value(value, expires_at)
+
+    def _expiry(self, ttl: timedelta | float | None) -> int | None:
+        if ttl is not None:
+            return to_expiry(ttl, self._clock.time_source())
+        if self._row.ttl_ms is not None:
+            return to_expiry(self._row.ttl_ms / 1000, self._clock.time_source())
+        return None
+
+    def _range(self, start: bytes, end: bytes | None, prefix: bytes | None) -> KeyRange:
+        self._require_there()
+        return qualify_range(self._prefix, check_range(start, end, prefix))
+
+    def _scan(
+        self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        with self._safe_points.reading(at, self._row.id):
+            yield from self._router.scan(keys, at, limit, reverse=reverse)
+
+
+class View:
+    """A namespace as it was at one version.  Read-only."""
+
+    def __init__(self, namespace: Namespace, version: Version) -> None:
+        self._namespace = namespace
+        self.version = version
+
+    def __repr__(self) -> str:
+        return f"View({self._namespace.name!r}, version={self.version})"
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key at the view's version."""
+        return self._namespace.get(key, at=self.version)
+
+    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """The values of several keys at the view's version."""
+        return self._namespace.get_many(keys, at=self.version)
+
+    def record(self, key: bytes) -> Versioned | None:
+        """The record of a key at the view's version."""
+        return self._namespace.record(key, at=self.version)
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The keys in `[start, end)` with their values at the view's version."""
+        return self._namespace.scan(start, end, prefix=prefix, limit=limit, reverse=reverse, at=self.version)

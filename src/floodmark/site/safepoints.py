@@ -1,0 +1,145 @@
+"""Safe points: who still needs old versions, and how far back.
+
+A holder names a version and a lifetime.  Garbage collection keeps everything a reader at or above the
+lowest held version can see, until the holder lets go or its lifetime is over, so that a reader that
+died cannot fill the disk.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+from threading import RLock
+from typing import Final
+
+import msgspec
+
+from floodmark.clock import TimeSource
+from floodmark.engine import Engine
+from floodmark.model.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    SafePointNotFound,
+    VersionCollected,
+)
+from floodmark.model.limits import SAFE_POINTS_MAX
+from floodmark.model.version import Version, moment_of
+from floodmark.partition import META, read_metadata
+
+LIFETIME: Final = timedelta(hours=24)
+
+_SAFE_POINTS: Final = b"safe-points/"
+
+
+class SafePoint(msgspec.Struct, frozen=True):
+    """A promise to keep what a reader at `version` sees, until `expires_at_ms`."""
+
+    name: str
+    version: Version
+    expires_at_ms: int
+    namespace: int | None = None
+
+
+class SafePoints:
+    """The holders of a site: named ones, which are stored, and readers of this process, which are not.
+
+    `lock` is held by whoever raises the collected version, so that a safe point is either seen by the
+    collection or told that it came too late.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        time_source: TimeSource,
+        collected_version: Callable[[int | None], Version],
+    ) -> None:
+        self.lock = RLock()
+        self._engine = engine
+        self._time_source = time_source
+        self._collected_version = collected_version
+        self._named: dict[str, SafePoint] = {
+            point.name: point
+            for _, stored in read_metadata(engine, _SAFE_POINTS)
+            for point in [msgspec.json.decode(stored, type=SafePoint)]
+        }
+        self._readers: dict[int, tuple[Version, int | None]] = {}
+        self._tokens = count()
+
+    def hold(
+        self, name: str, version: Version, lifetime: timedelta, namespace: int | None = None
+    ) -> SafePoint:
+        """Set or move a named safe point.  Holding again renews the lifetime."""
+        if lifetime <= timedelta(0):
+            raise InvalidArgument(f"a safe point's lifetime must be positive, not {lifetime}")
+        expires_at_ms = self._time_source() + lifetime // timedelta(milliseconds=1)
+        point = SafePoint(name, version, expires_at_ms, namespace)
+        with self.lock:
+            self._require_kept(version, namespace)
+            if name not in self._named and len(self._named) >= SAFE_POINTS_MAX:
+                raise LimitExceeded(f"a site holds at most {SAFE_POINTS_MAX:,} safe points")
+            self._engine.write([(META, _key(name), msgspec.json.encode(point))])
+            self._engine.sync()
+            self._named[name] = point
+        return point
+
+    def release(self, name: str) -> None:
+        """Let go of a named safe point."""
+        with self.lock:
+            if name not in self._named:
+                raise SafePointNotFound(f"no safe point {name!r}", name=name)
+            self._engine.write([(META, _key(name), None)])
+            self._engine.sync()
+            del self._named[name]
+
+    @contextmanager
+    def reading(self, version: Version, namespace: int | None) -> Iterator[Callable[[Version], None]]:
+        """Keep a version while a reader of this process is at it; the reader may move it on."""
+        token = next(self._tokens)
+        with self.lock:
+            self._require_kept(version, namespace)
+            self._readers[token] = version, namespace
+
+        def advance(to: Version) -> None:
+            self._readers[token] = to, namespace
+
+        try:
+            yield advance
+        finally:
+            self._readers.pop(token, None)
+
+    def list(self) -> list[SafePoint]:
+        """The named safe points whose lifetime is not over, by name."""
+        now_ms = self._time_source()
+        with self.lock:
+            points = sorted(self._named.values(), key=lambda point: point.name)
+            return [point for point in points if point.expires_at_ms > now_ms]
+
+    def lowest(self, namespace: int, version: Version) -> Version:
+        """The lower of a version and all that is held for a namespace.  Call with the lock held."""
+        held = [point.version for point in self.list() if point.namespace in (None, namespace)]
+        held += [at for at, scope in list(self._readers.values()) if scope in (None, namespace)]
+        return min([version, *held])
+
+    def forget_expired(self) -> None:
+        """Drop stored safe points whose lifetime is over."""
+        now_ms = self._time_source()
+        with self.lock:
+            expired = [point for point in self._named.values() if point.expires_at_ms <= now_ms]
+            if expired:
+                self._engine.write([(META, _key(point.name), None) for point in expired])
+                for point in expired:
+                    del self._named[point.name]
+
+    def _require_kept(self, version: Version, namespace: int | None) -> None:
+        oldest = self._collected_version(namespace)
+        if version < oldest:
+            raise VersionCollected(
+                f"version {version} was collected already; the oldest that can be kept is {oldest} "
+                f"({moment_of(oldest).isoformat()})",
+                version=version,
+                oldest=oldest,
+            )
+
+
+def _key(name: str) -> bytes:
+    return _SAFE_POINTS + name.encode()

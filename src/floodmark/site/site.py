@@ -1,0 +1,288 @@
+"""A site: one place that takes reads and writes, and remembers every change."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.model.change import Change, Heartbeat
+from floodmark.model.errors import InvalidRange, InvalidVersion
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version, moment_of
+from floodmark.partition import Node
+from floodmark.site.arguments import (
+    At,
+    check_bound,
+    check_range,
+    qualify_range,
+    refuse_key,
+    to_version,
+)
+from floodmark.site.background import Background
+from floodmark.site.catalog import Catalog, NamespaceSettings
+from floodmark.site.changes import ChangeReader
+from floodmark.site.directory import Identity, require_name
+from floodmark.site.garbage import GarbageCollection
+from floodmark.site.namespace import Namespace
+from floodmark.site.routing import Router
+from floodmark.site.safepoints import LIFETIME, SafePoint, SafePoints
+from floodmark.site.statistics import (
+    GarbageReport,
+    NamespaceStatistics,
+    PartitionHeat,
+    PartitionStatistics,
+    SiteStatistics,
+)
+
+
+class Site:
+    """Holds namespaces.  Made by `floodmark.open`; close it, or use it in a `with` block."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        node: Node,
+        *,
+        durable: bool,
+        start_background: Callable[[Node, GarbageCollection], Background],
+        release: Callable[[], None],
+    ) -> None:
+        self.name = identity.site
+        self.id = identity.site_id
+        self._format = identity.format
+        self._node = node
+        self._durable = durable
+        self._release = release
+        self._router = Router(node)
+        self._catalog = Catalog(node.engine, node.clock.now)
+        self._safe_points = SafePoints(node.engine, node.clock.time_source, self._oldest_version)
+        self._garbage = GarbageCollection(node, self._catalog, self._safe_points)
+        self._changes = ChangeReader(node, self._safe_points, self._catalog.names, self.id)
+        self._background = start_background(node, self._garbage)
+        self._closed = False
+
+    def __enter__(self) -> "Site":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Site({self.name!r}, id={self.id})"
+
+    def close(self) -> None:
+        """Finish what is under way, make everything durable and let go.  Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._background.stop()
+        try:
+            self._node.close()
+        finally:
+            self._release()
+
+    # Namespaces
+
+    def create_namespace(
+        self,
+        name: str,
+        *,
+        merge: str = "last_write",
+        ttl: timedelta | None = None,
+        retention: timedelta | None = None,
+    ) -> Namespace:
+        """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given."""
+        settings = (
+            NamespaceSettings(merge=merge, ttl=ttl)
+            if retention is None
+            else NamespaceSettings(merge=merge, ttl=ttl, retention=retention)
+        )
+        self._catalog.create(name, settings)
+        return self.namespace(name)
+
+    def namespace(self, name: str) -> Namespace:
+        """The namespace of a name, which must be there."""
+        return Namespace(
+            self._catalog.get(name),
+            self._router,
+            self._node.clock,
+            self._safe_points,
+            durable=self._durable,
+        )
+
+    def namespaces(self) -> list[str]:
+        """The names of all namespaces, in order."""
+        return [row.name for row in self._catalog.live()]
+
+    def update_namespace(self, name: str, **settings: Any) -> Namespace:
+        """Change `ttl` or `retention` of a namespace; what is not named stays."""
+        self._catalog.update(name, settings)
+        return self.namespace(name)
+
+    def drop_namespace(self, name: str) -> None:
+        """Drop a namespace.  It is gone at once; its space is freed after its retention."""
+        self._catalog.drop(name)
+
+    # Changes
+
+    def changes(
+        self,
+        namespace: str | None = None,
+        *,
+        since: At = 0,
+        until: At | None = None,
+        follow: bool = False,
+        start_key: bytes = b"",
+        end_key: bytes | None = None,
+        prefix: bytes | None = None,
+    ) -> Iterator[Change]:
+        """The changes of one namespace or of all, in commit order.
+
+        `since` is exclusive: pass the version of the last change that you have.  It ends at the
+        present, or at `until`; with `follow=True` it waits for more.
+        """
+        after_version = 0 if since == 0 else to_version(since)
+        until_version = None if until is None else to_version(until)
+        if until_version is not None and until_version < after_version:
+            raise InvalidVersion(f"until {until_version} lies before since {after_version}")
+        keys, namespace_id = self._change_range(namespace, start_key, end_key, prefix)
+        return self._changes.read(keys, after_version, until_version, follow=follow, namespace=namespace_id)
+
+    def _change_range(
+        self, namespace: str | None, start: bytes, end: bytes | None, prefix: bytes | None
+    ) -> tuple[KeyRange, int | None]:
+        keys = check_range(start, end, prefix)
+        if namespace is None:
+            if keys != KeyRange():
+                raise InvalidRange("a key range needs a namespace; name the one that it is in")
+            return keys, None
+        row = self._catalog.get(namespace)
+        return qualify_range(encode_namespace(row.id), keys), row.id
+
+    def resolved_version(self) -> Version:
+        """Every change at or below this is durable and published, and none will be added."""
+        return self._node.resolved_version()
+
+    def now(self) -> Version:
+        """A fresh version, above everything that this site has seen."""
+        return self._node.clock.now()
+
+    def sync(self) -> None:
+        """Make durable what was written with durability "async"."""
+        self._node.committer.sync()
+
+    def heartbeat(self) -> Heartbeat:
+        """Write a heartbeat now.  A site does so each second by itself."""
+        return self._node.heartbeat()
+
+    # Partitions
+
+    def partitions(self) -> list[PartitionStatistics]:
+        """The partitions in order of keys."""
+        return [
+            PartitionStatistics(
+                id=partition.id,
+                range=partition.range,
+                writes=partition.heat.writes,
+                reads=partition.heat.reads,
+                bytes_written=partition.heat.bytes_written,
+            )
+            for partition in self._node.map.partitions
+        ]
+
+    def split(self, namespace: str, key: bytes) -> tuple[int, int]:
+        """Cut the partition that holds a key in two, before that key; the ids of the halves."""
+        if type(key) is not bytes or not key:
+            raise refuse_key(key)
+        left, right = self._node.split(
+            encode_namespace(self._catalog.get(namespace).id) + check_bound(key, "key")
+        )
+        return left, right
+
+    def merge(self, left: int, right: int) -> int:
+        """Join two neighbouring partitions; the id of the new one."""
+        return self._node.merge(left, right)
+
+    def heat(self) -> list[PartitionHeat]:
+        """How busy each partition was over the last minutes."""
+        now_ms = self._node.clock.time_source()
+        return [
+            PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
+            for partition in self._node.map.partitions
+        ]
+
+    # Garbage collection
+
+    def hold_safe_point(
+        self,
+        name: str,
+        version: At,
+        *,
+        lifetime: timedelta = LIFETIME,
+        namespace: str | None = None,
+    ) -> SafePoint:
+        """Keep what a reader at `version` sees, until released or `lifetime` is over."""
+        require_name(name, "safe point")
+        scope = None if namespace is None else self._catalog.get(namespace).id
+        return self._safe_points.hold(name, to_version(version), lifetime, scope)
+
+    def release_safe_point(self, name: str) -> None:
+        """Let garbage collection go on."""
+        self._safe_points.release(name)
+
+    def safe_points(self) -> list[SafePoint]:
+        """The safe points that hold now."""
+        return self._safe_points.list()
+
+    def collect_garbage(self) -> GarbageReport:
+        """Remove versions and changes behind the safe points.  A site does so by itself as well."""
+        return self._garbage.run()
+
+    def _oldest_version(self, namespace: int | None) -> Version:
+        if namespace is not None:
+            return self._node.collected_version(namespace)
+        return max((self._node.collected_version(row.id) for row in self._catalog.live()), default=0)
+
+    # Statistics
+
+    def statistics(self) -> SiteStatistics:
+        """The site at this moment."""
+        counters = self._node.committer.counters
+        sizes = self._node.engine.sizes()
+        heartbeat = self._node.last_heartbeat
+        return SiteStatistics(
+            site=self.name,
+            site_id=self.id,
+            format=self._format,
+            version=self._node.clock.latest,
+            resolved_version=self._node.resolved_version(),
+            clock_ahead_ms=self._node.clock.ahead_ms(),
+            commits=counters.commits,
+            changes=counters.changes,
+            bytes_written=counters.bytes,
+            rounds=counters.rounds,
+            syncs=counters.syncs,
+            recoveries=counters.recoveries,
+            data_bytes=sizes.get("data", 0),
+            log_bytes=sizes.get("log", 0),
+            last_heartbeat=None if heartbeat is None else moment_of(heartbeat.version),
+            background_error=self._background.error,
+            namespaces=[
+                NamespaceStatistics(
+                    name=row.name,
+                    id=row.id,
+                    merge=row.merge,
+                    oldest_version=self._node.collected_version(row.id),
+                    collected_horizon=self._node.collected_horizon(row.id),
+                )
+                for row in self._catalog.live()
+            ],
+            partitions=self.partitions(),
+            garbage=self._garbage.total,
+        )
