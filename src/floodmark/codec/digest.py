@@ -8,7 +8,7 @@ where the content is the record as `encode_value` gives it without extensions: v
 It names the origin and not the place, so a change has the same digest at every site.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
@@ -18,6 +18,7 @@ from floodmark.model.version import Version
 
 SEED: Final = 42
 
+_NAMESPACE_BYTES: Final = 3
 _STAMP: Final = Struct(">QB")
 _LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(4097))
 
@@ -27,3 +28,22 @@ hash_bytes: Final[Callable[[bytes, int], int]] = xxhash.xxh64_intdigest
 def digest_change(version: Version, site: int, key: bytes, content: bytes) -> int:
     """The digest of one change with stamp (version, site)."""
     return hash_bytes(_STAMP.pack(version, site) + _LENGTHS[len(key)] + key + content, SEED)
+
+
+def digest_changes(
+    version: Version, site: int, keys: Sequence[bytes], contents: Sequence[bytes]
+) -> Iterator[tuple[bytes, int, int]]:
+    """Namespace, count and XOR of digests of one commit, for each run of keys of one namespace.
+
+    `keys` are qualified: the namespace's three bytes, then the user key.
+    """
+    stamp, lengths, digest_of = _STAMP.pack(version, site), _LENGTHS, hash_bytes
+    namespace = keys[0][:_NAMESPACE_BYTES]
+    start = digest = 0
+    for index, (key, content) in enumerate(zip(keys, contents, strict=True)):
+        if not key.startswith(namespace):
+            yield namespace, index - start, digest
+            namespace, start, digest = key[:_NAMESPACE_BYTES], index, 0
+        user_key = key[_NAMESPACE_BYTES:]
+        digest ^= digest_of(stamp + lengths[len(user_key)] + user_key + content, SEED)
+    yield namespace, len(keys) - start, digest

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Final
 
 from rocksdict import (
@@ -46,6 +46,9 @@ RECOVERY_ROOM_BYTES: Final = 64 * MIB
 # Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
 _GULP: Final = 32
 
+_REOPEN_TRIES: Final = 200
+_REOPEN_PAUSE_SECONDS: Final = 0.01
+
 
 class RocksEngine:
     """A RocksDB database in a directory, which is made if it is missing."""
@@ -65,6 +68,9 @@ class RocksEngine:
         self._block_cache = Cache(block_cache_bytes)
         self._write_buffer_bytes = write_buffer_bytes
         self._guard_lock = Lock()
+        self._closed = False
+        # Never set: only waited on, for a moment.
+        self._reopening = Event()
         self._database: Rdict | None = None
         self._columns: dict[str, Rdict] = {}
         self._handles: dict[str, ColumnFamily] = {}
@@ -72,12 +78,12 @@ class RocksEngine:
         self._open()
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        with _read_errors():
+        with self._read_errors():
             value: bytes | None = self._columns[family].get(key)
             return value
 
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        with _read_errors():
+        with self._read_errors():
             values: list[bytes | None] = self._columns[family].get(list(keys)) or []
             return values
 
@@ -92,7 +98,7 @@ class RocksEngine:
             iterator.status()
             return None
         except Exception as error:
-            raise _read_error(error) from error
+            raise self._read_error(error) from error
 
     def scan(
         self,
@@ -107,7 +113,7 @@ class RocksEngine:
         options = ReadOptions()
         if end is not None:
             options.set_iterate_upper_bound(end)
-        with _read_errors():
+        with self._read_errors():
             rows: Iterator[Row] = self._columns[family].items(  # type: ignore[assignment]
                 backwards=reverse, from_key=None if reverse else start, read_opt=options
             )
@@ -142,8 +148,9 @@ class RocksEngine:
             return True
 
     def _write(self, batch: WriteBatch) -> None:
+        database = self._database or self._opened()
         try:
-            self._opened().write(batch)
+            database.write(batch)
         except Exception as error:
             raise _write_error(error) from error
 
@@ -154,12 +161,15 @@ class RocksEngine:
             self._write(batch)
 
     def sync(self) -> None:
+        database = self._opened()
         try:
-            self._opened().flush_wal(True)
+            database.flush_wal(True)
         except Exception as error:
             raise _write_error(error) from error
 
     def recover(self) -> None:
+        if self._closed:
+            raise Closed("the site was closed; open it again")
         free = shutil.disk_usage(self._path).free
         if free < RECOVERY_ROOM_BYTES:
             raise StorageFull(
@@ -167,12 +177,23 @@ class RocksEngine:
                 "from a failed write; make room, then call again",
                 free=free,
             )
-        self._opened()
         self._release()
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Open again.  RocksDB lets go of the files only when the last reader has left them."""
+        for _ in range(_REOPEN_TRIES - 1):
+            try:
+                self._open()
+                return
+            except StorageFailed as error:
+                if "lock" not in str(error).lower():
+                    raise
+                self._reopening.wait(_REOPEN_PAUSE_SECONDS)
         self._open()
 
     def sizes(self) -> Mapping[str, int]:
-        with _read_errors():
+        with self._read_errors():
             return {
                 name: (column.property_int_value("rocksdb.total-sst-files-size") or 0)
                 + (column.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
@@ -180,16 +201,38 @@ class RocksEngine:
             }
 
     def close(self) -> None:
+        self._closed = True
         if self._database is not None:
             try:
                 self._database.flush_wal(True)
+            except Exception as error:
+                raise _write_error(error) from error
             finally:
                 self._release()
 
     def _opened(self) -> Rdict:
         if self._database is None:
-            raise Closed("the site was closed; open it again")
+            raise self._no_database()
         return self._database
+
+    def _no_database(self) -> FloodmarkError:
+        if self._closed:
+            return Closed("the site was closed; open it again")
+        return StorageFailed("the database is being reopened after a failed write; try again")
+
+    @contextmanager
+    def _read_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FloodmarkError:
+            raise
+        except Exception as error:
+            raise self._read_error(error) from error
+
+    def _read_error(self, error: Exception) -> FloodmarkError:
+        if isinstance(error, DbClosedError):
+            return self._no_database()
+        return _translate(error, otherwise=StorageFailed)
 
     def _open(self) -> None:
         options = self._options()
@@ -200,7 +243,7 @@ class RocksEngine:
                 column_families={name: self._options() for name in self._families},
             )
         except Exception as error:
-            raise _read_error(error) from error
+            raise self._read_error(error) from error
         self._handles = {name: database.get_column_family_handle(name) for name in self._families}
         self._columns = {name: database.get_column_family(name) for name in self._families}
         self._database = database
@@ -234,20 +277,6 @@ def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYT
     return options
 
 
-@contextmanager
-def _read_errors() -> Iterator[None]:
-    try:
-        yield
-    except FloodmarkError:
-        raise
-    except Exception as error:
-        raise _read_error(error) from error
-
-
-def _read_error(error: Exception) -> FloodmarkError:
-    return _translate(error, otherwise=StorageFailed)
-
-
 def _write_error(error: Exception) -> FloodmarkError:
     return _translate(error, otherwise=OutcomeUnknown)
 
@@ -257,8 +286,6 @@ def _translate(error: Exception, otherwise: Callable[[str], FloodmarkError]) -> 
     text = str(error)
     if isinstance(error, FloodmarkError):
         return error
-    if isinstance(error, DbClosedError):
-        return Closed("the site was closed; open it again")
     if text.startswith("Corruption"):
         return Corruption(
             f"RocksDB found damaged files ({text}); restore the site from a backup or from a peer"

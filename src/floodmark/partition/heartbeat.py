@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from floodmark.model.change import Sums
+from floodmark.model.change import Sums, Tally
 from floodmark.model.version import Version
-from floodmark.partition.commit import LogTally
+from floodmark.partition.commit import CommitTally
 from floodmark.partition.partition import LocalPartition
 
 
@@ -13,12 +13,14 @@ def drain_sums(partitions: Iterable[LocalPartition], through: Version) -> dict[i
     sums: dict[int, Sums] = {}
     for partition in partitions:
         tallies = partition.tallies
-        while tallies and tallies[0].version <= through:
+        while tallies and tallies[0][0] <= through:
             _add(sums, tallies.popleft())
     return sums
 
 
-def _add(sums: dict[int, Sums], entry: LogTally) -> None:
-    namespace = int.from_bytes(entry.namespace, "big")
+def _add(sums: dict[int, Sums], entry: CommitTally) -> None:
+    _, encoded, changes, digest = entry
+    namespace = int.from_bytes(encoded, "big")
     # Until changes arrive from other sites, all changes are this site's own.
-    sums[namespace] = sums.get(namespace, Sums()).plus(Sums(entry.tally, entry.tally))
+    tally = Tally(changes, digest)
+    sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally, tally))

@@ -28,6 +28,11 @@ class Heat:
         self._seen = (now_ms, 0, 0, 0)
         self._samples: deque[HeatSample] = deque(maxlen=HEAT_SAMPLES_MAX)
 
+    def add_writes(self, changes: int, size: int) -> None:
+        """Count a commit.  Called only by whoever has the turn to commit, so it is exact."""
+        self.writes += changes
+        self.bytes_written += size
+
     def sample(self, now_ms: int) -> None:
         """Close the present interval.  The oldest is forgotten when there are too many."""
         if now_ms > self._seen[0]:

@@ -78,6 +78,17 @@ def load_next_id(engine: Engine) -> int:
     return FIRST_ID if stored is None else int.from_bytes(stored, "big")
 
 
+def load_version(engine: Engine, key: bytes) -> Version:
+    """A version kept under a metadata key; 0 if there is none."""
+    stored = engine.get(META, key)
+    return 0 if stored is None else int.from_bytes(stored, "big")
+
+
+def store_version(key: bytes, version: Version) -> WriteRow:
+    """The write that keeps a version under a metadata key."""
+    return META, key, version.to_bytes(8, "big")
+
+
 def store_partition(row: PartitionRow) -> WriteRow:
     """The write that enters a partition into the map."""
     return META, _key(PARTITIONS, row.id), msgspec.json.encode(row)

@@ -1,34 +1,23 @@
 """A node: the partitions that one process serves from one engine, under one clock."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from floodmark.clock import HybridClock
-from floodmark.codec.changelog import encode_heartbeat, encode_log_key, encode_log_range
-from floodmark.codec.ordered import (
-    NAMESPACE_BYTES,
-    RAW,
-    encode_namespace,
-)
+from floodmark.codec.changelog import encode_heartbeat, encode_log_key
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, PartitionNotFound
 from floodmark.model.limits import PARTITIONS_MAX
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.changelog import LogEntry, read_logs
-from floodmark.partition.collect import Collected, Collector
-from floodmark.partition.commit import Committer
+from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
     CLOCK_BOUND,
-    COLLECTED,
-    DATA,
-    HORIZON,
     LOG,
-    LOG_TRIMMED,
-    META,
 )
 from floodmark.partition.heartbeat import drain_sums
 from floodmark.partition.layout import (
@@ -37,14 +26,16 @@ from floodmark.partition.layout import (
     load_logs,
     load_next_id,
     load_partitions,
+    load_version,
     open_partition,
-    read_metadata,
     remove_log,
     remove_partition,
     store_log,
     store_next_id,
+    store_version,
 )
 from floodmark.partition.partition import LocalPartition
+from floodmark.partition.retention import Retention
 
 NODE: Final = 0
 FOREVER: Final = VERSION_MAX
@@ -57,10 +48,10 @@ class EngineBound:
         self._engine = engine
 
     def load(self) -> Version:
-        return _load_version(self._engine, CLOCK_BOUND)
+        return load_version(self._engine, CLOCK_BOUND)
 
     def store(self, bound: Version) -> None:
-        self._engine.write([(META, CLOCK_BOUND, bound.to_bytes(8, "big"))])
+        self._engine.write([store_version(CLOCK_BOUND, bound)])
         self._engine.sync()
 
 
@@ -98,14 +89,11 @@ class Node:
         self.clock = clock
         self.committer = Committer(engine, clock, site_id, self._load)
         self._site_id = site_id
-        self._collected: dict[bytes, Version] = {
-            key[len(COLLECTED) :]: int.from_bytes(stored, "big")
-            for key, stored in read_metadata(engine, COLLECTED)
-        }
-        self._trimmed = _load_version(engine, LOG_TRIMMED)
+        self.retention = Retention(engine)
         # Sums begin with the first heartbeat after a start; 0 says "not observed from the beginning".
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
+        self._retired_writes = self._retired_bytes = 0
         self.map = PartitionMap((), ())
         self._logs: Sequence[LogRow] = ()
         if not load_partitions(engine):
@@ -137,6 +125,16 @@ class Node:
         self.map = PartitionMap([row.start for row in stored], partitions)
         for partition in serving.values():
             partition.retired = True
+            self._retired_writes += partition.heat.writes
+            self._retired_bytes += partition.heat.bytes_written
+
+    def written(self) -> tuple[int, int]:
+        """How many changes and bytes were written since the node was opened."""
+        heats = [partition.heat for partition in self.map.partitions]
+        return (
+            self._retired_writes + sum(heat.writes for heat in heats),
+            self._retired_bytes + sum(heat.bytes_written for heat in heats),
+        )
 
     def _serve(self, row: PartitionRow) -> LocalPartition:
         return LocalPartition(
@@ -147,7 +145,7 @@ class Node:
             clock=self.clock,
             committer=self.committer,
             site_id=self._site_id,
-            collected=self._collected,
+            collected=self.retention.collected,
         )
 
     def _partition(self, partition_id: int) -> LocalPartition:
@@ -264,10 +262,6 @@ class Node:
         """The resolved version of all partitions of the node."""
         return self.committer.resolved_version()
 
-    def trimmed_version(self) -> Version:
-        """Changes at or below this are no longer in the logs."""
-        return self._trimmed
-
     def read_changes(
         self, since: Version, until: Version, keys: KeyRange, *, heartbeats: bool = False
     ) -> Iterator[LogEntry]:
@@ -277,74 +271,19 @@ class Node:
             for log in self._logs
             if (heartbeats if log.partition is None else log.range.intersect(keys) is not None)
         ]
-        return read_logs(self.engine, logs, since, until, self.trimmed_version)
-
-    # Garbage collection
-
-    def collected_version(self, namespace: int) -> Version:
-        """The oldest version at which the namespace can still be read."""
-        return self._collected.get(encode_namespace(namespace), 0)
-
-    def collected_horizon(self, namespace: int) -> Version:
-        """The highest stamp of a tombstone or expired record that was removed."""
-        return _load_version(self.engine, HORIZON + encode_namespace(namespace))
-
-    def raise_collected(self, safe_points: Mapping[int, Version]) -> None:
-        """Declare, durably, that the namespaces can no longer be read below these versions."""
-        raised = {
-            encode_namespace(namespace): safe_point
-            for namespace, safe_point in safe_points.items()
-            if safe_point > self.collected_version(namespace)
-        }
-        if raised:
-            self.engine.write(
-                [
-                    (META, COLLECTED + namespace, safe_point.to_bytes(8, "big"))
-                    for namespace, safe_point in raised.items()
-                ]
-            )
-            self.engine.sync()
-            self._collected.update(raised)
-
-    def collect(self, namespace: int, pause: Callable[[], bool], settled: Version = FOREVER) -> Collected:
-        """Remove what no reader at or above the namespace's collected version can see."""
-        encoded = encode_namespace(namespace)
-        collector = Collector(
-            self.engine,
-            encoded,
-            safe_point=self._collected.get(encoded, 0),
-            settled=settled,
-            horizon=self.collected_horizon(namespace),
-            pause=pause,
-        )
-        return collector.run(*_namespace_bounds(encoded))
+        return read_logs(self.engine, logs, since, until, self.retention.trimmed_version)
 
     def trim_logs(self, through: Version) -> None:
         """Forget change-log rows at or below a version, and sealed logs that end there."""
-        if through <= self._trimmed:
+        if not self.retention.declare_trimmed(through):
             return
-        self.engine.write([(META, LOG_TRIMMED, through.to_bytes(8, "big"))])
-        self.engine.sync()
-        self._trimmed = through
-        with self.committer.exclusive():
-            logs = self._logs
-        for log in logs:
-            start, end = encode_log_range(log.id, 0, through)
-            self.engine.delete_range(LOG, start, end)
-        gone = [log for log in logs if log.sealed_at is not None and log.sealed_at <= through]
+        logs = self._logs
+        self.retention.trim(log.id for log in logs)
+        gone = [log.id for log in logs if log.sealed_at is not None and log.sealed_at <= through]
         if gone:
             with self.committer.exclusive():
-                self.engine.write([remove_log(log.id) for log in gone])
+                self.engine.write([remove_log(log_id) for log_id in gone])
                 self._load()
-
-    def remove_namespace(self, namespace: int) -> None:
-        """Remove all data of a namespace that was dropped."""
-        encoded = encode_namespace(namespace)
-        start, end = _namespace_bounds(encoded)
-        self.engine.delete_range(DATA, start, end)
-        self.engine.write([(META, COLLECTED + encoded, None), (META, HORIZON + encoded, None)])
-        self.engine.sync()
-        self._collected.pop(encoded, None)
 
     def sample_heat(self) -> None:
         """Close an interval of every partition's heat."""
@@ -377,17 +316,3 @@ def _sealed(log: LogRow, version: Version) -> LogRow:
         opened_at=log.opened_at,
         sealed_at=version,
     )
-
-
-def _namespace_bounds(encoded: bytes) -> tuple[bytes, bytes]:
-    """The engine keys of a namespace: groups start with its bytes, so plain prefixes bound them."""
-    start = RAW + encoded
-    end = prefix_end(start)
-    assert end is not None
-    assert len(encoded) == NAMESPACE_BYTES
-    return start, end
-
-
-def _load_version(engine: Engine, key: bytes) -> Version:
-    stored = engine.get(META, key)
-    return 0 if stored is None else int.from_bytes(stored, "big")

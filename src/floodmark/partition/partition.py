@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from floodmark.clock import HybridClock
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
+    VERSION_BYTES,
     encode_bytes,
     encode_prefix,
+    encode_prefixes,
     encode_version,
 )
-from floodmark.codec.values import TOMBSTONE
+from floodmark.codec.values import PLAIN, TOMBSTONE
 from floodmark.engine import Engine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -24,7 +26,9 @@ from floodmark.model.partition import Page
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
-from floodmark.partition.commit import Commit, Committer, LogTally, Writes
+from floodmark.partition.commit import Commit, CommitTally, Writes
+from floodmark.partition.committer import Committer
+from floodmark.partition.families import DATA
 from floodmark.partition.heat import Heat
 from floodmark.partition.records import decode_record, find_stored, scan_page
 
@@ -48,7 +52,7 @@ class LocalPartition:
         self.range = keys
         self.log_id = log_id
         self.retired = False
-        self.tallies: deque[LogTally] = deque()
+        self.tallies: deque[CommitTally] = deque()
         self.heat = Heat(clock.time_source())
         self._engine = engine
         self._clock = clock
@@ -59,18 +63,18 @@ class LocalPartition:
     # Reads
 
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
-        self.heat.reads += 1
-        prefix = encode_prefix(key)
-        if at is None:
-            if self.retired:
-                raise self._moved()
-            found = find_stored(self._engine, prefix, None)
-            # Most records are plain: no expiry, no tombstone, no origin.
-            if found is not None and found[1][-1:] == b"\x00":
-                return found[1][:-1]
-        else:
-            found = self._find_at(key, prefix, at)
-        record = self._live(prefix, found, at)
+        heat = self.heat
+        heat.reads += 1
+        prefix = encode_bytes(b"r" + key)
+        if at is None and not self.retired:
+            # The hottest path: most records are plain, with no expiry, tombstone or origin.
+            row = self._engine.ceiling(DATA, prefix)
+            if row is None or row[0][:-VERSION_BYTES] != prefix:
+                return None
+            stored = row[1]
+            if stored[-1:] == PLAIN:
+                return stored[:-1]
+        record = self._live(prefix, self._find_at(key, prefix, at), at)
         return None if record is None else record.value
 
     def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
@@ -157,13 +161,13 @@ class LocalPartition:
     # Writes
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        writes = self._writes(keys, values)
-        version = self._committer.commit(Commit(self, writes, durable=durable))
-        self._count(len(keys), writes.size)
-        return version
+        if len(keys) == 1:
+            key = keys[0]
+            return self._committer.commit_one(self, key, encode_bytes(b"r" + key), values[0], durable=durable)
+        return self._committer.commit(Commit(self, _writes(keys, values), durable=durable))
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
-        writes = self._writes([key], [value])
+        writes = _writes([key], [value])
 
         def decide() -> Writes | None:
             return writes if self.get(key) == expected else None
@@ -173,7 +177,7 @@ class LocalPartition:
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         def decide() -> Writes | None:
             unchanged = [key for key in keys if self._is_live_since(key, since)]
-            return self._writes(unchanged, [TOMBSTONE] * len(unchanged)) if unchanged else None
+            return _writes(unchanged, [TOMBSTONE] * len(unchanged)) if unchanged else None
 
         return self._commit_decided(decide, durable=durable)[1]
 
@@ -182,22 +186,12 @@ class LocalPartition:
         version = self._committer.commit(commit)
         if commit.writes is None:
             return 0, 0
-        self._count(len(commit.writes.keys), commit.writes.size)
         return version, len(commit.writes.keys)
 
     def _is_live_since(self, key: bytes, since: Version) -> bool:
         prefix = encode_prefix(key)
         found = find_stored(self._engine, prefix, None)
         return found is not None and found[0] <= since and self._live(prefix, found, None) is not None
-
-    def _writes(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Writes:
-        prefixes = [encode_bytes(b"r" + key) for key in keys]
-        size = sum(map(len, keys)) + sum(map(len, values))
-        return Writes(keys, prefixes, values, size)
-
-    def _count(self, changes: int, size: int) -> None:
-        self.heat.writes += changes
-        self.heat.bytes_written += size
 
     def resolved_version(self) -> Version:
         return self._committer.resolved_version()
@@ -207,3 +201,8 @@ class LocalPartition:
             f"partition {self.id} was split, merged or moved; ask for the map again",
             partition=self.id,
         )
+
+
+def _writes(keys: Sequence[bytes], values: Sequence[bytes]) -> Writes:
+    size = sum(map(len, keys)) + sum(map(len, values))
+    return Writes(keys, encode_prefixes(keys), values, size)

@@ -52,12 +52,6 @@ def _name_key(engine_key: bytes, error: Corruption) -> Corruption:
     )
 
 
-def live_value(prefix: bytes, version: Version, stored: bytes, physical_ms: int) -> bytes | None:
-    """The value that a reader at this time sees; None if it was deleted or has expired."""
-    record = decode_record(prefix + encode_version(version), stored)
-    return None if record.is_dead_at(physical_ms) else record.value
-
-
 def scan_page(
     engine: Engine,
     start: bytes,

@@ -1,7 +1,7 @@
 """What users pass in, checked once at the door; behind it everything is of the right shape."""
 
 from datetime import datetime, timedelta
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from floodmark.model.errors import (
     InvalidArgument,
@@ -32,20 +32,19 @@ def refuse_key(key: object) -> InvalidKey:
     )
 
 
-def check_value(key: bytes, value: object) -> None:
-    """A value must be bytes of at most VALUE_BYTES_MAX."""
+def refuse_value(key: bytes, value: object) -> InvalidValue:
+    """Say what is wrong with a value that is not bytes of at most VALUE_BYTES_MAX."""
     if type(value) is not bytes:
-        raise InvalidValue(
+        return InvalidValue(
             f"the value of {key!r:.60} must be bytes, not {type(value).__name__}; encode it first",
             key=key,
         )
-    if len(value) > VALUE_BYTES_MAX:
-        raise InvalidValue(
-            f"the value of {key!r:.60} has {len(value):,} bytes; at most {VALUE_BYTES_MAX:,} are "
-            "allowed. Cut it into several keys",
-            key=key,
-            size=len(value),
-        )
+    return InvalidValue(
+        f"the value of {key!r:.60} has {len(value):,} bytes; at most {VALUE_BYTES_MAX:,} are allowed. "
+        "Cut it into several keys",
+        key=key,
+        size=len(value),
+    )
 
 
 def check_bound(bound: object, what: str) -> bytes:
@@ -77,9 +76,11 @@ def qualify_range(namespace: bytes, keys: KeyRange) -> KeyRange:
 
 def check_durability(durability: object) -> bool:
     """Whether a write waits for the disk."""
-    if durability not in get_args(Durability):
-        raise InvalidArgument(f"durability is 'fsync' or 'async', not {durability!r}")
-    return durability == "fsync"
+    if durability == "fsync":
+        return True
+    if durability == "async":
+        return False
+    raise InvalidArgument(f"durability is 'fsync' or 'async', not {durability!r}")
 
 
 def to_version(at: object) -> Version:

@@ -71,6 +71,10 @@ class Background:
             except FloodmarkError as error:
                 self.error = str(error)
                 _log.warning("the site's background work failed and is tried again: %s", error)
+            except Exception as error:
+                # A bug must not end the heartbeats for good: it is shown, and the next tick tries again.
+                self.error = repr(error)
+                _log.exception("the site's background work failed unexpectedly")
 
     def _tick(self) -> None:
         self.watch_disk()

@@ -30,11 +30,11 @@ class GarbageCollection:
             for row in rows:
                 if row.dropped_at is not None:
                     if row.dropped_at <= safe_points[row.id]:
-                        self._node.remove_namespace(row.id)
+                        self._node.retention.remove_namespace(row.id)
                         self._catalog.forget(row.id)
                         namespaces += 1
                     continue
-                collected = self._node.collect(row.id, pause)
+                collected = self._node.retention.collect(row.id, pause)
                 read += collected.versions_read
                 removed += collected.versions_removed
                 keys += collected.keys_removed
@@ -47,7 +47,7 @@ class GarbageCollection:
                 versions_removed=removed,
                 keys_removed=keys,
                 namespaces_removed=namespaces,
-                log_trimmed_version=self._node.trimmed_version(),
+                log_trimmed_version=self._node.retention.trimmed_version(),
             )
             self.total = replace(
                 report,
@@ -63,7 +63,7 @@ class GarbageCollection:
         with self._safe_points.lock:
             resolved = self._node.resolved_version()
             safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
-            self._node.raise_collected(safe_points)
+            self._node.retention.declare_collected(safe_points)
         return safe_points
 
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:

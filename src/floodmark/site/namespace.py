@@ -17,9 +17,9 @@ from floodmark.site.arguments import (
     Durability,
     check_durability,
     check_range,
-    check_value,
     qualify_range,
     refuse_key,
+    refuse_value,
     to_expiry,
     to_version,
 )
@@ -78,7 +78,7 @@ class Namespace:
         """The value of a key, now or as of a version or moment; None if there is none."""
         qualified = self._qualify(key)
         version = None if at is None else to_version(at)
-        return self._router.call(qualified, lambda partition: partition.get(qualified, version))
+        return self._router.get(qualified, version)
 
     def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[bytes | None]:
         """The values of several keys, in their order.  Without `at`, each is read on its own."""
@@ -150,8 +150,15 @@ class Namespace:
         expires_at = self._expiry(ttl)
         durable = self._durable if durability is None else check_durability(durability)
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
-        rows = {self._qualify(key): self._encode(key, value, expires_at) for key, value in items}
-        self._router.require_fitting(rows)
+        self._require_there()
+        prefix, suffix = self._prefix, PLAIN if expires_at is None else encode_value(b"", expires_at)
+        rows: dict[bytes, bytes] = {}
+        for key, value in items:
+            if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
+                raise refuse_key(key)
+            if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
+                raise refuse_value(key, value)
+            rows[prefix + key] = value + suffix
         return self._router.put(rows, durable=durable)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
@@ -198,8 +205,8 @@ class Namespace:
         None stands for "absent", so `expected=None` creates and `value=None` deletes.
         """
         qualified = self._qualify(key)
-        if expected is not None:
-            check_value(key, expected)
+        if expected is not None and type(expected) is not bytes:
+            raise refuse_value(key, expected)
         stored = TOMBSTONE if value is None else self._encode(key, value, self._expiry(ttl))
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.call(
@@ -221,7 +228,7 @@ class Namespace:
 
     def _encode(self, key: bytes, value: bytes, expires_at: int | None) -> bytes:
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
-            check_value(key, value)
+            raise refuse_value(key, value)
         return value + PLAIN if expires_at is None else encode_value(value, expires_at)
 
     def _expiry(self, ttl: timedelta | float | None) -> int | None:

@@ -5,7 +5,7 @@ map again.  Groups of keys and their partition are always taken from one and the
 may give a key to somebody else.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
@@ -40,6 +40,13 @@ class Router:
         assert moved is not None
         raise moved
 
+    def get(self, key: bytes, at: Version | None) -> bytes | None:
+        """The value of a qualified key."""
+        try:
+            return self._node.map.route(key).get(key, at)
+        except PartitionMoved:
+            return self.call(key, lambda partition: partition.get(key, at))
+
     def put_one(self, key: bytes, stored: bytes, *, durable: bool) -> Version:
         """Commit one qualified key."""
         try:
@@ -48,15 +55,21 @@ class Router:
             return self.call(key, lambda partition: partition.put((key,), (stored,), durable=durable))
 
     def put(self, rows: Rows, *, durable: bool) -> Version:
-        """Commit qualified keys, once per partition; the highest version."""
+        """Commit qualified keys, once per partition; the highest version, 0 for no rows.
+
+        Rows that do not fit into one commit per partition are refused before anything is written.
+        """
         highest = 0
+        groups = self._groups(rows)
+        for _, group in groups:
+            _require_fitting(group)
 
         def put_group(partition: Partition, group: Rows) -> None:
             nonlocal highest
             version = partition.put(list(group), list(group.values()), durable=durable)
             highest = max(highest, version)
 
-        self._each_group(rows, put_group)
+        self._each_group(groups, put_group)
         return highest
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
@@ -67,19 +80,8 @@ class Router:
             nonlocal deleted
             deleted += partition.delete_unchanged(list(group), since, durable=durable)
 
-        self._each_group(dict.fromkeys(keys, b""), delete_group)
+        self._each_group(self._groups(dict.fromkeys(keys, b"")), delete_group)
         return deleted
-
-    def require_fitting(self, rows: Rows) -> None:
-        """Refuse rows that do not fit into one commit per partition, before anything is written."""
-        for _, group in self._groups(rows):
-            size = sum(map(len, group)) + sum(map(len, group.values()))
-            if size > COMMIT_BYTES_MAX:
-                raise CommitTooLarge(
-                    f"{len(group):,} pairs make {size:,} bytes; one commit holds at most "
-                    f"{COMMIT_BYTES_MAX:,}. Write them in smaller portions",
-                    size=size,
-                )
 
     def scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
@@ -116,12 +118,13 @@ class Router:
             return self._node.map.route(keys.start)
         return self._node.map.overlapping(keys)[-1]
 
-    def _each_group(self, rows: Rows, commit: Callable[[Partition, Rows], None]) -> None:
-        left = rows
+    def _each_group(
+        self, groups: Sequence[tuple[Partition, Rows]], commit: Callable[[Partition, Rows], None]
+    ) -> None:
         moved: PartitionMoved | None = None
         for _ in range(ROUTES_MAX):
             again: Rows = {}
-            for partition, group in self._groups(left):
+            for partition, group in groups:
                 try:
                     commit(partition, group)
                 except PartitionMoved as error:
@@ -129,20 +132,30 @@ class Router:
                     again |= group
             if not again:
                 return
-            left = again
+            groups = self._groups(again)
         assert moved is not None
         raise moved
 
-    def _groups(self, rows: Mapping[bytes, bytes]) -> list[tuple[LocalPartition, Rows]]:
+    def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
         """Rows by the partition that has their keys, in one map."""
         partition_map = self._node.map
         if len(partition_map.partitions) == 1:
-            return [(partition_map.partitions[0], dict(rows))] if rows else []
-        groups: dict[int, tuple[LocalPartition, Rows]] = {}
+            return [(partition_map.partitions[0], rows)] if rows else []
+        groups: dict[int, tuple[Partition, Rows]] = {}
         for key, value in rows.items():
             partition = partition_map.route(key)
             groups.setdefault(partition.id, (partition, {}))[1][key] = value
         return list(groups.values())
+
+
+def _require_fitting(rows: Rows) -> None:
+    size = sum(map(len, rows)) + sum(map(len, rows.values()))
+    if size > COMMIT_BYTES_MAX:
+        raise CommitTooLarge(
+            f"{len(rows):,} pairs make {size:,} bytes; one commit holds at most {COMMIT_BYTES_MAX:,}. "
+            "Write them in smaller portions",
+            size=size,
+        )
 
 
 def _behind(

@@ -246,14 +246,17 @@ class Site:
 
     def _oldest_version(self, namespace: int | None) -> Version:
         if namespace is not None:
-            return self._node.collected_version(namespace)
-        return max((self._node.collected_version(row.id) for row in self._catalog.live()), default=0)
+            return self._node.retention.collected_version(namespace)
+        return max(
+            (self._node.retention.collected_version(row.id) for row in self._catalog.live()), default=0
+        )
 
     # Statistics
 
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
         counters = self._node.committer.counters
+        changes, bytes_written = self._node.written()
         sizes = self._node.engine.sizes()
         heartbeat = self._node.last_heartbeat
         return SiteStatistics(
@@ -264,10 +267,9 @@ class Site:
             resolved_version=self._node.resolved_version(),
             clock_ahead_ms=self._node.clock.ahead_ms(),
             commits=counters.commits,
-            changes=counters.changes,
-            bytes_written=counters.bytes,
+            changes=changes,
+            bytes_written=bytes_written,
             rounds=counters.rounds,
-            syncs=counters.syncs,
             recoveries=counters.recoveries,
             data_bytes=sizes.get("data", 0),
             log_bytes=sizes.get("log", 0),
@@ -278,8 +280,8 @@ class Site:
                     name=row.name,
                     id=row.id,
                     merge=row.merge,
-                    oldest_version=self._node.collected_version(row.id),
-                    collected_horizon=self._node.collected_horizon(row.id),
+                    oldest_version=self._node.retention.collected_version(row.id),
+                    collected_horizon=self._node.retention.collected_horizon(row.id),
                 )
                 for row in self._catalog.live()
             ],

@@ -68,7 +68,6 @@ class SiteStatistics:
     changes: int
     bytes_written: int
     rounds: int
-    syncs: int
     recoveries: int
     data_bytes: int
     log_bytes: int
