@@ -99,6 +99,10 @@ class HybridClock:
                 self._raise_bound(version)
             self.latest = version
 
+    def physical_ms(self) -> int:
+        """The time at which expiry is judged: real time, but never before a version already given."""
+        return max(self.time_source(), physical_ms(self.latest))
+
     def ahead_ms(self) -> int:
         """How far the clock runs ahead of physical time, as after a jump back; 0 in ordinary times."""
         return max(0, physical_ms(self.latest) - self.time_source())

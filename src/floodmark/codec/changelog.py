@@ -21,7 +21,7 @@ A heartbeat row:
 
     +---+------+-----+---------+-------+---------+------------+------------+
     | 2 | node | log | wall ms | since | through | watermark  | sums       |
-    | 1 |   1  |  4  |    8    |   8   |    8    | 2 + 12 * n | 2 + 27 * n |
+    | 1 |   1  |  4  |    8    |   8   |    8    | 4 + 12 * n | 4 + 27 * n |
     +---+------+-----+---------+-------+---------+------------+------------+
 
     watermark entry   namespace 3, site 1, version 8
@@ -50,7 +50,7 @@ _BY_REFERENCE: Final = 0xFFFFFFFF
 
 _HEARTBEAT_HEAD: Final = Struct("<BBIQQQ")
 _NO_LOG: Final = 0xFFFFFFFF
-_COUNT: Final = Struct("<H")
+_COUNT: Final = Struct("<I")
 _MARK: Final = Struct("<3sBQ")
 _SUMS: Final = Struct("<3sIQIQ")
 
@@ -78,9 +78,11 @@ def decode_log_key(key: bytes) -> tuple[int, Version, int]:
 
 def encode_log_range(log: int, since: Version, until: Version) -> tuple[bytes, bytes]:
     """The first key above `since` and the first key above `until`, both within one log."""
-    start = encode_log_key(log, min(since + 1, VERSION_MAX))
-    end = encode_log_key(log, until + 1) if until < VERSION_MAX else encode_log_key(log + 1, 0)
-    return start, end
+    return _key_above(log, since), _key_above(log, until)
+
+
+def _key_above(log: int, version: Version) -> bytes:
+    return _KEY.pack(log, version + 1, 0) if version < VERSION_MAX else _KEY.pack(log + 1, 0, 0)
 
 
 def encode_single(key: bytes, value: bytes) -> bytes:

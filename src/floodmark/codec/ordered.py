@@ -19,6 +19,7 @@ This is TiKV's API V2, byte for byte.  `encode_prefix` is the part before the ve
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
+from struct import error as StructError
 from typing import Final
 
 from floodmark.model.errors import Corruption
@@ -142,6 +143,8 @@ def decode_key(engine_key: bytes) -> tuple[int, bytes, Version]:
 @lru_cache(maxsize=_SHAPES_MAX)
 def _user_key_shape(markers: bytes) -> Unpack:
     """How to cut the user key out of a prefix with these markers, skipping `r` and the namespace."""
+    if not markers:
+        raise Corruption("an encoded key is shorter than one group")
     groups, padding = len(markers), 0xFF - markers[-1]
     if markers[:-1].strip(b"\xff") or not 1 <= padding <= GROUP:
         raise Corruption(f"encoded key has impossible markers {markers.hex()}")
@@ -162,4 +165,7 @@ def decode_user_key(prefix: bytes) -> bytes:
     >>> decode_user_key(encode_prefix(bytes(3) + b"a key of some length"))
     b'a key of some length'
     """
-    return b"".join(_user_key_shape(prefix[GROUP::MARKED_GROUP])(prefix))
+    try:
+        return b"".join(_user_key_shape(prefix[GROUP::MARKED_GROUP])(prefix))
+    except StructError as error:
+        raise Corruption(f"encoded key {prefix.hex()} is not made of whole groups") from error

@@ -75,8 +75,10 @@ class MemoryEngine:
                 held = self._family(guard.family).values.get(guard.key)
                 if held != guard.expected:
                     return False
-            for family, key, value in rows:
-                self._family(family).set(key, value)
+            # All rows are looked at before the first is applied, so that a bad one spoils nothing.
+            planned = [(self._family(family), key, value) for family, key, value in rows]
+            for rows_of_family, key, value in planned:
+                rows_of_family.set(key, value)
             return True
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:

@@ -10,7 +10,7 @@ After a failed write RocksDB refuses all others, and whether the failed one is i
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
@@ -23,6 +23,7 @@ from rocksdict import (
     DbClosedError,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     WriteBatch,
 )
@@ -46,6 +47,8 @@ RECOVERY_ROOM_BYTES: Final = 64 * MIB
 # Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
 _GULP: Final = 32
 
+# More than RocksDB writes at once when it opens an ordinary database.
+_PROBE_BYTES: Final = 4 * MIB
 _REOPEN_TRIES: Final = 200
 _REOPEN_PAUSE_SECONDS: Final = 0.01
 
@@ -114,22 +117,27 @@ class RocksEngine:
         if end is not None:
             options.set_iterate_upper_bound(end)
         with self._read_errors():
-            rows: Iterator[Row] = self._columns[family].items(  # type: ignore[assignment]
+            column = self._columns[family]
+            rows: Iterator[Row] = column.items(  # type: ignore[assignment]
                 backwards=reverse, from_key=None if reverse else start, read_opt=options
             )
             page: list[Row] = []
             size = 0
             while len(page) < rows_max and size < bytes_max:
-                gulp = list(islice(rows, min(_GULP, rows_max - len(page))))
-                if not gulp:
-                    break
+                wanted = min(_GULP, rows_max - len(page))
+                gulp = list(islice(rows, wanted))
                 page += gulp
-                size += sum([len(key) + len(value) for key, value in gulp])
-                if reverse and gulp[-1][0] < start:
+                size += sum([len(row[1]) for row in gulp])
+                if reverse and gulp and gulp[-1][0] < start:
                     return [row for row in page if row[0] >= start]
+                if len(gulp) < wanted:
+                    _require_healthy_end(column.iter(options), start, end, page, reverse=reverse)
+                    break
             return page
 
     def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+        if self._database is None:
+            raise self._unavailable()
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
         put = batch.put
@@ -148,20 +156,21 @@ class RocksEngine:
             return True
 
     def _write(self, batch: WriteBatch) -> None:
-        database = self._database or self._opened()
+        database = self._writable()
         try:
             database.write(batch)
         except Exception as error:
             raise _write_error(error) from error
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        self._writable()
         if start < end:
             batch = WriteBatch(raw_mode=True)
             batch.delete_range(start, end, self._handles[family])
             self._write(batch)
 
     def sync(self) -> None:
-        database = self._opened()
+        database = self._writable()
         try:
             database.flush_wal(True)
         except Exception as error:
@@ -169,16 +178,31 @@ class RocksEngine:
 
     def recover(self) -> None:
         if self._closed:
-            raise Closed("the site was closed; open it again")
-        free = shutil.disk_usage(self._path).free
-        if free < RECOVERY_ROOM_BYTES:
-            raise StorageFull(
-                f"{self._path} has {free:,} bytes left and needs {RECOVERY_ROOM_BYTES:,} to recover "
-                "from a failed write; make room, then call again",
-                free=free,
-            )
-        self._release()
+            raise self._unavailable()
+        # First: as long as the old database stays open, it at least goes on serving reads.
+        self._require_room()
+        with suppress(Exception):
+            self._release()
         self._reopen()
+
+    def _require_room(self) -> None:
+        """Make sure that RocksDB can write what it writes when it opens."""
+        probe = self._path / "room.tmp"
+        free = shutil.disk_usage(self._path).free
+        try:
+            if free >= RECOVERY_ROOM_BYTES:
+                probe.write_bytes(bytes(_PROBE_BYTES))
+                return
+            reason = f"has {free:,} bytes left"
+        except OSError as error:
+            reason = f"takes no new files ({error.strerror})"
+        finally:
+            probe.unlink(missing_ok=True)
+        raise StorageFull(
+            f"{self._path} {reason} and needs {RECOVERY_ROOM_BYTES:,} bytes to recover from a failed write; "
+            "make room, then call again",
+            free=free,
+        )
 
     def _reopen(self) -> None:
         """Open again.  RocksDB lets go of the files only when the last reader has left them."""
@@ -187,13 +211,15 @@ class RocksEngine:
                 self._open()
                 return
             except StorageFailed as error:
-                if "lock" not in str(error).lower():
+                if "lock hold by current process" not in str(error):
                     raise
                 self._reopening.wait(_REOPEN_PAUSE_SECONDS)
         self._open()
 
     def sizes(self) -> Mapping[str, int]:
         with self._read_errors():
+            if self._database is None:
+                raise self._unavailable()
             return {
                 name: (column.property_int_value("rocksdb.total-sst-files-size") or 0)
                 + (column.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
@@ -202,23 +228,25 @@ class RocksEngine:
 
     def close(self) -> None:
         self._closed = True
-        if self._database is not None:
-            try:
-                self._database.flush_wal(True)
-            except Exception as error:
-                raise _write_error(error) from error
-            finally:
-                self._release()
-
-    def _opened(self) -> Rdict:
         if self._database is None:
-            raise self._no_database()
+            return
+        try:
+            self._database.flush_wal(True)
+            self._release()
+        except Exception as error:
+            with suppress(Exception):
+                self._release()
+            raise _write_error(error) from error
+
+    def _writable(self) -> Rdict:
+        if self._database is None:
+            raise self._unavailable()
         return self._database
 
-    def _no_database(self) -> FloodmarkError:
+    def _unavailable(self) -> FloodmarkError:
         if self._closed:
             return Closed("the site was closed; open it again")
-        return StorageFailed("the database is being reopened after a failed write; try again")
+        return StorageFailed("the database has not recovered from a failed write yet; try again")
 
     @contextmanager
     def _read_errors(self) -> Iterator[None]:
@@ -230,31 +258,37 @@ class RocksEngine:
             raise self._read_error(error) from error
 
     def _read_error(self, error: Exception) -> FloodmarkError:
-        if isinstance(error, DbClosedError):
-            return self._no_database()
+        if self._database is None or isinstance(error, DbClosedError):
+            return self._unavailable()
         return _translate(error, otherwise=StorageFailed)
 
     def _open(self) -> None:
-        options = self._options()
         try:
             database = Rdict(
                 os.fspath(self._path),
-                options,
+                self._options(),
                 column_families={name: self._options() for name in self._families},
             )
         except Exception as error:
-            raise self._read_error(error) from error
+            raise _translate(error, otherwise=StorageFailed) from error
         self._handles = {name: database.get_column_family_handle(name) for name in self._families}
         self._columns = {name: database.get_column_family(name) for name in self._families}
         self._database = database
 
     def _release(self) -> None:
-        # RocksDB lets go of its files when the last handle is closed.
-        for column in self._columns.values():
-            column.close()
-        if self._database is not None:
-            self._database.close()
-        self._database = None
+        """Close every handle, whatever the others do: RocksDB keeps its files until the last is gone."""
+        handles = [*self._columns.values(), *([self._database] if self._database else [])]
+        # Emptied in place: the frames of an old error may still hold this very dict.
+        self._handles.clear()
+        self._columns, self._database = {}, None
+        failure: Exception | None = None
+        while handles:
+            try:
+                handles.pop().close()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _options(self) -> Options:
         return rocks_options(self._block_cache, self._write_buffer_bytes)
@@ -275,6 +309,27 @@ def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYT
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(4 * MIB)
     return options
+
+
+def _require_healthy_end(
+    iterator: RdictIter, start: bytes, end: bytes | None, page: list[Row], *, reverse: bool
+) -> None:
+    """Make sure that rows ended because there are no more, and not at a damaged block.
+
+    rocksdict's row iterators end silently in both cases; only this kind of iterator has a status.
+    """
+    if not reverse:
+        iterator.seek(page[-1][0] + b"\x00" if page else start)
+    elif page:
+        iterator.seek_for_prev(page[-1][0])
+        if iterator.valid():
+            iterator.prev()
+    elif end is not None:
+        iterator.seek_for_prev(end)
+    else:
+        iterator.seek_to_last()
+    if not iterator.valid():
+        iterator.status()
 
 
 def _write_error(error: Exception) -> FloodmarkError:

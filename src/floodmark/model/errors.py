@@ -7,6 +7,7 @@
     │   └── StorageFailed            the disk or the database refused; nothing was written
     │       └── StorageFull          make room, then call again
     ├── OutcomeUnknown               the write may or may not have happened: read before you repeat
+    │   └── PartlyDone               some of many writes happened, the others did not
     └── Terminal                     the same call will fail again
         ├── InvalidArgument          also a ValueError
         │   ├── InvalidKey
@@ -37,6 +38,7 @@ facts stand in `details` for programs.  Errors survive pickling, because they cr
 """
 
 from collections.abc import Mapping
+from typing import Self
 
 
 class FloodmarkError(Exception):
@@ -45,6 +47,10 @@ class FloodmarkError(Exception):
     def __init__(self, message: str, /, **details: object) -> None:
         super().__init__(message)
         self.details: Mapping[str, object] = details
+
+    def again(self) -> Self:
+        """The same error anew, to be raised to someone else or at another time."""
+        return type(self)(str(self), **self.details)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (type(self), str(self), dict(self.details))
@@ -64,6 +70,10 @@ class Terminal(FloodmarkError):
 
 class OutcomeUnknown(FloodmarkError):
     """A write was handed to storage and no answer came back: it may or may not have happened."""
+
+
+class PartlyDone(OutcomeUnknown):
+    """A call that consists of several commits failed after some of them."""
 
 
 class PartitionMoved(Retryable):

@@ -4,6 +4,7 @@ A limit is refused with an error before anything is written; none of them is rea
 the middle of a commit.
 """
 
+from datetime import timedelta
 from typing import Final
 
 KIB: Final = 1024
@@ -18,6 +19,8 @@ PARTITIONS_MAX: Final = 10_000
 SITE_IDS_MAX: Final = 255
 NODES_MAX: Final = 64
 SAFE_POINTS_MAX: Final = 10_000
+
+TTL_MAX: Final = timedelta(days=36_500)
 
 # A change-log row holds values up to this size; larger ones are read from the data they name.
 LOG_INLINE_VALUE_BYTES_MAX: Final = 4 * KIB

@@ -22,11 +22,19 @@ class Page(NamedTuple):
     resume: bytes | None
 
 
+class CommitLimits(NamedTuple):
+    """What one commit may hold; derived from what the engine underneath can take at once."""
+
+    bytes_max: int
+    changes_max: int
+
+
 class Partition(Protocol):
     """A range of keys with one writer."""
 
     id: int
     range: KeyRange
+    limits: CommitLimits
 
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
         """The value of a qualified key, now or as of a version."""

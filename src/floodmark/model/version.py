@@ -56,7 +56,7 @@ def version_at(moment: datetime) -> Version:
     >>> split(version_at(datetime(2020, 1, 1, tzinfo=UTC)))
     (1577836800000, 262143)
     """
-    if moment.tzinfo is None:
+    if moment.utcoffset() is None:
         raise ValueError(f"{moment!r} has no time zone; pass for example datetime.now(timezone.utc)")
     # Whole microseconds first: a float of seconds cannot hold a millisecond exactly.
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)

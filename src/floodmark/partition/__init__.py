@@ -1,12 +1,15 @@
 """Versioned records, their commit path and change log, and how ranges of them split and merge."""
 
-from floodmark.partition.changelog import LogEntry, look_up_values
+from floodmark.partition.changelog import LogEntry, look_up_value
 from floodmark.partition.collect import Collected
 from floodmark.partition.families import FAMILIES, META
 from floodmark.partition.heat import HeatSample
-from floodmark.partition.layout import read_metadata
+from floodmark.partition.layout import load_metadata
 from floodmark.partition.node import EngineBound, Node
 from floodmark.partition.partition import LocalPartition
+from floodmark.partition.records import decode_change
+from floodmark.partition.retention import Retention
+from floodmark.partition.storage import Storage
 
 __all__ = [
     "FAMILIES",
@@ -17,6 +20,9 @@ __all__ = [
     "LocalPartition",
     "LogEntry",
     "Node",
-    "look_up_values",
-    "read_metadata",
+    "Retention",
+    "Storage",
+    "decode_change",
+    "load_metadata",
+    "look_up_value",
 ]

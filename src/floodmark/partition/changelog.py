@@ -86,15 +86,8 @@ def require_untrimmed(since: Version, trimmed: Version) -> None:
         )
 
 
-def look_up_values(engine: Engine, version: Version, row: CommitRow) -> list[bytes]:
-    """The stored values of a row, the large ones fetched from the data."""
-    return [
-        _look_up(engine, key, version) if value is None else value
-        for key, value in zip(row.keys, row.values, strict=True)
-    ]
-
-
-def _look_up(engine: Engine, key: bytes, version: Version) -> bytes:
+def look_up_value(engine: Engine, key: bytes, version: Version) -> bytes:
+    """The stored value of a change whose row names only the key, because the value is large."""
     stored = engine.get(DATA, encode_prefix(key) + encode_version(version))
     if stored is None:
         raise Corruption(

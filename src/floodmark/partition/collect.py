@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from floodmark.codec.ordered import VERSION_BYTES, decode_version
-from floodmark.engine import Engine, WriteRow
+from floodmark.engine import WriteRow
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.families import DATA, HORIZON, META
 from floodmark.partition.records import decode_record
+from floodmark.partition.storage import Storage
 
 BATCH_ROWS: Final = 1_000
 
@@ -40,14 +41,14 @@ class Collector:
 
     def __init__(
         self,
-        engine: Engine,
+        storage: Storage,
         namespace: bytes,
         safe_point: Version,
         settled: Version,
         horizon: Version,
         pause: Callable[[], bool],
     ) -> None:
-        self._engine = engine
+        self._storage = storage
         self._namespace = namespace
         self._safe_point = safe_point
         # Tombstones above this may still be needed to hide something older from another site.
@@ -63,7 +64,9 @@ class Collector:
 
     def run(self, start: bytes, end: bytes) -> Collected:
         """Collect between two engine keys."""
-        while page := self._engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        while page := self._storage.engine.scan(
+            DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX
+        ):
             self._read += len(page)
             for engine_key, stored in page:
                 self._visit(engine_key, stored)
@@ -109,7 +112,7 @@ class Collector:
         if self.horizon > self._stored_horizon:
             rows.append((META, HORIZON + self._namespace, self.horizon.to_bytes(8, "big")))
         if rows:
-            self._engine.write(rows)
+            self._storage.remove(rows)
         self._removed += len(self._doomed)
         self._stored_horizon = self.horizon
         self._doomed = []

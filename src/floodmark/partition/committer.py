@@ -10,20 +10,17 @@ Asking for the resolved version mints a version *first* and looks for a floor *s
 was not seen will mint above it.
 
 **Failure.**  If storage fails, the round recovers the engine and then looks which of its commits are
-there.  Only if that fails too is an outcome unknown: the floor stays, and the next round must recover
-before it does anything else.
+there.  Only if that fails too is an outcome unknown; the floor then stays where it is (`storage.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from threading import Condition, Lock
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single
 from floodmark.codec.ordered import encode_version
-from floodmark.engine import Engine, WriteRow
-from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved, PartitionStopped
-from floodmark.model.limits import COMMIT_BYTES_MAX
+from floodmark.engine import WriteRow
+from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved
 from floodmark.model.version import Version
 from floodmark.partition.commit import (
     Commit,
@@ -34,61 +31,47 @@ from floodmark.partition.commit import (
     tally_one,
 )
 from floodmark.partition.families import DATA, LOG
-from floodmark.partition.turn import Turn, chain, wake
+from floodmark.partition.storage import Storage, refused, unknown
+from floodmark.partition.turn import chain, wake
 
 
 class CommitCounters:
     """Running totals; only the thread that has the turn changes them."""
 
-    __slots__ = ("commits", "recoveries", "rounds")
+    __slots__ = ("commits", "rounds")
 
     def __init__(self) -> None:
-        self.rounds = self.commits = self.recoveries = 0
+        self.rounds = self.commits = 0
 
 
 class Committer:
     """Puts the commits of all partitions on one engine into rounds."""
 
-    def __init__(
-        self, engine: Engine, clock: HybridClock, site_id: int, on_recovery: Callable[[], None]
-    ) -> None:
+    def __init__(self, storage: Storage, clock: HybridClock, site_id: int, *, round_bytes_max: int) -> None:
         self.counters = CommitCounters()
         # Whether commits went by uncounted, so that the next heartbeat cannot vouch for them.
         self.lost_count = False
-        # Set while commits are not wanted at all, as on a disk that is nearly full.
-        self.refusal: FloodmarkError | None = None
-        self._engine = engine
+        # How often something was published; `wait_published` waits for it to change.
+        self.publications = 0
+        self._storage = storage
+        self._engine = storage.engine
+        self._turn = storage.turn
         self._clock = clock
         self._site_id = site_id
-        self._on_recovery = on_recovery
-        self._turn: Turn[Commit] = Turn()
+        self._round_bytes_max = round_bytes_max
         # Floors: of the round at work, and of the oldest commit that is written but not synced.
         self._open_floor: Version | None = None
         self._unsynced_floor: Version | None = None
-        self._stopped = False
+        self._announced: Version = 0
+        self._announcing = Lock()
         self._watchers = 0
         self._published = Condition(Lock())
+        storage.on_recovery.append(self._lose_count)
 
     def commit(self, commit: Commit) -> Version:
         """Run a commit; its version when it is done, 0 if it was refused by its own decision."""
-        turn = self._turn
-        if turn.try_take() or turn.wait(commit):
-            batch = [commit]
-            try:
-                if turn.line:
-                    self._gather(batch)
-                self._run(batch)
-            except BaseException as interruption:
-                self._stopped = self.lost_count = True
-                for member in batch:
-                    member.error = member.error or _unknown(interruption)
-                raise
-            finally:
-                turn.pass_on()
-                if len(batch) > 1:
-                    wake(chain(batch[1:]))
-        else:
-            wake(commit.following)
+        if self._turn.try_take() or self._turn.wait(commit):
+            self._lead(commit)
         if commit.error is not None:
             raise commit.error
         return commit.version
@@ -97,16 +80,17 @@ class Committer:
         self, writer: Writer, key: bytes, prefix: bytes, value: bytes, *, durable: bool
     ) -> Version:
         """`commit` of one key, in the same steps but without lists, while nobody is in line."""
-        turn, clock, engine = self._turn, self._clock, self._engine
-        if turn.line or self._stopped or self.refusal is not None or not turn.try_take():
+        turn, clock, engine, storage = self._turn, self._clock, self._engine, self._storage
+        if not turn.try_take():
             writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
             return self.commit(Commit(writer, writes, durable=durable))
+        if turn.line or storage.is_unusual:
+            return self._lead_one(writer, key, prefix, value, durable=durable)
         tally: CommitTally = (0, b"", 0, 0)
         try:
             if writer.retired:
                 raise _moved(writer)
-            if self._open_floor is None:
-                self._open_floor = clock.latest
+            self._open_floor = clock.latest
             version = clock.now()
             tally = tally_one(version, self._site_id, key, value)
             log_key = encode_log_key(writer.log_id, version)
@@ -126,78 +110,88 @@ class Committer:
             commit.version, commit.tallies = tally[0], (tally,)
             return self._settle_alone(commit, failure)
         except BaseException:
-            self._stopped = self.lost_count = True
+            storage.stop()
+            self.lost_count = True
             raise
         finally:
             turn.pass_on()
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the turn: no round is at work and none begins until the block is left."""
-        if not self._turn.try_take():
-            self._turn.wait(Commit(None, None, durable=True))
-        try:
-            yield
-        finally:
-            self._turn.pass_on()
-
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
-        version = self._clock.now()
-        for floor in (self._open_floor, self._unsynced_floor):
-            if floor is not None and floor < version:
-                version = floor
-        return version
+        version = self._below_floors(self.now())
+        with self._announcing:
+            # What was said once holds for good, also when a round has begun below it meanwhile.
+            self._announced = max(self._announced, version)
+            return self._announced
+
+    def now(self) -> Version:
+        """A fresh version of the clock."""
+        return self._storage.retry_recovered(self._clock.now)
+
+    def read_version(self) -> Version:
+        """The version at which a reader sees everything that was acknowledged.
+
+        Reads must go on while nothing can be written: then no version is minted, and what a failed round
+        may have written is left out.
+        """
+        try:
+            version = self._clock.now()
+        except FloodmarkError:
+            version = self._clock.latest
+        floor = self._open_floor
+        return version if floor is None or not self._storage.stopped else min(version, floor)
+
+    def observe(self, version: Version) -> None:
+        """Move the clock past a version."""
+        if version > self._clock.latest:
+            self._storage.retry_recovered(lambda: self._clock.observe(version))
 
     def wait_applied(self, version: Version) -> None:
         """Return when every commit at or below `version`, which the clock has passed, can be read."""
         floor = self._open_floor
         if floor is not None and floor < version:
-            with self.exclusive():
+            with self._storage.settled():
                 pass
 
     def sync(self) -> None:
         """Make durable, and so publish, what was written without waiting for the disk."""
-        if self._unsynced_floor is not None or self._stopped:
-            with self.exclusive():
+        if self._unsynced_floor is not None or self._storage.stopped:
+            with self._storage.settled():
                 self.sync_in_turn()
 
-    def sync_in_turn(self) -> None:
-        """`sync`, for a caller that holds the turn."""
-        self._recover_if_stopped()
-        if self._unsynced_floor is None and self._open_floor is None:
-            return
-        try:
-            self._engine.sync()
-        except FloodmarkError:
-            self._stopped = True
-            raise
-        self._settle_floors(synced=True)
+    def sync_in_turn(self) -> Version:
+        """`sync`, for a caller that holds the turn; the version up to which all is resolved then."""
+        if self._unsynced_floor is not None or self._open_floor is not None:
+            try:
+                self._engine.sync()
+            except BaseException:
+                self._storage.stop()
+                raise
+            self._settle_floors(synced=True)
+        return self._below_floors(self._clock.now())
 
-    def write_in_turn(self, build: Callable[[Version], Sequence[WriteRow]]) -> Version:
-        """Write and sync rows that are not a commit but have a version, for a holder of the turn.
-
-        After a failure of any kind the committer recovers before it does anything else.
-        """
-        self._recover_if_stopped()
+    def store_in_turn(self, build: Callable[[Version], Sequence[WriteRow]]) -> Version:
+        """Store rows that have a version but are not a commit, for a caller that holds the turn."""
         if self._open_floor is None:
             self._open_floor = self._clock.latest
         try:
             version = self._clock.now()
-            self._engine.write(build(version))
-            self._engine.sync()
-        except FloodmarkError:
-            self._stopped = True
+            self._storage.store(build(version))
+        except BaseException:
+            self.lost_count = True
             raise
-        self._settle_floors(synced=True)
+        finally:
+            if not self._storage.stopped:
+                self._settle_floors(synced=True)
         return version
 
-    def wait_published(self, timeout: float) -> None:
-        """Sleep until something is published or the time is over."""
+    def wait_published(self, seen: int, timeout: float) -> None:
+        """Sleep while `publications` is still what was seen, at most for `timeout` seconds."""
         with self._published:
             self._watchers += 1
             try:
-                self._published.wait(timeout)
+                if self.publications == seen:
+                    self._published.wait(timeout)
             finally:
                 self._watchers -= 1
 
@@ -209,32 +203,54 @@ class Committer:
 
     # The round
 
+    def _lead(self, commit: Commit) -> None:
+        """Run a round for a commit and those in line.  The caller has the turn, and loses it."""
+        batch = [commit]
+        try:
+            if self._turn.line:
+                self._gather(batch)
+            self._run(batch)
+        except BaseException as interruption:
+            self._storage.stop()
+            self.lost_count = True
+            for member in batch:
+                member.error = member.error or unknown(interruption)
+            raise
+        finally:
+            self._turn.pass_on()
+            if len(batch) > 1:
+                wake(chain(batch[1:]))
+
+    def _lead_one(self, writer: Writer, key: bytes, prefix: bytes, value: bytes, *, durable: bool) -> Version:
+        writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
+        commit = Commit(writer, writes, durable=durable)
+        self._lead(commit)
+        if commit.error is not None:
+            raise commit.error
+        return commit.version
+
     def _gather(self, batch: list[Commit]) -> None:
-        """Add those in line to the leader's commit, up to one commit's worth of bytes."""
-        line = self._turn.line
+        """Add those in line to the leader's commit, up to what one round may hold."""
         writes = batch[0].writes
         size = writes.size if writes else 0
-        while line:
-            # Only the holder of the turn takes anyone out of line, but the first may leave.
-            try:
-                first = line[0]
-            except IndexError:
-                return
-            size += first.writes.size if first.writes else 0
-            if first.writer is None or size > COMMIT_BYTES_MAX:
-                return
-            taken = self._turn.next_in_line()
-            if taken is None:
-                return
-            batch.append(taken)
+
+        def fits(commit: Commit) -> bool:
+            nonlocal size
+            size += commit.writes.size if commit.writes else 0
+            return commit.writer is not None and size <= self._round_bytes_max
+
+        while (commit := self._turn.next_in_line(fits)) is not None:
+            batch.append(commit)
 
     def _run(self, batch: list[Commit]) -> None:
-        if self.refusal is not None or self._stopped:
+        storage = self._storage
+        if storage.is_unusual:
             try:
-                self._require_wanted()
+                storage.require_wanted()
+                storage.recover_if_stopped()
             except FloodmarkError as error:
                 for commit in batch:
-                    commit.error = error
+                    commit.error = error.again()
                 return
         if self._open_floor is None:
             self._open_floor = self._clock.latest
@@ -248,11 +264,6 @@ class Committer:
         self._settle_floors(synced=durable)
         self._count(batch)
 
-    def _require_wanted(self) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        self._recover_if_stopped()
-
     def _write(self, batch: list[Commit]) -> bool:
         """Hand all commits to the engine; whether one of them asks for a sync."""
         rows: list[WriteRow] = []
@@ -263,6 +274,10 @@ class Committer:
             if writer.retired:
                 commit.error = _moved(writer)
                 continue
+            if self._storage.dropped and commit.writes is not None:
+                commit.error = self._storage.refuse_dropped(commit.writes.keys)
+                if commit.error is not None:
+                    continue
             if commit.decide is not None:
                 if rows:
                     self._engine.write(rows)
@@ -290,6 +305,13 @@ class Committer:
                 commit.writer.heat.add_writes(len(commit.writes.keys), commit.writes.size)
                 counters.commits += 1
 
+    def _below_floors(self, version: Version) -> Version:
+        # The version was minted before the floors are looked at: a round not seen here is above it.
+        for floor in (self._open_floor, self._unsynced_floor):
+            if floor is not None and floor < version:
+                version = floor
+        return version
+
     def _settle_floors(self, *, synced: bool) -> None:
         # A reader looks at the open floor first, so the other must be in place before it goes.
         if synced:
@@ -297,8 +319,10 @@ class Committer:
         elif self._unsynced_floor is None:
             self._unsynced_floor = self._open_floor
         self._open_floor = None
-        if self._watchers and synced:
-            self.wake_watchers()
+        if synced:
+            self.publications += 1
+            if self._watchers:
+                self.wake_watchers()
 
     # Failure
 
@@ -306,22 +330,23 @@ class Committer:
         """Find out which commits of a failed round happened."""
         try:
             if isinstance(failure, OutcomeUnknown):
-                self._stopped = True
-                self._recover_if_stopped()
+                self._storage.stop()
+                self._storage.recover_if_stopped()
             self._engine.sync()
             for commit in batch:
                 if commit.version and not self._is_written(commit):
                     commit.version = 0
-                    commit.error = _refused(failure)
+                    commit.error = refused(failure)
                 elif not commit.version and commit.error is None:
-                    commit.error = failure
+                    commit.error = failure.again()
         except FloodmarkError:
-            self._stopped = self.lost_count = True
+            self._storage.stop()
+            self.lost_count = True
             for commit in batch:
                 if commit.version:
-                    commit.error = _unknown(failure)
+                    commit.error = unknown(failure)
                 elif commit.error is None:
-                    commit.error = failure
+                    commit.error = failure.again()
             return
         self._settle_floors(synced=True)
         self._count(batch)
@@ -339,37 +364,13 @@ class Committer:
         key = encode_log_key(commit.writer.log_id, commit.version)
         return self._engine.get(LOG, key) is not None
 
-    def _recover_if_stopped(self) -> None:
-        if not self._stopped:
-            return
-        try:
-            self._engine.recover()
-            self._engine.sync()
-            self._on_recovery()
-        except OutcomeUnknown as error:
-            raise PartitionStopped(
-                f"storage has not recovered from a failed write yet ({error}); try again"
-            ) from error
-        self.counters.recoveries += 1
-        self._stopped = False
+    def _lose_count(self) -> None:
+        """A recovery may have lost commits that were counted but not yet durable."""
+        self.lost_count = True
 
 
 def _moved(writer: Writer) -> PartitionMoved:
     return PartitionMoved(
         f"partition {writer.id} was split, merged or moved; ask for the map again",
         partition=writer.id,
-    )
-
-
-def _refused(failure: FloodmarkError) -> FloodmarkError:
-    """What a commit that certainly did not happen is told of a failure of unknown outcome."""
-    if isinstance(failure, OutcomeUnknown):
-        return PartitionStopped(f"storage failed and the write did not happen ({failure}); try again")
-    return failure
-
-
-def _unknown(failure: BaseException) -> OutcomeUnknown:
-    return OutcomeUnknown(
-        f"the write was interrupted ({failure!r}) and storage has not recovered; whether it happened is "
-        "not known. Read the key once the site answers again, before you repeat the write"
     )

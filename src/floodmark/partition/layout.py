@@ -52,12 +52,12 @@ class LogRow(msgspec.Struct, frozen=True):
         return KeyRange(self.start, self.end)
 
 
-Stored = TypeVar("Stored", PartitionRow, LogRow)
+Stored = TypeVar("Stored")
 
 
 def load_partitions(engine: Engine) -> list[PartitionRow]:
     """The partition map, in order of keys, without holes or overlaps."""
-    rows = sorted(_load(engine, PARTITIONS, PartitionRow), key=lambda row: row.start)
+    rows = sorted(load_metadata(engine, PARTITIONS, PartitionRow), key=lambda row: row.start)
     for left, right in pairwise(rows):
         if left.end != right.start:
             raise Corruption(
@@ -69,7 +69,7 @@ def load_partitions(engine: Engine) -> list[PartitionRow]:
 
 def load_logs(engine: Engine) -> list[LogRow]:
     """All change logs that are not fully trimmed, in order of their ids."""
-    return list(_load(engine, LOGS, LogRow))
+    return list(load_metadata(engine, LOGS, LogRow))
 
 
 def load_next_id(engine: Engine) -> int:
@@ -138,7 +138,8 @@ def read_metadata(engine: Engine, prefix: bytes) -> Iterator[tuple[bytes, bytes]
         start = after(page[-1][0])
 
 
-def _load(engine: Engine, prefix: bytes, kind: type[Stored]) -> Iterator[Stored]:
+def load_metadata(engine: Engine, prefix: bytes, kind: type[Stored]) -> Iterator[Stored]:
+    """All metadata rows whose keys start with `prefix`, decoded."""
     for key, stored in read_metadata(engine, prefix):
         try:
             yield msgspec.json.decode(stored, type=kind)

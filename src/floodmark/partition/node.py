@@ -10,7 +10,8 @@ from floodmark.codec.changelog import encode_heartbeat, encode_log_key
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, PartitionNotFound
-from floodmark.model.limits import PARTITIONS_MAX
+from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
+from floodmark.model.partition import CommitLimits
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.changelog import LogEntry, read_logs
@@ -34,8 +35,9 @@ from floodmark.partition.layout import (
     store_next_id,
     store_version,
 )
-from floodmark.partition.partition import LocalPartition
+from floodmark.partition.partition import LocalPartition, observe_version
 from floodmark.partition.retention import Retention
+from floodmark.partition.storage import Storage, unknown
 
 NODE: Final = 0
 FOREVER: Final = VERSION_MAX
@@ -75,10 +77,10 @@ class ClosedMap(PartitionMap):
     """The map of a node that serves nothing any more."""
 
     def route(self, key: bytes) -> LocalPartition:
-        raise Closed("the site was closed; open it again")
+        raise _closed()
 
     def overlapping(self, keys: KeyRange) -> list[LocalPartition]:
-        raise Closed("the site was closed; open it again")
+        raise _closed()
 
 
 class Node:
@@ -87,9 +89,11 @@ class Node:
     def __init__(self, engine: Engine, clock: HybridClock, site_id: int) -> None:
         self.engine = engine
         self.clock = clock
-        self.committer = Committer(engine, clock, site_id, self._load)
+        self._limits = _commit_limits(engine)
+        self.storage = Storage(engine)
+        self.committer = Committer(self.storage, clock, site_id, round_bytes_max=self._limits.bytes_max)
         self._site_id = site_id
-        self.retention = Retention(engine)
+        self.retention = Retention(self.storage)
         # Sums begin with the first heartbeat after a start; 0 says "not observed from the beginning".
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
@@ -99,6 +103,7 @@ class Node:
         if not load_partitions(engine):
             self._bootstrap()
         self._load()
+        self.storage.on_recovery.append(self._load)
 
     # The map
 
@@ -145,6 +150,7 @@ class Node:
             clock=self.clock,
             committer=self.committer,
             site_id=self._site_id,
+            limits=self._limits,
             collected=self.retention.collected,
         )
 
@@ -158,7 +164,8 @@ class Node:
 
     def split(self, key: bytes) -> tuple[int, int]:
         """Cut the partition of a qualified key in two, before that key; the two ids."""
-        with self.committer.exclusive():
+        with self.storage.settled():
+            self.storage.require_wanted()
             partition = self.map.route(key)
             if key == partition.range.start:
                 raise PartitionNotFound(
@@ -174,7 +181,8 @@ class Node:
 
     def merge(self, left_id: int, right_id: int) -> int:
         """Join two neighbours into one partition; its id."""
-        with self.committer.exclusive():
+        with self.storage.settled():
+            self.storage.require_wanted()
             left, right = self._partition(left_id), self._partition(right_id)
             if left.range.end is None or left.range.end != right.range.start:
                 raise PartitionNotFound(
@@ -205,21 +213,23 @@ class Node:
                 rows += open_partition(partition_id, partition_id + 1, keys, version, parents)
             return rows
 
+        self.committer.sync_in_turn()
+        self.committer.store_in_turn(build)
         try:
-            self.committer.write_in_turn(build)
-        except FloodmarkError:
-            self.committer.lost_count = True
+            self._load()
+        except BaseException as error:
+            self.storage.stop()
+            if isinstance(error, FloodmarkError):
+                raise unknown(error) from error
             raise
-        self._load()
         return tuple(ids)
 
     # Heartbeats
 
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat, and with it make durable what was written asynchronously before."""
-        with self.committer.exclusive():
-            self.committer.sync_in_turn()
-            through = self.committer.resolved_version()
+        with self.storage.settled():
+            through = self.committer.sync_in_turn()
             beats: list[Heartbeat] = []
 
             def build(version: Version) -> list[WriteRow]:
@@ -227,11 +237,7 @@ class Node:
                 beats.append(beat)
                 return [(LOG, encode_log_key(NODE, version), encode_heartbeat(beat))]
 
-            try:
-                self.committer.write_in_turn(build)
-            except FloodmarkError:
-                self.committer.lost_count = True
-                raise
+            self.committer.store_in_turn(build)
             self._counted_through = through
             self.committer.lost_count = False
             self.last_heartbeat = beats[0]
@@ -258,6 +264,10 @@ class Node:
 
     # Changes
 
+    def born_version(self) -> Version:
+        """Nothing was written at or below this."""
+        return next(log.opened_at for log in self._logs if log.id == NODE)
+
     def resolved_version(self) -> Version:
         """The resolved version of all partitions of the node."""
         return self.committer.resolved_version()
@@ -275,15 +285,23 @@ class Node:
 
     def trim_logs(self, through: Version) -> None:
         """Forget change-log rows at or below a version, and sealed logs that end there."""
-        if not self.retention.declare_trimmed(through):
-            return
         logs = self._logs
-        self.retention.trim(log.id for log in logs)
+        if not self.retention.trim((log.id for log in logs), through):
+            return
         gone = [log.id for log in logs if log.sealed_at is not None and log.sealed_at <= through]
         if gone:
-            with self.committer.exclusive():
-                self.engine.write([remove_log(log_id) for log_id in gone])
+            with self.storage.settled():
+                self.storage.store([remove_log(log_id) for log_id in gone])
                 self._load()
+
+    def observe(self, version: Version) -> None:
+        """Move the clock past a version, which must not be in the future."""
+        observe_version(self.committer, version)
+
+    def require_open(self) -> None:
+        """Refuse to go on after `close`."""
+        if isinstance(self.map, ClosedMap):
+            raise _closed()
 
     def sample_heat(self) -> None:
         """Close an interval of every partition's heat."""
@@ -294,16 +312,31 @@ class Node:
     def close(self) -> None:
         """Finish the commits under way, make everything durable and release the engine."""
         try:
-            with self.committer.exclusive():
+            with self.storage.exclusive():
                 serving = self.map.partitions
                 self.map = ClosedMap((), ())
                 for partition in serving:
                     partition.retired = True
+                self.storage.on_recovery.clear()
+                self.storage.recover_if_stopped()
                 self.committer.sync_in_turn()
                 self.clock.close()
         finally:
             self.engine.close()
             self.committer.wake_watchers()
+
+
+def _closed() -> Closed:
+    return Closed("the site was closed; open it again")
+
+
+def _commit_limits(engine: Engine) -> CommitLimits:
+    """A change is written twice, as a record and in the log, and its key grows when it is encoded."""
+    limits = engine.limits
+    return CommitLimits(
+        bytes_max=min(COMMIT_BYTES_MAX, limits.batch_bytes_max // 4),
+        changes_max=limits.batch_rows_max // 2,
+    )
 
 
 def _sealed(log: LogRow, version: Version) -> LogRow:

@@ -22,7 +22,7 @@ from floodmark.model.errors import (
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX
-from floodmark.model.partition import Page
+from floodmark.model.partition import CommitLimits, Page
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
@@ -46,11 +46,13 @@ class LocalPartition:
         clock: HybridClock,
         committer: Committer,
         site_id: int,
+        limits: CommitLimits,
         collected: Mapping[bytes, Version],
     ) -> None:
         self.id = partition_id
         self.range = keys
         self.log_id = log_id
+        self.limits = limits
         self.retired = False
         self.tallies: deque[CommitTally] = deque()
         self.heat = Heat(clock.time_source())
@@ -129,21 +131,14 @@ class LocalPartition:
             return None
         version, stored = found
         record = decode_record(prefix + encode_version(version), stored)
-        now_ms = self._clock.time_source() if at is None else physical_ms(at)
+        now_ms = self._clock.physical_ms() if at is None else physical_ms(at)
         return None if record.is_dead_at(now_ms) else record
 
     def _prepare_read(self, namespace: bytes, at: Version) -> None:
         """Make sure that nothing at or below `at` is still to come, and that it is still there."""
         if self.retired:
             raise self._moved()
-        try:
-            self._clock.observe(at)
-        except ClockSkew as error:
-            raise VersionInFuture(
-                f"version {at} ({moment_of(at).isoformat()}) lies in the future of this site; "
-                "read at the present by leaving out `at`",
-                version=at,
-            ) from error
+        observe_version(self._committer, at)
         self._committer.wait_applied(at)
         self._require_kept(namespace, at)
 
@@ -201,6 +196,18 @@ class LocalPartition:
             f"partition {self.id} was split, merged or moved; ask for the map again",
             partition=self.id,
         )
+
+
+def observe_version(committer: Committer, version: Version) -> None:
+    """Move the clock past a version that a reader has asked for; one in the future is refused."""
+    try:
+        committer.observe(version)
+    except ClockSkew as error:
+        raise VersionInFuture(
+            f"version {version} ({moment_of(version).isoformat()}) lies in the future of this site; "
+            "read at the present by leaving out the version",
+            version=version,
+        ) from error
 
 
 def _writes(keys: Sequence[bytes], values: Sequence[bytes]) -> Writes:

@@ -7,6 +7,7 @@ from floodmark.codec.ordered import (
     decode_key,
     decode_user_key,
     decode_version,
+    encode_prefix,
     encode_version,
 )
 from floodmark.codec.values import decode_value
@@ -31,6 +32,14 @@ def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Vers
     if len(engine_key) != len(prefix) + VERSION_BYTES or not engine_key.startswith(prefix):
         return None
     return decode_version(engine_key), stored
+
+
+def decode_change(key: bytes, version: Version, stored: bytes) -> Record:
+    """`decode_value` of what a change wrote under a qualified key, with the key in the error."""
+    try:
+        return decode_value(stored)
+    except Corruption as error:
+        raise _name_key(encode_prefix(key) + encode_version(version), error) from error
 
 
 def decode_record(engine_key: bytes, stored: bytes) -> Record:

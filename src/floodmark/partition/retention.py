@@ -5,12 +5,12 @@ from typing import Final
 
 from floodmark.codec.changelog import encode_log_range
 from floodmark.codec.ordered import RAW, encode_namespace
-from floodmark.engine import Engine
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.collect import Collected, Collector
 from floodmark.partition.families import COLLECTED, DATA, HORIZON, LOG, LOG_TRIMMED, META
 from floodmark.partition.layout import load_version, read_metadata, store_version
+from floodmark.partition.storage import Storage
 
 # Without other sites, every tombstone has done its work once no reader here can see behind it.
 SETTLED: Final = VERSION_MAX
@@ -23,14 +23,21 @@ class Retention:
     the truth or `VersionCollected`, and nothing in between.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._engine = storage.engine
         # By the namespace's bytes; shared with the partitions, which check their readers against it.
-        self.collected: dict[bytes, Version] = {
-            key[len(COLLECTED) :]: int.from_bytes(stored, "big")
-            for key, stored in read_metadata(engine, COLLECTED)
-        }
-        self._trimmed = load_version(engine, LOG_TRIMMED)
+        self.collected: dict[bytes, Version] = {}
+        self._trimmed: Version = 0
+        self._load()
+        storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        # Only ever raised: a reader that was refused once is not let in again.
+        for key, stored in read_metadata(self._engine, COLLECTED):
+            namespace, version = key[len(COLLECTED) :], int.from_bytes(stored, "big")
+            self.collected[namespace] = max(version, self.collected.get(namespace, 0))
+        self._trimmed = max(self._trimmed, load_version(self._engine, LOG_TRIMMED))
 
     def collected_version(self, namespace: int) -> Version:
         """The oldest version at which a namespace can still be read."""
@@ -45,24 +52,23 @@ class Retention:
         return self._trimmed
 
     def declare_collected(self, safe_points: Mapping[int, Version]) -> None:
-        """Declare that the namespaces can no longer be read below these versions."""
+        """Declare that namespaces can no longer be read below some versions.  The caller has the turn."""
         raised = {
             encode_namespace(namespace): safe_point
             for namespace, safe_point in safe_points.items()
             if safe_point > self.collected_version(namespace)
         }
         if raised:
-            self._engine.write(
+            self._storage.store(
                 [store_version(COLLECTED + namespace, version) for namespace, version in raised.items()]
             )
-            self._engine.sync()
             self.collected.update(raised)
 
     def collect(self, namespace: int, pause: Callable[[], bool]) -> Collected:
         """Remove what no reader at or above the namespace's collected version can see."""
         encoded = encode_namespace(namespace)
         collector = Collector(
-            self._engine,
+            self._storage,
             encoded,
             safe_point=self.collected.get(encoded, 0),
             settled=SETTLED,
@@ -71,26 +77,22 @@ class Retention:
         )
         return collector.run(*_namespace_bounds(encoded))
 
-    def declare_trimmed(self, through: Version) -> bool:
-        """Declare that changes at or below a version are gone; False if they were already."""
+    def trim(self, logs: Iterable[int], through: Version) -> bool:
+        """Remove the rows of logs at or below a version; False if they were removed before."""
         if through <= self._trimmed:
             return False
-        self._engine.write([store_version(LOG_TRIMMED, through)])
-        self._engine.sync()
-        self._trimmed = through
-        return True
-
-    def trim(self, logs: Iterable[int]) -> None:
-        """Remove the rows of the logs that were declared trimmed."""
+        with self._storage.settled():
+            self._storage.store([store_version(LOG_TRIMMED, through)])
+            self._trimmed = through
         for log in logs:
-            self._engine.delete_range(LOG, *encode_log_range(log, 0, self._trimmed))
+            self._storage.remove_range(LOG, *encode_log_range(log, 0, through))
+        return True
 
     def remove_namespace(self, namespace: int) -> None:
         """Remove all data of a namespace that was dropped."""
         encoded = encode_namespace(namespace)
-        self._engine.delete_range(DATA, *_namespace_bounds(encoded))
-        self._engine.write([(META, COLLECTED + encoded, None), (META, HORIZON + encoded, None)])
-        self._engine.sync()
+        self._storage.remove_range(DATA, *_namespace_bounds(encoded))
+        self._storage.remove([(META, COLLECTED + encoded, None), (META, HORIZON + encoded, None)])
         self.collected.pop(encoded, None)
 
 

@@ -9,6 +9,7 @@ they would only fight for the interpreter.
 """
 
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from threading import Lock
 from typing import Final, Generic, TypeVar
@@ -23,9 +24,13 @@ class Waiter:
 
     gate: Lock
     leads = False
+    woken = False
     abandoned = False
     following: "Waiter | None" = None
 
+
+# Whether someone is woken or leaves is decided once, whoever comes first.
+_fate = Lock()
 
 SomeWaiter = TypeVar("SomeWaiter", bound=Waiter)
 
@@ -58,6 +63,8 @@ class Turn(Generic[SomeWaiter]):
             self.pass_on()
         try:
             if gate.acquire(timeout=WAIT_SECONDS_MAX):
+                if not waiter.leads:
+                    wake(waiter.following)
                 return waiter.leads
         except BaseException:
             self._abandon(waiter)
@@ -70,23 +77,26 @@ class Turn(Generic[SomeWaiter]):
             f"no answer from storage within {WAIT_SECONDS_MAX:.0f} s; read before you write again"
         )
 
-    def next_in_line(self) -> SomeWaiter | None:
-        """Take the first out of line, for a leader that will do its work."""
+    def next_in_line(self, accept: Callable[[SomeWaiter], bool] = lambda _: True) -> SomeWaiter | None:
+        """Take the first out of line, if it is acceptable, for a leader that will do its work."""
         with self._line_lock:
-            return self.line.popleft() if self.line else None
+            if not self.line:
+                return None
+            first = self.line.popleft()
+            if accept(first):
+                return first
+            self.line.appendleft(first)
+            return None
 
     def pass_on(self) -> None:
         """Give the turn back, or to the first in line."""
         self._held.release()
         while self.line and self.try_take():
             successor = self.next_in_line()
-            if successor is None:
-                self._held.release()
-                continue
-            successor.leads = True
-            successor.gate.release()
-            if not (successor.abandoned and successor.gate.acquire(blocking=False)):
-                return
+            if successor is not None:
+                successor.leads = True
+                if _open_gate(successor):
+                    return
             self._held.release()
 
     def _abandon(self, waiter: SomeWaiter) -> bool:
@@ -95,12 +105,12 @@ class Turn(Generic[SomeWaiter]):
             if waiter in self.line:
                 self.line.remove(waiter)
                 return True
-        # Its waker and this thread both try the gate; whoever gets through goes on with the chain.
-        waiter.abandoned = True
-        if waiter.gate.acquire(blocking=False):
-            if waiter.leads:
-                self.pass_on()
-                return True
+        with _fate:
+            waiter.abandoned = not waiter.woken
+        if waiter.woken and waiter.leads:
+            self.pass_on()
+            return True
+        if waiter.woken:
             wake(waiter.following)
         return False
 
@@ -114,8 +124,16 @@ def chain(served: list[SomeWaiter]) -> SomeWaiter:
 
 def wake(waiter: Waiter | None) -> None:
     """Wake the first of a chain; it wakes the next.  Those who have left are passed over."""
-    while waiter is not None:
-        waiter.gate.release()
-        if not waiter.abandoned or not waiter.gate.acquire(blocking=False):
-            return
+    while waiter is not None and not _open_gate(waiter):
         waiter = waiter.following
+
+
+def _open_gate(waiter: Waiter) -> bool:
+    """Let a waiter go on; False if it has left.  Doing it twice is harmless."""
+    with _fate:
+        if waiter.abandoned:
+            return False
+        if not waiter.woken:
+            waiter.woken = True
+            waiter.gate.release()
+        return True

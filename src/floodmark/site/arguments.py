@@ -1,7 +1,8 @@
 """What users pass in, checked once at the door; behind it everything is of the right shape."""
 
 from datetime import datetime, timedelta
-from typing import Literal, TypeAlias
+from math import ceil, isfinite
+from typing import Final, Literal, TypeAlias, cast
 
 from floodmark.model.errors import (
     InvalidArgument,
@@ -11,9 +12,11 @@ from floodmark.model.errors import (
     InvalidValue,
     InvalidVersion,
 )
-from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.limits import KEY_BYTES_MAX, TTL_MAX, VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version, version_at
+
+_LIFETIME_US_MAX: Final = TTL_MAX // timedelta(microseconds=1)
 
 At: TypeAlias = Version | datetime
 Durability: TypeAlias = Literal["fsync", "async"]
@@ -98,11 +101,14 @@ def to_version(at: object) -> Version:
 def to_expiry(ttl: object, now_ms: int) -> int:
     """The unix second at which something written now is gone.  Rounded up: never early."""
     if isinstance(ttl, timedelta):
-        lifetime_ms = ttl // timedelta(milliseconds=1)
-    elif type(ttl) in (int, float):
-        lifetime_ms = int(float(ttl) * 1000)  # type: ignore[arg-type]
+        lifetime_us = ttl // timedelta(microseconds=1)
+    elif type(ttl) in (int, float) and isfinite(cast(float, ttl)):
+        lifetime_us = ceil(cast(float, ttl) * 1_000_000)
     else:
-        raise InvalidTimeToLive(f"a time to live is a timedelta or seconds, not {ttl!r:.60}")
-    if lifetime_ms <= 0:
-        raise InvalidTimeToLive(f"a time to live must be positive, not {ttl}; use delete instead")
-    return -((now_ms + lifetime_ms) // -1000)
+        raise InvalidTimeToLive(f"a time to live is a timedelta or a number of seconds, not {ttl!r:.60}")
+    if not 0 < lifetime_us <= _LIFETIME_US_MAX:
+        raise InvalidTimeToLive(
+            f"a time to live must be positive and at most {TTL_MAX.days:,} days, not {ttl}. "
+            "Use delete to remove at once, and no ttl to keep for good"
+        )
+    return -((now_ms * 1000 + lifetime_us) // -1_000_000)

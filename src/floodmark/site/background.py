@@ -13,6 +13,9 @@ from floodmark.partition import Node
 
 HEARTBEAT_SECONDS: Final = 1.0
 CLOSE_SECONDS_MAX: Final = 60.0
+CLOCK_AHEAD_MS_MAX: Final = 1_000
+# A page takes a few milliseconds; resting longer than that leaves the machine to those who use it.
+COLLECT_PAUSE_SECONDS: Final = 0.01
 
 _log = logging.getLogger("floodmark.site")
 
@@ -35,6 +38,7 @@ class Background:
         self._collected_at_ms = node.clock.time_source()
         self._disk = disk
         self._disk_reserve_bytes = disk_reserve_bytes
+        self._clock_warned = False
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="floodmark-background", daemon=True)
 
@@ -48,20 +52,22 @@ class Background:
         if self._thread.is_alive():
             self._thread.join(CLOSE_SECONDS_MAX)
 
-    def watch_disk(self) -> None:
-        """Refuse writes while the disk is nearly full: reads go on, and nothing is half written."""
+    def watch_disk(self) -> bool:
+        """Refuse writes while the disk is nearly full; whether it is.
+
+        Reads go on, and nothing is half written.
+        """
         if self._disk is None:
-            return
+            return False
         free = shutil.disk_usage(self._disk).free
-        self._node.committer.refusal = (
-            StorageFull(
-                f"{self._disk} has {free:,} bytes left, and {self._disk_reserve_bytes:,} are kept "
-                "free; make room, and writes go on by themselves",
-                free=free,
-            )
-            if free < self._disk_reserve_bytes
-            else None
+        full = free < self._disk_reserve_bytes
+        refusal = StorageFull(
+            f"{self._disk} has {free:,} bytes left, and {self._disk_reserve_bytes:,} are kept free; "
+            "make room, and writes go on by themselves",
+            free=free,
         )
+        self._node.storage.refuse(refusal if full else None)
+        return full
 
     def _run(self) -> None:
         while not self._stopping.wait(HEARTBEAT_SECONDS):
@@ -77,15 +83,26 @@ class Background:
                 _log.exception("the site's background work failed unexpectedly")
 
     def _tick(self) -> None:
-        self.watch_disk()
+        full = self.watch_disk()
+        self._watch_clock()
         self._node.sample_heat()
-        if self._node.committer.refusal is None:
+        if not full:
             self._node.heartbeat()
         now_ms = self._node.clock.time_source()
         if now_ms - self._collected_at_ms >= self._collect_every_ms:
             self._collected_at_ms = now_ms
             self._collect(self._may_go_on)
 
+    def _watch_clock(self) -> None:
+        ahead_ms = self._node.clock.ahead_ms()
+        if ahead_ms > CLOCK_AHEAD_MS_MAX and not self._clock_warned:
+            _log.warning(
+                "this machine's clock lies %d ms behind versions already given; it was set back, or ran "
+                "ahead before. Versions go on growing, but moments do not match real time until then",
+                ahead_ms,
+            )
+        self._clock_warned = ahead_ms > CLOCK_AHEAD_MS_MAX
+
     def _may_go_on(self) -> bool:
         # A moment for the writers between two pages, and a chance to stop.
-        return not self._stopping.wait(0.001)
+        return not self._stopping.wait(COLLECT_PAUSE_SECONDS)

@@ -1,25 +1,24 @@
 """The namespaces of a site: their ids, names and settings, kept in the engine's metadata."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from floodmark.engine import Engine, WriteRow
+from floodmark.codec.ordered import encode_namespace
+from floodmark.engine import WriteRow
 from floodmark.merge import POLICIES
 from floodmark.model.errors import (
-    Corruption,
     InvalidName,
     LimitExceeded,
     NamespaceExists,
     NamespaceNotFound,
 )
-from floodmark.model.limits import NAMESPACES_MAX
+from floodmark.model.limits import NAMESPACES_MAX, TTL_MAX
 from floodmark.model.version import Version
-from floodmark.partition import META, read_metadata
+from floodmark.partition import META, Storage, load_metadata
 from floodmark.site.directory import require_name
 
 RETENTION: Final = timedelta(hours=24)
@@ -41,13 +40,21 @@ class NamespaceSettings:
     retention: timedelta = RETENTION
 
     def __post_init__(self) -> None:
-        if self.merge not in POLICIES:
+        if not isinstance(self.merge, str) or self.merge not in POLICIES:
             known = ", ".join(sorted(POLICIES))
             raise InvalidName(f"merge policy {self.merge!r} is not known; choose from: {known}")
-        if self.ttl is not None and self.ttl <= timedelta(0):
-            raise InvalidName(f"a namespace's ttl must be positive, not {self.ttl}")
-        if self.retention < timedelta(0):
-            raise InvalidName(f"a namespace's retention must not be negative, not {self.retention}")
+        if self.ttl is not None:
+            _require_duration("ttl", self.ttl)
+            if self.ttl <= timedelta(0):
+                raise InvalidName(f"a namespace's ttl must be positive, not {self.ttl}")
+        _require_duration("retention", self.retention)
+
+
+def _require_duration(setting: str, duration: object) -> None:
+    if not isinstance(duration, timedelta) or not timedelta(0) <= duration <= TTL_MAX:
+        raise InvalidName(
+            f"a namespace's {setting} is a timedelta of at most {TTL_MAX.days:,} days, not {duration!r:.60}"
+        )
 
 
 class NamespaceRow(msgspec.Struct):
@@ -73,8 +80,8 @@ class NamespaceRow(msgspec.Struct):
     def apply(self, settings: NamespaceSettings) -> None:
         """Take over changed settings."""
         self.merge = settings.merge
-        self.ttl_ms = None if settings.ttl is None else settings.ttl // timedelta(milliseconds=1)
-        self.retention_ms = settings.retention // timedelta(milliseconds=1)
+        self.ttl_ms = None if settings.ttl is None else _milliseconds(settings.ttl)
+        self.retention_ms = _milliseconds(settings.retention)
 
 
 class Catalog:
@@ -83,25 +90,33 @@ class Catalog:
     Rows are shared with those who use a namespace, so they see a drop at once.
     """
 
-    def __init__(self, engine: Engine, now: Callable[[], Version]) -> None:
-        self._engine = engine
+    def __init__(self, storage: Storage, now: Callable[[], Version]) -> None:
+        self._storage = storage
         self._now = now
-        self._lock = Lock()
         self._rows: dict[int, NamespaceRow] = {}
-        for key, stored in read_metadata(engine, _NAMESPACES):
-            try:
-                row = msgspec.json.decode(stored, type=NamespaceRow)
-            except msgspec.MsgspecError as error:
-                raise Corruption(f"the metadata row {key!r} is damaged: {error}") from error
-            self._rows[row.id] = row
         # Id 0 names no namespace, so that a zeroed key is never taken for a user's.
-        stored_id = engine.get(META, _NEXT_ID)
+        self._next_id = 1
+        self._load()
+        storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        stored_rows = {row.id: row for row in load_metadata(self._storage.engine, _NAMESPACES, NamespaceRow)}
+        for namespace, row in stored_rows.items():
+            held = self._rows.setdefault(namespace, row)
+            held.apply(row.settings)
+            held.dropped_at = row.dropped_at
+            if row.dropped_at is not None:
+                self._storage.drop(encode_namespace(namespace))
+        for namespace in self._rows.keys() - stored_rows.keys():
+            del self._rows[namespace]
+        stored_id = self._storage.engine.get(META, _NEXT_ID)
         self._next_id = 1 if stored_id is None else int.from_bytes(stored_id, "big")
 
     def create(self, name: str, settings: NamespaceSettings) -> NamespaceRow:
         """Add a namespace."""
         require_name(name, "namespace")
-        with self._lock:
+        with self._storage.settled():
+            self._storage.require_wanted()
             if self._find(name) is not None:
                 raise NamespaceExists(
                     f"namespace {name!r} is already there; get it with site.namespace({name!r})",
@@ -118,7 +133,8 @@ class Catalog:
                 created_at=self._now(),
             )
             row.apply(settings)
-            self._store(row, (META, _NEXT_ID, (row.id + 1).to_bytes(4, "big")))
+            next_id = (META, _NEXT_ID, (row.id + 1).to_bytes(4, "big"))
+            self._storage.store([_stored(row), next_id])
             self._rows[row.id] = row
             self._next_id = row.id + 1
             return row
@@ -127,43 +143,37 @@ class Catalog:
         """The namespace of a name."""
         row = self._find(name)
         if row is None:
-            known = ", ".join(sorted(row.name for row in self.live())) or "none yet"
+            known = ", ".join(row.name for row in self.live()) or "none yet"
             raise NamespaceNotFound(
                 f"no namespace {name!r}; there are: {known}. Create it with site.create_namespace({name!r})",
                 namespace=name,
             )
         return row
 
-    def update(self, name: str, changes: dict[str, Any]) -> NamespaceRow:
-        """Change some settings; the merge policy stays what it was."""
-        with self._lock:
+    def update(self, name: str, settings: NamespaceSettings) -> None:
+        """Change the settings of a namespace."""
+        with self._storage.settled():
+            self._storage.require_wanted()
             row = self.get(name)
-            if "merge" in changes and changes["merge"] != row.merge:
-                raise InvalidName(
-                    f"the merge policy of {name!r} is {row.merge!r} and cannot be changed; create "
-                    "another namespace and copy",
-                    namespace=name,
-                )
             changed = msgspec.structs.replace(row)
-            changed.apply(replace(row.settings, **changes))
-            self._store(changed)
-            row.apply(changed.settings)
-            return row
+            changed.apply(settings)
+            self._storage.store([_stored(changed)])
+            row.apply(settings)
 
     def drop(self, name: str) -> None:
         """Hide a namespace at once; its data goes when garbage collection has passed the drop."""
-        with self._lock:
+        with self._storage.settled():
             row = self.get(name)
             dropped = msgspec.structs.replace(row, dropped_at=self._now())
-            self._store(dropped)
+            self._storage.store([_stored(dropped)])
             row.dropped_at = dropped.dropped_at
+            self._storage.drop(encode_namespace(row.id))
 
     def forget(self, namespace: int) -> None:
         """Remove the last trace of a dropped namespace whose data is gone.  Its id stays used."""
-        with self._lock:
-            self._engine.write([(META, _key(namespace), None)])
-            self._engine.sync()
-            del self._rows[namespace]
+        with self._storage.settled():
+            self._storage.store([(META, _key(namespace), None)])
+            self._rows.pop(namespace, None)
 
     def live(self) -> list[NamespaceRow]:
         """The namespaces that were not dropped, by name."""
@@ -181,9 +191,14 @@ class Catalog:
     def _find(self, name: str) -> NamespaceRow | None:
         return next((row for row in self.live() if row.name == name), None)
 
-    def _store(self, row: NamespaceRow, *others: WriteRow) -> None:
-        self._engine.write([(META, _key(row.id), msgspec.json.encode(row)), *others])
-        self._engine.sync()
+
+def _stored(row: NamespaceRow) -> WriteRow:
+    return META, _key(row.id), msgspec.json.encode(row)
+
+
+def _milliseconds(duration: timedelta) -> int:
+    """Rounded up: what lives for less than a millisecond still lives."""
+    return -(duration // -timedelta(milliseconds=1))
 
 
 def _key(namespace: int) -> bytes:

@@ -5,11 +5,10 @@ from typing import Final
 
 from floodmark.codec.changelog import CommitRow
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.codec.values import decode_value
 from floodmark.model.change import Change, ChangeType, Stamp
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.partition import LogEntry, Node, look_up_values
+from floodmark.partition import LogEntry, Node, decode_change, look_up_value
 from floodmark.site.safepoints import SafePoints
 
 FOLLOW_SECONDS: Final = 0.2
@@ -46,6 +45,8 @@ class ChangeReader:
         with self._safe_points.reading(since, namespace) as advance:
             position = since
             while until is None or position < until:
+                self._node.require_open()
+                publications = self._node.committer.publications
                 self._node.committer.sync()
                 resolved = self._node.resolved_version()
                 target = resolved if until is None else min(until, resolved)
@@ -55,7 +56,7 @@ class ChangeReader:
                 if not follow:
                     return
                 if target == resolved:
-                    self._node.committer.wait_published(FOLLOW_SECONDS)
+                    self._node.committer.wait_published(publications, FOLLOW_SECONDS)
 
     def _between(self, keys: KeyRange, since: Version, until: Version) -> Iterator[Change]:
         if since >= until:
@@ -69,12 +70,12 @@ class ChangeReader:
         self, entry: LogEntry, row: CommitRow, keys: KeyRange, names: dict[int, str]
     ) -> Iterator[Change]:
         assert entry.partition is not None
-        values = look_up_values(self._node.engine, entry.version, row)
-        for key, stored in zip(row.keys, values, strict=True):
+        for key, value in zip(row.keys, row.values, strict=True):
             namespace = int.from_bytes(key[:NAMESPACE_BYTES], "big")
             if not keys.contains(key) or namespace not in names:
                 continue
-            record = decode_value(stored)
+            stored = look_up_value(self._node.engine, key, entry.version) if value is None else value
+            record = decode_change(key, entry.version, stored)
             yield Change(
                 namespace=names[namespace],
                 key=key[NAMESPACE_BYTES:],

@@ -40,14 +40,31 @@ class Identity(msgspec.Struct, frozen=True):
     site_id: int
     format: int
 
+    def require_possible(self) -> None:
+        """Refuse a name, an id or a format that no site can have."""
+        require_name(self.site, "site")
+        if type(self.site_id) is not int or not 1 <= self.site_id <= SITE_IDS_MAX:
+            raise InvalidName(f"a site id is a number from 1 to {SITE_IDS_MAX}, not {self.site_id!r}")
+        if self.format < 1:
+            raise InvalidName(f"formats begin with 1, not {self.format}")
+
+
+def new_identity(site: str, site_id: int | None) -> Identity:
+    """The identity of a site that is made now."""
+    require_name(site, "site")
+    chosen = default_site_id(site) if site_id is None else site_id
+    identity = Identity(site=site, site_id=chosen, format=FORMAT)
+    identity.require_possible()
+    return identity
+
 
 class SiteDirectory:
     """The directory of a site, owned by this process until it is released."""
 
-    def __init__(self, path: Path, site: str | None, site_id: int | None) -> None:
+    def __init__(self, path: Path, site: str | None, site_id: int | None, *, create: bool) -> None:
         self.path = path
-        _require_site_or_empty(path)
         try:
+            _require_site_or_empty(path, create=create)
             path.mkdir(parents=True, exist_ok=True)
             self._owner = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -86,8 +103,6 @@ class SiteDirectory:
 
     def _load_identity(self) -> Identity | None:
         file = self.path / _IDENTITY
-        if not file.exists():
-            return None
         try:
             head = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
             stored_format = head.get("format")
@@ -97,32 +112,33 @@ class SiteDirectory:
                     "Install a newer Floodmark",
                     format=stored_format,
                 )
-            return msgspec.convert(head, Identity)
-        except msgspec.MsgspecError as error:
+            identity = msgspec.convert(head, Identity)
+            identity.require_possible()
+            return identity
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CannotOpen(f"cannot read {file}: {error.strerror}", path=str(self.path)) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidName) as error:
             raise NotASite(
                 f"{file} is damaged ({error}); restore it, or the site, from a backup",
                 path=str(self.path),
             ) from error
 
     def _make_identity(self, site: str | None, site_id: int | None) -> Identity:
-        name = site if site is not None else self.path.resolve().name
-        require_name(name, "site")
-        identity = Identity(
-            site=name,
-            site_id=site_id if site_id is not None else default_site_id(name),
-            format=FORMAT,
-        )
-        if not 1 <= identity.site_id <= SITE_IDS_MAX:
-            raise InvalidName(f"a site id lies between 1 and {SITE_IDS_MAX}, not {site_id}")
+        identity = new_identity(self.path.resolve().name if site is None else site, site_id)
         _write_durably(self.path / _IDENTITY, msgspec.json.format(msgspec.json.encode(identity)))
         return identity
 
     def _require_identity(self, site: str | None, site_id: int | None) -> None:
         identity = self.identity
         if site not in (None, identity.site) or site_id not in (None, identity.site_id):
+            asked = " and ".join(
+                [f"name {site!r}"] * (site is not None) + [f"id {site_id}"] * (site_id is not None)
+            )
             raise SiteMismatch(
-                f"{self.path} is site {identity.site!r} with id {identity.site_id}, not {site!r} with "
-                f"id {site_id}; open it under its own name, or choose another directory",
+                f"{self.path} is site {identity.site!r} with id {identity.site_id}, and was asked for by "
+                f"{asked}; open it under its own name, or choose another directory",
                 path=str(self.path),
                 site=identity.site,
             )
@@ -147,16 +163,18 @@ def require_name(name: object, what: str) -> None:
         )
 
 
-def _require_site_or_empty(path: Path) -> None:
-    if path.is_dir():
-        if (path / _IDENTITY).exists() or not _foreign_entries(path):
-            return
+def _require_site_or_empty(path: Path, *, create: bool) -> None:
+    if (path / _IDENTITY).exists():
+        return
+    if path.exists() and not path.is_dir():
+        raise NotASite(f"{path} is a file, not a site's directory", path=str(path))
+    if not create:
+        raise NotASite(f"{path} holds no site; check the name, or create the site first", path=str(path))
+    if path.exists() and _foreign_entries(path):
         raise NotASite(
             f"{path} holds other files and no site; choose an empty or a new directory",
             path=str(path),
         )
-    if path.exists():
-        raise NotASite(f"{path} is a file, not a site's directory", path=str(path))
 
 
 def _foreign_entries(path: Path) -> bool:

@@ -60,10 +60,18 @@ class GarbageCollection:
             return report
 
     def _raise_safe_points(self, rows: list[NamespaceRow]) -> dict[int, Version]:
-        with self._safe_points.lock:
-            resolved = self._node.resolved_version()
+        resolved = self._node.resolved_version()
+        with self._node.storage.settled(), self._safe_points.lock:
             safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
-            self._node.retention.declare_collected(safe_points)
+            # Before its creation a namespace was empty, and everyone may still know that.
+            created = {row.id: row.created_at for row in rows}
+            self._node.retention.declare_collected(
+                {
+                    namespace: safe_point
+                    for namespace, safe_point in safe_points.items()
+                    if safe_point > created[namespace]
+                }
+            )
         return safe_points
 
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:

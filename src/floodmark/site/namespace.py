@@ -1,13 +1,14 @@
 """What users hold to read and write: a namespace, and read-only views of its past."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from itertools import islice
 from typing import Final
 
-from floodmark.clock import HybridClock
+from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
-from floodmark.model.errors import InvalidArgument, NamespaceNotFound
+from floodmark.model.errors import FloodmarkError, InvalidArgument, NamespaceNotFound, PartlyDone
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
@@ -47,7 +48,8 @@ class Namespace:
         self,
         row: NamespaceRow,
         router: Router,
-        clock: HybridClock,
+        read_version: Callable[[], Version],
+        physical_ms: TimeSource,
         safe_points: SafePoints,
         *,
         durable: bool,
@@ -55,7 +57,8 @@ class Namespace:
         self._row = row
         self._prefix = encode_namespace(row.id)
         self._router = router
-        self._clock = clock
+        self._read_version = read_version
+        self._physical_ms = physical_ms
         self._safe_points = safe_points
         self._durable = durable
 
@@ -109,7 +112,7 @@ class Namespace:
         keys = self._range(start, end, prefix)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit must be a number of rows, not {limit!r}")
-        version = self._clock.now() if at is None else to_version(at)
+        version = self._read_version() if at is None else to_version(at)
         return self._scan(keys, version, limit, reverse=reverse)
 
     def as_of(self, at: At) -> "View":
@@ -149,11 +152,10 @@ class Namespace:
         """
         expires_at = self._expiry(ttl)
         durable = self._durable if durability is None else check_durability(durability)
-        items = pairs.items() if isinstance(pairs, Mapping) else pairs
         self._require_there()
         prefix, suffix = self._prefix, PLAIN if expires_at is None else encode_value(b"", expires_at)
         rows: dict[bytes, bytes] = {}
-        for key, value in items:
+        for key, value in _each_pair(pairs):
             if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
                 raise refuse_key(key)
             if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
@@ -181,15 +183,20 @@ class Namespace:
         """
         keys = self._range(start, end, prefix)
         durable = self._durable if durability is None else check_durability(durability)
-        since = self._clock.now()
+        since = self._read_version()
         deleted = 0
-        portion: list[bytes] = []
-        for key, _ in self._scan(keys, since, None, reverse=False):
-            portion.append(self._prefix + key)
-            if len(portion) == DELETE_RANGE_ROWS:
+        rows = self._scan(keys, since, None, reverse=False)
+        try:
+            while portion := [self._prefix + key for key, _ in islice(rows, DELETE_RANGE_ROWS)]:
                 deleted += self._router.delete_unchanged(portion, since, durable=durable)
-                portion = []
-        return deleted + self._router.delete_unchanged(portion, since, durable=durable)
+        except FloodmarkError as error:
+            if deleted:
+                raise PartlyDone(
+                    f"{deleted:,} keys were deleted before it failed ({error}); call again for the rest",
+                    deleted=deleted,
+                ) from error
+            raise
+        return deleted
 
     def compare_and_set(
         self,
@@ -224,7 +231,11 @@ class Namespace:
 
     def _require_there(self) -> None:
         if self._row.dropped_at is not None:
-            raise NamespaceNotFound(f"namespace {self.name!r} was dropped", namespace=self.name)
+            raise NamespaceNotFound(
+                f"namespace {self.name!r} was dropped; create it again with "
+                f"site.create_namespace({self.name!r})",
+                namespace=self.name,
+            )
 
     def _encode(self, key: bytes, value: bytes, expires_at: int | None) -> bytes:
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
@@ -233,9 +244,9 @@ class Namespace:
 
     def _expiry(self, ttl: timedelta | float | None) -> int | None:
         if ttl is not None:
-            return to_expiry(ttl, self._clock.time_source())
+            return to_expiry(ttl, self._physical_ms())
         if self._row.ttl_ms is not None:
-            return to_expiry(self._row.ttl_ms / 1000, self._clock.time_source())
+            return to_expiry(self._row.ttl_ms / 1000, self._physical_ms())
         return None
 
     def _range(self, start: bytes, end: bytes | None, prefix: bytes | None) -> KeyRange:
@@ -245,8 +256,37 @@ class Namespace:
     def _scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
+        rows = self._scan_held(keys, at, limit, reverse=reverse)
+        # Up to where the version is held: from now on, and not only from the first row on.
+        next(rows)
+        return rows
+
+    def _scan_held(
+        self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
         with self._safe_points.reading(at, self._row.id):
+            yield b"", b""
             yield from self._router.scan(keys, at, limit, reverse=reverse)
+
+
+def _each_pair(
+    pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+) -> Iterable[tuple[bytes, bytes]]:
+    if isinstance(pairs, Mapping):
+        return pairs.items()
+    if not isinstance(pairs, Iterable):
+        raise InvalidArgument(f"put_many takes a mapping or pairs, not {pairs!r:.60}")
+    return map(_pair, pairs)
+
+
+def _pair(pair: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    if type(pair) is tuple and len(pair) == 2:
+        return pair
+    try:
+        key, value = pair
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}") from error
+    return key, value
 
 
 class View:

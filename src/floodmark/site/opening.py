@@ -13,7 +13,7 @@ from floodmark.engine.rocks import RECOVERY_ROOM_BYTES, RocksEngine
 from floodmark.partition import FAMILIES, EngineBound, Node
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.background import Background
-from floodmark.site.directory import FORMAT, Identity, SiteDirectory, default_site_id
+from floodmark.site.directory import SiteDirectory, new_identity
 from floodmark.site.garbage import GarbageCollection
 from floodmark.site.site import Site
 
@@ -25,6 +25,7 @@ def open(
     *,
     site: str | None = None,
     site_id: int | None = None,
+    create: bool = True,
     durability: Durability = "fsync",
     background: bool = True,
     collect_every: timedelta = COLLECT_EVERY,
@@ -32,14 +33,14 @@ def open(
     disk_reserve_bytes: int = RECOVERY_ROOM_BYTES,
     time_source: TimeSource = system_time_ms,
 ) -> Site:
-    """Open the site in a directory, which is made if it is missing.
+    """Open the site in a directory, which is made if it is missing and `create` is not False.
 
     A site has a name and an id from 1 to 255 for life; without a name it takes the directory's, and
     without an id one that follows from its name.  `durability` holds for writes that name none.
     `background=False` leaves heartbeats and garbage collection to the caller.
     """
     check_durability(durability)
-    directory = SiteDirectory(Path(path), site, site_id)
+    directory = SiteDirectory(Path(path), site, site_id, create=create)
     try:
         return open_engine(
             RocksEngine(directory.engine_path, FAMILIES),
@@ -90,11 +91,7 @@ def open_engine(
 
     try:
         clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=EngineBound(engine))
-        identity = Identity(
-            site=site,
-            site_id=default_site_id(site) if site_id is None else site_id,
-            format=FORMAT,
-        )
+        identity = new_identity(site, site_id)
         return Site(
             identity,
             Node(engine, clock, identity.site_id),

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.model.errors import CommitTooLarge, PartitionMoved
-from floodmark.model.limits import COMMIT_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone
+from floodmark.model.limits import PAGE_ROWS_MAX
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
@@ -61,8 +61,8 @@ class Router:
         """
         highest = 0
         groups = self._groups(rows)
-        for _, group in groups:
-            _require_fitting(group)
+        for partition, group in groups:
+            _require_fitting(group, partition)
 
         def put_group(partition: Partition, group: Rows) -> None:
             nonlocal highest
@@ -92,7 +92,8 @@ class Router:
         while left is not None and limit != 0:
             partition = self._first_partition(left, reverse=reverse)
             within = partition.range.intersect(left)
-            assert within is not None
+            if within is None:
+                return
             last: bytes | None = None
             resume: bytes | None = None
             finished = False
@@ -116,25 +117,31 @@ class Router:
     def _first_partition(self, keys: KeyRange, *, reverse: bool) -> LocalPartition:
         if not reverse:
             return self._node.map.route(keys.start)
-        return self._node.map.overlapping(keys)[-1]
+        overlapping = self._node.map.overlapping(keys)
+        return overlapping[-1] if overlapping else self._node.map.route(keys.start)
 
     def _each_group(
         self, groups: Sequence[tuple[Partition, Rows]], commit: Callable[[Partition, Rows], None]
     ) -> None:
-        moved: PartitionMoved | None = None
+        done = 0
+        failure: FloodmarkError | None = None
         for _ in range(ROUTES_MAX):
-            again: Rows = {}
+            moved: Rows = {}
             for partition, group in groups:
                 try:
+                    _require_fitting(group, partition)
                     commit(partition, group)
+                    done += len(group)
                 except PartitionMoved as error:
-                    moved = error
-                    again |= group
-            if not again:
+                    moved |= group
+                    failure = error
+                except FloodmarkError as error:
+                    raise _partly_done(done, error) from error
+            if not moved:
                 return
-            groups = self._groups(again)
-        assert moved is not None
-        raise moved
+            groups = self._groups(moved)
+        assert failure is not None
+        raise _partly_done(done, failure) from failure
 
     def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
         """Rows by the partition that has their keys, in one map."""
@@ -148,14 +155,26 @@ class Router:
         return list(groups.values())
 
 
-def _require_fitting(rows: Rows) -> None:
+def _require_fitting(rows: Rows, partition: Partition) -> None:
+    limits = partition.limits
     size = sum(map(len, rows)) + sum(map(len, rows.values()))
-    if size > COMMIT_BYTES_MAX:
+    if size > limits.bytes_max or len(rows) > limits.changes_max:
         raise CommitTooLarge(
-            f"{len(rows):,} pairs make {size:,} bytes; one commit holds at most {COMMIT_BYTES_MAX:,}. "
-            "Write them in smaller portions",
+            f"{len(rows):,} pairs for partition {partition.id} make {size:,} bytes; one commit holds at most "
+            f"{limits.bytes_max:,} bytes and {limits.changes_max:,} pairs. Write them in smaller portions",
+            partition=partition.id,
             size=size,
         )
+
+
+def _partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
+    """Between partitions there is no atomicity here; at least it is said."""
+    if not done:
+        return failure.again()
+    return PartlyDone(
+        f"{done:,} keys were written before a partition failed ({failure}); read before you repeat",
+        done=done,
+    )
 
 
 def _behind(

@@ -15,16 +15,16 @@ from typing import Final
 import msgspec
 
 from floodmark.clock import TimeSource
-from floodmark.engine import Engine
 from floodmark.model.errors import (
     InvalidArgument,
     LimitExceeded,
     SafePointNotFound,
     VersionCollected,
 )
-from floodmark.model.limits import SAFE_POINTS_MAX
+from floodmark.model.limits import SAFE_POINTS_MAX, TTL_MAX
 from floodmark.model.version import Version, moment_of
-from floodmark.partition import META, read_metadata
+from floodmark.partition import META, Retention, Storage, load_metadata
+from floodmark.site.catalog import Catalog
 
 LIFETIME: Final = timedelta(hours=24)
 
@@ -44,52 +44,61 @@ class SafePoints:
     """The holders of a site: named ones, which are stored, and readers of this process, which are not.
 
     `lock` is held by whoever raises the collected version, so that a safe point is either seen by the
-    collection or told that it came too late.
+    collection or told that it came too late.  It is taken after the turn to write, never before.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        storage: Storage,
         time_source: TimeSource,
-        collected_version: Callable[[int | None], Version],
+        catalog: Catalog,
+        retention: Retention,
     ) -> None:
         self.lock = RLock()
-        self._engine = engine
+        self._storage = storage
         self._time_source = time_source
-        self._collected_version = collected_version
-        self._named: dict[str, SafePoint] = {
-            point.name: point
-            for _, stored in read_metadata(engine, _SAFE_POINTS)
-            for point in [msgspec.json.decode(stored, type=SafePoint)]
-        }
+        self._catalog = catalog
+        self._retention = retention
+        self._named: dict[str, SafePoint] = {}
         self._readers: dict[int, tuple[Version, int | None]] = {}
         self._tokens = count()
+        self._load()
+        storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        points = list(load_metadata(self._storage.engine, _SAFE_POINTS, SafePoint))
+        with self.lock:
+            self._named = {point.name: point for point in points}
 
     def hold(
         self, name: str, version: Version, lifetime: timedelta, namespace: int | None = None
     ) -> SafePoint:
         """Set or move a named safe point.  Holding again renews the lifetime."""
-        if lifetime <= timedelta(0):
-            raise InvalidArgument(f"a safe point's lifetime must be positive, not {lifetime}")
+        if not isinstance(lifetime, timedelta) or not timedelta(0) < lifetime <= TTL_MAX:
+            raise InvalidArgument(
+                f"the lifetime of safe point {name!r} is a positive timedelta of at most "
+                f"{TTL_MAX.days:,} days, not {lifetime!r:.60}"
+            )
         expires_at_ms = self._time_source() + lifetime // timedelta(milliseconds=1)
         point = SafePoint(name, version, expires_at_ms, namespace)
-        with self.lock:
+        with self._storage.settled(), self.lock:
+            self._storage.require_wanted()
             self._require_kept(version, namespace)
             if name not in self._named and len(self._named) >= SAFE_POINTS_MAX:
                 raise LimitExceeded(f"a site holds at most {SAFE_POINTS_MAX:,} safe points")
-            self._engine.write([(META, _key(name), msgspec.json.encode(point))])
-            self._engine.sync()
+            self._storage.store([(META, _key(name), msgspec.json.encode(point))])
             self._named[name] = point
         return point
 
     def release(self, name: str) -> None:
         """Let go of a named safe point."""
-        with self.lock:
-            if name not in self._named:
-                raise SafePointNotFound(f"no safe point {name!r}", name=name)
-            self._engine.write([(META, _key(name), None)])
-            self._engine.sync()
-            del self._named[name]
+        with self._storage.settled(), self.lock:
+            known = [point.name for point in self.list()]
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise SafePointNotFound(f"no safe point {name!r}; there are: {listed}", name=name)
+            self._storage.store([(META, _key(name), None)])
+            self._named.pop(name, None)
 
     @contextmanager
     def reading(self, version: Version, namespace: int | None) -> Iterator[Callable[[Version], None]]:
@@ -123,19 +132,27 @@ class SafePoints:
     def forget_expired(self) -> None:
         """Drop stored safe points whose lifetime is over."""
         now_ms = self._time_source()
-        with self.lock:
+        with self._storage.settled(), self.lock:
             expired = [point for point in self._named.values() if point.expires_at_ms <= now_ms]
             if expired:
-                self._engine.write([(META, _key(point.name), None) for point in expired])
+                self._storage.store([(META, _key(point.name), None) for point in expired])
                 for point in expired:
-                    del self._named[point.name]
+                    self._named.pop(point.name, None)
+
+    def _oldest_version(self, namespace: int | None) -> Version:
+        """The oldest version at which one namespace, or every one, can still be read."""
+        if namespace is not None:
+            return self._retention.collected_version(namespace)
+        rows = self._catalog.live()
+        return max((self._retention.collected_version(row.id) for row in rows), default=0)
 
     def _require_kept(self, version: Version, namespace: int | None) -> None:
-        oldest = self._collected_version(namespace)
+        oldest = self._oldest_version(namespace)
         if version < oldest:
             raise VersionCollected(
-                f"version {version} was collected already; the oldest that can be kept is {oldest} "
-                f"({moment_of(oldest).isoformat()})",
+                f"version {version} was collected; the oldest that can still be read is {oldest} "
+                f"({moment_of(oldest).isoformat()}). To follow changes from there, read a snapshot first "
+                "with scan(at=...)",
                 version=version,
                 oldest=oldest,
             )

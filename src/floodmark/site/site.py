@@ -1,19 +1,21 @@
 """A site: one place that takes reads and writes, and remembers every change."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.model.change import Change, Heartbeat
-from floodmark.model.errors import InvalidRange, InvalidVersion
+from floodmark.model.errors import Closed, InvalidRange, InvalidVersion
+from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import Node
 from floodmark.site.arguments import (
     At,
-    check_bound,
     check_range,
     qualify_range,
     refuse_key,
@@ -36,6 +38,17 @@ from floodmark.site.statistics import (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    node: Node
+    router: Router
+    catalog: Catalog
+    safe_points: SafePoints
+    garbage: GarbageCollection
+    changes: ChangeReader
+    background: Background
+
+
 class Site:
     """Holds namespaces.  Made by `floodmark.open`; close it, or use it in a `with` block."""
 
@@ -51,15 +64,21 @@ class Site:
         self.name = identity.site
         self.id = identity.site_id
         self._format = identity.format
-        self._node = node
         self._durable = durable
         self._release = release
-        self._router = Router(node)
-        self._catalog = Catalog(node.engine, node.clock.now)
-        self._safe_points = SafePoints(node.engine, node.clock.time_source, self._oldest_version)
-        self._garbage = GarbageCollection(node, self._catalog, self._safe_points)
-        self._changes = ChangeReader(node, self._safe_points, self._catalog.names, self.id)
-        self._background = start_background(node, self._garbage)
+        self._node = node
+        catalog = Catalog(node.storage, node.clock.now)
+        safe_points = SafePoints(node.storage, node.clock.time_source, catalog, node.retention)
+        garbage = GarbageCollection(node, catalog, safe_points)
+        self._parts = _Parts(
+            node=node,
+            router=Router(node),
+            catalog=catalog,
+            safe_points=safe_points,
+            garbage=garbage,
+            changes=ChangeReader(node, safe_points, catalog.names, self.id),
+            background=start_background(node, garbage),
+        )
         self._closed = False
 
     def __enter__(self) -> "Site":
@@ -81,11 +100,18 @@ class Site:
         if self._closed:
             return
         self._closed = True
-        self._background.stop()
+        self._parts.background.stop()
         try:
             self._node.close()
         finally:
             self._release()
+
+    @property
+    def _open(self) -> "_Parts":
+        """What the site consists of, for everyone who may still use it."""
+        if self._closed:
+            raise Closed(f"site {self.name!r} was closed; open it again")
+        return self._parts
 
     # Namespaces
 
@@ -103,31 +129,43 @@ class Site:
             if retention is None
             else NamespaceSettings(merge=merge, ttl=ttl, retention=retention)
         )
-        self._catalog.create(name, settings)
+        self._open.catalog.create(name, settings)
         return self.namespace(name)
 
     def namespace(self, name: str) -> Namespace:
         """The namespace of a name, which must be there."""
         return Namespace(
-            self._catalog.get(name),
-            self._router,
-            self._node.clock,
-            self._safe_points,
+            self._open.catalog.get(name),
+            self._open.router,
+            self._open.node.committer.read_version,
+            self._open.node.clock.physical_ms,
+            self._open.safe_points,
             durable=self._durable,
         )
 
     def namespaces(self) -> list[str]:
         """The names of all namespaces, in order."""
-        return [row.name for row in self._catalog.live()]
+        return [row.name for row in self._open.catalog.live()]
 
-    def update_namespace(self, name: str, **settings: Any) -> Namespace:
-        """Change `ttl` or `retention` of a namespace; what is not named stays."""
-        self._catalog.update(name, settings)
+    def update_namespace(
+        self,
+        name: str,
+        *,
+        ttl: timedelta | UnsetType | None = UNSET,
+        retention: timedelta | UnsetType = UNSET,
+    ) -> Namespace:
+        """Change the settings of a namespace; what is not named stays.  The merge policy is for life."""
+        settings = self._open.catalog.get(name).settings
+        if ttl is not UNSET:
+            settings = replace(settings, ttl=ttl)
+        if retention is not UNSET:
+            settings = replace(settings, retention=retention)
+        self._open.catalog.update(name, settings)
         return self.namespace(name)
 
     def drop_namespace(self, name: str) -> None:
         """Drop a namespace.  It is gone at once; its space is freed after its retention."""
-        self._catalog.drop(name)
+        self._open.catalog.drop(name)
 
     # Changes
 
@@ -147,39 +185,44 @@ class Site:
         `since` is exclusive: pass the version of the last change that you have.  It ends at the
         present, or at `until`; with `follow=True` it waits for more.
         """
-        after_version = 0 if since == 0 else to_version(since)
+        after_version = 0 if since == 0 else self._reached(since)
         until_version = None if until is None else to_version(until)
         if until_version is not None and until_version < after_version:
             raise InvalidVersion(f"until {until_version} lies before since {after_version}")
-        keys, namespace_id = self._change_range(namespace, start_key, end_key, prefix)
-        return self._changes.read(keys, after_version, until_version, follow=follow, namespace=namespace_id)
-
-    def _change_range(
-        self, namespace: str | None, start: bytes, end: bytes | None, prefix: bytes | None
-    ) -> tuple[KeyRange, int | None]:
-        keys = check_range(start, end, prefix)
+        keys = check_range(start_key, end_key, prefix)
         if namespace is None:
             if keys != KeyRange():
                 raise InvalidRange("a key range needs a namespace; name the one that it is in")
-            return keys, None
-        row = self._catalog.get(namespace)
-        return qualify_range(encode_namespace(row.id), keys), row.id
+            scope, beginning = None, self._open.node.born_version()
+        else:
+            row = self._open.catalog.get(namespace)
+            keys = qualify_range(encode_namespace(row.id), keys)
+            scope, beginning = row.id, row.created_at
+        return self._open.changes.read(
+            keys, max(after_version, beginning), until_version, follow=follow, namespace=scope
+        )
+
+    def _reached(self, at: At) -> Version:
+        """The version of a moment that is not in the future."""
+        version = to_version(at)
+        self._open.node.observe(version)
+        return version
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
-        return self._node.resolved_version()
+        return self._open.node.resolved_version()
 
     def now(self) -> Version:
         """A fresh version, above everything that this site has seen."""
-        return self._node.clock.now()
+        return self._open.node.committer.now()
 
     def sync(self) -> None:
         """Make durable what was written with durability "async"."""
-        self._node.committer.sync()
+        self._open.node.committer.sync()
 
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat now.  A site does so each second by itself."""
-        return self._node.heartbeat()
+        return self._open.node.heartbeat()
 
     # Partitions
 
@@ -193,28 +236,26 @@ class Site:
                 reads=partition.heat.reads,
                 bytes_written=partition.heat.bytes_written,
             )
-            for partition in self._node.map.partitions
+            for partition in self._open.node.map.partitions
         ]
 
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
         """Cut the partition that holds a key in two, before that key; the ids of the halves."""
-        if type(key) is not bytes or not key:
+        if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             raise refuse_key(key)
-        left, right = self._node.split(
-            encode_namespace(self._catalog.get(namespace).id) + check_bound(key, "key")
-        )
-        return left, right
+        row = self._open.catalog.get(namespace)
+        return self._open.node.split(encode_namespace(row.id) + key)
 
     def merge(self, left: int, right: int) -> int:
         """Join two neighbouring partitions; the id of the new one."""
-        return self._node.merge(left, right)
+        return self._open.node.merge(left, right)
 
     def heat(self) -> list[PartitionHeat]:
         """How busy each partition was over the last minutes."""
-        now_ms = self._node.clock.time_source()
+        now_ms = self._open.node.clock.time_source()
         return [
             PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
-            for partition in self._node.map.partitions
+            for partition in self._open.node.map.partitions
         ]
 
     # Garbage collection
@@ -229,62 +270,56 @@ class Site:
     ) -> SafePoint:
         """Keep what a reader at `version` sees, until released or `lifetime` is over."""
         require_name(name, "safe point")
-        scope = None if namespace is None else self._catalog.get(namespace).id
-        return self._safe_points.hold(name, to_version(version), lifetime, scope)
+        scope = None if namespace is None else self._open.catalog.get(namespace).id
+        return self._open.safe_points.hold(name, to_version(version), lifetime, scope)
 
     def release_safe_point(self, name: str) -> None:
         """Let garbage collection go on."""
-        self._safe_points.release(name)
+        self._open.safe_points.release(name)
 
     def safe_points(self) -> list[SafePoint]:
         """The safe points that hold now."""
-        return self._safe_points.list()
+        return self._open.safe_points.list()
 
     def collect_garbage(self) -> GarbageReport:
         """Remove versions and changes behind the safe points.  A site does so by itself as well."""
-        return self._garbage.run()
-
-    def _oldest_version(self, namespace: int | None) -> Version:
-        if namespace is not None:
-            return self._node.retention.collected_version(namespace)
-        return max(
-            (self._node.retention.collected_version(row.id) for row in self._catalog.live()), default=0
-        )
+        return self._open.garbage.run()
 
     # Statistics
 
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
-        counters = self._node.committer.counters
-        changes, bytes_written = self._node.written()
-        sizes = self._node.engine.sizes()
-        heartbeat = self._node.last_heartbeat
+        node = self._open.node
+        counters = node.committer.counters
+        changes, bytes_written = node.written()
+        sizes = node.engine.sizes()
+        heartbeat = node.last_heartbeat
         return SiteStatistics(
             site=self.name,
             site_id=self.id,
             format=self._format,
-            version=self._node.clock.latest,
-            resolved_version=self._node.resolved_version(),
-            clock_ahead_ms=self._node.clock.ahead_ms(),
+            version=node.clock.latest,
+            resolved_version=node.resolved_version(),
+            clock_ahead_ms=node.clock.ahead_ms(),
             commits=counters.commits,
             changes=changes,
             bytes_written=bytes_written,
             rounds=counters.rounds,
-            recoveries=counters.recoveries,
+            recoveries=node.storage.recoveries,
             data_bytes=sizes.get("data", 0),
             log_bytes=sizes.get("log", 0),
             last_heartbeat=None if heartbeat is None else moment_of(heartbeat.version),
-            background_error=self._background.error,
+            background_error=self._open.background.error,
             namespaces=[
                 NamespaceStatistics(
                     name=row.name,
                     id=row.id,
                     merge=row.merge,
-                    oldest_version=self._node.retention.collected_version(row.id),
-                    collected_horizon=self._node.retention.collected_horizon(row.id),
+                    oldest_version=node.retention.collected_version(row.id),
+                    collected_horizon=node.retention.collected_horizon(row.id),
                 )
-                for row in self._catalog.live()
+                for row in self._open.catalog.live()
             ],
             partitions=self.partitions(),
-            garbage=self._garbage.total,
+            garbage=self._open.garbage.total,
         )

@@ -1,1 +1,27 @@
-"""Tools for tests: simulated time, faulty engines, contract suites.  Shipped; imported only by tests."""
+"""What tests of Floodmark, and of engines for it, are built from.  Shipped; imported only by tests."""
+
+from floodmark.testing.clock import SimulatedTime
+from floodmark.testing.contracts import EngineContract
+from floodmark.testing.engine import (
+    READS,
+    UNKNOWN_FAULTS,
+    WRITES,
+    Fault,
+    FaultPlan,
+    FaultyEngine,
+    Operation,
+    SimulatedCrash,
+)
+
+__all__ = [
+    "EngineContract",
+    "Fault",
+    "FaultPlan",
+    "FaultyEngine",
+    "Operation",
+    "READS",
+    "SimulatedCrash",
+    "SimulatedTime",
+    "UNKNOWN_FAULTS",
+    "WRITES",
+]

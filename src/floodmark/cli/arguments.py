@@ -1,0 +1,62 @@
+"""The arguments and options that commands share, with the words that explain them in `--help`."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from floodmark.cli.text import read_at, read_bytes, read_duration
+from floodmark.model import Version
+
+Result = TypeVar("Result")
+
+
+def parse(read: Callable[[str], Result]) -> Callable[[str], Result]:
+    """A reader whose complaints reach the user."""
+
+    def parser(text: str) -> Result:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    # Typer shows the name where there is no metavar.
+    parser.__name__ = read.__name__
+    return parser
+
+
+BYTES_HELP = "UTF-8 text, or hexadecimal behind 0x (0x00ff)."
+JSON_HELP = (
+    "Print JSON, one object a line. Bytes that are UTF-8 stand as text in `key` and `value`, others as "
+    "base64 in `key_base64` and `value_base64`. Versions are strings, times ISO 8601 in UTC."
+)
+AT_HELP = "Read as of a version, or of a time such as 2026-01-31T12:00:00Z."
+
+Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The site's directory.")]
+NamespaceName = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")]
+Key = Annotated[bytes, typer.Argument(metavar="KEY", parser=parse(read_bytes), help=f"The key: {BYTES_HELP}")]
+Prefix = Annotated[
+    bytes | None,
+    typer.Option("--prefix", metavar="KEY", parser=parse(read_bytes), help="Only keys that start with this."),
+]
+AtOption = Annotated[
+    Version | None, typer.Option("--at", metavar="VERSION|TIME", parser=parse(read_at), help=AT_HELP)
+]
+Ttl = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--ttl", metavar="DURATION", parser=parse(read_duration), help="Time to live: 90s, 24h, 7d."
+    ),
+]
+Retention = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--retention",
+        metavar="DURATION",
+        parser=parse(read_duration),
+        help="How long old versions and changes are kept at least: 24h, 7d.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]

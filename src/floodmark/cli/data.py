@@ -1,0 +1,184 @@
+"""put, get, delete and scan: one key or a range of keys of one namespace."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from floodmark.cli.arguments import (
+    BYTES_HELP,
+    AtOption,
+    Directory,
+    Json,
+    Key,
+    NamespaceName,
+    Prefix,
+    Ttl,
+    parse,
+)
+from floodmark.cli.failures import FINDING
+from floodmark.cli.opening import open_site
+from floodmark.cli.output import Output, counted, note
+from floodmark.cli.text import json_bytes, read_bytes, show_bytes, show_expiry, show_time
+from floodmark.model import Version
+from floodmark.model.limits import VALUE_BYTES_MAX
+
+Value = Annotated[
+    str,
+    typer.Argument(
+        metavar="VALUE", help=f"The value: {BYTES_HELP} A single - reads it from stdin, as it is."
+    ),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Write the value's bytes and nothing else.")]
+
+
+def put(
+    directory: Directory,
+    namespace: NamespaceName,
+    key: Key,
+    value: Value,
+    ttl: Ttl = None,
+    json: Json = False,
+) -> None:
+    """Write a value, and print its version.
+
+    The value is on disk when the command ends. A key or value that starts with a dash
+    goes behind --.
+
+    \b
+    Examples:
+      floodmark put data/oslo users ada countess
+      floodmark put data/oslo sessions 0x00ff token --ttl 90s
+      floodmark put data/oslo users portrait - < ada.png
+    """
+    content = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if value == "-" else parse(read_bytes)(value)
+    with open_site(directory) as site:
+        version = site.namespace(namespace).put(key, content, ttl=ttl)
+    _print_version(namespace, key, version, json=json)
+
+
+def get(
+    directory: Directory,
+    namespace: NamespaceName,
+    key: Key,
+    at: AtOption = None,
+    raw: Raw = False,
+    json: Json = False,
+) -> None:
+    """Read the value of a key, now or in the past.
+
+    Text is printed as it is, anything else as hexadecimal behind 0x; --raw writes the exact
+    bytes. The exit code is 1 if there is no such key.
+
+    \b
+    Examples:
+      floodmark get data/oslo users ada
+      floodmark get data/oslo users ada --at 2026-01-31T12:00:00Z
+      floodmark get data/oslo users portrait --raw > ada.png
+    """
+    with open_site(directory) as site:
+        record = site.namespace(namespace).record(key, at=at)
+    output = Output(json=json)
+    about: dict[str, object] = {"namespace": namespace, **json_bytes("key", key)}
+    if record is None:
+        if json:
+            output.object({**about, "found": False})
+        note(f"not found: {show_bytes(key)} in namespace {namespace}")
+        raise typer.Exit(FINDING)
+    if json:
+        output.object(
+            {
+                **about,
+                "found": True,
+                **json_bytes("value", record.value),
+                "version": str(record.version),
+                "time": show_time(record.version),
+                "origin_version": str(record.stamp.version),
+                "origin_site_id": record.stamp.site,
+                "expires_at": show_expiry(record.expires_at),
+            }
+        )
+    elif raw:
+        output.raw(record.value)
+    else:
+        output.line(_show_text(record.value))
+
+
+def delete(directory: Directory, namespace: NamespaceName, key: Key, json: Json = False) -> None:
+    """Delete a key, and print the version of the deletion.
+
+    It is no error if the key is not there. Older versions can still be read
+    with --at until they are collected.
+
+    \b
+    Example:
+      floodmark delete data/oslo users ada
+    """
+    with open_site(directory) as site:
+        version = site.namespace(namespace).delete(key)
+    _print_version(namespace, key, version, json=json)
+
+
+def scan(
+    directory: Directory,
+    namespace: NamespaceName,
+    start: Annotated[
+        bytes | None,
+        typer.Option("--start", metavar="KEY", parser=parse(read_bytes), help="The first key, inclusive."),
+    ] = None,
+    end: Annotated[
+        bytes | None,
+        typer.Option("--end", metavar="KEY", parser=parse(read_bytes), help="The last key, exclusive."),
+    ] = None,
+    prefix: Prefix = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="ROWS", min=0, help="At most so many keys.")
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key to the first.")] = False,
+    at: AtOption = None,
+    json: Json = False,
+) -> None:
+    """Print keys and values in order, all as of one version.
+
+    A line has a key, a tab and its value.
+
+    \b
+    Examples:
+      floodmark scan data/oslo users --prefix a --limit 10
+      floodmark scan data/oslo users --start a --end m --reverse
+      floodmark scan data/oslo users --at 2026-01-31T12:00:00Z --json > users.jsonl
+    """
+    output = Output(json=json)
+    with open_site(directory) as site:
+        rows = site.namespace(namespace).scan(
+            start or b"", end, prefix=prefix, limit=limit, reverse=reverse, at=at
+        )
+        for key, value in counted(rows, "keys read"):
+            if json:
+                output.object({**json_bytes("key", key), **json_bytes("value", value)})
+            else:
+                output.line((show_bytes(key), "cyan"), "\t", show_bytes(value))
+
+
+def _print_version(namespace: str, key: bytes, version: Version, *, json: bool) -> None:
+    output = Output(json=json)
+    if json:
+        output.object(
+            {
+                "namespace": namespace,
+                **json_bytes("key", key),
+                "version": str(version),
+                "time": show_time(version),
+            }
+        )
+    else:
+        output.line(str(version))
+
+
+def _show_text(value: bytes) -> str:
+    """A value by itself: unlike in a list, it may be text of several lines."""
+    shown = value.removesuffix(b"\n")
+    lines = shown.replace(b"\t", b" ").split(b"\n")
+    if any(show_bytes(line).startswith("0x") for line in lines):
+        return show_bytes(value)
+    return shown.decode()

@@ -1,0 +1,149 @@
+"""What a command says when it fails, and the exit code that tells scripts why.
+
+0    done
+1    a finding: what was asked for is not there
+2    could not tell: a write of unknown outcome, or a past that is no longer kept
+64   usage: the command cannot be right as it is
+69   unreachable: the site is not there, is in use, or its storage refuses; try again
+70   a bug in Floodmark
+77   not allowed
+130  interrupted with Ctrl-C
+"""
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+import typer
+from rich.text import Text
+
+from floodmark.cli.output import console_on
+from floodmark.cli.text import show_time
+from floodmark.model import errors
+
+DONE: Final = 0
+FINDING: Final = 1
+UNKNOWN: Final = 2
+USAGE: Final = 64
+UNREACHABLE: Final = 69
+BUG: Final = 70
+NOT_ALLOWED: Final = 77
+INTERRUPTED: Final = 130
+
+
+class Usage(typer.TyperException):
+    """A command that cannot be right as it is, and what to do about it."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+# The nearest class counts.
+EXIT_CODES: Final[dict[type[BaseException], int]] = {
+    errors.Retryable: UNREACHABLE,
+    errors.OutcomeUnknown: UNKNOWN,
+    errors.InvalidArgument: USAGE,
+    errors.LimitExceeded: USAGE,
+    errors.NamespaceNotFound: FINDING,
+    errors.NamespaceExists: FINDING,
+    errors.PartitionNotFound: FINDING,
+    errors.SafePointNotFound: FINDING,
+    errors.VersionCollected: UNKNOWN,
+    errors.ClockSkew: UNREACHABLE,
+    errors.Corruption: UNKNOWN,
+    errors.Closed: BUG,
+    errors.CannotOpen: UNREACHABLE,
+    errors.SiteMismatch: USAGE,
+    typer.TyperException: USAGE,
+    PermissionError: NOT_ALLOWED,
+    OSError: UNREACHABLE,
+    BaseException: BUG,
+}
+
+Say = Callable[[errors.FloodmarkError], tuple[str, str]]
+
+
+def _say_collected(error: errors.FloodmarkError) -> tuple[str, str]:
+    version, oldest = error.details.get("version"), error.details.get("oldest")
+    if not isinstance(version, int) or not isinstance(oldest, int):
+        return str(error), ""
+    return (
+        f"version {version} is no longer kept; the oldest is {oldest} ({show_time(oldest)})",
+        f"{oldest} or later; to keep more, floodmark namespace update --retention, or floodmark "
+        "safepoint hold",
+    )
+
+
+# Where the library's message speaks of Python, the command speaks of itself.
+_WORDS: Final[dict[type[errors.FloodmarkError], Say]] = {
+    errors.NamespaceNotFound: lambda error: (
+        f"no namespace {error.details.get('namespace')!r}",
+        f"floodmark namespace list DIRECTORY, or floodmark namespace create DIRECTORY "
+        f"{error.details.get('namespace')}",
+    ),
+    errors.NamespaceExists: lambda error: (
+        f"namespace {error.details.get('namespace')!r} is already there",
+        f"floodmark namespace show DIRECTORY {error.details.get('namespace')}",
+    ),
+    errors.PartitionNotFound: lambda error: (str(error), "floodmark partition list DIRECTORY"),
+    errors.SafePointNotFound: lambda error: (str(error), "floodmark safepoint list DIRECTORY"),
+    errors.NotASite: lambda error: (
+        str(error),
+        "check the path, or make a site with floodmark init" if error.details.get("missing") else "",
+    ),
+    errors.VersionInFuture: lambda error: (
+        f"version {error.details.get('version')} lies in the future of this site",
+        "leave out --at to read the present",
+    ),
+    errors.VersionCollected: _say_collected,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of an error.
+
+    >>> exit_code(errors.StorageFull("x")), exit_code(errors.InvalidKey("x")), exit_code(KeyError("x"))
+    (69, 64, 70)
+    """
+    if isinstance(error.__cause__, PermissionError):
+        return NOT_ALLOWED
+    return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
+
+
+def report(error: Exception, *, debug: bool) -> int:
+    """Tell the user on stderr, in a line and a hint; the exit code."""
+    code = exit_code(error)
+    message, hint = _words(error, code)
+    console = console_on(sys.stderr)
+    console.print(Text.assemble(("error: ", "bold red"), " ".join(message.split())))
+    if hint:
+        console.print(Text(f"  try: {hint}", style="dim"))
+    if debug:
+        console.print("".join(traceback.format_exception(error)), end="")
+    return code
+
+
+def _words(error: Exception, code: int) -> tuple[str, str]:
+    if isinstance(error, typer.TyperException):
+        return _say_usage(error)
+    if code == BUG:
+        name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return (
+            f"unexpected {name}; this is a bug in Floodmark, please report it",
+            "floodmark --debug …, and add what it prints to the report",
+        )
+    if isinstance(error, errors.FloodmarkError):
+        say = next((_WORDS[kind] for kind in type(error).__mro__ if kind in _WORDS), None)
+        return say(error) if say else (str(error), "")
+    return str(error), ""
+
+
+def _say_usage(error: typer.TyperException) -> tuple[str, str]:
+    if isinstance(error, Usage):
+        return error.message, error.hint
+    message = error.format_message().removesuffix(".")
+    context = getattr(error, "ctx", None)
+    command = "floodmark" if context is None else context.command_path
+    return message[:1].lower() + message[1:], f"{command} --help"

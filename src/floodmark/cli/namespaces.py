@@ -1,0 +1,190 @@
+"""namespace create, list, show, update and drop."""
+
+import sys
+from typing import Annotated
+
+import typer
+from msgspec import UNSET
+
+import floodmark
+from floodmark.cli.arguments import Directory, Json, NamespaceName, Retention, Ttl
+from floodmark.cli.failures import FINDING, Usage
+from floodmark.cli.opening import open_site
+from floodmark.cli.output import Output, note
+from floodmark.cli.text import show_duration, show_time, show_version
+from floodmark.model.errors import NamespaceExists
+from floodmark.site.statistics import NamespaceStatistics
+
+commands = typer.Typer(help="Create, look at, change and drop namespaces.")
+
+Merge = Annotated[
+    str,
+    typer.Option("--merge", metavar="POLICY", help="How writes of several sites become one: last_write."),
+]
+
+
+@commands.command()
+def create(
+    directory: Directory,
+    name: NamespaceName,
+    merge: Merge = "last_write",
+    ttl: Ttl = None,
+    retention: Retention = None,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Leave it as it is, without an error, if it is there.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Add a namespace to a site.
+
+    --ttl holds for writes that name none; --retention is 24h if not given.
+
+    \b
+    Examples:
+      floodmark namespace create data/oslo users
+      floodmark namespace create data/oslo sessions --ttl 30m --retention 7d
+    """
+    with open_site(directory) as site:
+        try:
+            site.create_namespace(name, merge=merge, ttl=ttl, retention=retention)
+        except NamespaceExists:
+            if not if_missing:
+                raise
+        _print_one(site, name, json=json)
+
+
+@commands.command("list")
+def list_namespaces(directory: Directory, json: Json = False) -> None:
+    """List the namespaces of a site, with their settings.
+
+    \b
+    Example:
+      floodmark namespace list data/oslo
+    """
+    output = Output(json=json)
+    with open_site(directory) as site:
+        found = [(each, site.namespace(each.name).settings) for each in site.statistics().namespaces]
+    if json:
+        for each, settings in found:
+            output.object(_fields(each, settings))
+        return
+    output.table(
+        ("name", "id", "merge", "ttl", "retention", "readable since"),
+        [
+            (
+                each.name,
+                str(each.id),
+                settings.merge,
+                show_duration(settings.ttl),
+                show_duration(settings.retention),
+                show_time(each.oldest_version) if each.oldest_version else "the beginning",
+            )
+            for each, settings in found
+        ],
+    )
+
+
+@commands.command()
+def show(directory: Directory, name: NamespaceName, json: Json = False) -> None:
+    """Show the settings of a namespace, and how far back it can be read.
+
+    \b
+    Example:
+      floodmark namespace show data/oslo users
+    """
+    with open_site(directory) as site:
+        _print_one(site, name, json=json)
+
+
+@commands.command()
+def update(
+    directory: Directory,
+    name: NamespaceName,
+    ttl: Ttl = None,
+    no_ttl: Annotated[
+        bool, typer.Option("--no-ttl", help="Writes that name no time to live stay for good.")
+    ] = False,
+    retention: Retention = None,
+    json: Json = False,
+) -> None:
+    """Change the settings of a namespace.
+
+    What is not named stays. A new time to live holds for writes from now on. The merge
+    policy cannot be changed.
+
+    \b
+    Examples:
+      floodmark namespace update data/oslo users --retention 7d
+      floodmark namespace update data/oslo sessions --no-ttl
+    """
+    if ttl is not None and no_ttl:
+        raise Usage("--ttl and --no-ttl exclude each other", "name one of them")
+    if ttl is None and not no_ttl and retention is None:
+        raise Usage("nothing to change", "name --ttl, --no-ttl or --retention")
+    with open_site(directory) as site:
+        site.update_namespace(
+            name,
+            ttl=UNSET if ttl is None and not no_ttl else ttl,
+            retention=UNSET if retention is None else retention,
+        )
+        _print_one(site, name, json=json)
+
+
+@commands.command()
+def drop(
+    directory: Directory,
+    name: NamespaceName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Drop a namespace with all its keys.  It is gone at once, and cannot be brought back.
+
+    Asks first on a terminal; elsewhere --yes is needed.
+
+    \b
+    Example:
+      floodmark namespace drop data/oslo sessions --yes
+    """
+    with open_site(directory) as site:
+        site.namespace(name)
+        if not yes and not sys.stdin.isatty():
+            raise Usage(f"this drops {name!r} with all its keys", "add --yes if you mean it")
+        if not yes and not typer.confirm(f"Drop {name!r} with all its keys?", err=True):
+            note("nothing was dropped")
+            raise typer.Exit(FINDING)
+        site.drop_namespace(name)
+    if json:
+        Output(json=True).object({"name": name, "dropped": True})
+    else:
+        Output(json=False).line(f"dropped {name}")
+
+
+def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
+    settings = site.namespace(name).settings
+    each = next(each for each in site.statistics().namespaces if each.name == name)
+    output = Output(json=json)
+    if json:
+        output.object(_fields(each, settings))
+        return
+    output.fields(
+        [
+            ("name", each.name),
+            ("id", str(each.id)),
+            ("merge", settings.merge),
+            ("ttl", show_duration(settings.ttl)),
+            ("retention", show_duration(settings.retention)),
+            ("readable since", show_version(each.oldest_version)),
+        ]
+    )
+
+
+def _fields(each: NamespaceStatistics, settings: floodmark.NamespaceSettings) -> dict[str, object]:
+    return {
+        "name": each.name,
+        "id": each.id,
+        "merge": settings.merge,
+        "ttl_seconds": None if settings.ttl is None else settings.ttl.total_seconds(),
+        "retention_seconds": settings.retention.total_seconds(),
+        "oldest_version": str(each.oldest_version),
+        "collected_horizon": str(each.collected_horizon),
+    }

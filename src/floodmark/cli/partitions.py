@@ -1,0 +1,228 @@
+"""partition list, split, merge and heat."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Annotated, Final
+
+import typer
+
+import floodmark
+from floodmark.cli.arguments import Directory, Json, Key, NamespaceName, parse
+from floodmark.cli.opening import open_site
+from floodmark.cli.output import Output, counted
+from floodmark.cli.text import (
+    draw_bar,
+    draw_sparkline,
+    json_bytes,
+    read_duration,
+    show_bytes,
+    show_time,
+)
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.model.errors import VersionCollected
+from floodmark.model.version import COUNTER_BITS, physical_ms
+from floodmark.site.statistics import PartitionStatistics
+
+commands = typer.Typer(help="List, split and join partitions, and see where the writes go.")
+
+LAST: Final = timedelta(minutes=10)
+INTERVALS: Final = 30
+BAR_WIDTH: Final = 16
+
+Names = dict[int, str]
+
+
+@commands.command("list")
+def list_partitions(directory: Directory, json: Json = False) -> None:
+    """List the partitions in order of keys.
+
+    \b
+    Example:
+      floodmark partition list data/oslo
+    """
+    output = Output(json=json)
+    with open_site(directory) as site:
+        names, partitions = _names(site), site.partitions()
+    if json:
+        for partition in partitions:
+            output.object(partition_fields(partition, names))
+        return
+    output.table(
+        ("id", "from", "to"),
+        [(str(partition.id), *_show_range(partition, names)) for partition in partitions],
+    )
+
+
+@commands.command()
+def split(directory: Directory, namespace: NamespaceName, key: Key, json: Json = False) -> None:
+    """Cut the partition that holds a key in two, before that key.
+
+    \b
+    Example:
+      floodmark partition split data/oslo users m
+    """
+    output = Output(json=json)
+    with open_site(directory) as site:
+        left, right = site.split(namespace, key)
+    if json:
+        output.object({"left": left, "right": right})
+    else:
+        output.line(f"{left} now ends before {show_bytes(key)}, and {right} begins there")
+
+
+@commands.command()
+def merge(
+    directory: Directory,
+    left: Annotated[int, typer.Argument(metavar="LEFT", help="The id of a partition.")],
+    right: Annotated[int, typer.Argument(metavar="RIGHT", help="The id of the one that follows it.")],
+    json: Json = False,
+) -> None:
+    """Join two neighbouring partitions.
+
+    They are named by the ids that `floodmark partition list` shows.
+
+    \b
+    Example:
+      floodmark partition merge data/oslo 3 5
+    """
+    output = Output(json=json)
+    with open_site(directory) as site:
+        joined = site.merge(left, right)
+    if json:
+        output.object({"partition": joined})
+    else:
+        output.line(f"{left} and {right} are now {joined}")
+
+
+@commands.command()
+def heat(
+    directory: Directory,
+    last: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--last",
+            metavar="DURATION",
+            parser=parse(read_duration),
+            help="How far to look back.",
+            show_default="10m",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show how many writes went to the keys of each partition, and when.
+
+    Counted from the change log, so that it also knows what other processes wrote. A key counts
+    for the partition that holds it now: after a split, the halves show what they would have had.
+
+    \b
+    Examples:
+      floodmark partition heat data/oslo
+      floodmark partition heat data/oslo --last 1h
+    """
+    output = Output(json=json)
+    with open_site(directory) as site:
+        names, partitions = _names(site), site.partitions()
+        to_ms = physical_ms(site.now()) + 1
+        from_ms = max(
+            0, to_ms - max(INTERVALS, (LAST if last is None else last) // timedelta(milliseconds=1))
+        )
+        writes = _count_writes(site, names, partitions, from_ms, to_ms)
+    if json:
+        span = [show_time(moment << COUNTER_BITS) for moment in (from_ms, to_ms)]
+        for partition, counts in zip(partitions, writes, strict=True):
+            output.object(
+                {
+                    **partition_fields(partition, names),
+                    "from": span[0],
+                    "to": span[1],
+                    "writes": sum(counts),
+                    "writes_by_interval": counts,
+                }
+            )
+    else:
+        _draw(output, names, partitions, writes)
+
+
+def partition_fields(partition: PartitionStatistics, names: Names) -> dict[str, object]:
+    """A partition for programs; where it has no bound, `start` or `end` is null."""
+    return {
+        "id": partition.id,
+        "start": _bound(partition.range.start, names),
+        "end": None if partition.range.end is None else _bound(partition.range.end, names),
+    }
+
+
+def _count_writes(
+    site: floodmark.Site, names: Names, partitions: list[PartitionStatistics], from_ms: int, to_ms: int
+) -> list[list[int]]:
+    """Changes by partition and interval."""
+    ids = {name: encode_namespace(number) for number, name in names.items()}
+    starts = [partition.range.start for partition in partitions]
+    writes = [[0] * INTERVALS for _ in partitions]
+    for change in counted(_changes_since(site, from_ms << COUNTER_BITS), "changes read"):
+        qualified = ids.get(change.namespace, b"") + change.key
+        interval = (physical_ms(change.version) - from_ms) * INTERVALS // (to_ms - from_ms)
+        writes[bisect_right(starts, qualified) - 1][min(interval, INTERVALS - 1)] += 1
+    return writes
+
+
+def _changes_since(site: floodmark.Site, since: int) -> Iterator[floodmark.Change]:
+    """Changes after a version, or after the oldest that is kept."""
+    try:
+        yield from site.changes(since=since)
+    except VersionCollected as error:
+        oldest = error.details.get("oldest")
+        if not isinstance(oldest, int) or oldest <= since:
+            raise
+        yield from site.changes(since=oldest)
+
+
+def _draw(
+    output: Output, names: Names, partitions: list[PartitionStatistics], writes: list[list[int]]
+) -> None:
+    totals = [sum(counts) for counts in writes]
+    top_total, top_count = max(totals), max(max(counts) for counts in writes)
+    output.table(
+        ("id", "from", "to", "writes", "share", "over time"),
+        [
+            (
+                str(partition.id),
+                *_show_range(partition, names),
+                f"{total:,}",
+                draw_bar(total, top_total, BAR_WIDTH, output.bars),
+                draw_sparkline(counts, top_count, output.bars),
+            )
+            for partition, total, counts in zip(partitions, totals, writes, strict=True)
+        ],
+    )
+
+
+def _names(site: floodmark.Site) -> Names:
+    return {each.id: each.name for each in site.statistics().namespaces}
+
+
+def _show_range(partition: PartitionStatistics, names: Names) -> tuple[str, str]:
+    start, end = partition.range
+    return (
+        _show_bound(start, names) if start else "the first key",
+        "the last key" if end is None else _show_bound(end, names),
+    )
+
+
+def _show_bound(qualified: bytes, names: Names) -> str:
+    namespace, key = _cut(qualified, names)
+    return f"{namespace} {show_bytes(key)}"
+
+
+def _bound(qualified: bytes, names: Names) -> dict[str, object] | None:
+    if not qualified:
+        return None
+    namespace, key = _cut(qualified, names)
+    return {"namespace": namespace, **json_bytes("key", key)}
+
+
+def _cut(qualified: bytes, names: Names) -> tuple[str, bytes]:
+    """Namespace and user key; a namespace that was dropped is known by its id alone."""
+    number = int.from_bytes(qualified[:NAMESPACE_BYTES], "big")
+    return names.get(number, f"#{number}"), qualified[NAMESPACE_BYTES:]

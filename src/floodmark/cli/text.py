@@ -1,0 +1,210 @@
+"""From bytes, versions and durations to text, and back to nothing lost.
+
+On the command line a key or a value is UTF-8 text, or hexadecimal behind `0x`.  What is shown to people
+follows the same rule, so that it can be pasted back: bytes that are not plain printable text, or that
+would be mistaken for hexadecimal, are shown as `0x…`.
+
+In JSON, bytes that are UTF-8 stand as text under their name (`key`), all others as base64 under the name
+with `_base64` behind it (`key_base64`).  Versions are strings: they need 64 bits, and many JSON readers
+round numbers above 2**53, which would move a checkpoint.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from rich.cells import cell_len
+
+from floodmark.model import Version
+from floodmark.model.version import moment_of, version_at
+
+BARS: Final = " ▁▂▃▄▅▆▇█"
+PLAIN_BARS: Final = " .:-=+*#@"
+
+_EXPIRY_SHOWN_MAX: Final = 253_402_300_799  # the last second of the year 9999
+_UNITS: Final = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+
+
+def read_bytes(text: str) -> bytes:
+    """A key or value as it was typed.
+
+    >>> read_bytes("ada"), read_bytes("0x00ff")
+    (b'ada', b'\\x00\\xff')
+    """
+    if not text.startswith("0x"):
+        # Arguments that are not UTF-8 arrive with their odd bytes escaped.
+        return text.encode("utf-8", "surrogateescape")
+    if re.fullmatch(r"0x([0-9a-fA-F]{2})*", text) is None:
+        raise ValueError(
+            f"{text!r:.60} starts with 0x but is not whole bytes of hexadecimal; for text that starts "
+            f"with 0x, type it as hexadecimal: 0x{text.encode('utf-8', 'surrogateescape').hex():.40}"
+        )
+    return bytes.fromhex(text[2:])
+
+
+def show_bytes(data: bytes) -> str:
+    """Bytes for people, in the form that `read_bytes` takes.
+
+    >>> show_bytes(b"ada"), show_bytes(b"a\\nb"), show_bytes(b"0x1")
+    ('ada', '0x610a62', '0x307831')
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return "0x" + data.hex()
+    return text if text.isprintable() and not text.startswith("0x") else "0x" + data.hex()
+
+
+def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Bytes for programs: one field, whose name says how it is written.
+
+    >>> json_bytes("key", b"ada"), json_bytes("key", bytes([255])), json_bytes("value", None)
+    ({'key': 'ada'}, {'key_base64': '/w=='}, {'value': None})
+    """
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode()}
+
+
+def read_duration(text: str) -> timedelta:
+    """A length of time such as `90s`, `24h`, `7d` or `1h30m`.
+
+    >>> read_duration("1h30m"), read_duration("250ms")
+    (datetime.timedelta(seconds=5400), datetime.timedelta(microseconds=250000))
+    """
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r:.60} is not a duration; write for example 90s, 24h, 7d or 1h30m")
+    try:
+        return sum((timedelta(milliseconds=float(n) * _UNITS[unit]) for n, unit in parts), timedelta())
+    except OverflowError as error:
+        raise ValueError(f"{text!r:.60} is longer than can be counted; give at most 999999999d") from error
+
+
+def show_duration(duration: timedelta | None) -> str:
+    """A length of time, in the form that `read_duration` takes; `none` for None.
+
+    >>> show_duration(timedelta(hours=36)), show_duration(timedelta(seconds=90)), show_duration(None)
+    ('1d12h', '1m30s', 'none')
+    """
+    if duration is None:
+        return "none"
+    left = duration // timedelta(milliseconds=1)
+    shown = ""
+    for unit, size in list(_UNITS.items())[1:]:
+        count, left = divmod(left, size)
+        shown += f"{count}{unit}" if count else ""
+    return shown or "0s"
+
+
+def read_at(text: str) -> Version:
+    """A version, or the version of a moment in ISO 8601 with its time zone.
+
+    >>> read_at("411225436913926252"), show_time(read_at("2026-01-02T04:04:05+01:00"))
+    (411225436913926252, '2026-01-02T03:04:05.000Z')
+    """
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r:.60} is neither a version nor a time; write for example 2026-01-31T12:00:00Z"
+        ) from error
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
+    return version_at(moment)
+
+
+def show_moment(moment: datetime) -> str:
+    """A moment in UTC, to the millisecond.
+
+    >>> show_moment(datetime(2026, 1, 2, tzinfo=UTC))
+    '2026-01-02T00:00:00.000Z'
+    """
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def show_time(version: Version) -> str:
+    """The moment of a version."""
+    return show_moment(moment_of(version))
+
+
+def show_version(version: Version) -> str:
+    """A version with its moment; 0 stands for "from the beginning"."""
+    return f"{version}  {show_time(version)}" if version else "0  from the beginning"
+
+
+def show_expiry(expires_at: int | None) -> str | None:
+    """The second at which a record is gone, as a moment in UTC."""
+    if expires_at is None:
+        return None
+    seconds = min(expires_at, _EXPIRY_SHOWN_MAX)
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def show_size(size: int) -> str:
+    """A number of bytes.
+
+    >>> show_size(999), show_size(1536), show_size(3 * 1024**3)
+    ('999 bytes', '1.5 KiB', '3.0 GiB')
+    """
+    if size < 1024:
+        return f"{size} bytes"
+    amount = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def show_count(count: int, one: str, many: str | None = None) -> str:
+    """A number and the thing that it counts.
+
+    >>> show_count(1, "key"), show_count(2000, "key"), show_count(0, "entry", "entries")
+    ('1 key', '2,000 keys', '0 entries')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with their columns under each other.
+
+    >>> align([("a", "bc", "d"), ("aaa", "b", "")])
+    ['a    bc  d', 'aaa  b']
+    """
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def draw_bar(value: float, top: float, width: int, bars: str = BARS) -> str:
+    """A bar as long as the value's share of the top.  Whatever is not nothing can be seen.
+
+    >>> draw_bar(3, 4, 8), draw_bar(1, 1000, 8), draw_bar(0, 4, 8)
+    ('██████', '█', '')
+    """
+    length = round(value / top * width) if top > 0 else 0
+    return bars[-1] * (max(1, length) if value > 0 else 0)
+
+
+def draw_sparkline(values: Sequence[float], top: float, bars: str = BARS) -> str:
+    """Values as a row of small bars, one a value.
+
+    >>> draw_sparkline([0, 1, 4, 8], 8)
+    ' ▁▄█'
+    """
+    steps = len(bars) - 1
+    heights = [max(1, round(value / top * steps)) if value > 0 and top > 0 else 0 for value in values]
+    return "".join(bars[min(height, steps)] for height in heights)

@@ -1,0 +1,169 @@
+"""What a node does to its engine, one thread at a time, and how it gets over a failure.
+
+Whoever changes something holds the turn.  If the engine fails in the middle of it, the engine is
+recovered and asked what happened, so that the caller hears "done" or "not done".  Only if that fails too
+is the outcome unknown; then nothing else is written until recovery has succeeded.  What was kept in
+memory is loaded anew after each recovery: the engine's truth wins.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.engine import Engine, WriteRow
+from floodmark.model.errors import (
+    FloodmarkError,
+    NamespaceNotFound,
+    OutcomeUnknown,
+    PartitionStopped,
+    StorageFailed,
+)
+from floodmark.partition.commit import Commit
+from floodmark.partition.turn import Turn
+
+Result = TypeVar("Result")
+
+
+class Storage:
+    """An engine, the turn to write to it, and the memory of a failure that is not settled yet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.turn: Turn[Commit] = Turn()
+        self.stopped = False
+        # The bytes of namespaces that were dropped: a writer that came late must not write into them.
+        self.dropped: set[bytes] = set()
+        # Whether a write has to look at any of the above: stopped, refused, dropped.
+        self.is_unusual = False
+        self.recoveries = 0
+        # Called after each recovery by whoever has the turn.
+        self.on_recovery: list[Callable[[], None]] = []
+        self._refusal: FloodmarkError | None = None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the turn: nobody else writes until the block is left."""
+        if not self.turn.try_take():
+            self.turn.wait(Commit(None, None, durable=True))
+        try:
+            yield
+        finally:
+            self.turn.pass_on()
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Hold the turn over an engine that has recovered from whatever happened before."""
+        with self.exclusive():
+            self.recover_if_stopped()
+            yield
+
+    def refuse(self, refusal: FloodmarkError | None) -> None:
+        """Refuse all writes from now on, as on a disk that is nearly full; None accepts them again."""
+        self._refusal = refusal
+        self._look_around()
+
+    def stop(self) -> None:
+        """Write nothing more before the engine has recovered."""
+        self.stopped = True
+        self._look_around()
+
+    def drop(self, namespace: bytes) -> None:
+        """Let nobody write into a namespace any more."""
+        self.dropped.add(namespace)
+        self._look_around()
+
+    def _look_around(self) -> None:
+        self.is_unusual = self.stopped or self._refusal is not None or bool(self.dropped)
+
+    def require_wanted(self) -> None:
+        """Refuse if writes are not wanted."""
+        if self._refusal is not None:
+            raise self._refusal.again()
+
+    def refuse_dropped(self, keys: Sequence[bytes]) -> FloodmarkError | None:
+        """The error for a writer of qualified keys whose namespace was dropped meanwhile."""
+        for key in keys:
+            if key[:NAMESPACE_BYTES] in self.dropped:
+                return NamespaceNotFound(
+                    "the namespace was dropped; create it again with site.create_namespace()"
+                )
+        return None
+
+    def store(self, rows: Sequence[WriteRow]) -> None:
+        """Write rows for good, and return when they are on disk.  The caller holds the turn."""
+        try:
+            self.engine.write(rows)
+            self.engine.sync()
+        except FloodmarkError as failure:
+            self.stop()
+            try:
+                self.recover_if_stopped()
+                written = all(self.engine.get(family, key) == value for family, key, value in rows)
+            except FloodmarkError:
+                raise unknown(failure) from failure
+            if not written:
+                raise refused(failure) from failure
+        except BaseException:
+            self.stop()
+            raise
+
+    def remove(self, rows: Sequence[WriteRow]) -> None:
+        """Write rows that a crash may undo, such as the removal of garbage."""
+        with self.settled(), self._stopping():
+            self.engine.write(rows)
+
+    def remove_range(self, family: str, start: bytes, end: bytes) -> None:
+        """Remove a range of garbage."""
+        with self.settled(), self._stopping():
+            self.engine.delete_range(family, start, end)
+
+    def recover_if_stopped(self) -> None:
+        """Settle what is unknown.  The caller holds the turn."""
+        if not self.stopped:
+            return
+        try:
+            self.engine.recover()
+            self.engine.sync()
+            for reload in self.on_recovery:
+                reload()
+        except OutcomeUnknown as error:
+            raise PartitionStopped(
+                f"storage has not recovered from a failed write yet ({error}); try again"
+            ) from error
+        self.recoveries += 1
+        self.stopped = False
+        self._look_around()
+
+    def retry_recovered(self, operation: Callable[[], Result]) -> Result:
+        """Run something that may have to write a little, such as minting a version; the turn is free."""
+        try:
+            return operation()
+        except (StorageFailed, OutcomeUnknown):
+            with self.exclusive():
+                self.stop()
+                self.recover_if_stopped()
+            return operation()
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+
+def refused(failure: FloodmarkError) -> FloodmarkError:
+    """What someone whose write certainly did not happen is told."""
+    if isinstance(failure, OutcomeUnknown):
+        return PartitionStopped(f"storage failed and the write did not happen ({failure}); try again")
+    return failure.again()
+
+
+def unknown(failure: BaseException) -> OutcomeUnknown:
+    """What someone whose write may have happened is told."""
+    return OutcomeUnknown(
+        f"the write was interrupted ({failure!r}) and storage has not recovered; whether it happened is "
+        "not known. Read once the site answers again, before you repeat the write"
+    )

@@ -1,0 +1,91 @@
+"""changes: in order, from where the reader is, and never with a silent gap."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from tests.cli.support import run
+
+import floodmark
+
+
+def test_changes_are_printed_in_commit_order(directory: Path) -> None:
+    run("delete", directory, "users", "ada")
+    rows = [line.split("\t") for line in run("changes", directory).lines]
+    assert [row[2:] for row in rows] == [
+        ["users", "upsert", "ada", "countess"],
+        ["users", "upsert", "alan", "logician"],
+        ["users", "upsert", "grace", "admiral"],
+        ["users", "delete", "ada"],
+    ]
+    versions = [int(row[0]) for row in rows]
+    assert versions == sorted(set(versions))
+
+
+def test_changes_as_json_have_the_fields_of_a_change(directory: Path) -> None:
+    version = run("delete", directory, "users", "ada", "--json").json["version"]
+    change = run("changes", directory, "--json").json_lines[-1]
+    partition, time = change.pop("partition"), change.pop("time")
+    assert isinstance(partition, int)
+    assert time.endswith("Z")
+    assert change == {
+        "namespace": "users",
+        "key": "ada",
+        "type": "delete",
+        "value": None,
+        "version": version,
+        "origin_version": version,
+        "origin_site_id": 88,
+        "expires_at": None,
+    }
+
+
+def test_since_is_exclusive_and_until_inclusive(directory: Path) -> None:
+    first, second, third = (row["version"] for row in run("changes", directory, "--json").json_lines)
+    between = run("changes", directory, "--since", first, "--until", second, "--json").json_lines
+    assert [row["version"] for row in between] == [second]
+    assert run("changes", directory, "--since", third).output == b""
+
+
+def test_changes_of_one_namespace_and_prefix(directory: Path) -> None:
+    run("namespace", "create", directory, "orders")
+    run("put", directory, "orders", "a1", "paid")
+    everything = run("changes", directory, "--json").json_lines
+    assert [row["namespace"] for row in everything] == ["users", "users", "users", "orders"]
+    users = run("changes", directory, "--namespace", "users", "--prefix", "a", "--json").json_lines
+    assert [row["key"] for row in users] == ["ada", "alan"]
+
+
+def test_following_ends_at_until(directory: Path) -> None:
+    versions = [row["version"] for row in run("changes", directory, "--json").json_lines]
+    followed = run("changes", directory, "--follow", "--until", versions[-1], "--json")
+    assert (followed.code, [row["version"] for row in followed.json_lines]) == (0, versions)
+
+
+def collect_all(directory: Path) -> int:
+    """Collect everything but the newest versions; the oldest version that is kept."""
+    with floodmark.open(directory, background=False) as site:
+        site.update_namespace("users", retention=timedelta(0))
+        site.collect_garbage()
+        return site.statistics().namespaces[0].oldest_version
+
+
+def test_without_a_beginning_it_says_where_the_kept_changes_begin(directory: Path) -> None:
+    oldest = collect_all(directory)
+    put = run("put", directory, "users", "edsger", "professor").text
+    outcome = run("changes", directory, "--json")
+    assert (outcome.code, outcome.json_lines[-1]["version"]) == (0, put.strip())
+    assert f"the changes after {oldest} " in outcome.errors
+
+
+def test_a_beginning_that_was_collected_is_an_error_never_a_gap(directory: Path) -> None:
+    oldest = collect_all(directory)
+    outcome = run("changes", directory, "--since", "1")
+    assert (outcome.code, outcome.output) == (2, b"")
+    assert outcome.errors.startswith("error: version ")
+    assert f" is no longer kept; the oldest is {oldest} " in outcome.errors
+
+
+def test_a_prefix_needs_a_namespace(directory: Path) -> None:
+    outcome = run("changes", directory, "--prefix", "a")
+    assert outcome.code == 64
+    assert "needs a namespace" in outcome.errors

@@ -1,0 +1,41 @@
+"""The examples: each runs as it stands, and prints what it should."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.support import PROCESS_SECONDS_MAX, ROOT
+
+OUTPUTS = {
+    "first_look.py": """\
+b'programmer' b'countess'
+{b'ada': b'programmer'}
+True False
+upsert b'ada' b'programmer'
+upsert b'alan' b'logician'
+upsert b'grace' b'admiral'
+delete b'alan' None
+upsert b'grace' b'rear admiral'
+""",
+}
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(OUTPUTS)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_example_prints_what_it_should_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, ROOT / "examples" / name],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_SECONDS_MAX,
+        check=False,
+    )
+    assert (finished.stdout, finished.stderr, finished.returncode) == (OUTPUTS[name], "", 0)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,97 @@
+"""The help: every command teaches with an example, and every example can be typed."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.cli.support import run
+from typer.main import get_command
+
+from floodmark.cli.main import app
+
+
+def find_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that does something."""
+    children = getattr(command, "commands", {})
+    if not children:
+        yield path
+    for name, child in children.items():
+        yield from find_commands(child, (*path, name))
+
+
+COMMANDS = sorted(find_commands(get_command(app)))
+
+
+def parse(words: list[str]) -> str:
+    """Parse a command line without running it; the name of its command."""
+    command: Any = get_command(app)
+    context = command.make_context("floodmark", words, obj=None)
+    while hasattr(command, "commands"):
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+    return " ".join(context.command_path.split()[1:])
+
+
+def test_all_commands_are_there() -> None:
+    assert {" ".join(path) for path in COMMANDS} == {
+        "changes",
+        "delete",
+        "demo",
+        "gc",
+        "get",
+        "init",
+        "namespace create",
+        "namespace drop",
+        "namespace list",
+        "namespace show",
+        "namespace update",
+        "partition heat",
+        "partition list",
+        "partition merge",
+        "partition split",
+        "put",
+        "safepoint hold",
+        "safepoint list",
+        "safepoint release",
+        "scan",
+        "status",
+        "version",
+    }
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_of_every_command_has_examples_that_can_be_typed(path: tuple[str, ...]) -> None:
+    outcome = run(*path, "--help")
+    assert (outcome.code, outcome.errors) == (0, "")
+    assert "--json" in outcome.text
+    examples = re.findall(r"^ +floodmark (.*)$", outcome.text, re.MULTILINE)
+    assert re.search(r"^  Examples?:$", outcome.text, re.MULTILINE)
+    assert examples
+    for example in examples:
+        words = shlex.split(re.sub(r"[<>] \S+$", "", example))
+        assert parse(words) == " ".join(path)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_first_line_of_help_is_short_enough_for_the_list(path: tuple[str, ...]) -> None:
+    overview = run(*path[:-1], "--help").text
+    (line,) = re.findall(rf"^  {path[-1]} .*$", overview, re.MULTILINE)
+    assert not line.endswith("...")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_overview_explains_the_rules(arguments: list[str]) -> None:
+    outcome = run(*arguments)
+    assert outcome.code == 0
+    for words in ("Example", "0x00ff", "24h", "--json", "Exit codes", "69 unreachable", "FLOODMARK_DEBUG"):
+        assert words in outcome.text
+
+
+@pytest.mark.parametrize("path", ["get", "scan", "changes"])
+def test_help_explains_how_bytes_are_written_in_json(path: str) -> None:
+    text = " ".join(run(path, "--help").text.split())
+    assert "`key_base64`" in text
+    assert "Versions are strings" in text

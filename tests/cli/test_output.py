@@ -1,0 +1,103 @@
+"""Progress: on a terminal, only when it takes time, and never in the output."""
+
+import io
+import sys
+from pathlib import Path
+from threading import Event
+
+import pytest
+from rich.console import Console
+
+from floodmark.cli import output
+from floodmark.cli.output import Output, counted, progress, speaks_unicode
+
+LONG = 1_000.0
+HANG_SECONDS = 60.0
+
+
+class Screen(io.StringIO):
+    """What a terminal shows, and a way to wait for something to be shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self._shown.set()
+        return written
+
+    def wait_shown(self) -> None:
+        assert self._shown.wait(HANG_SECONDS), "nothing was shown"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """What is seen on a stderr that is a terminal."""
+    seen = Screen()
+    console = Console(file=seen, force_terminal=True, width=100)
+    monkeypatch.setattr(output, "console_on", lambda _: console)
+    return seen
+
+
+def test_work_that_takes_time_shows_progress(terminal: Screen) -> None:
+    with progress("collecting garbage", seconds=0):
+        terminal.wait_shown()
+    assert "collecting garbage" in terminal.getvalue()
+
+
+def test_work_that_is_done_at_once_shows_nothing(terminal: Screen) -> None:
+    with progress("collecting garbage", seconds=LONG):
+        pass
+    assert list(counted(range(5), "rows", seconds=LONG)) == [0, 1, 2, 3, 4]
+    assert terminal.getvalue() == ""
+
+
+def test_items_are_counted_as_they_pass(terminal: Screen) -> None:
+    passed = 0
+    for item in counted(range(2_500), "rows read", seconds=0):
+        passed += item >= 0
+        if passed == 2_400:
+            terminal.wait_shown()
+    assert passed == 2_500
+    assert "rows read" in terminal.getvalue()
+
+
+def test_progress_ends_when_the_work_fails(terminal: Screen) -> None:
+    def fail() -> None:
+        with progress("dividing", seconds=0):
+            terminal.wait_shown()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    shown = terminal.getvalue()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor was not given back"
+
+
+def test_nothing_is_shown_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("collecting garbage", seconds=0):
+        pass
+    assert list(counted([1], "rows", seconds=0)) == [1]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_text_is_never_taken_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(json=False).line("[bold]:smile:[/bold] ", ("[red]", "red"))
+    assert capsys.readouterr().out == "[bold]:smile:[/bold] [red]\n"
+
+
+@pytest.mark.parametrize(("encoding", "unicode"), [("utf-8", True), ("UTF8", True), ("ascii", False)])
+def test_bars_need_an_encoding_that_has_them(encoding: str, unicode: bool) -> None:
+    assert speaks_unicode(io.TextIOWrapper(io.BytesIO(), encoding)) is unicode
+
+
+def test_raw_output_comes_behind_what_was_printed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "output").open("w+", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        shown = Output(json=False)
+        shown.line("first")
+        shown.raw(b"\xff")
+    assert (tmp_path / "output").read_bytes() == b"first\n\xff"

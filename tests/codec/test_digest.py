@@ -1,0 +1,51 @@
+"""The digest of a change: pinned, because sites of different versions must agree on it."""
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from floodmark.codec.digest import SEED, digest_change, hash_bytes
+from floodmark.codec.values import encode_value
+from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.version import VERSION_MAX, Version
+
+DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
+
+
+def test_hash_is_xxh64_with_published_values() -> None:
+    assert hash_bytes(b"", 0) == 0xEF46DB3751D8E999
+    assert hash_bytes(b"abc", 0) == 0x44BC2CF5AD770999
+    assert SEED == 42
+
+
+def test_digest_of_a_known_change_is_pinned() -> None:
+    assert digest_change(411225436913926252, 7, b"ada", encode_value(b"countess", 2)) == 0xA5D880FDF53EFC7D
+
+
+@DETERMINISTIC
+@given(st.integers(1, VERSION_MAX), st.integers(0, 255), st.binary(max_size=40), st.binary(max_size=40))
+def test_digest_is_xxh64_of_the_drawn_layout(version: Version, site: int, key: bytes, content: bytes) -> None:
+    drawn = version.to_bytes(8, "big") + bytes([site]) + len(key).to_bytes(2, "big") + key + content
+    assert digest_change(version, site, key, content) == xxhash.xxh64_intdigest(drawn, 42)
+
+
+def test_largest_key_has_a_digest() -> None:
+    assert digest_change(1, 1, bytes(KEY_BYTES_MAX), b"\x00") > 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (2, 1, b"key", b"value\x00"),
+        (1, 2, b"key", b"value\x00"),
+        (1, 1, b"kez", b"value\x00"),
+        (1, 1, b"key", b"valuf\x00"),
+        (1, 1, b"key", b"value\x02"),
+        # The length keeps a byte from moving between key and content unseen.
+        (1, 1, b"keyv", b"alue\x00"),
+        (1, 1, b"ke", b"yvalue\x00"),
+    ],
+)
+def test_digest_tells_changes_apart(other: tuple[Version, int, bytes, bytes]) -> None:
+    assert digest_change(*other) != digest_change(1, 1, b"key", b"value\x00")

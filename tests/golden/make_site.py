@@ -1,0 +1,251 @@
+"""Writes the golden site: a small directory in today's format that every later Floodmark must read.
+
+    python -m tests.golden.make_site            (from the root of the checkout)
+
+It replaces `format-N/` and `format-N.json` beside this file, where N is the format of this Floodmark.
+The JSON is what was asked for, kept by a plain list while the site was written; nothing in it was read
+back from the site.  A format that was released is never written again: add the next one instead.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+import floodmark
+from floodmark import Namespace, Site
+from floodmark.site.directory import FORMAT
+
+HERE: Final = Path(__file__).resolve().parent
+BEGIN_MS: Final = 1_700_000_000_000
+RETENTION: Final = timedelta(hours=1)
+LARGE: Final = b"a line of the large value\n" * 400
+
+# RocksDB's diary, and files that belong to a process; the rest is the site.
+LEFT_OUT: Final = ("LOG", "LOG.old.*", "LOCK", "owner")
+
+
+class Write(TypedDict):
+    """One change as it was asked for; bytes in hexadecimal, `value` None for a delete."""
+
+    version: int
+    namespace: str
+    key: str
+    value: str | None
+    expires_at: int | None
+    partition: int
+
+
+class Content(TypedDict):
+    """All that the golden site must hold."""
+
+    site: str
+    site_id: int
+    format: int
+    end_ms: int
+    settings: dict[str, dict[str, float | str | None]]
+    partitions: list[tuple[int, str, str | None]]
+    safe_points: list[tuple[str, int, int, int | None]]
+    collected: int
+    heartbeats: int
+    seals: int
+    writes: list[Write]
+
+
+class Author:
+    """Writes to a site and keeps its own account of it.  A second passes before each step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now_ms = BEGIN_MS
+        self.writes: list[Write] = []
+        self.settings: dict[str, dict[str, float | str | None]] = {}
+        self.safe_points: list[tuple[str, int, int, int | None]] = []
+        # Namespace ids and partition ranges as this account has them, in order of keys.
+        self.ids: dict[str, int] = {}
+        self.partitions: list[tuple[int, str, str | None]] = []
+        self.heartbeats = self.seals = 0
+        self.site: Site = self.open()
+
+    def open(self) -> Site:
+        return floodmark.open(
+            self.path, site="oslo", site_id=7, background=False, time_source=lambda: self.now_ms
+        )
+
+    def reopen(self) -> None:
+        """Close and open again, which moves what is in RocksDB's log into its tables."""
+        self.site.close()
+        self.site = self.open()
+
+    def pass_time(self, seconds: int = 1) -> None:
+        self.now_ms += seconds * 1000
+
+    def create(self, name: str, ttl: timedelta | None) -> None:
+        self.pass_time()
+        self.site.create_namespace(name, ttl=ttl, retention=RETENTION)
+        self.ids[name] = len(self.ids) + 1
+        self.settings[name] = {
+            "merge": "last_write",
+            "ttl_seconds": None if ttl is None else ttl.total_seconds(),
+            "retention_seconds": RETENTION.total_seconds(),
+        }
+
+    def put(
+        self, name: str, pairs: dict[bytes, bytes | None], ttl: int | None = None, **options: Any
+    ) -> None:
+        """Put or delete keys of one partition, as one commit."""
+        self.pass_time()
+        space = self.site.namespace(name)
+        version = self._put(space, pairs, ttl, options)
+        lifetime = ttl if ttl is not None else self.settings[name]["ttl_seconds"]
+        expires_at = None if lifetime is None else self.now_ms // 1000 + int(float(lifetime))
+        for key, value in pairs.items():
+            self.writes.append(
+                {
+                    "version": version,
+                    "namespace": name,
+                    "key": key.hex(),
+                    "value": None if value is None else value.hex(),
+                    "expires_at": None if value is None else expires_at,
+                    "partition": self.partition_of(name, key),
+                }
+            )
+
+    def _put(
+        self, space: Namespace, pairs: dict[bytes, bytes | None], ttl: int | None, options: dict[str, Any]
+    ) -> int:
+        if len(pairs) == 1:
+            ((key, value),) = pairs.items()
+            if value is None:
+                return space.delete(key, **options)
+            return space.put(key, value, ttl=ttl, **options)
+        return space.put_many({key: value for key, value in pairs.items() if value is not None}, ttl=ttl)
+
+    def partition_of(self, name: str, key: bytes) -> int:
+        qualified = (self.ids[name].to_bytes(3, "big") + key).hex()
+        return next(
+            number
+            for number, start, end in self.partitions
+            if start <= qualified and (end is None or qualified < end)
+        )
+
+    def split(self, name: str, key: bytes) -> None:
+        self.pass_time()
+        cut = (self.ids[name].to_bytes(3, "big") + key).hex()
+        old = self.partition_of(name, key)
+        left, right = self.site.split(name, key)
+        index = [number for number, _, _ in self.partitions].index(old)
+        _, start, end = self.partitions[index]
+        self.partitions[index : index + 1] = [(left, start, cut), (right, cut, end)]
+        self.seals += 1
+
+    def merge(self, index: int) -> None:
+        self.pass_time()
+        (left, start, _), (right, _, end) = self.partitions[index : index + 2]
+        self.partitions[index : index + 2] = [(self.site.merge(left, right), start, end)]
+        self.seals += 2
+
+    def heartbeat(self) -> None:
+        self.pass_time()
+        self.site.heartbeat()
+        self.heartbeats += 1
+
+    def hold(self, point: str, version: int, namespace: str | None) -> None:
+        self.pass_time()
+        lifetime = timedelta(days=36_500)
+        self.site.hold_safe_point(point, version, lifetime=lifetime, namespace=namespace)
+        expires_at_ms = self.now_ms + lifetime // timedelta(milliseconds=1)
+        self.safe_points.append(
+            (point, version, expires_at_ms, None if namespace is None else self.ids[namespace])
+        )
+
+
+def write_site(path: Path) -> Content:
+    """Write the golden site into an empty directory; what it holds."""
+    author = Author(path)
+    (only,) = author.site.partitions()
+    author.partitions = [(only.id, "", None)]
+    author.create("users", None)
+    author.create("sessions", timedelta(minutes=30))
+    _write_what_is_collected(author)
+    collected = _collect(author)
+    _write_before_the_splits(author)
+    author.heartbeat()
+    author.hold("everything", author.writes[-1]["version"], None)
+    author.hold("reader", author.writes[-1]["version"], "users")
+    author.split("users", b"user10")
+    author.split("users", b"user05")
+    author.put("users", {b"user01": b"left", b"user04": b"of both"})
+    author.put("users", {b"user06": b"between the cuts"})
+    author.merge(0)
+    author.reopen()
+    _write_after_the_splits(author)
+    author.heartbeat()
+    author.put("users", {b"user19": b"the last one"}, durability="async")
+    author.site.close()
+    return {
+        "site": "oslo",
+        "site_id": 7,
+        "format": FORMAT,
+        "end_ms": author.now_ms,
+        "settings": author.settings,
+        "partitions": author.partitions,
+        "safe_points": sorted(author.safe_points),
+        "collected": collected,
+        "heartbeats": author.heartbeats,
+        "seals": author.seals,
+        "writes": author.writes,
+    }
+
+
+def _write_what_is_collected(author: Author) -> None:
+    author.put("users", {b"old": b"first"})
+    author.put("users", {b"old": b"second"})
+    author.put("users", {b"doomed": b"will be deleted"})
+    author.put("users", {b"doomed": None})
+    author.put("sessions", {b"expired": b"token"}, ttl=5)
+
+
+def _collect(author: Author) -> int:
+    author.pass_time(2 * 3600)
+    author.site.collect_garbage()
+    return (author.now_ms - RETENTION // timedelta(milliseconds=1)) << 18
+
+
+def _write_before_the_splits(author: Author) -> None:
+    author.put("users", {b"ada": b"countess"})
+    author.put("users", {b"user%02d" % number: b"value %d" % number for number in range(20)})
+    author.put("users", {b"large": LARGE})
+    author.put("users", {b"several": b"small", b"large too": LARGE[:5000], b"empty": b""})
+    author.put("users", {b"\x00": b"zero", b"eight by": b"8", b"\xff" * 9: b"nine"})
+    author.put("users", {b"user03": None})
+    author.put("sessions", {b"s1": b"thirty minutes"})
+    author.put("sessions", {b"s2": b"three seconds", b"s3": b"too"}, ttl=3)
+
+
+def _write_after_the_splits(author: Author) -> None:
+    author.put("users", {b"ada": b"programmer"})
+    author.put("users", {b"user10": b"right", b"user11": b"of the cut"})
+    author.put("users", {b"user03": b"back again"})
+    author.put("users", {b"large": LARGE[:-1]})
+    author.put("sessions", {b"s1": None})
+    author.put("sessions", {b"s4": b"a day"}, ttl=86_400)
+
+
+def main() -> None:
+    """Replace the golden site of this format."""
+    target = HERE / f"format-{FORMAT}"
+    with tempfile.TemporaryDirectory() as scratch:
+        content = write_site(Path(scratch) / "site")
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(Path(scratch) / "site", target, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    sys.stdout.write(f"{target}: {size:,} bytes\n")
+
+
+if __name__ == "__main__":
+    main()
