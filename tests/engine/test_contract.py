@@ -1,6 +1,6 @@
 """Every engine keeps the engine's contract."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,11 @@ class TestMemoryEngine(EngineContract):
 
 
 class TestRocksEngine(EngineContract):
+    prefix_bytes: Mapping[str, int] = {}
+
     @pytest.fixture
     def engine(self, tmp_path: Path) -> Iterator[Engine]:
-        engine = RocksEngine(tmp_path, EngineContract.families)
+        engine = RocksEngine(tmp_path, EngineContract.families, prefix_bytes=self.prefix_bytes)
         yield engine
         engine.close()
 
@@ -30,12 +32,20 @@ class TestRocksEngine(EngineContract):
 
         def reopen() -> Engine:
             engine.close()
-            opened.append(RocksEngine(tmp_path, EngineContract.families))
+            opened.append(RocksEngine(tmp_path, EngineContract.families, prefix_bytes=self.prefix_bytes))
             return opened[-1]
 
         yield reopen
         for again in opened:
             again.close()
+
+
+class TestRocksEngineWithShortFilter(TestRocksEngine):
+    prefix_bytes = dict.fromkeys(EngineContract.families, 1)
+
+
+class TestRocksEngineWithLongFilter(TestRocksEngine):
+    prefix_bytes = dict.fromkeys(EngineContract.families, 18)
 
 
 class TestFaultyEngineWithoutFaults(EngineContract):

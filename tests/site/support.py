@@ -43,9 +43,9 @@ class HookedEngine(MemoryEngine):
         self._unsynced: list[Unsynced] = []
         self._write_lock = Lock()
 
-    def ceiling(self, family: str, key: bytes) -> Row | None:
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
         self.before("ceiling")
-        return super().ceiling(family, key)
+        return super().ceiling(family, key, prefix)
 
     def scan(
         self,

@@ -71,8 +71,9 @@ class HybridClock:
         """Mint a version above all that were minted or observed here."""
         with self._lock:
             version = self.time_source() << COUNTER_BITS
-            if version <= self.latest:
-                version = self.latest + 1
+            latest = self.latest
+            if version <= latest:
+                version = latest + 1
             if self._step > 1:
                 version += (self._offset - version) % self._step
             if version > self._bound:

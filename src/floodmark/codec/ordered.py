@@ -141,7 +141,7 @@ def decode_key(engine_key: bytes) -> tuple[int, bytes, Version]:
 
 
 @lru_cache(maxsize=_SHAPES_MAX)
-def _user_key_shape(markers: bytes) -> Unpack:
+def user_key_shape(markers: bytes) -> Unpack:
     """How to cut the user key out of a prefix with these markers, skipping `r` and the namespace."""
     if not markers:
         raise Corruption("an encoded key is shorter than one group")
@@ -166,6 +166,6 @@ def decode_user_key(prefix: bytes) -> bytes:
     b'a key of some length'
     """
     try:
-        return b"".join(_user_key_shape(prefix[GROUP::MARKED_GROUP])(prefix))
+        return b"".join(user_key_shape(prefix[GROUP::MARKED_GROUP])(prefix))
     except StructError as error:
         raise Corruption(f"encoded key {prefix.hex()} is not made of whole groups") from error

@@ -54,8 +54,11 @@ class Engine(Protocol):
         """The values of several keys, in their order."""
         ...
 
-    def ceiling(self, family: str, key: bytes) -> Row | None:
-        """The first row at or after a key."""
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
+        """The first row at or after a key, if it starts with `prefix`, as the key itself does.
+
+        Naming the prefix that matters lets an engine use its filters.
+        """
         ...
 
     def scan(

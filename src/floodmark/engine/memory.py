@@ -34,11 +34,11 @@ class MemoryEngine:
             values = self._family(family).values
             return [values.get(key) for key in keys]
 
-    def ceiling(self, family: str, key: bytes) -> Row | None:
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
         with self._lock:
             rows = self._family(family)
             index = bisect_left(rows.keys, key)
-            if index == len(rows.keys):
+            if index == len(rows.keys) or not rows.keys[index].startswith(prefix):
                 return None
             found = rows.keys[index]
             return found, rows.values[found]

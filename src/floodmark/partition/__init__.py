@@ -2,7 +2,7 @@
 
 from floodmark.partition.changelog import LogEntry, look_up_value
 from floodmark.partition.collect import Collected
-from floodmark.partition.families import FAMILIES, META
+from floodmark.partition.families import FAMILIES, FILTERED_BYTES, META
 from floodmark.partition.heat import HeatSample
 from floodmark.partition.layout import load_metadata
 from floodmark.partition.node import EngineBound, Node
@@ -13,6 +13,7 @@ from floodmark.partition.storage import Storage
 
 __all__ = [
     "FAMILIES",
+    "FILTERED_BYTES",
     "META",
     "Collected",
     "EngineBound",

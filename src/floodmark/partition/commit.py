@@ -96,5 +96,4 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:
     """What a commit of one qualified key adds to the sums."""
-    digest = digest_change(version, site_id, key[NAMESPACE_BYTES:], value)
-    return version, key[:NAMESPACE_BYTES], 1, digest
+    return version, key[:NAMESPACE_BYTES], 1, digest_change(version, site_id, key[NAMESPACE_BYTES:], value)

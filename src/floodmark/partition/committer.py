@@ -98,7 +98,11 @@ class Committer:
             engine.write(((DATA, prefix + encode_version(version), value), (LOG, log_key, row)))
             if durable:
                 engine.sync()
-            self._settle_floors(synced=durable)
+                self._settle_floors(synced=True)
+            else:
+                if self._unsynced_floor is None:
+                    self._unsynced_floor = self._open_floor
+                self._open_floor = None
             writer.tallies.append(tally)
             writer.heat.add_writes(1, len(key) + len(value))
             self.counters.commits += 1
@@ -239,8 +243,7 @@ class Committer:
             size += commit.writes.size if commit.writes else 0
             return commit.writer is not None and size <= self._round_bytes_max
 
-        while (commit := self._turn.next_in_line(fits)) is not None:
-            batch.append(commit)
+        batch += self._turn.take_line(fits)
 
     def _run(self, batch: list[Commit]) -> None:
         storage = self._storage

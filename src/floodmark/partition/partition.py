@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from floodmark.clock import HybridClock
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
-    VERSION_BYTES,
     encode_bytes,
     encode_prefix,
     encode_prefixes,
@@ -70,8 +69,8 @@ class LocalPartition:
         prefix = encode_bytes(b"r" + key)
         if at is None and not self.retired:
             # The hottest path: most records are plain, with no expiry, tombstone or origin.
-            row = self._engine.ceiling(DATA, prefix)
-            if row is None or row[0][:-VERSION_BYTES] != prefix:
+            row = self._engine.ceiling(DATA, prefix, prefix)
+            if row is None:
                 return None
             stored = row[1]
             if stored[-1:] == PLAIN:

@@ -1,16 +1,20 @@
 """Reading versioned records.  All versions of a key stand side by side, newest first."""
 
 from collections.abc import Sequence
+from struct import error as StructError
 
 from floodmark.codec.ordered import (
+    GROUP,
+    MARKED_GROUP,
     VERSION_BYTES,
     decode_key,
     decode_user_key,
     decode_version,
     encode_prefix,
     encode_version,
+    user_key_shape,
 )
-from floodmark.codec.values import decode_value
+from floodmark.codec.values import PLAIN, decode_value
 from floodmark.engine import Engine, Row
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
@@ -25,13 +29,8 @@ _BEHIND_OLDEST = b"\xff" * VERSION_BYTES + b"\x00"
 
 def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
     """The newest version of a key, or the newest at or below `at`, with what is stored there."""
-    row = engine.ceiling(DATA, prefix if at is None else prefix + encode_version(at))
-    if row is None:
-        return None
-    engine_key, stored = row
-    if len(engine_key) != len(prefix) + VERSION_BYTES or not engine_key.startswith(prefix):
-        return None
-    return decode_version(engine_key), stored
+    row = engine.ceiling(DATA, prefix if at is None else prefix + encode_version(at), prefix)
+    return None if row is None else (decode_version(row[0]), row[1])
 
 
 def decode_change(key: bytes, version: Version, stored: bytes) -> Record:
@@ -87,19 +86,23 @@ def _newest_forward(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: in
     Suffixes are inverted versions, so "at or below" is "at or after" among the bytes.
     """
     found: list[Row] = []
-    append = found.append
+    append, shape_of, join = found.append, user_key_shape, b"".join
     done = b""
-    for engine_key, stored in rows:
-        prefix = engine_key[:-VERSION_BYTES]
-        if prefix == done or engine_key[-VERSION_BYTES:] < earliest_suffix:
-            continue
-        done = prefix
-        if stored[-1:] == b"\x00":
-            append((decode_user_key(prefix), stored[:-1]))
-        else:
-            record = decode_record(engine_key, stored)
-            if not record.is_dead_at(physical_ms):
-                append((decode_user_key(prefix), record.value))
+    try:
+        for engine_key, stored in rows:
+            prefix = engine_key[:-VERSION_BYTES]
+            if prefix == done or engine_key[-VERSION_BYTES:] < earliest_suffix:
+                continue
+            done = prefix
+            if stored[-1:] == PLAIN:
+                # `decode_user_key`, without a call for each row.
+                append((join(shape_of(prefix[GROUP::MARKED_GROUP])(prefix)), stored[:-1]))
+            else:
+                record = decode_record(engine_key, stored)
+                if not record.is_dead_at(physical_ms):
+                    append((decode_user_key(prefix), record.value))
+    except StructError as error:
+        raise Corruption(f"engine key {engine_key.hex()} is not made of whole groups") from error
     last = rows[-1][0]
     if last[:-VERSION_BYTES] == done:
         return Page(found, done + _BEHIND_OLDEST)
@@ -118,8 +121,8 @@ def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes
     for engine_key, stored in rows:
         if engine_key[-VERSION_BYTES:] >= earliest_suffix:
             newest[engine_key[:-VERSION_BYTES]] = engine_key, stored
-    cut = engine.ceiling(DATA, last + earliest_suffix)
-    if cut is not None and cut[0].startswith(last) and len(cut[0]) == len(last) + VERSION_BYTES:
+    cut = engine.ceiling(DATA, last + earliest_suffix, last)
+    if cut is not None:
         newest[last] = cut
     found: list[Row] = []
     for prefix in prefixes:

@@ -77,16 +77,22 @@ class Turn(Generic[SomeWaiter]):
             f"no answer from storage within {WAIT_SECONDS_MAX:.0f} s; read before you write again"
         )
 
-    def next_in_line(self, accept: Callable[[SomeWaiter], bool] = lambda _: True) -> SomeWaiter | None:
-        """Take the first out of line, if it is acceptable, for a leader that will do its work."""
+    def next_in_line(self) -> SomeWaiter | None:
+        """Take the first out of line."""
         with self._line_lock:
-            if not self.line:
-                return None
-            first = self.line.popleft()
-            if accept(first):
-                return first
-            self.line.appendleft(first)
-            return None
+            return self.line.popleft() if self.line else None
+
+    def take_line(self, accept: Callable[[SomeWaiter], bool]) -> list[SomeWaiter]:
+        """Take everyone up to the first who is not acceptable, for a leader that does their work."""
+        taken: list[SomeWaiter] = []
+        with self._line_lock:
+            while self.line:
+                first = self.line.popleft()
+                if not accept(first):
+                    self.line.appendleft(first)
+                    break
+                taken.append(first)
+        return taken
 
     def pass_on(self) -> None:
         """Give the turn back, or to the first in line."""

@@ -135,7 +135,12 @@ class Namespace:
         once and on disk a moment later.
         """
         qualified = self._qualify(key)
-        stored = self._encode(key, value, self._expiry(ttl))
+        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
+            raise refuse_value(key, value)
+        if ttl is None and self._row.ttl_ms is None:
+            stored = value + PLAIN
+        else:
+            stored = encode_value(value, self._expiry(ttl))
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.put_one(qualified, stored, durable=durable)
 
@@ -153,14 +158,8 @@ class Namespace:
         expires_at = self._expiry(ttl)
         durable = self._durable if durability is None else check_durability(durability)
         self._require_there()
-        prefix, suffix = self._prefix, PLAIN if expires_at is None else encode_value(b"", expires_at)
-        rows: dict[bytes, bytes] = {}
-        for key, value in _each_pair(pairs):
-            if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
-                raise refuse_key(key)
-            if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
-                raise refuse_value(key, value)
-            rows[prefix + key] = value + suffix
+        suffix = PLAIN if expires_at is None else encode_value(b"", expires_at)
+        rows = _encode_pairs(pairs, self._prefix, suffix)
         return self._router.put(rows, durable=durable)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
@@ -214,7 +213,9 @@ class Namespace:
         qualified = self._qualify(key)
         if expected is not None and type(expected) is not bytes:
             raise refuse_value(key, expected)
-        stored = TOMBSTONE if value is None else self._encode(key, value, self._expiry(ttl))
+        if value is not None and (type(value) is not bytes or len(value) > VALUE_BYTES_MAX):
+            raise refuse_value(key, value)
+        stored = TOMBSTONE if value is None else encode_value(value, self._expiry(ttl))
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.call(
             qualified,
@@ -226,7 +227,8 @@ class Namespace:
     def _qualify(self, key: bytes) -> bytes:
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             raise refuse_key(key)
-        self._require_there()
+        if self._row.dropped_at is not None:
+            self._require_there()
         return self._prefix + key
 
     def _require_there(self) -> None:
@@ -236,11 +238,6 @@ class Namespace:
                 f"site.create_namespace({self.name!r})",
                 namespace=self.name,
             )
-
-    def _encode(self, key: bytes, value: bytes, expires_at: int | None) -> bytes:
-        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
-            raise refuse_value(key, value)
-        return value + PLAIN if expires_at is None else encode_value(value, expires_at)
 
     def _expiry(self, ttl: timedelta | float | None) -> int | None:
         if ttl is not None:
@@ -269,24 +266,24 @@ class Namespace:
             yield from self._router.scan(keys, at, limit, reverse=reverse)
 
 
-def _each_pair(
-    pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
-) -> Iterable[tuple[bytes, bytes]]:
-    if isinstance(pairs, Mapping):
-        return pairs.items()
+def _encode_pairs(
+    pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]], prefix: bytes, suffix: bytes
+) -> dict[bytes, bytes]:
+    """Qualified keys and stored values; of a key that comes twice, the last."""
     if not isinstance(pairs, Iterable):
         raise InvalidArgument(f"put_many takes a mapping or pairs, not {pairs!r:.60}")
-    return map(_pair, pairs)
-
-
-def _pair(pair: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    if type(pair) is tuple and len(pair) == 2:
-        return pair
-    try:
-        key, value = pair
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}") from error
-    return key, value
+    rows: dict[bytes, bytes] = {}
+    for pair in list(pairs.items() if isinstance(pairs, Mapping) else pairs):
+        try:
+            key, value = pair
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}") from error
+        if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
+            raise refuse_key(key)
+        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
+            raise refuse_value(key, value)
+        rows[prefix + key] = value + suffix
+    return rows
 
 
 class View:

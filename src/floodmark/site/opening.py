@@ -10,7 +10,7 @@ from floodmark.clock import HybridClock, TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import Engine
 from floodmark.engine.rocks import RECOVERY_ROOM_BYTES, RocksEngine
-from floodmark.partition import FAMILIES, EngineBound, Node
+from floodmark.partition import FAMILIES, FILTERED_BYTES, EngineBound, Node
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.background import Background
 from floodmark.site.directory import SiteDirectory, new_identity
@@ -43,7 +43,7 @@ def open(
     directory = SiteDirectory(Path(path), site, site_id, create=create)
     try:
         return open_engine(
-            RocksEngine(directory.engine_path, FAMILIES),
+            RocksEngine(directory.engine_path, FAMILIES, prefix_bytes=FILTERED_BYTES),
             site=directory.identity.site,
             site_id=directory.identity.site_id,
             durability=durability,

@@ -62,7 +62,8 @@ class Router:
         highest = 0
         groups = self._groups(rows)
         for partition, group in groups:
-            _require_fitting(group, partition)
+            if not _fits(group, partition):
+                raise _too_large(group, partition)
 
         def put_group(partition: Partition, group: Rows) -> None:
             nonlocal highest
@@ -129,7 +130,6 @@ class Router:
             moved: Rows = {}
             for partition, group in groups:
                 try:
-                    _require_fitting(group, partition)
                     commit(partition, group)
                     done += len(group)
                 except PartitionMoved as error:
@@ -140,6 +140,8 @@ class Router:
             if not moved:
                 return
             groups = self._groups(moved)
+            if any(not _fits(group, partition) for partition, group in groups):
+                break
         assert failure is not None
         raise _partly_done(done, failure) from failure
 
@@ -155,16 +157,22 @@ class Router:
         return list(groups.values())
 
 
-def _require_fitting(rows: Rows, partition: Partition) -> None:
-    limits = partition.limits
-    size = sum(map(len, rows)) + sum(map(len, rows.values()))
-    if size > limits.bytes_max or len(rows) > limits.changes_max:
-        raise CommitTooLarge(
-            f"{len(rows):,} pairs for partition {partition.id} make {size:,} bytes; one commit holds at most "
-            f"{limits.bytes_max:,} bytes and {limits.changes_max:,} pairs. Write them in smaller portions",
-            partition=partition.id,
-            size=size,
-        )
+def _size(rows: Rows) -> int:
+    return sum(map(len, rows)) + sum(map(len, rows.values()))
+
+
+def _fits(rows: Rows, partition: Partition) -> bool:
+    return _size(rows) <= partition.limits.bytes_max and len(rows) <= partition.limits.changes_max
+
+
+def _too_large(rows: Rows, partition: Partition) -> CommitTooLarge:
+    limits, size = partition.limits, _size(rows)
+    return CommitTooLarge(
+        f"{len(rows):,} pairs for partition {partition.id} make {size:,} bytes; one commit holds at most "
+        f"{limits.bytes_max:,} bytes and {limits.changes_max:,} pairs. Write them in smaller portions",
+        partition=partition.id,
+        size=size,
+    )
 
 
 def _partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:

@@ -107,6 +107,17 @@ class EngineContract:
         assert engine.ceiling(LEFT, b"b\x00") == (b"d", b"2")
         assert engine.ceiling(LEFT, b"e") is None
 
+    def test_ceiling_finds_nothing_beyond_the_prefix_that_matters(self, engine: Engine) -> None:
+        long = b"a prefix of some length/"
+        rows: list[WriteRow] = [(LEFT, long + b"2", b"1"), (LEFT, b"a", b"2"), (LEFT, b"b", b"3")]
+        assert engine.write(rows)
+        assert engine.ceiling(LEFT, long, long) == (long + b"2", b"1")
+        assert engine.ceiling(LEFT, long + b"1", long) == (long + b"2", b"1")
+        assert engine.ceiling(LEFT, long + b"3", long) is None
+        assert engine.ceiling(LEFT, b"a", b"a") == (b"a", b"2")
+        assert engine.ceiling(LEFT, b"a\x00", b"a") == (long + b"2", b"1")
+        assert engine.ceiling(LEFT, b"a\xff", b"a") is None
+
     def test_large_values_and_batches_within_the_limits_are_taken(self, engine: Engine) -> None:
         assert 0 < engine.limits.value_bytes_max <= engine.limits.batch_bytes_max
         size = min(2 * MIB, engine.limits.value_bytes_max)
@@ -410,7 +421,10 @@ def compare_reads(engine: Engine, family: str, rows: dict[bytes, bytes]) -> None
     assert engine.get_many(family, probes) == [rows.get(key) for key in probes]
     for key in probes:
         assert engine.get(family, key) == rows.get(key)
-        assert engine.ceiling(family, key) == next((row for row in expected if row[0] >= key), None)
+        ceiling = next((row for row in expected if row[0] >= key), None)
+        for prefix in [key[:length] for length in range(len(key) + 1)]:
+            reached = ceiling if ceiling is not None and ceiling[0].startswith(prefix) else None
+            assert engine.ceiling(family, key, prefix) == reached
     middle = probes[len(probes) // 2]
     for start, end in ((b"", middle), (middle, None), (probes[1], middle)):
         within = [key for key, _ in expected if start <= key and (end is None or key < end)]

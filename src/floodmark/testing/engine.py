@@ -201,8 +201,8 @@ class FaultyEngine:
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         return self._read(lambda engine: engine.get_many(family, keys))
 
-    def ceiling(self, family: str, key: bytes) -> Row | None:
-        return self._read(lambda engine: engine.ceiling(family, key))
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
+        return self._read(lambda engine: engine.ceiling(family, key, prefix))
 
     def scan(
         self,
