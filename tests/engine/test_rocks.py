@@ -234,8 +234,8 @@ def test_recover_keeps_serving_and_keeps_what_was_written(engine: RocksEngine) -
 def test_recover_ends_a_failure(engine: RocksEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.write([(DATA, b"a", b"1")])
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_write", lambda batch: FailingDatabase("IO error: gone").write(batch))
-        with pytest.raises(Exception, match="gone"):
+        patch.setattr(engine, "_database", FailingDatabase("IO error: gone"))
+        with pytest.raises(OutcomeUnknown, match="gone"):
             engine.write([(DATA, b"a", b"2")])
     engine.recover()
     assert engine.get(DATA, b"a") == b"1"

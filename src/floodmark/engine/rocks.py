@@ -149,8 +149,7 @@ class RocksEngine:
             return page
 
     def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
-        if self._database is None:
-            raise self._unavailable()
+        database = self._writable()
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
         put = batch.put
@@ -160,27 +159,21 @@ class RocksEngine:
             else:
                 put(key, value, handles[family])
         if guard is None:
-            self._write(batch)
+            _apply(database, batch)
             return True
         with self._guard_lock:
             if self.get(guard.family, guard.key) != guard.expected:
                 return False
-            self._write(batch)
+            _apply(database, batch)
             return True
 
-    def _write(self, batch: WriteBatch) -> None:
-        database = self._writable()
-        try:
-            database.write(batch)
-        except Exception as error:
-            raise _write_error(error) from error
-
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
-        self._writable()
-        if start < end:
-            batch = WriteBatch(raw_mode=True)
-            batch.delete_range(start, end, self._handles[family])
-            self._write(batch)
+        database = self._writable()
+        if start >= end:
+            return
+        batch = WriteBatch(raw_mode=True)
+        batch.delete_range(start, end, self._handles[family])
+        _apply(database, batch)
 
     def sync(self) -> None:
         database = self._writable()
@@ -328,6 +321,13 @@ def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYT
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(4 * MIB)
     return options
+
+
+def _apply(database: Rdict, batch: WriteBatch) -> None:
+    try:
+        database.write(batch)
+    except Exception as error:
+        raise _write_error(error) from error
 
 
 def _require_healthy_end(

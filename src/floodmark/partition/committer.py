@@ -104,7 +104,9 @@ class Committer:
                     self._unsynced_floor = self._open_floor
                 self._open_floor = None
             writer.tallies.append(tally)
-            writer.heat.add_writes(1, len(key) + len(value))
+            heat = writer.heat
+            heat.writes += 1
+            heat.bytes_written += len(key) + len(value)
             self.counters.commits += 1
             self.counters.rounds += 1
             return version

@@ -86,8 +86,8 @@ def _newest_forward(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: in
     Suffixes are inverted versions, so "at or below" is "at or after" among the bytes.
     """
     found: list[Row] = []
-    append, shape_of, join = found.append, user_key_shape, b"".join
-    done = b""
+    append, join = found.append, b"".join
+    done = shape = b""
     try:
         for engine_key, stored in rows:
             prefix = engine_key[:-VERSION_BYTES]
@@ -96,7 +96,10 @@ def _newest_forward(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: in
             done = prefix
             if stored[-1:] == PLAIN:
                 # `decode_user_key`, without a call for each row.
-                append((join(shape_of(prefix[GROUP::MARKED_GROUP])(prefix)), stored[:-1]))
+                markers = prefix[GROUP::MARKED_GROUP]
+                if markers != shape:
+                    shape, unpack = markers, user_key_shape(markers)
+                append((join(unpack(prefix)), stored[:-1]))
             else:
                 record = decode_record(engine_key, stored)
                 if not record.is_dead_at(physical_ms):

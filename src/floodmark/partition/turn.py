@@ -46,7 +46,7 @@ class Turn(Generic[SomeWaiter]):
 
     def try_take(self) -> bool:
         """Take the turn if nobody has it."""
-        return self._held.acquire(blocking=False)
+        return self._held.acquire(False)
 
     def wait(self, waiter: SomeWaiter) -> bool:
         """Stand in line; True if the caller has the turn now, False if its work was done for it."""
