@@ -39,8 +39,6 @@ from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
 
-LOG_IDS_MAX: Final = 1 << 32
-
 _KEY: Final = Struct(">IQH")
 _COMMIT: Final = 1
 _HEARTBEAT: Final = 2

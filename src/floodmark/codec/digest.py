@@ -14,11 +14,11 @@ from typing import Final
 
 import xxhash
 
+from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.version import Version
 
 SEED: Final = 42
 
-_NAMESPACE_BYTES: Final = 3
 _STAMP: Final = Struct(">QB")
 _LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(4097))
 
@@ -38,12 +38,12 @@ def digest_changes(
     `keys` are qualified: the namespace's three bytes, then the user key.
     """
     stamp, lengths, digest_of = _STAMP.pack(version, site), _LENGTHS, hash_bytes
-    namespace = keys[0][:_NAMESPACE_BYTES]
+    namespace = keys[0][:NAMESPACE_BYTES]
     start = digest = 0
     for index, (key, content) in enumerate(zip(keys, contents, strict=True)):
         if not key.startswith(namespace):
             yield namespace, index - start, digest
-            namespace, start, digest = key[:_NAMESPACE_BYTES], index, 0
-        user_key = key[_NAMESPACE_BYTES:]
+            namespace, start, digest = key[:NAMESPACE_BYTES], index, 0
+        user_key = key[NAMESPACE_BYTES:]
         digest ^= digest_of(stamp + lengths[len(user_key)] + user_key + content, SEED)
     yield namespace, len(keys) - start, digest

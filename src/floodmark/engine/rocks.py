@@ -47,6 +47,7 @@ RECOVERY_ROOM_BYTES: Final = 64 * MIB
 
 # Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
 _GULP: Final = 32
+_BULK_ROWS: Final = 1_000
 
 # More than RocksDB writes at once when it opens an ordinary database.
 _PROBE_BYTES: Final = 4 * MIB
@@ -127,6 +128,9 @@ class RocksEngine:
     ) -> list[Row]:
         options = ReadOptions()
         options.set_total_order_seek(True)
+        if rows_max >= _BULK_ROWS:
+            # A long scan passes once; its blocks would only drive others out of the cache.
+            options.fill_cache(False)  # type: ignore[call-arg]
         if end is not None:
             options.set_iterate_upper_bound(end)
         with self._read_errors():

@@ -5,7 +5,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
-from floodmark.codec.ordered import encode_prefix, encode_version
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_prefix, encode_version
 from floodmark.engine import Engine
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Corruption, VersionCollected
@@ -42,7 +42,8 @@ def read_logs(
     relevant = [
         log for log in logs if log.opened_at < until and (log.sealed_at is None or log.sealed_at > since)
     ]
-    bytes_max = max(PAGE_BYTES_MAX // max(1, len(relevant)), 64 * 1024)
+    # All pages together stay near one page: a site may have many logs.
+    bytes_max = PAGE_BYTES_MAX // max(1, len(relevant))
     streams = [_read_log(engine, log, since, until, trimmed, bytes_max) for log in relevant]
     if len(streams) == 1:
         return streams[0]
@@ -91,9 +92,9 @@ def look_up_value(engine: Engine, key: bytes, version: Version) -> bytes:
     stored = engine.get(DATA, encode_prefix(key) + encode_version(version))
     if stored is None:
         raise Corruption(
-            f"the change log names {key[3:]!r} at version {version}, but the data is gone. "
+            f"the change log names {key[NAMESPACE_BYTES:]!r} at version {version}, but the data is gone. "
             "Restore the site from a backup",
-            key=key[3:],
+            key=key[NAMESPACE_BYTES:],
             version=version,
         )
     return stored

@@ -20,7 +20,7 @@ from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single
 from floodmark.codec.ordered import encode_version
 from floodmark.engine import WriteRow
-from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved
+from floodmark.model.errors import FloodmarkError, NamespaceNotFound, OutcomeUnknown, PartitionMoved
 from floodmark.model.version import Version
 from floodmark.partition.commit import (
     Commit,
@@ -66,7 +66,7 @@ class Committer:
         self._announcing = Lock()
         self._watchers = 0
         self._published = Condition(Lock())
-        storage.on_recovery.append(self._lose_count)
+        storage.on_recovery.append(self._begin_anew)
 
     def commit(self, commit: Commit) -> Version:
         """Run a commit; its version when it is done, 0 if it was refused by its own decision."""
@@ -89,7 +89,9 @@ class Committer:
         tally: CommitTally = (0, b"", 0, 0)
         try:
             if writer.retired:
-                raise _moved(writer)
+                raise moved(writer)
+            if storage.dropped:
+                storage.require_not_dropped((key,))
             self._open_floor = clock.latest
             version = clock.now()
             tally = tally_one(version, self._site_id, key, value)
@@ -130,6 +132,10 @@ class Committer:
             self._announced = max(self._announced, version)
             return self._announced
 
+    def announced_version(self) -> Version:
+        """The last resolved version that was told; no version is minted, so it can always be asked."""
+        return self._announced
+
     def now(self) -> Version:
         """A fresh version of the clock."""
         return self._storage.retry_recovered(self._clock.now)
@@ -143,6 +149,7 @@ class Committer:
         try:
             version = self._clock.now()
         except FloodmarkError:
+            self._storage.stop()
             version = self._clock.latest
         floor = self._open_floor
         return version if floor is None or not self._storage.stopped else min(version, floor)
@@ -183,8 +190,10 @@ class Committer:
         try:
             version = self._clock.now()
             self._storage.store(build(version))
-        except BaseException:
+        except BaseException as failure:
             self.lost_count = True
+            if not isinstance(failure, FloodmarkError) or isinstance(failure, OutcomeUnknown):
+                self._storage.stop()
             raise
         finally:
             if not self._storage.stopped:
@@ -266,7 +275,10 @@ class Committer:
         except FloodmarkError as error:
             self._settle(batch, error)
             return
-        self._settle_floors(synced=durable)
+        if any(commit.version for commit in batch):
+            self._settle_floors(synced=durable)
+        else:
+            self._open_floor = None
         self._count(batch)
 
     def _write(self, batch: list[Commit]) -> bool:
@@ -277,21 +289,19 @@ class Committer:
             writer = commit.writer
             assert writer is not None
             if writer.retired:
-                commit.error = _moved(writer)
+                commit.error = moved(writer)
                 continue
-            if self._storage.dropped and commit.writes is not None:
-                commit.error = self._storage.refuse_dropped(commit.writes.keys)
-                if commit.error is not None:
-                    continue
-            if commit.decide is not None:
-                if rows:
-                    self._engine.write(rows)
-                    rows = []
-                try:
+            if commit.decide is not None and rows:
+                self._engine.write(rows)
+                rows = []
+            try:
+                if commit.decide is not None:
                     commit.writes = commit.decide()
-                except FloodmarkError as error:
-                    commit.error = error
-                    continue
+                if commit.writes is not None and self._storage.dropped:
+                    self._storage.require_not_dropped(commit.writes.keys)
+            except FloodmarkError as error:
+                commit.error = error
+                continue
             if commit.writes is not None:
                 rows += encode_commit_rows(commit, self._clock.now(), self._site_id)
                 durable = durable or commit.durable
@@ -343,7 +353,7 @@ class Committer:
                     commit.version = 0
                     commit.error = refused(failure)
                 elif not commit.version and commit.error is None:
-                    commit.error = failure.again()
+                    commit.error = refused(failure)
         except FloodmarkError:
             self._storage.stop()
             self.lost_count = True
@@ -351,13 +361,13 @@ class Committer:
                 if commit.version:
                     commit.error = unknown(failure)
                 elif commit.error is None:
-                    commit.error = failure.again()
+                    commit.error = refused(failure)
             return
         self._settle_floors(synced=True)
         self._count(batch)
 
     def _settle_alone(self, commit: Commit, failure: FloodmarkError) -> Version:
-        if isinstance(failure, PartitionMoved):
+        if isinstance(failure, PartitionMoved | NamespaceNotFound):
             raise failure
         self._settle([commit], failure)
         if commit.error is not None:
@@ -369,12 +379,14 @@ class Committer:
         key = encode_log_key(commit.writer.log_id, commit.version)
         return self._engine.get(LOG, key) is not None
 
-    def _lose_count(self) -> None:
-        """A recovery may have lost commits that were counted but not yet durable."""
+    def _begin_anew(self) -> None:
+        """After a recovery all that is there is durable; what was counted and not durable may be gone."""
         self.lost_count = True
+        self._settle_floors(synced=True)
 
 
-def _moved(writer: Writer) -> PartitionMoved:
+def moved(writer: Writer) -> PartitionMoved:
+    """What someone is told who comes to a partition that no longer is."""
     return PartitionMoved(
         f"partition {writer.id} was split, merged or moved; ask for the map again",
         partition=writer.id,

@@ -13,7 +13,7 @@ from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, Partit
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import VERSION_MAX, Version
+from floodmark.model.version import Version
 from floodmark.partition.changelog import LogEntry, read_logs
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
@@ -40,7 +40,6 @@ from floodmark.partition.retention import Retention
 from floodmark.partition.storage import Storage, unknown
 
 NODE: Final = 0
-FOREVER: Final = VERSION_MAX
 
 
 class EngineBound:

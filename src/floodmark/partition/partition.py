@@ -16,7 +16,6 @@ from floodmark.engine import Engine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
-    PartitionMoved,
     VersionCollected,
     VersionInFuture,
 )
@@ -26,7 +25,7 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.commit import Commit, CommitTally, Writes
-from floodmark.partition.committer import Committer
+from floodmark.partition.committer import Committer, moved
 from floodmark.partition.families import DATA
 from floodmark.partition.heat import Heat
 from floodmark.partition.records import decode_record, find_stored, scan_page
@@ -116,7 +115,7 @@ class LocalPartition:
     def _find_at(self, key: bytes, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
         if at is None:
             if self.retired:
-                raise self._moved()
+                raise moved(self)
             return find_stored(self._engine, prefix, None)
         namespace = key[:NAMESPACE_BYTES]
         self._prepare_read(namespace, at)
@@ -136,7 +135,7 @@ class LocalPartition:
     def _prepare_read(self, namespace: bytes, at: Version) -> None:
         """Make sure that nothing at or below `at` is still to come, and that it is still there."""
         if self.retired:
-            raise self._moved()
+            raise moved(self)
         observe_version(self._committer, at)
         self._committer.wait_applied(at)
         self._require_kept(namespace, at)
@@ -189,12 +188,6 @@ class LocalPartition:
 
     def resolved_version(self) -> Version:
         return self._committer.resolved_version()
-
-    def _moved(self) -> PartitionMoved:
-        return PartitionMoved(
-            f"partition {self.id} was split, merged or moved; ask for the map again",
-            partition=self.id,
-        )
 
 
 def observe_version(committer: Committer, version: Version) -> None:

@@ -34,12 +34,14 @@ class Storage:
         self.stopped = False
         # The bytes of namespaces that were dropped: a writer that came late must not write into them.
         self.dropped: set[bytes] = set()
-        # Whether a write has to look at any of the above: stopped, refused, dropped.
+        # Whether writes are stopped or refused, for those in a hurry.
         self.is_unusual = False
         self.recoveries = 0
         # Called after each recovery by whoever has the turn.
         self.on_recovery: list[Callable[[], None]] = []
         self._refusal: FloodmarkError | None = None
+        # Called before a refusal is passed on, to see whether it still holds.
+        self.reconsider: Callable[[], object] = lambda: None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -71,24 +73,21 @@ class Storage:
     def drop(self, namespace: bytes) -> None:
         """Let nobody write into a namespace any more."""
         self.dropped.add(namespace)
-        self._look_around()
 
     def _look_around(self) -> None:
-        self.is_unusual = self.stopped or self._refusal is not None or bool(self.dropped)
+        self.is_unusual = self.stopped or self._refusal is not None
 
     def require_wanted(self) -> None:
         """Refuse if writes are not wanted."""
         if self._refusal is not None:
+            self.reconsider()
+        if self._refusal is not None:
             raise self._refusal.again()
 
-    def refuse_dropped(self, keys: Sequence[bytes]) -> FloodmarkError | None:
-        """The error for a writer of qualified keys whose namespace was dropped meanwhile."""
-        for key in keys:
-            if key[:NAMESPACE_BYTES] in self.dropped:
-                return NamespaceNotFound(
-                    "the namespace was dropped; create it again with site.create_namespace()"
-                )
-        return None
+    def require_not_dropped(self, keys: Sequence[bytes]) -> None:
+        """Refuse a writer of qualified keys whose namespace was dropped meanwhile."""
+        if any(key[:NAMESPACE_BYTES] in self.dropped for key in keys):
+            raise NamespaceNotFound("the namespace was dropped; create it again with site.create_namespace()")
 
     def store(self, rows: Sequence[WriteRow]) -> None:
         """Write rows for good, and return when they are on disk.  The caller holds the turn."""
@@ -137,11 +136,14 @@ class Storage:
 
     def retry_recovered(self, operation: Callable[[], Result]) -> Result:
         """Run something that may have to write a little, such as minting a version; the turn is free."""
+        recoveries = self.recoveries
         try:
             return operation()
         except (StorageFailed, OutcomeUnknown):
             with self.exclusive():
-                self.stop()
+                # Of many who failed together, the first recovers for all.
+                if self.recoveries == recoveries:
+                    self.stop()
                 self.recover_if_stopped()
             return operation()
 

@@ -52,16 +52,16 @@ class Turn(Generic[SomeWaiter]):
         """Stand in line; True if the caller has the turn now, False if its work was done for it."""
         gate = waiter.gate = Lock()
         gate.acquire()
-        with self._line_lock:
-            self.line.append(waiter)
-        if self.try_take():
-            with self._line_lock:
-                if waiter in self.line:
-                    self.line.remove(waiter)
-                    return True
-            # A leader took it out of line before giving the turn back: its work is done.
-            self.pass_on()
         try:
+            with self._line_lock:
+                self.line.append(waiter)
+            if self.try_take():
+                with self._line_lock:
+                    if waiter in self.line:
+                        self.line.remove(waiter)
+                        return True
+                # A leader took it out of line before giving the turn back: its work is done.
+                self.pass_on()
             if gate.acquire(timeout=WAIT_SECONDS_MAX):
                 if not waiter.leads:
                     wake(waiter.following)

@@ -39,6 +39,7 @@ class Background:
         self._disk = disk
         self._disk_reserve_bytes = disk_reserve_bytes
         self._clock_warned = False
+        node.storage.reconsider = self.watch_disk
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="floodmark-background", daemon=True)
 

@@ -122,7 +122,7 @@ class Catalog:
                     f"namespace {name!r} is already there; get it with site.namespace({name!r})",
                     namespace=name,
                 )
-            if self._next_id >= NAMESPACES_MAX:
+            if self._next_id >= NAMESPACES_MAX - 1:
                 raise LimitExceeded(f"a site names at most {NAMESPACES_MAX:,} namespaces in its life")
             row = NamespaceRow(
                 id=self._next_id,
@@ -150,11 +150,12 @@ class Catalog:
             )
         return row
 
-    def update(self, name: str, settings: NamespaceSettings) -> None:
-        """Change the settings of a namespace."""
+    def update(self, name: str, change: Callable[[NamespaceSettings], NamespaceSettings]) -> None:
+        """Change the settings of a namespace as they are when it is done."""
         with self._storage.settled():
             self._storage.require_wanted()
             row = self.get(name)
+            settings = change(row.settings)
             changed = msgspec.structs.replace(row)
             changed.apply(settings)
             self._storage.store([_stored(changed)])

@@ -46,8 +46,8 @@ class ChangeReader:
             position = since
             while until is None or position < until:
                 self._node.require_open()
-                publications = self._node.committer.publications
                 self._node.committer.sync()
+                publications = self._node.committer.publications
                 resolved = self._node.resolved_version()
                 target = resolved if until is None else min(until, resolved)
                 yield from self._between(keys, position, target)

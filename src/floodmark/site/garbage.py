@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 
+from floodmark.model.errors import Corruption
 from floodmark.model.version import COUNTER_BITS, Version
 from floodmark.partition import Node
 from floodmark.site.catalog import Catalog, NamespaceRow
@@ -24,9 +25,9 @@ class GarbageCollection:
     def run(self, pause: Callable[[], bool] = lambda: True) -> GarbageReport:
         """Collect in all namespaces.  `pause` is called between pages and ends the run if False."""
         with self._lock:
-            rows = self._catalog.all()
-            safe_points = self._raise_safe_points(rows)
+            rows, safe_points = self._raise_safe_points()
             read = removed = keys = namespaces = 0
+            damage: Corruption | None = None
             for row in rows:
                 if row.dropped_at is not None:
                     if row.dropped_at <= safe_points[row.id]:
@@ -34,7 +35,12 @@ class GarbageCollection:
                         self._catalog.forget(row.id)
                         namespaces += 1
                     continue
-                collected = self._node.retention.collect(row.id, pause)
+                try:
+                    collected = self._node.retention.collect(row.id, pause)
+                except Corruption as error:
+                    # One damaged record must not let the others, and the logs, grow without end.
+                    damage = damage or error
+                    continue
                 read += collected.versions_read
                 removed += collected.versions_removed
                 keys += collected.keys_removed
@@ -57,11 +63,15 @@ class GarbageCollection:
                 keys_removed=self.total.keys_removed + keys,
                 namespaces_removed=self.total.namespaces_removed + namespaces,
             )
+            if damage is not None:
+                raise damage
             return report
 
-    def _raise_safe_points(self, rows: list[NamespaceRow]) -> dict[int, Version]:
+    def _raise_safe_points(self) -> tuple[list[NamespaceRow], dict[int, Version]]:
         resolved = self._node.resolved_version()
         with self._node.storage.settled(), self._safe_points.lock:
+            # Looked up in the turn: a namespace made a moment earlier has a say in what is trimmed.
+            rows = self._catalog.all()
             safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
             # Before its creation a namespace was empty, and everyone may still know that.
             created = {row.id: row.created_at for row in rows}
@@ -72,7 +82,7 @@ class GarbageCollection:
                     if safe_point > created[namespace]
                 }
             )
-        return safe_points
+        return rows, safe_points
 
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:
         """The retention's age, but never past what is resolved or held."""

@@ -155,12 +155,15 @@ class Site:
         retention: timedelta | UnsetType = UNSET,
     ) -> Namespace:
         """Change the settings of a namespace; what is not named stays.  The merge policy is for life."""
-        settings = self._open.catalog.get(name).settings
-        if ttl is not UNSET:
-            settings = replace(settings, ttl=ttl)
-        if retention is not UNSET:
-            settings = replace(settings, retention=retention)
-        self._open.catalog.update(name, settings)
+
+        def change(settings: NamespaceSettings) -> NamespaceSettings:
+            return replace(
+                settings,
+                ttl=settings.ttl if ttl is UNSET else ttl,
+                retention=settings.retention if retention is UNSET else retention,
+            )
+
+        self._open.catalog.update(name, change)
         return self.namespace(name)
 
     def drop_namespace(self, name: str) -> None:
@@ -299,7 +302,9 @@ class Site:
             site_id=self.id,
             format=self._format,
             version=node.clock.latest,
-            resolved_version=node.resolved_version(),
+            resolved_version=node.committer.announced_version()
+            if node.storage.stopped
+            else node.resolved_version(),
             clock_ahead_ms=node.clock.ahead_ms(),
             commits=counters.commits,
             changes=changes,

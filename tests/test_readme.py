@@ -1,0 +1,35 @@
+"""What the README shows is what happens."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_first_look_is_the_example_and_prints_what_is_shown() -> None:
+    example = ROOT / "examples" / "first_look.py"
+    shown = blocks("python")[0]
+    assert example.read_text().endswith(shown)
+    printed = subprocess.run(
+        [sys.executable, "-W", "error", example], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == blocks("text")[0]
+
+
+def test_every_page_that_the_readme_names_is_there() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_both_commands_are_targets_of_the_makefile() -> None:
+    targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"^make ([a-z]+)", "\n".join(blocks("sh")), re.MULTILINE)
+    assert {"demo", "test"} <= set(named) <= set(targets)
