@@ -1,6 +1,6 @@
 """Versioned records, their commit path and change log, and how ranges of them split and merge."""
 
-from floodmark.partition.changelog import LogEntry, look_up_value
+from floodmark.partition.changelog import LogEntry, look_up_value, require_untrimmed
 from floodmark.partition.collect import Collected
 from floodmark.partition.families import FAMILIES, FILTERED_BYTES, META
 from floodmark.partition.heat import HeatSample
@@ -26,4 +26,5 @@ __all__ = [
     "decode_change",
     "load_metadata",
     "look_up_value",
+    "require_untrimmed",
 ]

@@ -8,7 +8,8 @@ from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.change import Change, ChangeType, Stamp
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.partition import LogEntry, Node, decode_change, look_up_value
+from floodmark.partition import LogEntry, Node, decode_change, look_up_value, require_untrimmed
+from floodmark.site.paging import Pages, rows_of
 from floodmark.site.safepoints import SafePoints
 
 FOLLOW_SECONDS: Final = 0.2
@@ -42,7 +43,20 @@ class ChangeReader:
 
         Without `until` it ends at the present, or never if it follows.
         """
+        return rows_of(self._pages(keys, since, until, follow=follow, namespace=namespace))
+
+    def _pages(
+        self,
+        keys: KeyRange,
+        since: Version,
+        until: Version | None,
+        *,
+        follow: bool,
+        namespace: int | None,
+    ) -> Pages[Change]:
         with self._safe_points.reading(since, namespace) as advance:
+            require_untrimmed(since, self._node.retention.trimmed_version())
+            yield []
             position = since
             while until is None or position < until:
                 self._node.require_open()
@@ -58,13 +72,13 @@ class ChangeReader:
                 if target == resolved:
                     self._node.committer.wait_published(publications, FOLLOW_SECONDS)
 
-    def _between(self, keys: KeyRange, since: Version, until: Version) -> Iterator[Change]:
+    def _between(self, keys: KeyRange, since: Version, until: Version) -> Iterator[list[Change]]:
         if since >= until:
             return
         names = self._names()
         for entry in self._node.read_changes(since, until, keys):
             if isinstance(entry.row, CommitRow):
-                yield from self._changes(entry, entry.row, keys, names)
+                yield list(self._changes(entry, entry.row, keys, names))
 
     def _changes(
         self, entry: LogEntry, row: CommitRow, keys: KeyRange, names: dict[int, str]

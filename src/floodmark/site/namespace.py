@@ -25,6 +25,7 @@ from floodmark.site.arguments import (
     to_version,
 )
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
+from floodmark.site.paging import Pages, rows_of
 from floodmark.site.routing import Router
 from floodmark.site.safepoints import SafePoints
 
@@ -253,16 +254,13 @@ class Namespace:
     def _scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        rows = self._scan_held(keys, at, limit, reverse=reverse)
-        # Up to where the version is held: from now on, and not only from the first row on.
-        next(rows)
-        return rows
+        return rows_of(self._scan_pages(keys, at, limit, reverse=reverse))
 
-    def _scan_held(
+    def _scan_pages(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
-    ) -> Iterator[tuple[bytes, bytes]]:
+    ) -> Pages[tuple[bytes, bytes]]:
         with self._safe_points.reading(at, self._row.id):
-            yield b"", b""
+            yield []
             yield from self._router.scan(keys, at, limit, reverse=reverse)
 
 

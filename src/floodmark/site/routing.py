@@ -86,8 +86,8 @@ class Router:
 
     def scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """The live (user key, value) pairs of a range of one namespace, as of a version."""
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The live (user key, value) pairs of a range of one namespace, as of a version, page by page."""
         namespace = keys.start[:NAMESPACE_BYTES]
         left: KeyRange | None = keys
         while left is not None and limit != 0:
@@ -112,7 +112,7 @@ class Router:
                     limit -= len(rows)
                 if rows:
                     last = namespace + rows[-1][0]
-                yield from rows
+                yield rows
             left = _behind(left, within if finished else None, last, reverse=reverse)
 
     def _first_partition(self, keys: KeyRange, *, reverse: bool) -> LocalPartition:
