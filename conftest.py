@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("floodmark.testing.contracts")
+pytest.register_assert_rewrite("floodmark.testing")

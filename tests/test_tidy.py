@@ -164,6 +164,12 @@ def check_doormat(path: PurePosixPath, source: str) -> Iterator[Finding]:
                 pass
             case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
                 pass
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef(name="__getattr__"):
+                # The package itself hands a few names on lazily, because they load large libraries.
+                if path != PurePosixPath("__init__.py"):
+                    yield Finding(path, node.lineno, "only the package's own __init__.py is lazy")
+            case ast.Assign(targets=[ast.Name(id="_LAZY")]):
+                pass
             case _:
                 message = "__init__.py only hands names on: imports, docstring and __all__"
                 yield Finding(path, node.lineno, message)
@@ -248,6 +254,7 @@ MORE_FAULTS: list[tuple[Check, str, str]] = [
     (check_time_and_chance, "site/x.py", "import random\n"),
     (check_time_and_chance, "site/x.py", "from random import Random\n"),
     (check_doormat, "model/__init__.py", "def f():\n  pass\n"),
+    (check_doormat, "model/__init__.py", "def __getattr__(name):\n  pass\n"),
 ]
 
 

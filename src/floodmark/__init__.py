@@ -10,7 +10,13 @@ Every write is captured, and one hybrid clock stamps every change.
 [b'ada']
 """
 
-from floodmark.model import Change, ChangeType, Heartbeat, KeyRange, Stamp, Version, Versioned
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from floodmark.feed.capture import CaptureState, ChangeCapture
+from floodmark.feed.feeds import Feed, FeedState, FeedStatistics, SinkOptions
+from floodmark.feed.subscription import Delivery, Subscription, SubscriptionOptions
+from floodmark.model import Change, ChangeType, Heartbeat, KeyRange, Resolved, Stamp, Version, Versioned
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, Retryable, Terminal
 from floodmark.site import (
     GarbageReport,
@@ -20,12 +26,22 @@ from floodmark.site import (
     Site,
     SiteStatistics,
     View,
+    Writer,
     open,
 )
 
+if TYPE_CHECKING:
+    from floodmark.site.connecting import connect
+
 __all__ = [
+    "CaptureState",
     "Change",
+    "ChangeCapture",
     "ChangeType",
+    "Delivery",
+    "Feed",
+    "FeedState",
+    "FeedStatistics",
     "FloodmarkError",
     "GarbageReport",
     "Heartbeat",
@@ -33,14 +49,31 @@ __all__ = [
     "Namespace",
     "NamespaceSettings",
     "OutcomeUnknown",
+    "Resolved",
     "Retryable",
     "SafePoint",
+    "SinkOptions",
     "Site",
     "SiteStatistics",
     "Stamp",
+    "Subscription",
+    "SubscriptionOptions",
     "Terminal",
     "Version",
     "Versioned",
     "View",
+    "Writer",
+    "connect",
     "open",
 ]
+
+
+# What loads Arrow Flight, which an embedded site does without.
+_LAZY = {"connect": "floodmark.site.connecting"}
+
+
+def __getattr__(name: str) -> Any:
+    """Hand on what is loaded only when it is first asked for."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'floodmark' has no attribute {name!r}")

@@ -1,8 +1,10 @@
 """Fixtures for the tests of the command."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.support import Server, serving
 
 import floodmark
 
@@ -17,6 +19,13 @@ def directory(tmp_path: Path) -> Path:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, for all tests of a module that only read."""
     return make_site(tmp_path_factory.mktemp("shared") / "oslo")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of such a site, for all tests of a module."""
+    with serving(make_site(tmp_path_factory.mktemp("served") / "oslo")) as ready:
+        yield ready
 
 
 def make_site(path: Path) -> Path:

@@ -3,10 +3,13 @@
 import io
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 import sysconfig
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -73,3 +76,74 @@ def run_process(*arguments: str | Path, **environment: str) -> Outcome:
         check=False,
     )
     return Outcome(finished.returncode, finished.stdout, finished.stderr.decode())
+
+
+@dataclass(frozen=True)
+class Server:
+    """A `floodmark serve` of its own process that is ready."""
+
+    process: "subprocess.Popen[bytes]"
+    ready: dict[str, Any]
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        url: str = self.ready["url"]
+        return url
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """What was logged so far: every line must be JSON."""
+        return [json.loads(line) for line in self.log_path.read_text("utf-8").splitlines()]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it by a signal; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(PROCESS_SECONDS_MAX)
+
+
+@contextmanager
+def serving(directory: Path, *options: str | Path) -> Iterator[Server]:
+    """Serve a site on a free port of this machine."""
+    log_path = directory.with_name(f"{directory.name}.log")
+    command = [FLOODMARK, "serve", str(directory), "--listen", "127.0.0.1:0", "--json", *map(str, options)]
+    with (
+        log_path.open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, f"the server did not start: {log_path.read_text('utf-8')}"
+            yield Server(process, json.loads(line), log_path)
+        finally:
+            process.terminate()
+            try:
+                process.wait(PROCESS_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+def on_terminal(*arguments: str | Path, until: Callable[[str], bool] | None = None) -> str:
+    """What the command shows where stdout and stderr are a terminal.
+
+    If what is shown satisfies `until`, Ctrl-C is pressed.
+    """
+    master, slave = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+    command = [FLOODMARK, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        shown = bytearray()
+        pressed = False
+        # Linux says "input/output error" where others say "end of file".
+        with suppress(OSError):
+            while piece := os.read(master, 4096):
+                shown += piece
+                if until is not None and not pressed and until(shown.decode(errors="replace")):
+                    process.send_signal(signal.SIGINT)
+                    pressed = True
+    os.close(master)
+    return shown.decode()

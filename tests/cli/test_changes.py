@@ -89,3 +89,42 @@ def test_a_prefix_needs_a_namespace(directory: Path) -> None:
     outcome = run("changes", directory, "--prefix", "a")
     assert outcome.code == 64
     assert "needs a namespace" in outcome.errors
+
+
+def test_beginning_and_now_are_places_to_begin(directory: Path) -> None:
+    collect_all(directory)
+    put = run("put", directory, "users", "edsger", "professor").text.strip()
+    kept = run("changes", directory, "--since", "beginning", "--json")
+    assert (kept.code, kept.errors) == (0, "")
+    assert [row["version"] for row in kept.json_lines] == [put]
+    assert run("changes", directory, "--since", "now").output == b""
+
+
+def test_before_images_show_what_was_there(directory: Path) -> None:
+    run("put", directory, "users", "ada", "programmer")
+    run("delete", directory, "users", "ada")
+    rows = run("changes", directory, "--namespace", "users", "--prefix", "ada", "--before-images").lines
+    assert [row.split("\t")[3:] for row in rows] == [
+        ["insert", "ada", "countess"],
+        ["update_preimage", "ada", "countess"],
+        ["update_postimage", "ada", "programmer"],
+        ["delete", "ada", "programmer"],
+    ]
+
+
+def test_resolved_markers_are_checkpoints(directory: Path) -> None:
+    rows = run("changes", directory, "--resolved", "--json").json_lines
+    assert [row["key"] for row in rows if row["type"] == "upsert"] == ["ada", "alan", "grace"]
+    versions = [int(row["version"]) for row in rows]
+    assert versions == sorted(versions)
+    marker = rows[-1]
+    assert (marker["type"], set(marker)) == ("resolved", {"type", "version", "time"})
+    assert run("changes", directory, "--since", marker["version"]).output == b""
+    last = run("changes", directory, "--resolved").lines[-1].split("\t")
+    assert last[2:] == ["", "resolved"]
+
+
+def test_changes_of_a_key_range(directory: Path) -> None:
+    options = ["--namespace", "users", "--start-key", "alan", "--end-key", "grace", "--json"]
+    assert [row["key"] for row in run("changes", directory, *options).json_lines] == ["alan"]
+    assert run("changes", directory, "--start-key", "a").code == 64

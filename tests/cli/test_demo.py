@@ -27,6 +27,7 @@ STEPS = [
     "split",
     "crash",
     "heartbeat",
+    "server",
     "garbage",
 ]
 

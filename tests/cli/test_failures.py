@@ -32,6 +32,20 @@ COMMANDS_ON_A_SITE = [
     ["safepoint", "release", "DIR", "reader"],
     ["gc", "DIR"],
     ["status", "DIR"],
+    ["feed", "create", "DIR", "lake", "users", "--sink", "blackhole:"],
+    ["feed", "list", "DIR"],
+    ["feed", "show", "DIR", "lake"],
+    ["feed", "pause", "DIR", "lake"],
+    ["feed", "resume", "DIR", "lake"],
+    ["feed", "update", "DIR", "lake", "--ranges", "3"],
+    ["feed", "remove", "DIR", "lake"],
+    ["feed", "rebalance", "DIR", "lake"],
+    ["feed", "statistics", "DIR", "lake"],
+    ["feed", "run", "DIR", "lake"],
+    ["subscription", "list", "DIR"],
+    ["subscription", "show", "DIR", "indexer"],
+    ["subscription", "seek", "DIR", "indexer", "now"],
+    ["subscription", "remove", "DIR", "indexer"],
 ]
 
 
@@ -45,7 +59,9 @@ def all_errors(kind: type[errors.FloodmarkError]) -> Iterator[type[errors.Floodm
         yield from all_errors(child)
 
 
-@pytest.mark.parametrize("arguments", COMMANDS_ON_A_SITE, ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [*COMMANDS_ON_A_SITE, ["doctor", "DIR"], ["serve", "DIR"]], ids=" ".join
+)
 def test_a_site_that_is_missing_is_not_made(arguments: list[str], tmp_path: Path) -> None:
     outcome = run(*on(tmp_path / "olso", arguments), "--json")
     assert (outcome.code, outcome.output) == (69, b"")
@@ -89,6 +105,14 @@ def test_every_error_has_a_class_of_its_own_choice(kind: type[errors.FloodmarkEr
         (errors.StorageFull("full"), 69),
         (errors.PartitionStopped("stopped"), 69),
         (errors.FormatTooNew("new"), 69),
+        (errors.LeaseHeld("held"), 69),
+        (errors.Unreachable("no answer"), 69),
+        (errors.WireMismatch("other words"), 69),
+        (errors.InvalidConfiguration("broken"), 64),
+        (errors.FeedNotFound("none", feed="lake"), 1),
+        (errors.FeedStateConflict("running", feed="lake"), 1),
+        (errors.NotAllowed("no"), 77),
+        (errors.NotAuthenticated("who"), 77),
         (errors.Closed("closed"), 70),
         (ZeroDivisionError("division by zero"), 70),
         (PermissionError(13, "Permission denied"), 77),
@@ -162,7 +186,7 @@ def test_an_interruption_is_quiet(directory: Path, monkeypatch: pytest.MonkeyPat
     ("arguments", "words"),
     [
         (["frobnicate"], "no such command 'frobnicate'"),
-        (["get"], "missing argument 'DIRECTORY'"),
+        (["get"], "missing argument 'SITE'"),
         (["namespace"], "missing command"),
         (["get", "DIR", "users", "ada", "--hat"], "no such option: --hat"),
         (["get", "DIR", "users", "ada", "bob"], "unexpected extra argument"),
@@ -180,6 +204,29 @@ def test_an_interruption_is_quiet(directory: Path, monkeypatch: pytest.MonkeyPat
         (["scan", "DIR", "users", "--limit", "-1"], "--limit"),
         (["scan", "DIR", "users", "--start", "b", "--end", "a"], "lies behind end"),
         (["changes", "DIR", "--since", "9", "--until", "3"], "lies before since"),
+        (["changes", "DIR", "--since", "yesterday"], "beginning or now"),
+        (["get", "http://oslo:7100", "users", "ada"], "looks like grpc://host:port"),
+        (["get", "grpc://oslo:seven", "users", "ada"], "cannot be read"),
+        (["get", "grpc://secret@oslo", "users", "ada"], "not in the URL"),
+        (["--tls-key", "x", "get", "grpc://oslo", "users", "ada"], "belong together"),
+        (["--token-file", "DIR/none", "get", "grpc://oslo", "users", "ada"], "cannot read the token file"),
+        (["get", "grpc://oslo", "users", "ada", "--token-file", "x"], "stands before the command"),
+        (["--timeout", "soon", "get", "grpc://oslo", "users", "ada"], "is not a duration"),
+        (["--timeout", "0s", "get", "grpc://oslo", "users", "ada"], "must be positive"),
+        (["init", "grpc://oslo:7100"], "works on a directory"),
+        (["serve", "grpc://oslo:7100"], "works on a directory"),
+        (["serve", "grpc://oslo:7100", "--site", "oslo"], "works on a directory"),
+        (["feed", "create", "DIR", "lake", "users"], "needs a sink"),
+        (["feed", "create", "DIR", "lake", "users", "--sink", "lake"], "begins with its scheme"),
+        (["feed", "create", "DIR", "lake", "users", "--sink", "x://u:p@h"], "must not hold a user name"),
+        (["feed", "create", "DIR", "a b", "users", "--sink", "blackhole:"], "without blanks"),
+        (
+            ["feed", "create", "DIR", "l", "users", "--sink", "blackhole:", "--ranges", "0"],
+            "ranges is a number",
+        ),
+        (["subscription", "seek", "DIR", "indexer", "soon"], "beginning or now"),
+        (["token", "--role", "king"], "is not a role"),
+        (["token", "--name", " "], "cannot be a name"),
         (["namespace", "create", "DIR", "two words"], "without blanks"),
         (["partition", "split", "DIR", "users", "0x"], "must not be empty"),
         (["safepoint", "hold", "DIR", "two words"], "without blanks"),

@@ -40,6 +40,17 @@ def test_all_commands_are_there() -> None:
         "changes",
         "delete",
         "demo",
+        "doctor",
+        "feed create",
+        "feed list",
+        "feed pause",
+        "feed rebalance",
+        "feed remove",
+        "feed resume",
+        "feed run",
+        "feed show",
+        "feed statistics",
+        "feed update",
         "gc",
         "get",
         "init",
@@ -57,7 +68,13 @@ def test_all_commands_are_there() -> None:
         "safepoint list",
         "safepoint release",
         "scan",
+        "serve",
         "status",
+        "subscription list",
+        "subscription remove",
+        "subscription seek",
+        "subscription show",
+        "token",
         "version",
     }
 
@@ -71,7 +88,7 @@ def test_help_of_every_command_has_examples_that_can_be_typed(path: tuple[str, .
     assert re.search(r"^  Examples?:$", outcome.text, re.MULTILINE)
     assert examples
     for example in examples:
-        words = shlex.split(re.sub(r"[<>] \S+$", "", example))
+        words = shlex.split(re.sub(r"[<>]+ \S+$", "", example))
         assert parse(words) == " ".join(path)
 
 
@@ -86,7 +103,16 @@ def test_first_line_of_help_is_short_enough_for_the_list(path: tuple[str, ...]) 
 def test_overview_explains_the_rules(arguments: list[str]) -> None:
     outcome = run(*arguments)
     assert outcome.code == 0
-    for words in ("Example", "0x00ff", "24h", "--json", "Exit codes", "69 unreachable", "FLOODMARK_DEBUG"):
+    for words in (
+        "Example",
+        "0x00ff",
+        "24h",
+        "--json",
+        "Exit codes",
+        "69 unreachable",
+        "FLOODMARK_DEBUG",
+        "grpc+tls://",
+    ):
         assert words in outcome.text
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from floodmark.cli import output
-from floodmark.cli.output import Output, counted, progress, speaks_unicode
+from floodmark.cli.output import Output, counted, progress, speaks_unicode, tracked
 
 LONG = 1_000.0
 HANG_SECONDS = 60.0
@@ -61,6 +61,15 @@ def test_items_are_counted_as_they_pass(terminal: Screen) -> None:
             terminal.wait_shown()
     assert passed == 2_500
     assert "rows read" in terminal.getvalue()
+
+
+def test_what_is_done_and_how_much_of_it_is_shown(terminal: Screen) -> None:
+    with tracked("examining", seconds=0) as track:
+        terminal.wait_shown()
+        track("records read", 12_345)
+    shown = terminal.getvalue()
+    assert "examining" in shown
+    assert "records read 12,345" in shown
 
 
 def test_progress_ends_when_the_work_fails(terminal: Screen) -> None:

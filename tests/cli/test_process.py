@@ -1,15 +1,13 @@
 """The installed command as a process: pipes, signals, terminals and full disks."""
 
 import os
-import pty
 import shlex
 import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, run, run_process
+from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, on_terminal, run, run_process
 
 import floodmark
 
@@ -22,23 +20,6 @@ def large(directory: Path) -> Path:
     with floodmark.open(directory, background=False) as site:
         site.namespace("users").put_many({f"row-{n:05}".encode(): bytes(50) for n in range(ROWS)})
     return directory
-
-
-def on_terminal(*arguments: str | Path) -> str:
-    """What the command shows where stdout is a terminal."""
-    master, slave = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
-    with subprocess.Popen(
-        [FLOODMARK, *map(str, arguments)], stdout=slave, env=environment | {"TERM": "xterm-256color"}
-    ):
-        os.close(slave)
-        shown = bytearray()
-        # Linux says "input/output error" where others say "end of file".
-        with suppress(OSError):
-            while piece := os.read(master, 4096):
-                shown += piece
-    os.close(master)
-    return shown.decode()
 
 
 def test_the_installed_command_does_what_the_function_does(directory: Path) -> None:

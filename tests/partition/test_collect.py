@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from tests.site.support import HookedEngine, node_of, nothing, open_memory, stored_versions
+from tests.site.support import HookedEngine, host_of, node_of, nothing, open_memory, stored_versions
 
 from floodmark.model.version import Version
 from floodmark.partition import collect
@@ -109,7 +109,7 @@ def test_collection_that_is_stopped_early_is_finished_by_the_next(site: Site, ti
 
     rounds = 0
     while stored_versions(site, "users"):
-        site._parts.garbage.run(two_pages)
+        host_of(site).garbage.run(two_pages)
         assert list(users.scan()) == []
         rounds += 1
     assert 2 < rounds <= 10

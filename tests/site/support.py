@@ -13,6 +13,7 @@ from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, Node
 from floodmark.partition.commit import Commit
 from floodmark.site import Site, open_engine
+from floodmark.site.embedded import EmbeddedHost
 from floodmark.testing.clock import SimulatedTime
 
 # A hundred milliseconds into a second: expiry is judged in whole seconds, and a clock that runs a few
@@ -170,9 +171,15 @@ def open_memory(engine: HookedEngine, time: SimulatedTime) -> Site:
     return open_engine(engine, site="oslo", site_id=7, time_source=time)
 
 
+def host_of(site: Site) -> EmbeddedHost:
+    """What an embedded site stands on."""
+    assert isinstance(site.host, EmbeddedHost)
+    return site.host
+
+
 def node_of(site: Site) -> Node:
     """The node behind a site, for what a user cannot see: heartbeats, logs, the engine."""
-    return site._parts.node
+    return host_of(site).node
 
 
 def run_threads(*work: Callable[[], object], seconds: float = HANG_SECONDS) -> None:

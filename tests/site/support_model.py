@@ -41,9 +41,13 @@ class ModelNamespace:
             assert not self.changes or change.version >= self.changes[-1].version, "versions went back"
             self.changes.append(change)
 
-    def since(self, version: Version, until: Version) -> list[Written]:
-        """The changes in `(version, until]`."""
-        return [change for change in self.changes if version < change.version <= until]
+    def since(self, version: Version, until: Version, at_ms: int) -> list[Written]:
+        """The changes in `(version, until]` as a reader gets them: one that is expired is a deletion."""
+        return [
+            change if change.is_live(at_ms) else change._replace(value=None)
+            for change in self.changes
+            if version < change.version <= until
+        ]
 
     def newest(self, at: Version) -> dict[bytes, Written]:
         """The newest change of each key at or below a version, dead or alive."""

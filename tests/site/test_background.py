@@ -5,7 +5,7 @@ from datetime import timedelta
 from threading import Event
 
 import pytest
-from tests.site.support import HANG_SECONDS, HookedEngine, node_of
+from tests.site.support import HANG_SECONDS, HookedEngine, host_of, node_of
 
 from floodmark.model.errors import StorageFailed
 from floodmark.site import open_engine
@@ -21,7 +21,7 @@ def test_heartbeats_publish_async_writes_and_end_with_the_site(
         committer = node_of(site).committer
         while site.resolved_version() < version:
             committer.wait_published(committer.publications, HANG_SECONDS)
-        thread = site._parts.background._thread
+        thread = host_of(site).background._thread
     assert not thread.is_alive()
 
 
@@ -50,7 +50,7 @@ def test_clock_that_was_set_back_is_warned_of_once(
     with open_engine(engine, site="oslo", time_source=time) as site:
         site.now()
         time.advance(-3_600_000)
-        work = site._parts.background
+        work = host_of(site).background
         with caplog.at_level(logging.WARNING, logger="floodmark.site"):
             work._tick()
             work._tick()
@@ -60,7 +60,7 @@ def test_clock_that_was_set_back_is_warned_of_once(
 
 def test_garbage_is_collected_when_it_is_time(engine: HookedEngine, time: SimulatedTime) -> None:
     with open_engine(engine, site="oslo", time_source=time, collect_every=timedelta(minutes=10)) as site:
-        work = site._parts.background
+        work = host_of(site).background
         work._tick()
         assert site.statistics().garbage.runs == 0
         time.advance(600_000)

@@ -293,7 +293,7 @@ BAD_VERSIONS = [
     (1 << 64, "version"),
     (True, "True"),
     (1.5, "1.5"),
-    ("now", "'now'"),
+    ("later", "'later'"),
     (datetime(2024, 1, 1), "time zone & timezone"),
     (datetime(1969, 1, 1, tzinfo=UTC), "does not fit"),
 ]
@@ -439,6 +439,7 @@ SITE_CALLS: Calls = dict.fromkeys(WITHOUT_ARGUMENTS.split(), ()) | {
     "namespace": ("users",),
     "release_safe_point": ("lost",),
     "split": ("users", b"k"),
+    "subscribe": ("indexer", "users"),
     "update_namespace": ("users",),
 }
 VIEW_CALLS: Calls = {"get": (b"ada",), "get_many": ([b"ada"],), "record": (b"ada",), "scan": ()}
@@ -448,6 +449,7 @@ NAMESPACE_CALLS: Calls = VIEW_CALLS | {
     "delete_range": (),
     "put": (b"ada", b"x"),
     "put_many": ({b"ada": b"x"},),
+    "writer": (),
 }
 
 

@@ -306,7 +306,7 @@ def test_node_refuses_what_was_trimmed_while_it_was_read(
     time.advance(2 * DAY_MS)
     last = users.put(b"key", b"2")
     node = node_of(site)
-    entries = node.read_changes(first - 1, last, site.partitions()[0].range)
+    entries = node.read_log(first - 1, last, site.partitions()[0].range)
     site.collect_garbage()
     with pytest.raises(VersionCollected):
         list(entries)

@@ -23,9 +23,9 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.version import COUNTER_BITS, Version
-from floodmark.partition import collect, records
+from floodmark.partition import collect, partition, records
 from floodmark.partition.layout import load_logs
-from floodmark.site import Namespace, Site, routing
+from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
 HOUR = timedelta(hours=1)
@@ -43,7 +43,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of three rows and batches of two, so that a collection has many places to stop at."""
     monkeypatch.setattr(collect, "PAGE_ROWS_MAX", 3)
     monkeypatch.setattr(collect, "BATCH_ROWS", 2)
-    monkeypatch.setattr(routing, "PAGE_ROWS_MAX", 2)
+    monkeypatch.setattr(partition, "PAGE_ROWS_MAX", 2)
     monkeypatch.setattr(records, "PAGE_ROWS_MAX", 2)
 
 

@@ -7,16 +7,18 @@ seen its whole interval.  A log that was sealed in an interval has an account of
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from random import Random
+from typing import NamedTuple
 
 import pytest
 from tests.site.support import HookedEngine, node_of, nothing, open_memory, rows_of
 
-from floodmark.codec.changelog import CommitRow, encode_log_key
+from floodmark.codec.changelog import CommitRow, decode_row, encode_log_key
 from floodmark.codec.digest import digest_change
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.model.ranges import KeyRange
-from floodmark.partition import LogEntry, look_up_value
+from floodmark.model.version import Version
+from floodmark.partition import version_of
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -30,9 +32,20 @@ def unhook(engine: HookedEngine) -> Iterator[None]:
     engine.before = engine.after = nothing
 
 
+class LogEntry(NamedTuple):
+    version: Version
+    log: int
+    row: CommitRow | Heartbeat
+
+
 def entries(site: Site) -> list[LogEntry]:
     site.sync()
-    return list(node_of(site).read_changes(0, site.resolved_version(), KeyRange(), heartbeats=True))
+    pages = node_of(site).read_log(0, site.resolved_version(), KeyRange(), heartbeats=True)
+    return [
+        LogEntry(version_of(line), line[2].id, decode_row(version_of(line), line[1]))
+        for page in pages
+        for line in page
+    ]
 
 
 def accounts(site: Site) -> list[Heartbeat]:
@@ -51,7 +64,7 @@ def recompute(site: Site, beat: Heartbeat, logs: list[LogEntry]) -> dict[int, Su
         covered = entry.log == beat.log if beat.log is not None else entry.log not in sealed
         if isinstance(entry.row, CommitRow) and covered and beat.since < entry.version <= beat.through:
             for key, value in zip(entry.row.keys, entry.row.values, strict=True):
-                stored = value or look_up_value(node_of(site).engine, key, entry.version)
+                stored = value or node_of(site).look_up_value(key, entry.version)
                 tally = Tally(1, digest_change(entry.version, site.id, key[3:], stored))
                 namespace = int.from_bytes(key[:3], "big")
                 sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally, tally))

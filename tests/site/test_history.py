@@ -27,6 +27,7 @@ from tests.site.support_model import ModelNamespace, Written, written
 import floodmark
 from floodmark.codec.values import TOMBSTONE
 from floodmark.engine import Guard, WriteRow
+from floodmark.model.change import Stamp
 from floodmark.model.errors import Closed, NamespaceNotFound, PartitionNotFound, VersionCollected
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version, moment_of, version_at
@@ -172,7 +173,7 @@ class SiteMachine(RuleBasedStateMachine):
         record = model.namespace.record(key)
         assert model.namespace.get(key) == (found.value if found else None)
         assert (record and Written(record.version, key, record.value, record.expires_at)) == found
-        assert record is None or record.stamp == (record.version, self.site.id)
+        assert record is None or record.stamp == Stamp(record.version, self.site.id)
 
     @rule(name=names, key=keys, moment=moments)
     def get_at(self, name: str, key: bytes, moment: Moment) -> None:
@@ -246,8 +247,7 @@ class SiteMachine(RuleBasedStateMachine):
         except VersionCollected:
             assert since < max(model.collected, self.trimmed)
             return
-        assert sorted(found) == sorted(model.since(since, until))
-        assert [change.version for change in found] == sorted(change.version for change in found)
+        assert found == model.since(since, until, self.site.host.physical_ms())
 
     # What the site does with itself
 

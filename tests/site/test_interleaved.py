@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.site.support import HookedEngine, node_of
+from tests.site.support import HookedEngine, host_of, node_of
 
 import floodmark
 from floodmark.codec import encode_key
@@ -95,7 +95,7 @@ def test_writes_go_on_when_there_is_room_again(tmp_path: Path, monkeypatch: pyte
         users = site.create_namespace("users")
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", full_disk)
-            site._parts.background.watch_disk()
+            host_of(site).background.watch_disk()
             with pytest.raises(StorageFull):
                 users.put(b"key", b"1")
         assert users.put(b"key", b"1")
@@ -119,7 +119,7 @@ def test_damaged_record_does_not_keep_the_garbage_of_others(
 
 
 def test_last_namespace_that_can_be_made_can_be_scanned(site: Site) -> None:
-    site._parts.catalog._next_id = NAMESPACES_MAX - 2
+    host_of(site).catalog._next_id = NAMESPACES_MAX - 2
     last = site.create_namespace("last")
     last.put(b"key", b"1")
     assert list(last.scan()) == [(b"key", b"1")]

@@ -23,9 +23,9 @@ from floodmark.model.errors import (
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX
-from floodmark.partition import changelog, node
+from floodmark.partition import changelog, node, partition
 from floodmark.partition.layout import LogRow, load_logs
-from floodmark.site import Namespace, Site, routing
+from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
 KEYS = [b"key-%02d" % index for index in range(40)]
@@ -50,7 +50,7 @@ def reshape(site: Site, chance: Random) -> None:
 @pytest.fixture
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of three rows, so that readers come back often."""
-    monkeypatch.setattr(routing, "PAGE_ROWS_MAX", 3)
+    monkeypatch.setattr(partition, "PAGE_ROWS_MAX", 3)
     monkeypatch.setattr(changelog, "PAGE_ROWS_MAX", 3)
 
 

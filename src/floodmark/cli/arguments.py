@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from floodmark.cli.text import read_at, read_bytes, read_duration
+from floodmark.cli.text import read_at, read_bytes, read_duration, read_since
 from floodmark.model import Version
 
 Result = TypeVar("Result")
@@ -34,12 +33,44 @@ JSON_HELP = (
 )
 AT_HELP = "Read as of a version, or of a time such as 2026-01-31T12:00:00Z."
 
-Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The site's directory.")]
+Directory = Annotated[
+    str,
+    typer.Argument(metavar="DIRECTORY", help="The site's directory; if it is to be made, new or empty."),
+]
+Location = Annotated[
+    str,
+    typer.Argument(
+        metavar="SITE",
+        help="The site: its directory, or its server's URL, such as grpc://127.0.0.1:7100.",
+    ),
+]
 NamespaceName = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")]
 Key = Annotated[bytes, typer.Argument(metavar="KEY", parser=parse(read_bytes), help=f"The key: {BYTES_HELP}")]
 Prefix = Annotated[
     bytes | None,
     typer.Option("--prefix", metavar="KEY", parser=parse(read_bytes), help="Only keys that start with this."),
+]
+StartKey = Annotated[
+    bytes | None,
+    typer.Option(
+        "--start-key", metavar="KEY", parser=parse(read_bytes), help="Only keys from this one on, inclusive."
+    ),
+]
+EndKey = Annotated[
+    bytes | None,
+    typer.Option(
+        "--end-key", metavar="KEY", parser=parse(read_bytes), help="Only keys before this one, exclusive."
+    ),
+]
+# Typer takes no union of types: what arrives is a `floodmark.site.arguments.Since`, or None.
+SinceOption = Annotated[
+    Any,
+    typer.Option(
+        "--since",
+        metavar="VERSION|TIME|beginning|now",
+        parser=parse(read_since),
+        help="Only what came after this, exclusive.",
+    ),
 ]
 AtOption = Annotated[
     Version | None, typer.Option("--at", metavar="VERSION|TIME", parser=parse(read_at), help=AT_HELP)

@@ -1,27 +1,21 @@
 """changes: what was written, in the order in which it was committed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Directory, Json, Prefix, parse
-from floodmark.cli.opening import open_site
+from floodmark.cli.arguments import EndKey, Json, Location, Prefix, SinceOption, StartKey, parse
+from floodmark.cli.opening import is_url, open_site
 from floodmark.cli.output import Output, counted, note
-from floodmark.cli.text import json_bytes, read_at, show_bytes, show_expiry, show_time
-from floodmark.model import Version
+from floodmark.cli.text import read_at, show_bytes, show_time
+from floodmark.feed import Item
+from floodmark.feed.sinks.stdout import change_fields
+from floodmark.model import Resolved, Version
 from floodmark.model.errors import VersionCollected
+from floodmark.site.arguments import Since
 
-Since = Annotated[
-    Version | None,
-    typer.Option(
-        "--since",
-        metavar="VERSION|TIME",
-        parser=parse(read_at),
-        help="Only what came after this, exclusive; without it, all that is kept.",
-    ),
-]
 Until = Annotated[
     Version | None,
     typer.Option(
@@ -34,16 +28,32 @@ Until = Annotated[
 
 
 def changes(
-    directory: Directory,
+    location: Location,
     namespace: Annotated[
         str | None,
         typer.Option("--namespace", metavar="NAMESPACE", help="Only this one; without it, all."),
     ] = None,
     prefix: Prefix = None,
-    since: Since = None,
+    start_key: StartKey = None,
+    end_key: EndKey = None,
+    since: SinceOption = None,
     until: Until = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for more, until --until is reached or Ctrl-C is pressed.")
+    ] = False,
+    before_images: Annotated[
+        bool,
+        typer.Option(
+            "--before-images",
+            help="Show what was there before: an update is two lines, a delete has the removed value.",
+        ),
+    ] = False,
+    resolved: Annotated[
+        bool,
+        typer.Option(
+            "--resolved",
+            help="Add lines of type resolved: all up to their version was printed, so it is a checkpoint.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -51,43 +61,48 @@ def changes(
 
     A line has version, time, namespace, type, key and value, with tabs between them. To go
     on later, pass the version of the last change that you have to --since. A change is printed
-    only when it is durable and nothing earlier can still come.
+    only when it is durable and nothing earlier can still come. Without --since, all that is
+    kept is printed, and a note says where that begins.
 
     \b
     Examples:
       floodmark changes data/oslo
       floodmark changes data/oslo --namespace users --since 2026-01-31T12:00:00Z
       floodmark changes data/oslo --since 467077993267200001 --follow --json
+      floodmark changes grpc://127.0.0.1:7100 --since now --follow --before-images
     """
     output = Output(json=json, flush=follow)
-    with open_site(directory, background=follow) as site:
-        if follow and output.is_terminal:
+
+    def read(beginning: Since) -> Iterator[Item]:
+        return site.changes(
+            namespace,
+            since=beginning,
+            until=until,
+            follow=follow,
+            start_key=start_key or b"",
+            end_key=end_key,
+            prefix=prefix,
+            before_images=before_images,
+            resolved_markers=resolved,
+        )
+
+    with open_site(location, background=follow) as site:
+        if follow and output.is_terminal and not is_url(location):
             note("following: this process owns the site until you press Ctrl-C")
-        rows = _read(site, namespace, prefix, since, until, follow=follow)
-        for change in rows if follow else counted(rows, "changes read"):
-            _print(output, change)
+        rows = _read_kept(read) if since is None else read(since)
+        for item in rows if follow else counted(rows, "changes read"):
+            _print(output, item)
 
 
-def _read(
-    site: floodmark.Site,
-    namespace: str | None,
-    prefix: bytes | None,
-    since: Version | None,
-    until: Version | None,
-    *,
-    follow: bool,
-) -> Iterator[floodmark.Change]:
-    """The changes; if no beginning was asked for, from the oldest that is kept, and saying so."""
-    if since is not None:
-        yield from site.changes(namespace, since=since, until=until, follow=follow, prefix=prefix)
-        return
+def _read_kept(read: Callable[[Since], Iterator[Item]]) -> Iterator[Item]:
+    """The changes from the oldest that is kept, saying so if some are gone."""
     start: Version = 0
     printed = False
     while True:
         try:
-            for change in site.changes(namespace, since=start, until=until, follow=follow, prefix=prefix):
+            for item in read(start):
                 printed = True
-                yield change
+                yield item
             return
         except VersionCollected as error:
             oldest = error.details.get("oldest")
@@ -97,27 +112,25 @@ def _read(
             note(f"these are the changes after {oldest} ({show_time(oldest)}); older ones are not kept")
 
 
-def _print(output: Output, change: floodmark.Change) -> None:
+def _print(output: Output, item: Item) -> None:
+    if isinstance(item, floodmark.Change):
+        _print_change(output, item)
+    elif isinstance(item, Resolved):
+        if output.json:
+            output.object({"type": "resolved", "version": str(item.version), "time": show_time(item.version)})
+        else:
+            output.line((f"{item.version}\t{show_time(item.version)}\t\tresolved", "dim"))
+
+
+def _print_change(output: Output, change: floodmark.Change) -> None:
     if output.json:
-        output.object(
-            {
-                "namespace": change.namespace,
-                **json_bytes("key", change.key),
-                "type": change.type.value,
-                **json_bytes("value", change.value),
-                "version": str(change.version),
-                "time": show_time(change.version),
-                "partition": change.partition,
-                "origin_version": str(change.stamp.version),
-                "origin_site_id": change.stamp.site,
-                "expires_at": show_expiry(change.expires_at),
-            }
-        )
+        output.object(change_fields(change))
         return
+    is_gone = change.type in (floodmark.ChangeType.DELETE, floodmark.ChangeType.UPDATE_PREIMAGE)
     output.line(
         (f"{change.version}\t{show_time(change.version)}", "dim"),
         f"\t{change.namespace}\t",
-        (change.type.value, "green" if change.value is not None else "red"),
+        (change.type.value, "red" if is_gone else "green"),
         "\t",
         (show_bytes(change.key), "cyan"),
         "" if change.value is None else f"\t{show_bytes(change.value)}",

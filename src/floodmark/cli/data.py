@@ -8,9 +8,9 @@ import typer
 from floodmark.cli.arguments import (
     BYTES_HELP,
     AtOption,
-    Directory,
     Json,
     Key,
+    Location,
     NamespaceName,
     Prefix,
     Ttl,
@@ -33,7 +33,7 @@ Raw = Annotated[bool, typer.Option("--raw", help="Write the value's bytes and no
 
 
 def put(
-    directory: Directory,
+    location: Location,
     namespace: NamespaceName,
     key: Key,
     value: Value,
@@ -52,13 +52,13 @@ def put(
       floodmark put data/oslo users portrait - < ada.png
     """
     content = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if value == "-" else parse(read_bytes)(value)
-    with open_site(directory) as site:
+    with open_site(location) as site:
         version = site.namespace(namespace).put(key, content, ttl=ttl)
     _print_version(namespace, key, version, json=json)
 
 
 def get(
-    directory: Directory,
+    location: Location,
     namespace: NamespaceName,
     key: Key,
     at: AtOption = None,
@@ -76,7 +76,7 @@ def get(
       floodmark get data/oslo users ada --at 2026-01-31T12:00:00Z
       floodmark get data/oslo users portrait --raw > ada.png
     """
-    with open_site(directory) as site:
+    with open_site(location) as site:
         record = site.namespace(namespace).record(key, at=at)
     output = Output(json=json)
     about: dict[str, object] = {"namespace": namespace, **json_bytes("key", key)}
@@ -104,7 +104,7 @@ def get(
         output.line(_show_text(record.value))
 
 
-def delete(directory: Directory, namespace: NamespaceName, key: Key, json: Json = False) -> None:
+def delete(location: Location, namespace: NamespaceName, key: Key, json: Json = False) -> None:
     """Delete a key, and print the version of the deletion.
 
     It is no error if the key is not there. Older versions can still be read
@@ -114,13 +114,13 @@ def delete(directory: Directory, namespace: NamespaceName, key: Key, json: Json 
     Example:
       floodmark delete data/oslo users ada
     """
-    with open_site(directory) as site:
+    with open_site(location) as site:
         version = site.namespace(namespace).delete(key)
     _print_version(namespace, key, version, json=json)
 
 
 def scan(
-    directory: Directory,
+    location: Location,
     namespace: NamespaceName,
     start: Annotated[
         bytes | None,
@@ -149,7 +149,7 @@ def scan(
       floodmark scan data/oslo users --at 2026-01-31T12:00:00Z --json > users.jsonl
     """
     output = Output(json=json)
-    with open_site(directory) as site:
+    with open_site(location) as site:
         rows = site.namespace(namespace).scan(
             start or b"", end, prefix=prefix, limit=limit, reverse=reverse, at=at
         )

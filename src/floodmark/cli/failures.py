@@ -4,12 +4,13 @@
 1    a finding: what was asked for is not there
 2    could not tell: a write of unknown outcome, or a past that is no longer kept
 64   usage: the command cannot be right as it is
-69   unreachable: the site is not there, is in use, or its storage refuses; try again
+69   unreachable: the site is not there, is in use, does not answer, or its storage refuses; try again
 70   a bug in Floodmark
 77   not allowed
 130  interrupted with Ctrl-C
 """
 
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -50,17 +51,34 @@ EXIT_CODES: Final[dict[type[BaseException], int]] = {
     errors.NamespaceExists: FINDING,
     errors.PartitionNotFound: FINDING,
     errors.SafePointNotFound: FINDING,
+    errors.FeedNotFound: FINDING,
+    errors.FeedExists: FINDING,
+    errors.FeedStateConflict: FINDING,
+    errors.SubscriptionNotFound: FINDING,
+    errors.NotAllowed: NOT_ALLOWED,
     errors.VersionCollected: UNKNOWN,
     errors.ClockSkew: UNREACHABLE,
     errors.Corruption: UNKNOWN,
     errors.Closed: BUG,
     errors.CannotOpen: UNREACHABLE,
     errors.SiteMismatch: USAGE,
+    errors.InvalidConfiguration: USAGE,
+    # The command may be right: it is the installation here or there that has to change.
+    errors.WireMismatch: UNREACHABLE,
     typer.TyperException: USAGE,
     PermissionError: NOT_ALLOWED,
     OSError: UNREACHABLE,
     BaseException: BUG,
 }
+
+_BEFORE_THE_COMMAND: Final = (
+    "--debug",
+    "--token-file",
+    "--tls-root",
+    "--tls-certificate",
+    "--tls-key",
+    "--timeout",
+)
 
 Say = Callable[[errors.FloodmarkError], tuple[str, str]]
 
@@ -76,19 +94,47 @@ def _say_collected(error: errors.FloodmarkError) -> tuple[str, str]:
     )
 
 
+def _say_unreachable(error: errors.FloodmarkError) -> tuple[str, str]:
+    # In Python these are arguments; here they are options of the same names.
+    message = re.sub(r"\btls_(root|certificate|key)\b", r"--tls-\1", str(error))
+    hint = "is `floodmark serve` running there, on this port? With a certificate its URL is grpc+tls://…"
+    if error.details.get("timed_out"):
+        hint = "floodmark --timeout 2m …"
+    return message, hint
+
+
 # Where the library's message speaks of Python, the command speaks of itself.
 _WORDS: Final[dict[type[errors.FloodmarkError], Say]] = {
     errors.NamespaceNotFound: lambda error: (
         f"no namespace {error.details.get('namespace')!r}",
-        f"floodmark namespace list DIRECTORY, or floodmark namespace create DIRECTORY "
-        f"{error.details.get('namespace')}",
+        f"floodmark namespace list SITE, or floodmark namespace create SITE {error.details.get('namespace')}",
     ),
     errors.NamespaceExists: lambda error: (
         f"namespace {error.details.get('namespace')!r} is already there",
-        f"floodmark namespace show DIRECTORY {error.details.get('namespace')}",
+        f"floodmark namespace show SITE {error.details.get('namespace')}",
     ),
-    errors.PartitionNotFound: lambda error: (str(error), "floodmark partition list DIRECTORY"),
-    errors.SafePointNotFound: lambda error: (str(error), "floodmark safepoint list DIRECTORY"),
+    errors.PartitionNotFound: lambda error: (str(error), "floodmark partition list SITE"),
+    errors.SafePointNotFound: lambda error: (str(error), "floodmark safepoint list SITE"),
+    errors.FeedNotFound: lambda error: (str(error), "floodmark feed list SITE"),
+    errors.FeedExists: lambda error: (str(error), f"floodmark feed show SITE {error.details.get('feed')}"),
+    errors.FeedStateConflict: lambda error: (
+        str(error),
+        f"floodmark feed show SITE {error.details.get('feed')}",
+    ),
+    errors.SubscriptionNotFound: lambda error: (str(error), "floodmark subscription list SITE"),
+    errors.Unreachable: _say_unreachable,
+    errors.NotAuthenticated: lambda error: (
+        str(error),
+        "floodmark --token-file FILE …, or FLOODMARK_TOKEN_FILE=FILE; floodmark token makes a new token",
+    ),
+    errors.WireMismatch: lambda error: (
+        str(error),
+        "floodmark version here and on the server's machine, and install the same",
+    ),
+    errors.SiteLocked: lambda error: (
+        str(error),
+        "if it is a server, use its URL in the directory's place: grpc://HOST:PORT",
+    ),
     errors.NotASite: lambda error: (
         str(error),
         "check the path, or make a site with floodmark init" if error.details.get("missing") else "",
@@ -146,4 +192,7 @@ def _say_usage(error: typer.TyperException) -> tuple[str, str]:
     message = error.format_message().removesuffix(".")
     context = getattr(error, "ctx", None)
     command = "floodmark" if context is None else context.command_path
+    option = getattr(error, "option_name", None)
+    if option in _BEFORE_THE_COMMAND:
+        return f"{option} stands before the command", f"floodmark {option} … {command.partition(' ')[2]} …"
     return message[:1].lower() + message[1:], f"{command} --help"

@@ -5,22 +5,32 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from typer.main import get_command
 
-from floodmark.cli import namespaces, partitions, safepoints
+from floodmark.cli import feeds, namespaces, partitions, safepoints, subscriptions
+from floodmark.cli.arguments import parse
 from floodmark.cli.changes import changes
 from floodmark.cli.data import delete, get, put, scan
 from floodmark.cli.demo import demo
+from floodmark.cli.doctor import doctor
 from floodmark.cli.failures import DONE, INTERRUPTED, report
-from floodmark.cli.sites import gc, init, status, version
+from floodmark.cli.opening import ConnectionOptions, connection_options
+from floodmark.cli.serving import serve
+from floodmark.cli.sites import gc, init, version
+from floodmark.cli.status import status
+from floodmark.cli.text import read_duration
+from floodmark.cli.tokens import token
 
 HELP: Final = """Floodmark: a key-value store that remembers every change.
 
-Commands work on a site in a directory, which one process at a time may open.
+A site is a directory, which one process at a time may open, or the URL of a server that has it open:
+grpc://host:port, or grpc+tls://host:port if the server has a certificate. Every command works on both.
 
 \b
 Example:
@@ -28,11 +38,15 @@ Example:
   floodmark init data/oslo --site oslo
   floodmark namespace create data/oslo users
   floodmark put data/oslo users ada countess
-  floodmark get data/oslo users ada
   floodmark changes data/oslo
+  floodmark serve data/oslo --listen 127.0.0.1:7100
+  floodmark get grpc://127.0.0.1:7100 users ada
 
 Keys and values are UTF-8 text, or hexadecimal behind 0x: 0x00ff. What is shown can be typed.
 Durations are 90s, 30m, 24h, 7d. Every command has --json, and --help with examples.
+
+Options about servers stand before the command. A token is never one of them, because others can read the
+command line: put it into a file, and name the file.
 
 Exit codes: 0 done; 1 not found, or a check failed; 2 could not tell; 64 usage; 69 unreachable, try
 again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted.
@@ -61,18 +75,68 @@ def root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show where an error came from. Also FLOODMARK_DEBUG=1.")
     ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", envvar="FLOODMARK_TOKEN_FILE", help="A file with the token."
+        ),
+    ] = None,
+    tls_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-root",
+            metavar="FILE",
+            envvar="FLOODMARK_TLS_ROOT",
+            help="Certificates that vouch for the server; without it, those that the system trusts.",
+        ),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-certificate",
+            metavar="FILE",
+            envvar="FLOODMARK_TLS_CERTIFICATE",
+            help="Your own certificate, for a server that wants one.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", envvar="FLOODMARK_TLS_KEY", help="Its private key."),
+    ] = None,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--timeout",
+            metavar="DURATION",
+            envvar="FLOODMARK_TIMEOUT",
+            parser=parse(read_duration),
+            help="How long to wait for an answer.",
+            show_default="30s",
+        ),
+    ] = None,
 ) -> None:
     if debug:
         context.obj.debug = True
+    connection_options.set(
+        ConnectionOptions(
+            token_file=token_file,
+            tls_root=tls_root,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            timeout=timeout,
+        )
+    )
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
-for command in (demo, init, put, get, delete, scan, changes, status, gc, version):
+for command in (demo, init, serve, token, put, get, delete, scan, changes, status, doctor, gc, version):
     app.command()(command)
 app.add_typer(namespaces.commands, name="namespace")
 app.add_typer(partitions.commands, name="partition")
 app.add_typer(safepoints.commands, name="safepoint")
+app.add_typer(feeds.commands, name="feed")
+app.add_typer(subscriptions.commands, name="subscription")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import typer
 from msgspec import UNSET
 
 import floodmark
-from floodmark.cli.arguments import Directory, Json, NamespaceName, Retention, Ttl
+from floodmark.cli.arguments import Json, Location, NamespaceName, Retention, Ttl
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, note
@@ -25,7 +25,7 @@ Merge = Annotated[
 
 @commands.command()
 def create(
-    directory: Directory,
+    location: Location,
     name: NamespaceName,
     merge: Merge = "last_write",
     ttl: Ttl = None,
@@ -44,7 +44,7 @@ def create(
       floodmark namespace create data/oslo users
       floodmark namespace create data/oslo sessions --ttl 30m --retention 7d
     """
-    with open_site(directory) as site:
+    with open_site(location) as site:
         try:
             site.create_namespace(name, merge=merge, ttl=ttl, retention=retention)
         except NamespaceExists:
@@ -54,7 +54,7 @@ def create(
 
 
 @commands.command("list")
-def list_namespaces(directory: Directory, json: Json = False) -> None:
+def list_namespaces(location: Location, json: Json = False) -> None:
     """List the namespaces of a site, with their settings.
 
     \b
@@ -62,7 +62,7 @@ def list_namespaces(directory: Directory, json: Json = False) -> None:
       floodmark namespace list data/oslo
     """
     output = Output(json=json)
-    with open_site(directory) as site:
+    with open_site(location) as site:
         found = [(each, site.namespace(each.name).settings) for each in site.statistics().namespaces]
     if json:
         for each, settings in found:
@@ -85,20 +85,20 @@ def list_namespaces(directory: Directory, json: Json = False) -> None:
 
 
 @commands.command()
-def show(directory: Directory, name: NamespaceName, json: Json = False) -> None:
+def show(location: Location, name: NamespaceName, json: Json = False) -> None:
     """Show the settings of a namespace, and how far back it can be read.
 
     \b
     Example:
       floodmark namespace show data/oslo users
     """
-    with open_site(directory) as site:
+    with open_site(location) as site:
         _print_one(site, name, json=json)
 
 
 @commands.command()
 def update(
-    directory: Directory,
+    location: Location,
     name: NamespaceName,
     ttl: Ttl = None,
     no_ttl: Annotated[
@@ -121,7 +121,7 @@ def update(
         raise Usage("--ttl and --no-ttl exclude each other", "name one of them")
     if ttl is None and not no_ttl and retention is None:
         raise Usage("nothing to change", "name --ttl, --no-ttl or --retention")
-    with open_site(directory) as site:
+    with open_site(location) as site:
         site.update_namespace(
             name,
             ttl=UNSET if ttl is None and not no_ttl else ttl,
@@ -132,7 +132,7 @@ def update(
 
 @commands.command()
 def drop(
-    directory: Directory,
+    location: Location,
     name: NamespaceName,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: Json = False,
@@ -145,7 +145,7 @@ def drop(
     Example:
       floodmark namespace drop data/oslo sessions --yes
     """
-    with open_site(directory) as site:
+    with open_site(location) as site:
         site.namespace(name)
         if not yes and not sys.stdin.isatty():
             raise Usage(f"this drops {name!r} with all its keys", "add --yes if you mean it")

@@ -1,14 +1,54 @@
-"""Opening a site for a command.  Only `init` and `demo` make one: a typo must not leave an empty site."""
+"""Opening a site for a command: the one in a directory, or the one behind a server's URL.
 
+Only `init`, `serve` and `demo` make a site: a typo must not leave an empty one.
+"""
+
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import floodmark
+from floodmark.cli.failures import Usage
 from floodmark.model.errors import NotASite
+from floodmark.site.connecting import TIMEOUT, connect
 
 SITE_FILE: Final = "floodmark.json"
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """How to reach a server, and what to show it.  A token is only ever named by its file.
+
+    Whatever stands on a command line can be read by every user of the machine.
+    """
+
+    token_file: Path | None = None
+    tls_root: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    timeout: timedelta | None = None
+
+
+_DEFAULTS: Final = ConnectionOptions()
+
+# What the options before the command have set.
+connection_options: Final[ContextVar[ConnectionOptions]] = ContextVar("connection", default=_DEFAULTS)
+
+
+def is_url(location: str) -> bool:
+    """Whether a site is named by the URL of its server; anything else is a directory.
+
+    >>> is_url("grpc+tls://oslo.example:7100"), is_url("data/oslo"), is_url("./odd://name")
+    (True, False, False)
+    """
+    return _URL.match(location) is not None
 
 
 def holds_site(directory: Path) -> bool:
@@ -16,10 +56,45 @@ def holds_site(directory: Path) -> bool:
     return (directory / SITE_FILE).is_file()
 
 
-@contextmanager
-def open_site(directory: Path, *, background: bool = False) -> Iterator[floodmark.Site]:
-    """A site that is there.  Short commands leave heartbeats and garbage collection to others."""
+def require_site(location: str) -> Path:
+    """The directory of a site that is there."""
+    directory = require_directory(location)
     if not holds_site(directory):
         raise NotASite(f"there is no site in {directory}", path=str(directory), missing=True)
-    with floodmark.open(directory, background=background) as site:
+    return directory
+
+
+def require_directory(location: str) -> Path:
+    """A directory, for what is not done from elsewhere."""
+    if is_url(location):
+        raise Usage(
+            f"{location} is a server's URL, and this works on a directory",
+            "the same on the server's machine",
+        )
+    return Path(location)
+
+
+@contextmanager
+def open_site(location: str, *, background: bool = False) -> Iterator[floodmark.Site]:
+    """A site that is there.
+
+    Short commands leave heartbeats and garbage collection to others, as does whoever talks to a server.
+    """
+    if is_url(location):
+        opened = _connect(location)
+    else:
+        opened = floodmark.open(require_site(location), background=background)
+    with opened as site:
         yield site
+
+
+def _connect(url: str) -> floodmark.Site:
+    options = connection_options.get()
+    return connect(
+        url,
+        token_file=options.token_file,
+        tls_root=options.tls_root,
+        tls_certificate=options.tls_certificate,
+        tls_key=options.tls_key,
+        timeout=TIMEOUT if options.timeout is None else options.timeout,
+    )

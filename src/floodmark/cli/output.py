@@ -6,10 +6,10 @@ the work takes longer than a moment.
 
 import json as json_module
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Timer
-from typing import Final, TextIO, TypeVar
+from typing import Final, TextIO, TypeAlias, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -22,6 +22,8 @@ PROGRESS_SECONDS: Final = 2.0
 _COUNTED_EVERY: Final = 1_000
 
 Item = TypeVar("Item")
+# Text, or text with a style that only a terminal shows.
+Part: TypeAlias = str | tuple[str, str]
 
 
 def console_on(stream: TextIO, *, quiet: bool = False) -> Console:
@@ -35,14 +37,14 @@ def speaks_unicode(stream: TextIO) -> bool:
 
 
 class Output:
-    """The stdout of one command."""
+    """What one command prints: on stdout, unless somebody else has that."""
 
-    def __init__(self, *, json: bool, flush: bool = False) -> None:
+    def __init__(self, *, json: bool, flush: bool = False, stream: TextIO | None = None) -> None:
         self.json = json
         self._flush = flush
-        self._stream = sys.stdout
-        self._console = console_on(sys.stdout)
-        self._unicode = speaks_unicode(sys.stdout)
+        self._stream = sys.stdout if stream is None else stream
+        self._console = console_on(self._stream)
+        self._unicode = speaks_unicode(self._stream)
         self.is_terminal = self._console.is_terminal
         self.bars = BARS if self._unicode else PLAIN_BARS
 
@@ -53,8 +55,8 @@ class Output:
         else:
             self._write(json_module.dumps(fields))
 
-    def line(self, *parts: str | tuple[str, str]) -> None:
-        """One line for people; a part is text, or text with a style that only a terminal shows."""
+    def line(self, *parts: Part) -> None:
+        """One line for people."""
         if self.is_terminal:
             self._console.print(Text.assemble(*parts))
         else:
@@ -76,7 +78,10 @@ class Output:
     def raw(self, data: bytes) -> None:
         """Bytes exactly as they are."""
         self._stream.flush()
-        self._stream.buffer.write(data)
+        left = memoryview(data)
+        while left:
+            # Python that was told not to buffer writes as much as the pipe takes.
+            left = left[self._stream.buffer.write(left) :]
         self._stream.buffer.flush()
 
     def _write(self, line: str) -> None:
@@ -111,6 +116,14 @@ def counted(items: Iterable[Item], what: str, *, seconds: float = PROGRESS_SECON
             yield item
             if number % _COUNTED_EVERY == 0:
                 display.update(task, completed=number)
+
+
+@contextmanager
+def tracked(what: str, *, seconds: float = PROGRESS_SECONDS) -> Iterator[Callable[[str, int], None]]:
+    """A function to call with what is being done and how much of it is done, shown if it takes time."""
+    with _display(what, "{task.completed:,.0f}", seconds) as display:
+        task = display.task_ids[0]
+        yield lambda now, done: display.update(task, description=now, completed=done)
 
 
 @contextmanager

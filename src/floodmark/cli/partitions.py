@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Directory, Json, Key, NamespaceName, parse
+from floodmark.cli.arguments import Json, Key, Location, NamespaceName, parse
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, counted
 from floodmark.cli.text import (
@@ -34,7 +34,7 @@ Names = dict[int, str]
 
 
 @commands.command("list")
-def list_partitions(directory: Directory, json: Json = False) -> None:
+def list_partitions(location: Location, json: Json = False) -> None:
     """List the partitions in order of keys.
 
     \b
@@ -42,20 +42,20 @@ def list_partitions(directory: Directory, json: Json = False) -> None:
       floodmark partition list data/oslo
     """
     output = Output(json=json)
-    with open_site(directory) as site:
-        names, partitions = _names(site), site.partitions()
+    with open_site(location) as site:
+        names, partitions = namespace_names(site), site.partitions()
     if json:
         for partition in partitions:
             output.object(partition_fields(partition, names))
         return
     output.table(
         ("id", "from", "to"),
-        [(str(partition.id), *_show_range(partition, names)) for partition in partitions],
+        [(str(partition.id), *show_range(partition, names)) for partition in partitions],
     )
 
 
 @commands.command()
-def split(directory: Directory, namespace: NamespaceName, key: Key, json: Json = False) -> None:
+def split(location: Location, namespace: NamespaceName, key: Key, json: Json = False) -> None:
     """Cut the partition that holds a key in two, before that key.
 
     \b
@@ -63,7 +63,7 @@ def split(directory: Directory, namespace: NamespaceName, key: Key, json: Json =
       floodmark partition split data/oslo users m
     """
     output = Output(json=json)
-    with open_site(directory) as site:
+    with open_site(location) as site:
         left, right = site.split(namespace, key)
     if json:
         output.object({"left": left, "right": right})
@@ -73,7 +73,7 @@ def split(directory: Directory, namespace: NamespaceName, key: Key, json: Json =
 
 @commands.command()
 def merge(
-    directory: Directory,
+    location: Location,
     left: Annotated[int, typer.Argument(metavar="LEFT", help="The id of a partition.")],
     right: Annotated[int, typer.Argument(metavar="RIGHT", help="The id of the one that follows it.")],
     json: Json = False,
@@ -87,7 +87,7 @@ def merge(
       floodmark partition merge data/oslo 3 5
     """
     output = Output(json=json)
-    with open_site(directory) as site:
+    with open_site(location) as site:
         joined = site.merge(left, right)
     if json:
         output.object({"partition": joined})
@@ -97,7 +97,7 @@ def merge(
 
 @commands.command()
 def heat(
-    directory: Directory,
+    location: Location,
     last: Annotated[
         timedelta | None,
         typer.Option(
@@ -121,8 +121,8 @@ def heat(
       floodmark partition heat data/oslo --last 1h
     """
     output = Output(json=json)
-    with open_site(directory) as site:
-        names, partitions = _names(site), site.partitions()
+    with open_site(location) as site:
+        names, partitions = namespace_names(site), site.partitions()
         to_ms = physical_ms(site.now()) + 1
         from_ms = max(
             0, to_ms - max(INTERVALS, (LAST if last is None else last) // timedelta(milliseconds=1))
@@ -188,7 +188,7 @@ def _draw(
         [
             (
                 str(partition.id),
-                *_show_range(partition, names),
+                *show_range(partition, names),
                 f"{total:,}",
                 draw_bar(total, top_total, BAR_WIDTH, output.bars),
                 draw_sparkline(counts, top_count, output.bars),
@@ -198,11 +198,12 @@ def _draw(
     )
 
 
-def _names(site: floodmark.Site) -> Names:
+def namespace_names(site: floodmark.Site) -> Names:
     return {each.id: each.name for each in site.statistics().namespaces}
 
 
-def _show_range(partition: PartitionStatistics, names: Names) -> tuple[str, str]:
+def show_range(partition: PartitionStatistics, names: Names) -> tuple[str, str]:
+    """Where a partition begins and ends, with keys that can be typed."""
     start, end = partition.range
     return (
         _show_bound(start, names) if start else "the first key",

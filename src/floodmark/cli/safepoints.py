@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Directory, Json, parse
+from floodmark.cli.arguments import Json, Location, parse
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output
 from floodmark.cli.text import read_at, read_duration, show_expiry, show_version
+from floodmark.feed import LIFETIME
 from floodmark.model import Version
-from floodmark.site.safepoints import LIFETIME
 
 commands = typer.Typer(help="Keep old versions and changes from garbage collection.")
 
@@ -19,7 +19,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The safe point's name
 
 
 @commands.command("list")
-def list_safe_points(directory: Directory, json: Json = False) -> None:
+def list_safe_points(location: Location, json: Json = False) -> None:
     """List the safe points that hold now.
 
     \b
@@ -27,7 +27,7 @@ def list_safe_points(directory: Directory, json: Json = False) -> None:
       floodmark safepoint list data/oslo
     """
     output = Output(json=json)
-    with open_site(directory) as site:
+    with open_site(location) as site:
         points = [_fields(site, point) for point in site.safe_points()]
     if json:
         for point in points:
@@ -49,7 +49,7 @@ def list_safe_points(directory: Directory, json: Json = False) -> None:
 
 @commands.command()
 def hold(
-    directory: Directory,
+    location: Location,
     name: Name,
     at: Annotated[
         Version | None,
@@ -87,7 +87,7 @@ def hold(
       floodmark safepoint hold data/oslo audit --at 2026-01-31T12:00:00Z --lifetime 7d
     """
     output = Output(json=json)
-    with open_site(directory) as site:
+    with open_site(location) as site:
         point = site.hold_safe_point(
             name,
             site.now() if at is None else at,
@@ -102,14 +102,14 @@ def hold(
 
 
 @commands.command()
-def release(directory: Directory, name: Name, json: Json = False) -> None:
+def release(location: Location, name: Name, json: Json = False) -> None:
     """Let garbage collection go on.
 
     \b
     Example:
       floodmark safepoint release data/oslo before-import
     """
-    with open_site(directory) as site:
+    with open_site(location) as site:
         site.release_safe_point(name)
     if json:
         Output(json=True).object({"name": name, "released": True})

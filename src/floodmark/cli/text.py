@@ -19,6 +19,7 @@ from rich.cells import cell_len
 
 from floodmark.model import Version
 from floodmark.model.version import moment_of, version_at
+from floodmark.site.arguments import Since
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
@@ -122,6 +123,22 @@ def read_at(text: str) -> Version:
     return version_at(moment)
 
 
+def read_since(text: str) -> Since:
+    """A beginning: `beginning` for all that is kept, `now` for only what is to come, a version or a time.
+
+    >>> read_since("now"), read_since("411225436913926252")
+    ('now', 411225436913926252)
+    """
+    if text == "beginning":
+        return "beginning"
+    if text == "now":
+        return "now"
+    try:
+        return read_at(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, beginning or now") from error
+
+
 def show_moment(moment: datetime) -> str:
     """A moment in UTC, to the millisecond.
 
@@ -139,6 +156,19 @@ def show_time(version: Version) -> str:
 def show_version(version: Version) -> str:
     """A version with its moment; 0 stands for "from the beginning"."""
     return f"{version}  {show_time(version)}" if version else "0  from the beginning"
+
+
+def show_lag(lag_ms: int) -> str:
+    """How far someone is behind, as exactly as it matters.
+
+    >>> show_lag(7), show_lag(12_345), show_lag(90_061_000)
+    ('7 ms', '12.3 s', '1d1h1m1s')
+    """
+    if lag_ms < 1_000:
+        return f"{lag_ms} ms"
+    if lag_ms < 60_000:
+        return f"{lag_ms / 1000:.1f} s"
+    return show_duration(timedelta(seconds=lag_ms // 1000))
 
 
 def show_expiry(expires_at: int | None) -> str | None:

@@ -30,7 +30,7 @@ A heartbeat row:
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from struct import Struct, pack, unpack_from
+from struct import Struct, iter_unpack, pack, unpack_from
 from struct import error as StructError
 from typing import Final, NamedTuple
 
@@ -39,12 +39,15 @@ from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
 
+LOG_ID_BYTES: Final = 4
+
 _KEY: Final = Struct(">IQH")
 _COMMIT: Final = 1
 _HEARTBEAT: Final = 2
 _COMMIT_HEAD: Final = Struct("<BI")
 _SINGLE: Final = Struct("<BIHI")
 _BY_REFERENCE: Final = 0xFFFFFFFF
+_ONE_CHANGE: Final = _COMMIT_HEAD.pack(_COMMIT, 1)
 
 _HEARTBEAT_HEAD: Final = Struct("<BBIQQQ")
 _NO_LOG: Final = 0xFFFFFFFF
@@ -124,6 +127,18 @@ def _encode_chunk(keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
     )
 
 
+def decode_single(row: bytes) -> tuple[bytes, bytes] | None:
+    """The qualified key and the stored value of a row of one change; None if the row is of another kind.
+
+    Most rows of a busy site are of this kind, and it takes a fraction of what `decode_row` takes.
+    """
+    if not row.startswith(_ONE_CHANGE) or len(row) < _SINGLE.size:
+        return None
+    _, _, key_length, value_length = _SINGLE.unpack_from(row)
+    end = _SINGLE.size + key_length
+    return (row[_SINGLE.size : end], row[end:]) if len(row) - end == value_length else None
+
+
 def decode_row(version: Version, row: bytes) -> CommitRow | Heartbeat:
     """A row is a commit or a heartbeat; anything else is corrupt."""
     kind = row[0] if row else None
@@ -159,6 +174,12 @@ def _decode_commit(row: bytes) -> CommitRow:
 
 
 def _cut(row: bytes, position: int, lengths: Sequence[int]) -> list[bytes]:
+    first = lengths[0] if lengths else 0
+    if first and lengths.count(first) == len(lengths):
+        # Pieces of one length are cut several times faster.
+        whole = memoryview(row)[position : position + first * len(lengths)]
+        if len(whole) == first * len(lengths):
+            return [piece for (piece,) in iter_unpack(f"{first}s", whole)]
     return [row[start:end] for start, end in pairwise(accumulate(lengths, initial=position))]
 
 

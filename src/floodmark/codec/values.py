@@ -49,7 +49,7 @@ def encode_value(
     parts = [value]
     if origin is not None:
         flags |= HAS_ORIGIN
-        parts.append(_ORIGIN.pack(*origin))
+        parts.append(_ORIGIN.pack(origin.version, origin.site))
     if expires_at is not None:
         flags |= HAS_EXPIRY
         parts.append(_EXPIRY.pack(expires_at))

@@ -3,7 +3,7 @@
 Pure: nothing here reads a clock, a file or a network.
 """
 
-from floodmark.model.change import Change, ChangeType, Heartbeat, Stamp, Sums, Tally
+from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp, Sums, Tally
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version
@@ -14,6 +14,7 @@ __all__ = [
     "Heartbeat",
     "KeyRange",
     "Record",
+    "Resolved",
     "Stamp",
     "Sums",
     "Tally",

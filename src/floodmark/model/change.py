@@ -9,7 +9,7 @@ import msgspec
 from floodmark.model.version import Version
 
 
-class Stamp(NamedTuple):
+class Stamp(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """Where and when a change was first written.  Stamps order all writes to a key, at every site.
 
     >>> Stamp(7, 2) > Stamp(7, 1) > Stamp(6, 9)
@@ -21,13 +21,21 @@ class Stamp(NamedTuple):
 
 
 class ChangeType(StrEnum):
-    """What a change did to its key."""
+    """What a change did to its key.
+
+    A reader that asks for before-images gets the finer types, as in Delta's change data feed: an update
+    is two changes, with the value before and the value after, and a delete carries the value that it
+    removed.
+    """
 
     UPSERT = "upsert"
     DELETE = "delete"
+    INSERT = "insert"
+    UPDATE_PREIMAGE = "update_preimage"
+    UPDATE_POSTIMAGE = "update_postimage"
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, gc=False):
     """One put or delete of one key, committed at `version` of the site that it was read from."""
 
     namespace: str
@@ -38,6 +46,12 @@ class Change(msgspec.Struct, frozen=True):
     stamp: Stamp
     partition: int
     expires_at: int | None = None
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """A marker in a stream of changes: everything at or below `version` has been delivered."""
+
+    version: Version
 
 
 class Tally(NamedTuple):

@@ -4,6 +4,9 @@
     ├── Retryable                    the same call may succeed later, as it is
     │   ├── PartitionMoved           ask the site for the partition map again
     │   ├── PartitionStopped         a failed write is being recovered from
+    │   ├── LeaseHeld                another process does this work; wait for it, or let it
+    │   ├── SinkFailed               what a feed writes to refused
+    │   ├── Unreachable              no answer from a server; nothing was done, or nothing changed
     │   └── StorageFailed            the disk or the database refused; nothing was written
     │       └── StorageFull          make room, then call again
     ├── OutcomeUnknown               the write may or may not have happened: read before you repeat
@@ -23,6 +26,12 @@
         ├── NamespaceExists
         ├── PartitionNotFound
         ├── SafePointNotFound
+        ├── FeedNotFound
+        ├── FeedExists
+        ├── FeedStateConflict        not possible in the state that the feed is in
+        ├── SubscriptionNotFound
+        ├── NotAllowed
+        │   └── NotAuthenticated
         ├── VersionCollected
         ├── ClockSkew
         ├── Corruption
@@ -31,6 +40,8 @@
             ├── NotASite
             ├── SiteLocked
             ├── SiteMismatch
+            ├── InvalidConfiguration
+            ├── WireMismatch
             └── FormatTooNew
 
 A message says what happened, to which key, partition or namespace, and what to do next; the same
@@ -82,6 +93,18 @@ class PartitionMoved(Retryable):
 
 class PartitionStopped(Retryable):
     """Storage failed in the middle of a write and has not recovered yet."""
+
+
+class LeaseHeld(Retryable):
+    """Another process holds the lease of a feed or a subscription, or has taken it over."""
+
+
+class SinkFailed(Retryable):
+    """The sink of a feed did not take what was written to it."""
+
+
+class Unreachable(Retryable):
+    """The server did not answer.  A read, or a call that was never sent: nothing was done."""
 
 
 class StorageFailed(Retryable):
@@ -148,6 +171,30 @@ class SafePointNotFound(Terminal):
     """No safe point of this name, or its lifetime is over."""
 
 
+class FeedNotFound(Terminal):
+    """No feed of this name."""
+
+
+class FeedExists(Terminal):
+    """A feed of this name is already there."""
+
+
+class FeedStateConflict(Terminal):
+    """Something that cannot be done to a feed in its present state."""
+
+
+class SubscriptionNotFound(Terminal):
+    """No subscription of this name."""
+
+
+class NotAllowed(Terminal):
+    """The caller's role does not allow this."""
+
+
+class NotAuthenticated(NotAllowed):
+    """The caller did not show who it is, or what it showed is not valid."""
+
+
 class VersionCollected(Terminal):
     """The version asked for lies behind what garbage collection has kept."""
 
@@ -178,6 +225,14 @@ class SiteLocked(CannotOpen):
 
 class SiteMismatch(CannotOpen):
     """The directory holds a site of another name or id."""
+
+
+class InvalidConfiguration(CannotOpen):
+    """A configuration file, or a combination of options, that cannot be used."""
+
+
+class WireMismatch(CannotOpen):
+    """Client and server speak no common version of the wire protocol."""
 
 
 class FormatTooNew(CannotOpen):

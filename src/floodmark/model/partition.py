@@ -4,22 +4,15 @@ A *qualified* key is the three bytes of a namespace followed by the user's key. 
 `PartitionMoved`; the site then asks for the partition map again and goes on behind what it has.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
-
-
-class Page(NamedTuple):
-    """Live (user key, value) pairs in order, and where to go on; None where the range has ended.
-
-    `resume` is opaque: pass it back to `scan` of the same partition.
-    """
-
-    rows: list[tuple[bytes, bytes]]
-    resume: bytes | None
 
 
 class CommitLimits(NamedTuple):
@@ -44,16 +37,18 @@ class Partition(Protocol):
         """The live record of a qualified key with its version and stamp."""
         ...
 
+    def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
+        """The values of several qualified keys, in their order; each is read on its own."""
+        ...
+
     def scan(
-        self,
-        keys: KeyRange,
-        at: Version,
-        *,
-        rows_max: int,
-        reverse: bool = False,
-        resume: bytes | None = None,
-    ) -> Page:
-        """Some live records of one namespace as of a version; it may be empty before the end."""
+        self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The live (user key, value) pairs of one namespace as of a version, page by page.
+
+        A page may be empty.  `rows_max` says how many rows will be read at most, so that no more are
+        prepared; there may be a few more.
+        """
         ...
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
@@ -68,6 +63,61 @@ class Partition(Protocol):
         """Delete those keys that were not written after `since`, as one commit; how many."""
         ...
 
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        """Store encoded values that carry their origin, as one commit, where they win.
+
+        A value whose stamp is not above the stamp of what is there is left out, so applying twice, or
+        late, changes nothing.  The version of the commit; 0 if nothing was left to store.
+        """
+        ...
+
     def resolved_version(self) -> Version:
         """Every change at or below it is durable and published, and none will be added."""
+        ...
+
+
+Served_co = TypeVar("Served_co", bound=Partition, covariant=True)
+
+
+@dataclass(frozen=True)
+class PartitionMap(Generic[Served_co]):
+    """The partitions in order of keys.  Replaced as a whole, so that readers need no lock."""
+
+    starts: Sequence[bytes]
+    partitions: Sequence[Served_co]
+
+    def route(self, key: bytes) -> Served_co:
+        """The partition of a qualified key."""
+        return self.partitions[bisect_right(self.starts, key) - 1]
+
+    def overlapping(self, keys: KeyRange) -> list[Served_co]:
+        """The partitions that hold keys of the range, in order."""
+        return [partition for partition in self.partitions if partition.range.intersect(keys) is not None]
+
+
+class PartitionMaps(Protocol):
+    """Where the present partition map is to be had."""
+
+    @property
+    def map(self) -> PartitionMap[Partition]:
+        """The map as it is known."""
+        ...
+
+    def refresh(self) -> None:
+        """Learn the map anew, after a partition refused with `PartitionMoved`."""
+        ...
+
+
+class WriteStream(Protocol):
+    """Batches of writes on their way to a site, several at a time, acknowledged in order."""
+
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[Version]":
+        """Commit encoded values under qualified keys, one commit per partition; the highest version.
+
+        Waits while too much is on its way.
+        """
+        ...
+
+    def close(self) -> None:
+        """Return when every batch was answered.  Closing twice is harmless."""
         ...

@@ -1,15 +1,16 @@
 """Versioned records, their commit path and change log, and how ranges of them split and merge."""
 
-from floodmark.partition.changelog import LogEntry, look_up_value, require_untrimmed
+from floodmark.partition.changelog import LogLine, version_of
 from floodmark.partition.collect import Collected
 from floodmark.partition.families import FAMILIES, FILTERED_BYTES, META
 from floodmark.partition.heat import HeatSample
 from floodmark.partition.layout import load_metadata
 from floodmark.partition.node import EngineBound, Node
 from floodmark.partition.partition import LocalPartition
-from floodmark.partition.records import decode_change
 from floodmark.partition.retention import Retention
+from floodmark.partition.routing import Router
 from floodmark.partition.storage import Storage
+from floodmark.partition.tail import TailEntry
 
 __all__ = [
     "FAMILIES",
@@ -19,12 +20,12 @@ __all__ = [
     "EngineBound",
     "HeatSample",
     "LocalPartition",
-    "LogEntry",
+    "LogLine",
     "Node",
     "Retention",
+    "Router",
     "Storage",
-    "decode_change",
+    "TailEntry",
     "load_metadata",
-    "look_up_value",
-    "require_untrimmed",
+    "version_of",
 ]

@@ -1,13 +1,15 @@
 """Reading the change logs of a node in commit order."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from heapq import merge
-from typing import NamedTuple
+from heapq import heappop, heappush
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import Final, TypeAlias
 
-from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_prefix, encode_version
+from floodmark.codec.changelog import LOG_ID_BYTES, encode_log_range
+from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES, encode_prefix, encode_version
 from floodmark.engine import Engine
-from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import after
@@ -15,15 +17,16 @@ from floodmark.model.version import Version, moment_of
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.layout import LogRow
 
+# One row of a change log, not decoded: its order, which is version and chunk, the row, and its log.
+LogLine: TypeAlias = tuple[bytes, bytes, LogRow]
 
-class LogEntry(NamedTuple):
-    """One row of a change log."""
 
-    version: Version
-    chunk: int
-    log: int
-    partition: int | None
-    row: CommitRow | Heartbeat
+def version_of(line: LogLine) -> Version:
+    """The version of the commit or heartbeat in a line."""
+    return int.from_bytes(line[0][:VERSION_BYTES], "big")
+
+
+_NO_LINES: Final[list[LogLine]] = []
 
 
 def read_logs(
@@ -32,26 +35,119 @@ def read_logs(
     since: Version,
     until: Version,
     trimmed: Callable[[], Version],
-) -> Iterator[LogEntry]:
-    """The rows in `(since, until]`, in order of versions over all logs.
+) -> Iterator[list[LogLine]]:
+    """The lines in `(since, until]` of all logs together, in order of versions, page by page.
 
-    A child log begins above the version at which its parents were sealed, so merging by version
+    A child log begins above the version at which its parents were sealed, so the order of versions
     finishes parents first.
     """
     require_untrimmed(since, trimmed())
     relevant = [
         log for log in logs if log.opened_at < until and (log.sealed_at is None or log.sealed_at > since)
     ]
-    # All pages together stay near one page: a site may have many logs.
-    bytes_max = PAGE_BYTES_MAX // max(1, len(relevant))
-    streams = [_read_log(engine, log, since, until, trimmed, bytes_max) for log in relevant]
-    if len(streams) == 1:
-        return streams[0]
-    return merge(*streams, key=_order)
+    if len(relevant) == 1:
+        return _read_log(engine, relevant[0], since, until, trimmed, PAGE_BYTES_MAX)
+    return _Merge(engine, relevant, since, until, trimmed).pages()
 
 
-def _order(entry: LogEntry) -> tuple[Version, int]:
-    return entry.version, entry.chunk
+class _Stream:
+    """A log that is being read: its present page, and how much of it is taken."""
+
+    __slots__ = ("page", "pages", "taken")
+
+    def __init__(self, pages: Iterator[list[LogLine]]) -> None:
+        self.pages = pages
+        self.page = next(pages, _NO_LINES)
+        self.taken = 0
+
+    def take(self, bound: bytes) -> list[LogLine]:
+        """The lines up to a bound; behind the last of a page, the next one is read."""
+        end = bisect_right(self.page, bound, self.taken, key=_order)
+        lines = self.page[self.taken : end]
+        self.taken = end
+        if end == len(self.page):
+            self.page, self.taken = next(self.pages, _NO_LINES), 0
+        return lines
+
+
+class _Merge:
+    """One stream of many logs.
+
+    Up to the first end of a page that is met, every open log's lines are in hand.  A log is opened when
+    that end passes the version at which the log begins: of logs that followed each other only those are
+    held that were there at the same time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        logs: Sequence[LogRow],
+        since: Version,
+        until: Version,
+        trimmed: Callable[[], Version],
+    ) -> None:
+        # All pages together stay near one page: a site may have many logs.
+        bytes_max = PAGE_BYTES_MAX // _width(logs)
+
+        def open_log(log: LogRow) -> _Stream:
+            return _Stream(_read_log(engine, log, since, until, trimmed, bytes_max))
+
+        self._open_log = open_log
+        # The next to be opened comes last.
+        self._unopened = sorted(logs, key=lambda log: log.opened_at, reverse=True)
+        # Open logs by the first line that is not taken, and by the last of their page.
+        self._by_first: list[tuple[bytes, int, _Stream]] = []
+        self._by_last: list[tuple[bytes, int, _Stream]] = []
+
+    def pages(self) -> Iterator[list[LogLine]]:
+        while (bound := self._find_bound()) is not None:
+            parts: list[tuple[int, list[LogLine]]] = []
+            while self._by_first and self._by_first[0][0] <= bound:
+                _, log, stream = heappop(self._by_first)
+                page = stream.page
+                parts.append((log, stream.take(bound)))
+                if stream.page:
+                    heappush(self._by_first, (stream.page[stream.taken][0], log, stream))
+                    if stream.page is not page:
+                        heappush(self._by_last, (stream.page[-1][0], log, stream))
+            # Where logs were sealed at one version, the order of their ids decides.
+            parts.sort(key=itemgetter(0))
+            yield sorted(chain.from_iterable(lines for _, lines in parts), key=_order)
+
+    def _find_bound(self) -> bytes | None:
+        """Up to where everything is in hand, with the logs opened that this takes; None at the end."""
+        while True:
+            while self._by_last and not self._is_current(*self._by_last[0]):
+                heappop(self._by_last)
+            bound = self._by_last[0][0] if self._by_last else None
+            if not self._unopened:
+                return bound
+            begins = self._unopened[-1].opened_at
+            if bound is not None and int.from_bytes(bound[:VERSION_BYTES], "big") <= begins:
+                return bound
+            self._open_next()
+
+    def _open_next(self) -> None:
+        log = self._unopened.pop()
+        stream = self._open_log(log)
+        if stream.page:
+            heappush(self._by_first, (stream.page[0][0], log.id, stream))
+            heappush(self._by_last, (stream.page[-1][0], log.id, stream))
+
+    def _is_current(self, last: bytes, _log: int, stream: _Stream) -> bool:
+        return bool(stream.page) and stream.page[-1][0] == last
+
+
+def _width(logs: Sequence[LogRow]) -> int:
+    """How many of some logs there were at one time, at most."""
+    opened = [(log.opened_at, 1) for log in logs]
+    sealed = [(log.sealed_at, -1) for log in logs if log.sealed_at is not None]
+    # At one version, logs are sealed before others take their place.
+    return max(accumulate(step for _, step in sorted(opened + sealed)), default=1)
+
+
+def _order(line: LogLine) -> bytes:
+    return line[0]
 
 
 def _read_log(
@@ -61,15 +157,15 @@ def _read_log(
     until: Version,
     trimmed: Callable[[], Version],
     bytes_max: int,
-) -> Iterator[LogEntry]:
+) -> Iterator[list[LogLine]]:
     start, end = encode_log_range(log.id, since, until)
     position = since
     while page := engine.scan(LOG, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=bytes_max):
         require_untrimmed(position, trimmed())
-        for key, row in page:
-            _, version, chunk = decode_log_key(key)
-            yield LogEntry(version, chunk, log.id, log.partition, decode_row(version, row))
-        position = version
+        lines = [(key[LOG_ID_BYTES:], row, log) for key, row in page]
+        yield lines
+        # More chunks of the last commit may follow: the reader has everything before it.
+        position = version_of(lines[-1]) - 1
         start = after(page[-1][0])
     # Rows may have gone while the reader was away, and an empty page would hide it.
     require_untrimmed(position, trimmed())

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
 from floodmark.codec.digest import digest_change, digest_changes
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
+from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import Version
@@ -14,8 +15,9 @@ from floodmark.partition.families import DATA, LOG
 from floodmark.partition.heat import Heat
 from floodmark.partition.turn import Waiter
 
-# Version, namespace, number of changes and their digest: what a commit adds to the sums of its log.
-CommitTally: TypeAlias = tuple[Version, bytes, int, int]
+# What a commit adds to the sums of its log: version, namespace, number of changes, their digest, and
+# whether they were first written at this site.
+CommitTally: TypeAlias = tuple[Version, bytes, int, int, bool]
 
 
 class Writer(Protocol):
@@ -29,13 +31,23 @@ class Writer(Protocol):
 
 
 class Writes:
-    """What a commit stores: qualified keys, their encoded prefixes, and the stored values."""
+    """What a commit stores: qualified keys in order, their encoded prefixes, and the stored values.
 
-    __slots__ = ("keys", "prefixes", "size", "values")
+    `own` is False for changes that come from another site and carry their origin.
+    """
+
+    __slots__ = ("keys", "own", "prefixes", "size", "values")
 
     def __init__(
-        self, keys: Sequence[bytes], prefixes: Sequence[bytes], values: Sequence[bytes], size: int
+        self,
+        keys: Sequence[bytes],
+        prefixes: Sequence[bytes],
+        values: Sequence[bytes],
+        size: int,
+        *,
+        own: bool = True,
     ) -> None:
+        self.own = own
         self.keys = keys
         self.prefixes = prefixes
         self.values = values
@@ -75,17 +87,22 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
     commit.version = version
     suffix = encode_version(version)
     keys, values = writes.keys, writes.values
-    if len(keys) == 1:
-        key, value = keys[0], values[0]
-        commit.tallies = (tally_one(version, site_id, key, value),)
-        return [
-            (DATA, writes.prefixes[0] + suffix, value),
-            (LOG, encode_log_key(writer.log_id, version), encode_single(key, value)),
+    if not writes.own:
+        commit.tallies = [
+            _tally_foreign(version, key, value) for key, value in zip(keys, values, strict=True)
         ]
-    commit.tallies = [
-        (version, namespace, count, digest)
-        for namespace, count, digest in digest_changes(version, site_id, keys, values)
-    ]
+    elif len(keys) == 1:
+        commit.tallies = (tally_one(version, site_id, keys[0], values[0]),)
+    else:
+        commit.tallies = [
+            (version, namespace, count, digest, True)
+            for namespace, count, digest in digest_changes(version, site_id, keys, values)
+        ]
+    if len(keys) == 1:
+        return [
+            (DATA, writes.prefixes[0] + suffix, values[0]),
+            (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], values[0])),
+        ]
     rows: list[WriteRow] = [
         (DATA, prefix + suffix, value) for prefix, value in zip(writes.prefixes, values, strict=True)
     ]
@@ -96,4 +113,13 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:
     """What a commit of one qualified key adds to the sums."""
-    return version, key[:NAMESPACE_BYTES], 1, digest_change(version, site_id, key[NAMESPACE_BYTES:], value)
+    digest = digest_change(version, site_id, key[NAMESPACE_BYTES:], value)
+    return version, key[:NAMESPACE_BYTES], 1, digest, True
+
+
+def _tally_foreign(version: Version, key: bytes, value: bytes) -> CommitTally:
+    record = decode_value(value)
+    assert record.origin is not None
+    content = encode_value(record.value, record.expires_at, record.deleted)
+    digest = digest_change(record.origin.version, record.origin.site, key[NAMESPACE_BYTES:], content)
+    return version, key[:NAMESPACE_BYTES], 1, digest, False

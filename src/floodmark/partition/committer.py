@@ -32,6 +32,7 @@ from floodmark.partition.commit import (
 )
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.storage import Storage, refused, unknown
+from floodmark.partition.tail import LiveTail
 from floodmark.partition.turn import chain, wake
 
 
@@ -62,6 +63,7 @@ class Committer:
         # Floors: of the round at work, and of the oldest commit that is written but not synced.
         self._open_floor: Version | None = None
         self._unsynced_floor: Version | None = None
+        self.tail = LiveTail(storage)
         self._announced: Version = 0
         self._announcing = Lock()
         self._watchers = 0
@@ -86,7 +88,7 @@ class Committer:
             return self.commit(Commit(writer, writes, durable=durable))
         if turn.line or storage.is_unusual:
             return self._lead_one(writer, key, prefix, value, durable=durable)
-        tally: CommitTally = (0, b"", 0, 0)
+        tally: CommitTally = (0, b"", 0, 0, True)
         try:
             if writer.retired:
                 raise moved(writer)
@@ -100,6 +102,9 @@ class Committer:
             engine.write(((DATA, prefix + encode_version(version), value), (LOG, log_key, row)))
             if durable:
                 engine.sync()
+            if self.tail.is_open:
+                self.tail.add(version, writer.id, (key,), (value,))
+            if durable:
                 self._settle_floors(synced=True)
             else:
                 if self._unsynced_floor is None:
@@ -276,6 +281,8 @@ class Committer:
             self._settle(batch, error)
             return
         if any(commit.version for commit in batch):
+            if self.tail.is_open:
+                self._enter_tail(batch)
             self._settle_floors(synced=durable)
         else:
             self._open_floor = None
@@ -308,6 +315,14 @@ class Committer:
         if rows:
             self._engine.write(rows)
         return durable
+
+    def _enter_tail(self, batch: list[Commit]) -> None:
+        """Show commits to those who follow.  Before they are published: a reader may look at once."""
+        for commit in batch:
+            if commit.version and commit.error is None:
+                assert commit.writer is not None
+                assert commit.writes is not None
+                self.tail.add(commit.version, commit.writer.id, commit.writes.keys, commit.writes.values)
 
     def _count(self, batch: list[Commit]) -> None:
         counters = self.counters
@@ -363,6 +378,7 @@ class Committer:
                 elif commit.error is None:
                     commit.error = refused(failure)
             return
+        self._forget_tail()
         self._settle_floors(synced=True)
         self._count(batch)
 
@@ -382,7 +398,13 @@ class Committer:
     def _begin_anew(self) -> None:
         """After a recovery all that is there is durable; what was counted and not durable may be gone."""
         self.lost_count = True
+        self._forget_tail()
         self._settle_floors(synced=True)
+
+    def _forget_tail(self) -> None:
+        """After a failure only the log knows what happened up to now."""
+        if self.tail.is_open:
+            self.tail.reset(self._clock.latest)
 
 
 def moved(writer: Writer) -> PartitionMoved:

@@ -19,8 +19,7 @@ def drain_sums(partitions: Iterable[LocalPartition], through: Version) -> dict[i
 
 
 def _add(sums: dict[int, Sums], entry: CommitTally) -> None:
-    _, encoded, changes, digest = entry
+    _, encoded, changes, digest, own = entry
     namespace = int.from_bytes(encoded, "big")
-    # Until changes arrive from other sites, all changes are this site's own.
     tally = Tally(changes, digest)
-    sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally, tally))
+    sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally if own else Tally(), tally))

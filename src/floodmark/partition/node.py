@@ -1,20 +1,19 @@
 """A node: the partitions that one process serves from one engine, under one clock."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
+from floodmark.codec.ordered import encode_prefix, encode_version
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, PartitionNotFound
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
-from floodmark.model.partition import CommitLimits
+from floodmark.model.partition import CommitLimits, PartitionMap
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version
-from floodmark.partition.changelog import LogEntry, read_logs
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
     CLOCK_BOUND,
@@ -36,6 +35,7 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
+from floodmark.partition.records import VersionsPage, decode_record, find_stored, scan_versions
 from floodmark.partition.retention import Retention
 from floodmark.partition.storage import Storage, unknown
 
@@ -56,23 +56,7 @@ class EngineBound:
         self._engine.sync()
 
 
-@dataclass(frozen=True)
-class PartitionMap:
-    """The partitions in order of keys.  Replaced as a whole, so that readers need no lock."""
-
-    starts: Sequence[bytes]
-    partitions: Sequence[LocalPartition]
-
-    def route(self, key: bytes) -> LocalPartition:
-        """The partition of a qualified key."""
-        return self.partitions[bisect_right(self.starts, key) - 1]
-
-    def overlapping(self, keys: KeyRange) -> list[LocalPartition]:
-        """The partitions that hold keys of the range, in order."""
-        return [partition for partition in self.partitions if partition.range.intersect(keys) is not None]
-
-
-class ClosedMap(PartitionMap):
+class ClosedMap(PartitionMap[LocalPartition]):
     """The map of a node that serves nothing any more."""
 
     def route(self, key: bytes) -> LocalPartition:
@@ -97,7 +81,7 @@ class Node:
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
         self._retired_writes = self._retired_bytes = 0
-        self.map = PartitionMap((), ())
+        self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
         self._logs: Sequence[LogRow] = ()
         if not load_partitions(engine):
             self._bootstrap()
@@ -131,6 +115,9 @@ class Node:
             partition.retired = True
             self._retired_writes += partition.heat.writes
             self._retired_bytes += partition.heat.bytes_written
+
+    def refresh(self) -> None:
+        """A node's own map is always the present one."""
 
     def written(self) -> tuple[int, int]:
         """How many changes and bytes were written since the node was opened."""
@@ -271,16 +258,33 @@ class Node:
         """The resolved version of all partitions of the node."""
         return self.committer.resolved_version()
 
-    def read_changes(
+    def read_log(
         self, since: Version, until: Version, keys: KeyRange, *, heartbeats: bool = False
-    ) -> Iterator[LogEntry]:
-        """The change-log rows in `(since, until]` of the logs that may hold keys of the range."""
+    ) -> Iterator[list[LogLine]]:
+        """The change-log lines in `(since, until]` of the logs that may hold keys of the range."""
         logs = [
             log
             for log in self._logs
             if (heartbeats if log.partition is None else log.range.intersect(keys) is not None)
         ]
         return read_logs(self.engine, logs, since, until, self.retention.trimmed_version)
+
+    def scan_versions(self, keys: KeyRange, since: Version, until: Version) -> Iterator[VersionsPage]:
+        """All stored versions in `(since, until]` of the qualified keys of a range, in order of keys."""
+        return scan_versions(self.engine, keys, since, until)
+
+    def find_before(self, key: bytes, version: Version) -> bytes | None:
+        """What a reader just before `version` found under a qualified key, as stored."""
+        prefix = encode_prefix(key)
+        found = find_stored(self.engine, prefix, version - 1)
+        if found is None:
+            return None
+        record = decode_record(prefix + encode_version(found[0]), found[1])
+        return None if record.is_dead_at(physical_ms(version)) else found[1]
+
+    def look_up_value(self, key: bytes, version: Version) -> bytes:
+        """What a change stored whose change-log row names only the key, because the value is large."""
+        return look_up_value(self.engine, key, version)
 
     def trim_logs(self, through: Version) -> None:
         """Forget change-log rows at or below a version, and sealed logs that end there."""

@@ -1,7 +1,7 @@
 """A partition served by this process: reads go to the engine, writes through the group commit."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from floodmark.clock import HybridClock
 from floodmark.codec.ordered import (
@@ -11,16 +11,17 @@ from floodmark.codec.ordered import (
     encode_prefixes,
     encode_version,
 )
-from floodmark.codec.values import PLAIN, TOMBSTONE
+from floodmark.codec.values import PLAIN, TOMBSTONE, decode_value
 from floodmark.engine import Engine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
+    InvalidArgument,
     VersionCollected,
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX
-from floodmark.model.partition import CommitLimits, Page
+from floodmark.model.partition import CommitLimits
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
@@ -92,25 +93,29 @@ class LocalPartition:
             expires_at=record.expires_at,
         )
 
+    def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
+        return [self.get(key, at) for key in keys]
+
     def scan(
-        self,
-        keys: KeyRange,
-        at: Version,
-        *,
-        rows_max: int = PAGE_ROWS_MAX,
-        reverse: bool = False,
-        resume: bytes | None = None,
-    ) -> Page:
+        self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
         assert keys.end is not None
         namespace = keys.start[:NAMESPACE_BYTES]
         start, end = encode_prefix(keys.start), encode_prefix(keys.end)
-        if resume is not None:
-            start, end = (start, resume) if reverse else (resume, end)
-        self._prepare_read(namespace, at)
-        page = scan_page(self._engine, start, end, at, physical_ms(at), rows_max=rows_max, reverse=reverse)
-        self._require_kept(namespace, at)
-        self.heat.reads += len(page.rows)
-        return page
+        # A few more than asked for: some of what is read may be dead or an older version.
+        page_rows = PAGE_ROWS_MAX if rows_max is None else min(rows_max + 16, PAGE_ROWS_MAX)
+        resume: bytes | None = start
+        while resume is not None:
+            self._prepare_read(namespace, at)
+            page = scan_page(
+                self._engine, start, end, at, physical_ms(at), rows_max=page_rows, reverse=reverse
+            )
+            self._require_kept(namespace, at)
+            self.heat.reads += len(page.rows)
+            yield page.rows
+            resume = page.resume
+            if resume is not None:
+                start, end = (start, resume) if reverse else (resume, end)
 
     def _find_at(self, key: bytes, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
         if at is None:
@@ -186,6 +191,31 @@ class LocalPartition:
         found = find_stored(self._engine, prefix, None)
         return found is not None and found[0] <= since and self._live(prefix, found, None) is not None
 
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        if len(set(keys)) < len(keys):
+            raise InvalidArgument("a key stands twice among the changes of one commit; apply them one by one")
+        origins = [_origin_of(key, value) for key, value in zip(keys, values, strict=True)]
+        self._committer.observe(max(origin.version for origin in origins))
+
+        def decide() -> Writes | None:
+            winners = [
+                (key, value)
+                for key, value, origin in zip(keys, values, origins, strict=True)
+                if origin > self._newest_stamp(key)
+            ]
+            return _writes(*zip(*winners, strict=True), own=False) if winners else None
+
+        return self._commit_decided(decide, durable=durable)[0]
+
+    def _newest_stamp(self, key: bytes) -> Stamp:
+        prefix = encode_prefix(key)
+        found = find_stored(self._engine, prefix, None)
+        if found is None:
+            return Stamp(0, 0)
+        version, stored = found
+        record = decode_record(prefix + encode_version(version), stored)
+        return record.origin or Stamp(version, self._site_id)
+
     def resolved_version(self) -> Version:
         return self._committer.resolved_version()
 
@@ -202,6 +232,18 @@ def observe_version(committer: Committer, version: Version) -> None:
         ) from error
 
 
-def _writes(keys: Sequence[bytes], values: Sequence[bytes]) -> Writes:
-    size = sum(map(len, keys)) + sum(map(len, values))
-    return Writes(keys, encode_prefixes(keys), values, size)
+def _origin_of(key: bytes, value: bytes) -> Stamp:
+    origin = decode_value(value).origin
+    if origin is None:
+        raise InvalidArgument(f"{key[NAMESPACE_BYTES:]!r:.60} carries no origin; write it with put instead")
+    return origin
+
+
+def _writes(keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True) -> Writes:
+    """What a commit stores, in order of keys: the order in which every reader gets the changes."""
+    ordered = sorted(keys)
+    if ordered != keys:
+        by_key = dict(zip(keys, values, strict=True))
+        values = [by_key[key] for key in ordered]
+    size = sum(map(len, ordered)) + sum(map(len, values))
+    return Writes(ordered, encode_prefixes(ordered), values, size, own=own)

@@ -1,11 +1,14 @@
 """Reading versioned records.  All versions of a key stand side by side, newest first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import error as StructError
+from typing import NamedTuple
 
 from floodmark.codec.ordered import (
     GROUP,
     MARKED_GROUP,
+    NAMESPACE_BYTES,
+    RAW,
     VERSION_BYTES,
     decode_key,
     decode_user_key,
@@ -18,7 +21,7 @@ from floodmark.codec.values import PLAIN, decode_value
 from floodmark.engine import Engine, Row
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
-from floodmark.model.partition import Page
+from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record
 from floodmark.model.version import Version
 from floodmark.partition.families import DATA
@@ -27,18 +30,17 @@ from floodmark.partition.families import DATA
 _BEHIND_OLDEST = b"\xff" * VERSION_BYTES + b"\x00"
 
 
+class Page(NamedTuple):
+    """Live (user key, value) pairs in order, and the engine key to go on from; None at the end."""
+
+    rows: list[Row]
+    resume: bytes | None
+
+
 def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
     """The newest version of a key, or the newest at or below `at`, with what is stored there."""
     row = engine.ceiling(DATA, prefix if at is None else prefix + encode_version(at), prefix)
     return None if row is None else (decode_version(row[0]), row[1])
-
-
-def decode_change(key: bytes, version: Version, stored: bytes) -> Record:
-    """`decode_value` of what a change wrote under a qualified key, with the key in the error."""
-    try:
-        return decode_value(stored)
-    except Corruption as error:
-        raise _name_key(encode_prefix(key) + encode_version(version), error) from error
 
 
 def decode_record(engine_key: bytes, stored: bytes) -> Record:
@@ -134,3 +136,30 @@ def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes
             if not record.is_dead_at(physical_ms):
                 found.append((decode_user_key(prefix), record.value))
     return Page(found, last)
+
+
+class VersionsPage(NamedTuple):
+    """Some stored versions as (version, qualified key, stored value), and how many bytes were read."""
+
+    rows: list[tuple[Version, bytes, bytes]]
+    bytes_read: int
+
+
+def scan_versions(engine: Engine, keys: KeyRange, since: Version, until: Version) -> Iterator[VersionsPage]:
+    """All versions in `(since, until]` of the qualified keys of a range, in order of keys, page by page."""
+    start = encode_prefix(keys.start)
+    end = prefix_end(RAW) if keys.end is None else encode_prefix(keys.end)
+    # Suffixes are inverted versions: the newest comes first.
+    newest, behind_oldest = encode_version(until), encode_version(since)
+    while page := engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        rows = [
+            (decode_version(engine_key), _qualified(engine_key[:-VERSION_BYTES]), stored)
+            for engine_key, stored in page
+            if newest <= engine_key[-VERSION_BYTES:] < behind_oldest
+        ]
+        yield VersionsPage(rows, sum(len(engine_key) + len(stored) for engine_key, stored in page))
+        start = after(page[-1][0])
+
+
+def _qualified(prefix: bytes) -> bytes:
+    return prefix[len(RAW) : len(RAW) + NAMESPACE_BYTES] + decode_user_key(prefix)

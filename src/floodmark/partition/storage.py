@@ -13,6 +13,7 @@ from typing import TypeVar
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.errors import (
+    Closed,
     FloodmarkError,
     NamespaceNotFound,
     OutcomeUnknown,
@@ -94,6 +95,8 @@ class Storage:
         try:
             self.engine.write(rows)
             self.engine.sync()
+        except Closed:
+            raise
         except FloodmarkError as failure:
             self.stop()
             try:

@@ -1,11 +1,12 @@
 """The façade that users hold: sites and namespaces."""
 
+from floodmark.feed import SafePoint
 from floodmark.site.catalog import NamespaceSettings
 from floodmark.site.namespace import Namespace, View
 from floodmark.site.opening import open, open_engine
-from floodmark.site.safepoints import SafePoint
 from floodmark.site.site import Site
 from floodmark.site.statistics import GarbageReport, SiteStatistics
+from floodmark.site.writer import Writer
 
 __all__ = [
     "GarbageReport",
@@ -15,6 +16,7 @@ __all__ = [
     "Site",
     "SiteStatistics",
     "View",
+    "Writer",
     "open",
     "open_engine",
 ]

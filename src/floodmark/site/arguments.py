@@ -19,6 +19,8 @@ from floodmark.model.version import VERSION_MAX, Version, version_at
 _LIFETIME_US_MAX: Final = TTL_MAX // timedelta(microseconds=1)
 
 At: TypeAlias = Version | datetime
+# A place to begin reading changes: a checkpoint, a moment, all that is kept, or only what is to come.
+Since: TypeAlias = Version | datetime | Literal["beginning", "now", "end"]
 Durability: TypeAlias = Literal["fsync", "async"]
 
 

@@ -17,9 +17,9 @@ from floodmark.model.errors import (
     NamespaceNotFound,
 )
 from floodmark.model.limits import NAMESPACES_MAX, TTL_MAX
+from floodmark.model.names import require_name
 from floodmark.model.version import Version
 from floodmark.partition import META, Storage, load_metadata
-from floodmark.site.directory import require_name
 
 RETENTION: Final = timedelta(hours=24)
 
@@ -181,13 +181,18 @@ class Catalog:
         rows = [row for row in list(self._rows.values()) if row.dropped_at is None]
         return sorted(rows, key=lambda row: row.name)
 
+    def live_ids(self) -> list[int]:
+        """The ids of the namespaces that were not dropped."""
+        return [row.id for row in list(self._rows.values()) if row.dropped_at is None]
+
+    def is_live(self, namespace: int) -> bool:
+        """Whether a namespace is there and was not dropped."""
+        row = self._rows.get(namespace)
+        return row is not None and row.dropped_at is None
+
     def all(self) -> list[NamespaceRow]:
         """The namespaces that have data, dropped ones included."""
         return list(self._rows.values())
-
-    def names(self) -> dict[int, str]:
-        """The names of all namespaces by id."""
-        return {row.id: row.name for row in list(self._rows.values())}
 
     def _find(self, name: str) -> NamespaceRow | None:
         return next((row for row in self.live() if row.name == name), None)

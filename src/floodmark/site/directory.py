@@ -24,7 +24,8 @@ from floodmark.model.errors import (
     SiteLocked,
     SiteMismatch,
 )
-from floodmark.model.limits import NAMESPACE_NAME_CHARACTERS_MAX, SITE_IDS_MAX
+from floodmark.model.limits import SITE_IDS_MAX
+from floodmark.model.names import require_name
 
 FORMAT: Final = 1
 
@@ -147,20 +148,6 @@ class SiteDirectory:
 def default_site_id(name: str) -> int:
     """An id for a site that was given none: always the same for a name, and seldom another's."""
     return hash_bytes(name.encode(), SEED) % SITE_IDS_MAX + 1
-
-
-def require_name(name: object, what: str) -> None:
-    """Names go into file names, URLs and metrics: short, printable, without blanks."""
-    if (
-        not isinstance(name, str)
-        or not 0 < len(name) <= NAMESPACE_NAME_CHARACTERS_MAX
-        or not name.isprintable()
-        or any(character.isspace() or character == "/" for character in name)
-    ):
-        raise InvalidName(
-            f"{name!r} cannot name a {what}: use 1 to {NAMESPACE_NAME_CHARACTERS_MAX} printable "
-            "characters without blanks or slashes"
-        )
 
 
 def _require_site_or_empty(path: Path, *, create: bool) -> None:

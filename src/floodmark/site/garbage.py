@@ -2,20 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from threading import Lock
 
+from floodmark.feed import SafePoints
 from floodmark.model.errors import Corruption
 from floodmark.model.version import COUNTER_BITS, Version
 from floodmark.partition import Node
 from floodmark.site.catalog import Catalog, NamespaceRow
-from floodmark.site.safepoints import SafePoints
 from floodmark.site.statistics import GarbageReport
 
 
 class GarbageCollection:
     """Finds each namespace's safe point, and removes what lies behind it.  One run at a time."""
 
-    def __init__(self, node: Node, catalog: Catalog, safe_points: SafePoints) -> None:
+    def __init__(
+        self,
+        node: Node,
+        catalog: Catalog,
+        safe_points: SafePoints,
+        log_retention: timedelta | None = None,
+    ) -> None:
+        self._log_retention = log_retention
         self._node = node
         self._catalog = catalog
         self._safe_points = safe_points
@@ -45,7 +53,7 @@ class GarbageCollection:
                 removed += collected.versions_removed
                 keys += collected.keys_removed
             if safe_points:
-                self._node.trim_logs(min(safe_points.values()))
+                self._node.trim_logs(max(min(safe_points.values()), self._oldest_log_version()))
             self._safe_points.forget_expired()
             report = GarbageReport(
                 runs=1,
@@ -83,6 +91,13 @@ class GarbageCollection:
                 }
             )
         return rows, safe_points
+
+    def _oldest_log_version(self) -> Version:
+        """What the change log need not keep, whoever may still ask for it."""
+        if self._log_retention is None:
+            return 0
+        aged_ms = self._node.clock.time_source() - self._log_retention // timedelta(milliseconds=1)
+        return min(max(0, aged_ms) << COUNTER_BITS, self._node.resolved_version())
 
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:
         """The retention's age, but never past what is resolved or held."""

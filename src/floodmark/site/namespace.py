@@ -1,11 +1,10 @@
 """What users hold to read and write: a namespace, and read-only views of its past."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
 from typing import Final
 
-from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.model.errors import FloodmarkError, InvalidArgument, NamespaceNotFound, PartlyDone
@@ -25,9 +24,9 @@ from floodmark.site.arguments import (
     to_version,
 )
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
+from floodmark.site.host import Host
 from floodmark.site.paging import Pages, rows_of
-from floodmark.site.routing import Router
-from floodmark.site.safepoints import SafePoints
+from floodmark.site.writer import BATCH_RECORDS, Writer
 
 DELETE_RANGE_ROWS: Final = 1_000
 
@@ -48,19 +47,14 @@ class Namespace:
     def __init__(
         self,
         row: NamespaceRow,
-        router: Router,
-        read_version: Callable[[], Version],
-        physical_ms: TimeSource,
-        safe_points: SafePoints,
+        host: Host,
         *,
         durable: bool,
     ) -> None:
         self._row = row
         self._prefix = encode_namespace(row.id)
-        self._router = router
-        self._read_version = read_version
-        self._physical_ms = physical_ms
-        self._safe_points = safe_points
+        self._host = host
+        self._router = host.router
         self._durable = durable
 
     @property
@@ -87,7 +81,7 @@ class Namespace:
     def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[bytes | None]:
         """The values of several keys, in their order.  Without `at`, each is read on its own."""
         version = None if at is None else to_version(at)
-        return [self.get(key, at=version) for key in keys]
+        return self._router.get_many([self._qualify(key) for key in keys], version)
 
     def record(self, key: bytes, *, at: At | None = None) -> Versioned | None:
         """The value of a key with its version, stamp and expiry."""
@@ -113,7 +107,7 @@ class Namespace:
         keys = self._range(start, end, prefix)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit must be a number of rows, not {limit!r}")
-        version = self._read_version() if at is None else to_version(at)
+        version = self._host.administration.read_version() if at is None else to_version(at)
         return self._scan(keys, version, limit, reverse=reverse)
 
     def as_of(self, at: At) -> "View":
@@ -163,6 +157,22 @@ class Namespace:
         rows = _encode_pairs(pairs, self._prefix, suffix)
         return self._router.put(rows, durable=durable)
 
+    def writer(self, *, batch_records: int = BATCH_RECORDS, durability: Durability | None = None) -> Writer:
+        """A stream of writes, for many records: batches are on their way while the next are gathered.
+
+        >>> import floodmark, tempfile
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     numbers = site.create_namespace("numbers")
+        ...     with numbers.writer() as writer:
+        ...         for number in range(3000):
+        ...             writer.put(b"%04d" % number, b"x")
+        ...     writer.acknowledged
+        3000
+        """
+        durable = self._durable if durability is None else check_durability(durability)
+        self._require_there()
+        return Writer(self._host.write_stream(durable=durable), self._encode, batch_records)
+
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
         """Delete a key, whether or not it is there; the version of the deletion."""
         qualified = self._qualify(key)
@@ -183,7 +193,7 @@ class Namespace:
         """
         keys = self._range(start, end, prefix)
         durable = self._durable if durability is None else check_durability(durability)
-        since = self._read_version()
+        since = self._host.administration.read_version()
         deleted = 0
         rows = self._scan(keys, since, None, reverse=False)
         try:
@@ -216,6 +226,9 @@ class Namespace:
             raise refuse_value(key, expected)
         if value is not None and (type(value) is not bytes or len(value) > VALUE_BYTES_MAX):
             raise refuse_value(key, value)
+        if expected is not None and len(expected) > VALUE_BYTES_MAX:
+            # No value is that large.
+            return False
         stored = TOMBSTONE if value is None else encode_value(value, self._expiry(ttl))
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.call(
@@ -224,6 +237,14 @@ class Namespace:
         )
 
     # From arguments to rows
+
+    def _encode(self, key: bytes, value: bytes | None, ttl: timedelta | float | None) -> tuple[bytes, bytes]:
+        qualified = self._qualify(key)
+        if value is None:
+            return qualified, TOMBSTONE
+        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
+            raise refuse_value(key, value)
+        return qualified, encode_value(value, self._expiry(ttl))
 
     def _qualify(self, key: bytes) -> bytes:
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
@@ -242,9 +263,9 @@ class Namespace:
 
     def _expiry(self, ttl: timedelta | float | None) -> int | None:
         if ttl is not None:
-            return to_expiry(ttl, self._physical_ms())
+            return to_expiry(ttl, self._host.physical_ms())
         if self._row.ttl_ms is not None:
-            return to_expiry(self._row.ttl_ms / 1000, self._physical_ms())
+            return to_expiry(self._row.ttl_ms / 1000, self._host.physical_ms())
         return None
 
     def _range(self, start: bytes, end: bytes | None, prefix: bytes | None) -> KeyRange:
@@ -259,9 +280,12 @@ class Namespace:
     def _scan_pages(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
     ) -> Pages[tuple[bytes, bytes]]:
-        with self._safe_points.reading(at, self._row.id):
+        with self._host.reading(at, self._row.id):
+            pages = self._router.scan(keys, at, limit, reverse=reverse)
+            first = next(pages, [])
             yield []
-            yield from self._router.scan(keys, at, limit, reverse=reverse)
+            yield first
+            yield from pages
 
 
 def _encode_pairs(

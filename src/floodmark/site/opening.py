@@ -14,6 +14,7 @@ from floodmark.partition import FAMILIES, FILTERED_BYTES, EngineBound, Node
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.background import Background
 from floodmark.site.directory import SiteDirectory, new_identity
+from floodmark.site.embedded import EmbeddedHost
 from floodmark.site.garbage import GarbageCollection
 from floodmark.site.site import Site
 
@@ -29,6 +30,7 @@ def open(
     durability: Durability = "fsync",
     background: bool = True,
     collect_every: timedelta = COLLECT_EVERY,
+    log_retention: timedelta | None = None,
     skew_ms_max: int = SKEW_MS_MAX,
     disk_reserve_bytes: int = RECOVERY_ROOM_BYTES,
     time_source: TimeSource = system_time_ms,
@@ -37,7 +39,9 @@ def open(
 
     A site has a name and an id from 1 to 255 for life; without a name it takes the directory's, and
     without an id one that follows from its name.  `durability` holds for writes that name none.
-    `background=False` leaves heartbeats and garbage collection to the caller.
+    `background=False` leaves heartbeats and garbage collection to the caller.  The change log is kept as
+    long as the versions that it names, or only for `log_retention`, which saves its space; feeds that come
+    later than that catch up by scanning the versions.
     """
     check_durability(durability)
     directory = SiteDirectory(Path(path), site, site_id, create=create)
@@ -49,6 +53,7 @@ def open(
             durability=durability,
             background=background,
             collect_every=collect_every,
+            log_retention=log_retention,
             skew_ms_max=skew_ms_max,
             disk=directory.path,
             disk_reserve_bytes=disk_reserve_bytes,
@@ -68,6 +73,7 @@ def open_engine(
     durability: Durability = "fsync",
     background: bool = False,
     collect_every: timedelta = COLLECT_EVERY,
+    log_retention: timedelta | None = None,
     skew_ms_max: int = SKEW_MS_MAX,
     disk: Path | None = None,
     disk_reserve_bytes: int = 0,
@@ -92,13 +98,15 @@ def open_engine(
     try:
         clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=EngineBound(engine))
         identity = new_identity(site, site_id)
-        return Site(
+        host = EmbeddedHost(
             identity,
             Node(engine, clock, identity.site_id),
-            durable=check_durability(durability),
             start_background=start_background,
             release=release,
+            log_retention=log_retention,
+            disk=disk,
         )
+        return Site(host, durable=check_durability(durability))
     except BaseException:
         engine.close()
         raise

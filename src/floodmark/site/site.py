@@ -1,85 +1,64 @@
 """A site: one place that takes reads and writes, and remembers every change."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
 from datetime import timedelta
+from itertools import count
+from os import getpid
+from socket import gethostname
 from types import TracebackType
+from typing import Final, Literal, overload
+from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.feed import LIFETIME, Decoder, Item, SafePoint
+from floodmark.feed.safepoints import require_lifetime
+from floodmark.feed.subscription import Since as Start
+from floodmark.feed.subscription import Subscription, SubscriptionOptions, open_subscription
+from floodmark.feed.subscriptions import UNACKED_MAX, SubscriptionSpec
 from floodmark.model.change import Change, Heartbeat
-from floodmark.model.errors import Closed, InvalidRange, InvalidVersion
+from floodmark.model.errors import Closed, InvalidRange, InvalidVersion, PartitionNotFound, VersionCollected
 from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version, moment_of
-from floodmark.partition import Node
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version
 from floodmark.site.arguments import (
     At,
+    Since,
     check_range,
     qualify_range,
     refuse_key,
     to_version,
 )
-from floodmark.site.background import Background
-from floodmark.site.catalog import Catalog, NamespaceSettings
-from floodmark.site.changes import ChangeReader
-from floodmark.site.directory import Identity, require_name
-from floodmark.site.garbage import GarbageCollection
+from floodmark.site.catalog import RETENTION, NamespaceSettings
+from floodmark.site.feeds import Feeds, Subscriptions
+from floodmark.site.host import Host, NamespaceUpdate
 from floodmark.site.namespace import Namespace
-from floodmark.site.routing import Router
-from floodmark.site.safepoints import LIFETIME, SafePoint, SafePoints
 from floodmark.site.statistics import (
     GarbageReport,
-    NamespaceStatistics,
     PartitionHeat,
     PartitionStatistics,
     SiteStatistics,
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    node: Node
-    router: Router
-    catalog: Catalog
-    safe_points: SafePoints
-    garbage: GarbageCollection
-    changes: ChangeReader
-    background: Background
+BEGINNING_ATTEMPTS: Final = 5
 
 
 class Site:
-    """Holds namespaces.  Made by `floodmark.open`; close it, or use it in a `with` block."""
+    """Holds namespaces.  Made by `floodmark.open` or `floodmark.connect`; close it, or use `with`."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        node: Node,
-        *,
-        durable: bool,
-        start_background: Callable[[Node, GarbageCollection], Background],
-        release: Callable[[], None],
-    ) -> None:
-        self.name = identity.site
-        self.id = identity.site_id
-        self._format = identity.format
+    def __init__(self, host: Host, *, durable: bool) -> None:
+        self.name = host.identity.site
+        self.id = host.identity.site_id
         self._durable = durable
-        self._release = release
-        self._node = node
-        catalog = Catalog(node.storage, node.clock.now)
-        safe_points = SafePoints(node.storage, node.clock.time_source, catalog, node.retention)
-        garbage = GarbageCollection(node, catalog, safe_points)
-        self._parts = _Parts(
-            node=node,
-            router=Router(node),
-            catalog=catalog,
-            safe_points=safe_points,
-            garbage=garbage,
-            changes=ChangeReader(node, safe_points, catalog.names, self.id),
-            background=start_background(node, garbage),
-        )
+        self._host = host
         self._closed = False
+        # Names this object among those who run feeds or consume subscriptions.
+        self._openings = count()
+        self._holder = f"{gethostname()}-{getpid()}-{uuid4().hex[:8]}"
 
     def __enter__(self) -> "Site":
         return self
@@ -97,21 +76,18 @@ class Site:
 
     def close(self) -> None:
         """Finish what is under way, make everything durable and let go.  Closing twice is harmless."""
-        if self._closed:
-            return
         self._closed = True
-        self._parts.background.stop()
-        try:
-            self._node.close()
-        finally:
-            self._release()
+        self._host.close()
 
     @property
-    def _open(self) -> "_Parts":
-        """What the site consists of, for everyone who may still use it."""
+    def host(self) -> Host:
+        """What the site stands on, for everyone who may still use it."""
+        self._require_open()
+        return self._host
+
+    def _require_open(self) -> None:
         if self._closed:
             raise Closed(f"site {self.name!r} was closed; open it again")
-        return self._parts
 
     # Namespaces
 
@@ -124,28 +100,25 @@ class Site:
         retention: timedelta | None = None,
     ) -> Namespace:
         """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given."""
+        require_name(name, "namespace")
         settings = (
             NamespaceSettings(merge=merge, ttl=ttl)
             if retention is None
             else NamespaceSettings(merge=merge, ttl=ttl, retention=retention)
         )
-        self._open.catalog.create(name, settings)
-        return self.namespace(name)
+        return Namespace(
+            self.host.administration.create_namespace(name, settings), self._host, durable=self._durable
+        )
 
     def namespace(self, name: str) -> Namespace:
         """The namespace of a name, which must be there."""
-        return Namespace(
-            self._open.catalog.get(name),
-            self._open.router,
-            self._open.node.committer.read_version,
-            self._open.node.clock.physical_ms,
-            self._open.safe_points,
-            durable=self._durable,
-        )
+        require_name(name, "namespace")
+        return Namespace(self.host.administration.find_namespace(name), self._host, durable=self._durable)
 
     def namespaces(self) -> list[str]:
         """The names of all namespaces, in order."""
-        return [row.name for row in self._open.catalog.live()]
+        rows = self.host.administration.list_namespaces()
+        return [row.name for row in rows if row.dropped_at is None]
 
     def update_namespace(
         self,
@@ -155,111 +128,260 @@ class Site:
         retention: timedelta | UnsetType = UNSET,
     ) -> Namespace:
         """Change the settings of a namespace; what is not named stays.  The merge policy is for life."""
-
-        def change(settings: NamespaceSettings) -> NamespaceSettings:
-            return replace(
-                settings,
-                ttl=settings.ttl if ttl is UNSET else ttl,
-                retention=settings.retention if retention is UNSET else retention,
-            )
-
-        self._open.catalog.update(name, change)
-        return self.namespace(name)
+        require_name(name, "namespace")
+        NamespaceSettings(
+            ttl=None if ttl is UNSET else ttl, retention=RETENTION if retention is UNSET else retention
+        )
+        update = NamespaceUpdate(ttl=ttl, retention=retention)
+        return Namespace(
+            self.host.administration.update_namespace(name, update), self._host, durable=self._durable
+        )
 
     def drop_namespace(self, name: str) -> None:
         """Drop a namespace.  It is gone at once; its space is freed after its retention."""
-        self._open.catalog.drop(name)
+        require_name(name, "namespace")
+        self.host.administration.drop_namespace(name)
 
     # Changes
 
+    @overload
     def changes(
         self,
         namespace: str | None = None,
         *,
-        since: At = 0,
+        since: Since = 0,
         until: At | None = None,
         follow: bool = False,
         start_key: bytes = b"",
         end_key: bytes | None = None,
         prefix: bytes | None = None,
-    ) -> Iterator[Change]:
+        before_images: bool = False,
+        resolved_markers: Literal[False] = False,
+        heartbeats: Literal[False] = False,
+    ) -> Iterator[Change]: ...
+
+    @overload
+    def changes(
+        self,
+        namespace: str | None = None,
+        *,
+        since: Since = 0,
+        until: At | None = None,
+        follow: bool = False,
+        start_key: bytes = b"",
+        end_key: bytes | None = None,
+        prefix: bytes | None = None,
+        before_images: bool = False,
+        resolved_markers: bool = False,
+        heartbeats: bool = False,
+    ) -> Iterator[Item]: ...
+
+    def changes(
+        self,
+        namespace: str | None = None,
+        *,
+        since: Since = 0,
+        until: At | None = None,
+        follow: bool = False,
+        start_key: bytes = b"",
+        end_key: bytes | None = None,
+        prefix: bytes | None = None,
+        before_images: bool = False,
+        resolved_markers: bool = False,
+        heartbeats: bool = False,
+    ) -> Iterator[Item]:
         """The changes of one namespace or of all, in commit order.
 
-        `since` is exclusive: pass the version of the last change that you have.  It ends at the
-        present, or at `until`; with `follow=True` it waits for more.
+        `since` is exclusive: pass a checkpoint (the version of a `Resolved` marker, or of the last change of
+        a commit that you have whole), a moment, "beginning" for all that is still kept, or "now".  Without
+        it every change since the namespace was made is wanted, and if some are gone that is an error.  The
+        stream ends at the present, or at `until`; with `follow=True` it waits for more.
+
+        With `before_images` an update is two changes, before and after, as in Delta's change data feed.
+        With `resolved_markers` the stream also has `Resolved` items: everything up to their version has
+        been delivered, so it is a checkpoint.  With `heartbeats` it has the site's heartbeats.
         """
-        after_version = 0 if since == 0 else self._reached(since)
+        keys = check_range(start_key, end_key, prefix)
+        if namespace is not None:
+            require_name(namespace, "namespace")
+
+        def open_batches() -> Iterator[ChangeBatch]:
+            request = self._changes_request(
+                namespace,
+                since=since,
+                until=until,
+                keys=keys,
+                follow=follow,
+                before_images=before_images,
+                heartbeats=heartbeats,
+            )
+            return self.host.changes(request)
+
+        # All that is kept may become less between finding out what that is and holding it.
+        attempts = BEGINNING_ATTEMPTS if since == "beginning" else 1
+        batches = retry_collected(open_batches, attempts)
+        return self._items(batches, resolved_markers=resolved_markers)
+
+    def subscribe(
+        self,
+        name: str,
+        namespace: str,
+        *,
+        start: Start = "beginning",
+        start_key: bytes = b"",
+        end_key: bytes | None = None,
+        prefix: bytes | None = None,
+        holder: str | None = None,
+        unacked_max: int = UNACKED_MAX,
+        options: SubscriptionOptions | None = None,
+    ) -> Subscription:
+        """A durable subscription to the changes of a namespace, made if it is not there.
+
+        It remembers what was acknowledged, change by change, and delivers the rest again.  One consumer at
+        a time has it; `holder` names this one to the others, and whoever comes with the same name takes
+        over at once.  A new subscription begins at `start`.
+
+        >>> import floodmark, tempfile
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     _ = site.create_namespace("users").put(b"ada", b"countess")
+        ...     with site.subscribe("indexer", "users") as subscription:
+        ...         delivery = next(iter(subscription))
+        ...         delivery.acknowledge()
+        ...     delivery.change.key, site.subscriptions.statistics("indexer").unacked
+        (b'ada', 0)
+        """
+        require_name(namespace, "namespace")
+        spec = SubscriptionSpec(
+            name=name,
+            namespace=namespace,
+            keys=check_range(start_key, end_key, prefix),
+            unacked_max=unacked_max,
+        )
+        return open_subscription(
+            self.host.subscriptions,
+            spec,
+            start=start,
+            holder=holder or f"{self._holder}-{next(self._openings)}",
+            options=options or SubscriptionOptions(),
+            open_changes=self.host.changes,
+            decode=self._decoder().decode,
+            to_version=lambda since: self._since_version(namespace, since),
+        )
+
+    @property
+    def feeds(self) -> Feeds:
+        """The named feeds: readings of changes that remember how far they are, and write to a sink."""
+        self._require_open()
+        return Feeds(lambda: self.host, self._since_version, self._decoder, self._holder)
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """The subscriptions that there are."""
+        self._require_open()
+        return Subscriptions(lambda: self.host, self._since_version)
+
+    def _items(self, batches: Iterator[ChangeBatch], *, resolved_markers: bool) -> Iterator[Item]:
+        decoder = self._decoder()
+        for batch in batches:
+            if batch.heartbeats or resolved_markers:
+                yield from decoder.items(batch, resolved_markers=resolved_markers)
+            else:
+                yield from decoder.decode(batch)
+
+    def _decoder(self) -> Decoder:
+        def names() -> dict[int, str]:
+            return {row.id: row.name for row in self.host.administration.list_namespaces()}
+
+        return Decoder(self.id, names, self._host.physical_ms)
+
+    def _changes_request(
+        self,
+        namespace: str | None,
+        *,
+        since: Since,
+        until: At | None,
+        keys: KeyRange,
+        follow: bool,
+        before_images: bool,
+        heartbeats: bool,
+    ) -> ChangesRequest:
+        after_version = self._since_version(namespace, since)
         until_version = None if until is None else to_version(until)
         if until_version is not None and until_version < after_version:
             raise InvalidVersion(f"until {until_version} lies before since {after_version}")
-        keys = check_range(start_key, end_key, prefix)
+        administration = self.host.administration
         if namespace is None:
             if keys != KeyRange():
                 raise InvalidRange("a key range needs a namespace; name the one that it is in")
-            scope, beginning = None, self._open.node.born_version()
+            scope, created_at = None, 0
         else:
-            row = self._open.catalog.get(namespace)
+            row = administration.find_namespace(namespace)
             keys = qualify_range(encode_namespace(row.id), keys)
-            scope, beginning = row.id, row.created_at
-        return self._open.changes.read(
-            keys, max(after_version, beginning), until_version, follow=follow, namespace=scope
+            scope, created_at = row.id, row.created_at
+        return ChangesRequest(
+            keys=keys,
+            namespace=scope,
+            since=max(after_version, created_at),
+            until=until_version,
+            follow=follow,
+            before_images=before_images,
+            heartbeats=heartbeats,
         )
 
-    def _reached(self, at: At) -> Version:
-        """The version of a moment that is not in the future."""
-        version = to_version(at)
-        self._open.node.observe(version)
+    def _since_version(self, namespace: str | None, since: Since) -> Version:
+        """The version that a beginning names; one in the future is refused."""
+        administration = self.host.administration
+        if since == 0:
+            return 0
+        if since == "beginning":
+            return administration.oldest_version(namespace)
+        if since in ("now", "end"):
+            return administration.resolved_version()
+        version = to_version(since)
+        administration.observe(version)
         return version
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
-        return self._open.node.resolved_version()
+        return self.host.administration.resolved_version()
 
     def now(self) -> Version:
         """A fresh version, above everything that this site has seen."""
-        return self._open.node.committer.now()
+        return self.host.administration.now()
 
     def sync(self) -> None:
         """Make durable what was written with durability "async"."""
-        self._open.node.committer.sync()
+        self.host.administration.sync()
 
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat now.  A site does so each second by itself."""
-        return self._open.node.heartbeat()
+        return self.host.administration.heartbeat()
 
     # Partitions
 
     def partitions(self) -> list[PartitionStatistics]:
         """The partitions in order of keys."""
-        return [
-            PartitionStatistics(
-                id=partition.id,
-                range=partition.range,
-                writes=partition.heat.writes,
-                reads=partition.heat.reads,
-                bytes_written=partition.heat.bytes_written,
-            )
-            for partition in self._open.node.map.partitions
-        ]
+        return self.host.administration.partitions()
 
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
         """Cut the partition that holds a key in two, before that key; the ids of the halves."""
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             raise refuse_key(key)
-        row = self._open.catalog.get(namespace)
-        return self._open.node.split(encode_namespace(row.id) + key)
+        require_name(namespace, "namespace")
+        return self.host.administration.split(namespace, key)
 
     def merge(self, left: int, right: int) -> int:
         """Join two neighbouring partitions; the id of the new one."""
-        return self._open.node.merge(left, right)
+        for partition in (left, right):
+            if type(partition) is not int or not 0 <= partition < 1 << 32:
+                raise PartitionNotFound(
+                    f"no partition {partition}; the site lists its partitions", partition=partition
+                )
+        return self.host.administration.merge(left, right)
 
     def heat(self) -> list[PartitionHeat]:
         """How busy each partition was over the last minutes."""
-        now_ms = self._open.node.clock.time_source()
-        return [
-            PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
-            for partition in self._open.node.map.partitions
-        ]
+        return self.host.administration.heat()
 
     # Garbage collection
 
@@ -273,58 +395,36 @@ class Site:
     ) -> SafePoint:
         """Keep what a reader at `version` sees, until released or `lifetime` is over."""
         require_name(name, "safe point")
-        scope = None if namespace is None else self._open.catalog.get(namespace).id
-        return self._open.safe_points.hold(name, to_version(version), lifetime, scope)
+        require_lifetime(name, lifetime)
+        if namespace is not None:
+            require_name(namespace, "namespace")
+        return self.host.administration.hold_safe_point(name, to_version(version), lifetime, namespace)
 
     def release_safe_point(self, name: str) -> None:
-        """Let garbage collection go on."""
-        self._open.safe_points.release(name)
+        """Let garbage collection go on.  Those of feeds and subscriptions go when these are removed."""
+        require_name(name, "safe point")
+        self.host.administration.release_safe_point(name)
 
     def safe_points(self) -> list[SafePoint]:
         """The safe points that hold now."""
-        return self._open.safe_points.list()
+        return self.host.administration.safe_points()
 
     def collect_garbage(self) -> GarbageReport:
         """Remove versions and changes behind the safe points.  A site does so by itself as well."""
-        return self._open.garbage.run()
+        return self.host.administration.collect_garbage()
 
     # Statistics
 
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
-        node = self._open.node
-        counters = node.committer.counters
-        changes, bytes_written = node.written()
-        sizes = node.engine.sizes()
-        heartbeat = node.last_heartbeat
-        return SiteStatistics(
-            site=self.name,
-            site_id=self.id,
-            format=self._format,
-            version=node.clock.latest,
-            resolved_version=node.committer.announced_version()
-            if node.storage.stopped
-            else node.resolved_version(),
-            clock_ahead_ms=node.clock.ahead_ms(),
-            commits=counters.commits,
-            changes=changes,
-            bytes_written=bytes_written,
-            rounds=counters.rounds,
-            recoveries=node.storage.recoveries,
-            data_bytes=sizes.get("data", 0),
-            log_bytes=sizes.get("log", 0),
-            last_heartbeat=None if heartbeat is None else moment_of(heartbeat.version),
-            background_error=self._open.background.error,
-            namespaces=[
-                NamespaceStatistics(
-                    name=row.name,
-                    id=row.id,
-                    merge=row.merge,
-                    oldest_version=node.retention.collected_version(row.id),
-                    collected_horizon=node.retention.collected_horizon(row.id),
-                )
-                for row in self._open.catalog.live()
-            ],
-            partitions=self.partitions(),
-            garbage=self._open.garbage.total,
-        )
+        return self.host.administration.statistics()
+
+
+def retry_collected(
+    open_batches: Callable[[], Iterator[ChangeBatch]], attempts: int
+) -> Iterator[ChangeBatch]:
+    """Open a stream, again if its beginning was collected meanwhile."""
+    for _ in range(attempts - 1):
+        with suppress(VersionCollected):
+            return open_batches()
+    return open_batches()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+from floodmark.feed import ChangeStatistics
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import HeatSample
@@ -76,3 +77,4 @@ class SiteStatistics:
     namespaces: list[NamespaceStatistics]
     partitions: list[PartitionStatistics]
     garbage: GarbageReport
+    readers: ChangeStatistics

@@ -12,6 +12,8 @@ from floodmark.testing.engine import (
     Operation,
     SimulatedCrash,
 )
+from floodmark.testing.sinks import SinkContract
+from floodmark.testing.site_contract import SiteContract
 
 __all__ = [
     "EngineContract",
@@ -22,6 +24,8 @@ __all__ = [
     "READS",
     "SimulatedCrash",
     "SimulatedTime",
+    "SinkContract",
+    "SiteContract",
     "UNKNOWN_FAULTS",
     "WRITES",
 ]

@@ -15,6 +15,7 @@ from rich.text import Text
 from floodmark.cli.arguments import JSON_HELP
 from floodmark.cli.demo.contention import race_for_a_counter, split_under_writes
 from floodmark.cli.demo.history import expire, follow_changes, travel_in_time
+from floodmark.cli.demo.serving import serve_to_others
 from floodmark.cli.demo.stage import ORDERS, SITE, Stage
 from floodmark.cli.demo.survival import account_for_changes, collect_garbage, kill_a_writer
 from floodmark.cli.demo.writing import create_namespace, read, write_from_threads
@@ -35,6 +36,7 @@ STEPS: Final[list[Callable[[Stage], None]]] = [
     split_under_writes,
     kill_a_writer,
     account_for_changes,
+    serve_to_others,
     collect_garbage,
 ]
 

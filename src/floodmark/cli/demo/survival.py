@@ -96,7 +96,9 @@ def tally(changes: Iterable[Change]) -> Tally:
     total = Tally()
     for change in changes:
         content = encode_value(change.value or b"", change.expires_at, change.type is ChangeType.DELETE)
-        total = total.plus(Tally(1, digest_change(*change.stamp, change.key, content)))
+        total = total.plus(
+            Tally(1, digest_change(change.stamp.version, change.stamp.site, change.key, content))
+        )
     return total
 
 

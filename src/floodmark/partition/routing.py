@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.values import decode_value
 from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone
-from floodmark.model.limits import PAGE_ROWS_MAX
-from floodmark.model.partition import Partition
+from floodmark.model.partition import Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
-from floodmark.partition import LocalPartition, Node
 
 # A key may change hands this often under one call; more means that something is wrong.
 ROUTES_MAX: Final = 100
@@ -23,54 +22,94 @@ Result = TypeVar("Result")
 Rows = dict[bytes, bytes]
 
 
+def _partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
+    """Between partitions there is no atomicity here; at least it is said."""
+    if not done:
+        return failure.again()
+    return PartlyDone(
+        f"{done:,} keys were written before a partition failed ({failure}); read before you repeat",
+        done=done,
+    )
+
+
 class Router:
     """Finds the partition of a key and goes on where it has moved."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, maps: PartitionMaps) -> None:
+        self.maps = maps
 
     def call(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:
         """Call the partition of a qualified key."""
         moved: PartitionMoved | None = None
         for _ in range(ROUTES_MAX):
             try:
-                return operation(self._node.map.route(key))
+                return operation(self.maps.map.route(key))
             except PartitionMoved as error:
                 moved = error
+                self.maps.refresh()
         assert moved is not None
         raise moved
 
     def get(self, key: bytes, at: Version | None) -> bytes | None:
         """The value of a qualified key."""
         try:
-            return self._node.map.route(key).get(key, at)
+            return self.maps.map.route(key).get(key, at)
         except PartitionMoved:
+            self.maps.refresh()
             return self.call(key, lambda partition: partition.get(key, at))
 
     def put_one(self, key: bytes, stored: bytes, *, durable: bool) -> Version:
         """Commit one qualified key."""
         try:
-            return self._node.map.route(key).put((key,), (stored,), durable=durable)
+            return self.maps.map.route(key).put((key,), (stored,), durable=durable)
         except PartitionMoved:
+            self.maps.refresh()
             return self.call(key, lambda partition: partition.put((key,), (stored,), durable=durable))
+
+    def get_many(self, keys: Sequence[bytes], at: Version | None) -> list[bytes | None]:
+        """The values of qualified keys, in their order."""
+        found: dict[bytes, bytes | None] = {}
+
+        def get_group(partition: Partition, group: Rows) -> None:
+            found.update(zip(group, partition.get_many(list(group), at), strict=True))
+
+        groups = self._groups(dict.fromkeys(keys, b""))
+        self._each_group(groups, get_group, lambda _, failure: failure.again())
+        return [found[key] for key in keys]
 
     def put(self, rows: Rows, *, durable: bool) -> Version:
         """Commit qualified keys, once per partition; the highest version, 0 for no rows.
 
         Rows that do not fit into one commit per partition are refused before anything is written.
         """
+        return self._commit_groups(
+            rows, lambda partition, keys, values: partition.put(keys, values, durable=durable)
+        )
+
+    def apply(self, rows: Rows, *, durable: bool) -> Version:
+        """`put` for values that carry their origin: each is stored where its stamp wins.
+
+        The partition of the highest stamp comes first: if that lies too far ahead, nothing is stored.
+        """
+        latest_first = dict(sorted(rows.items(), key=_stamp_version, reverse=True))
+        return self._commit_groups(
+            latest_first, lambda partition, keys, values: partition.apply(keys, values, durable=durable)
+        )
+
+    def _commit_groups(
+        self, rows: Rows, commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], Version]
+    ) -> Version:
         highest = 0
         groups = self._groups(rows)
         for partition, group in groups:
             if not _fits(group, partition):
                 raise _too_large(group, partition)
 
-        def put_group(partition: Partition, group: Rows) -> None:
+        def commit_group(partition: Partition, group: Rows) -> None:
             nonlocal highest
-            version = partition.put(list(group), list(group.values()), durable=durable)
-            highest = max(highest, version)
+            highest = max(highest, commit(partition, list(group), list(group.values())))
 
-        self._each_group(groups, put_group)
+        self._each_group(groups, commit_group)
         return highest
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
@@ -90,39 +129,43 @@ class Router:
         """The live (user key, value) pairs of a range of one namespace, as of a version, page by page."""
         namespace = keys.start[:NAMESPACE_BYTES]
         left: KeyRange | None = keys
+        moves = 0
         while left is not None and limit != 0:
             partition = self._first_partition(left, reverse=reverse)
             within = partition.range.intersect(left)
             if within is None:
                 return
             last: bytes | None = None
-            resume: bytes | None = None
             finished = False
-            while not finished and limit != 0:
-                rows_max = PAGE_ROWS_MAX if limit is None else min(limit + 16, PAGE_ROWS_MAX)
-                try:
-                    rows, resume = partition.scan(
-                        within, at, rows_max=rows_max, reverse=reverse, resume=resume
-                    )
-                except PartitionMoved:
-                    break
-                finished = resume is None
-                if limit is not None:
-                    rows = rows[:limit]
-                    limit -= len(rows)
-                if rows:
-                    last = namespace + rows[-1][0]
-                yield rows
+            try:
+                for page in partition.scan(within, at, rows_max=limit, reverse=reverse):
+                    rows = page if limit is None else page[:limit]
+                    if limit is not None:
+                        limit -= len(rows)
+                    if rows:
+                        last = namespace + rows[-1][0]
+                    yield rows
+                    if limit == 0:
+                        return
+                finished = True
+            except PartitionMoved:
+                moves = 0 if last is not None else moves + 1
+                if moves == ROUTES_MAX:
+                    raise
+                self.maps.refresh()
             left = _behind(left, within if finished else None, last, reverse=reverse)
 
-    def _first_partition(self, keys: KeyRange, *, reverse: bool) -> LocalPartition:
+    def _first_partition(self, keys: KeyRange, *, reverse: bool) -> Partition:
         if not reverse:
-            return self._node.map.route(keys.start)
-        overlapping = self._node.map.overlapping(keys)
-        return overlapping[-1] if overlapping else self._node.map.route(keys.start)
+            return self.maps.map.route(keys.start)
+        overlapping = self.maps.map.overlapping(keys)
+        return overlapping[-1] if overlapping else self.maps.map.route(keys.start)
 
     def _each_group(
-        self, groups: Sequence[tuple[Partition, Rows]], commit: Callable[[Partition, Rows], None]
+        self,
+        groups: Sequence[tuple[Partition, Rows]],
+        commit: Callable[[Partition, Rows], None],
+        describe: Callable[[int, FloodmarkError], FloodmarkError] = _partly_done,
     ) -> None:
         done = 0
         failure: FloodmarkError | None = None
@@ -136,18 +179,19 @@ class Router:
                     moved |= group
                     failure = error
                 except FloodmarkError as error:
-                    raise _partly_done(done, error) from error
+                    raise describe(done, error) from error
             if not moved:
                 return
+            self.maps.refresh()
             groups = self._groups(moved)
             if any(not _fits(group, partition) for partition, group in groups):
                 break
         assert failure is not None
-        raise _partly_done(done, failure) from failure
+        raise describe(done, failure) from failure
 
     def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
         """Rows by the partition that has their keys, in one map."""
-        partition_map = self._node.map
+        partition_map = self.maps.map
         if len(partition_map.partitions) == 1:
             return [(partition_map.partitions[0], rows)] if rows else []
         groups: dict[int, tuple[Partition, Rows]] = {}
@@ -155,6 +199,11 @@ class Router:
             partition = partition_map.route(key)
             groups.setdefault(partition.id, (partition, {}))[1][key] = value
         return list(groups.values())
+
+
+def _stamp_version(row: tuple[bytes, bytes]) -> Version:
+    origin = decode_value(row[1]).origin
+    return 0 if origin is None else origin.version
 
 
 def _size(rows: Rows) -> int:
@@ -172,16 +221,6 @@ def _too_large(rows: Rows, partition: Partition) -> CommitTooLarge:
         f"{limits.bytes_max:,} bytes and {limits.changes_max:,} pairs. Write them in smaller portions",
         partition=partition.id,
         size=size,
-    )
-
-
-def _partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
-    """Between partitions there is no atomicity here; at least it is said."""
-    if not done:
-        return failure.again()
-    return PartlyDone(
-        f"{done:,} keys were written before a partition failed ({failure}); read before you repeat",
-        done=done,
     )
 
 

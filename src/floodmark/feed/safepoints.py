@@ -5,7 +5,7 @@ lowest held version can see, until the holder lets go or its lifetime is over, s
 died cannot fill the disk.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
@@ -24,7 +24,6 @@ from floodmark.model.errors import (
 from floodmark.model.limits import SAFE_POINTS_MAX, TTL_MAX
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import META, Retention, Storage, load_metadata
-from floodmark.site.catalog import Catalog
 
 LIFETIME: Final = timedelta(hours=24)
 
@@ -51,13 +50,13 @@ class SafePoints:
         self,
         storage: Storage,
         time_source: TimeSource,
-        catalog: Catalog,
+        live_namespaces: Callable[[], Iterable[int]],
         retention: Retention,
     ) -> None:
         self.lock = RLock()
         self._storage = storage
         self._time_source = time_source
-        self._catalog = catalog
+        self._live_namespaces = live_namespaces
         self._retention = retention
         self._named: dict[str, SafePoint] = {}
         self._readers: dict[int, tuple[Version, int | None]] = {}
@@ -74,17 +73,16 @@ class SafePoints:
         self, name: str, version: Version, lifetime: timedelta, namespace: int | None = None
     ) -> SafePoint:
         """Set or move a named safe point.  Holding again renews the lifetime."""
-        if not isinstance(lifetime, timedelta) or not timedelta(0) < lifetime <= TTL_MAX:
-            raise InvalidArgument(
-                f"the lifetime of safe point {name!r} is a positive timedelta of at most "
-                f"{TTL_MAX.days:,} days, not {lifetime!r:.60}"
-            )
+        require_lifetime(name, lifetime)
         expires_at_ms = self._time_source() + lifetime // timedelta(milliseconds=1)
         point = SafePoint(name, version, expires_at_ms, namespace)
         with self._storage.settled(), self.lock:
-            self._storage.require_wanted()
+            is_new = name not in self._named
+            if is_new:
+                # One that moves on lets garbage collection free something, also on a full disk.
+                self._storage.require_wanted()
             self._require_kept(version, namespace)
-            if name not in self._named and len(self._named) >= SAFE_POINTS_MAX:
+            if is_new and len(self._named) >= SAFE_POINTS_MAX:
                 raise LimitExceeded(f"a site holds at most {SAFE_POINTS_MAX:,} safe points")
             self._storage.store([(META, _key(name), msgspec.json.encode(point))])
             self._named[name] = point
@@ -139,15 +137,14 @@ class SafePoints:
                 for point in expired:
                     self._named.pop(point.name, None)
 
-    def _oldest_version(self, namespace: int | None) -> Version:
+    def oldest_version(self, namespace: int | None) -> Version:
         """The oldest version at which one namespace, or every one, can still be read."""
         if namespace is not None:
             return self._retention.collected_version(namespace)
-        rows = self._catalog.live()
-        return max((self._retention.collected_version(row.id) for row in rows), default=0)
+        return max(map(self._retention.collected_version, self._live_namespaces()), default=0)
 
     def _require_kept(self, version: Version, namespace: int | None) -> None:
-        oldest = self._oldest_version(namespace)
+        oldest = self.oldest_version(namespace)
         if version < oldest:
             raise VersionCollected(
                 f"version {version} was collected; the oldest that can still be read is {oldest} "
@@ -156,6 +153,15 @@ class SafePoints:
                 version=version,
                 oldest=oldest,
             )
+
+
+def require_lifetime(name: str, lifetime: object) -> None:
+    """Refuse what is no lifetime of a safe point."""
+    if not isinstance(lifetime, timedelta) or not timedelta(0) < lifetime <= TTL_MAX:
+        raise InvalidArgument(
+            f"the lifetime of safe point {name!r} is a positive timedelta of at most "
+            f"{TTL_MAX.days:,} days, not {lifetime!r:.60}"
+        )
 
 
 def _key(name: str) -> bytes:

@@ -1,0 +1,477 @@
+"""Floodmark among its peers: a site behind their protocol, the turns that all take, and the table.
+
+A site is measured in two places, embedded in this process and served by a `floodmark serve` of its own on
+loopback, and by the same calls in both: a user's.  Sides do a measurement in turn, and the first turn goes
+round.  A section of a benchmark is printed when it is done; one that fails is told, and the others go on.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, perf_counter
+from types import FrameType
+from typing import Any, Final, TypeAlias, TypeVar
+
+from benchmarks.harness import NAMESPACE, Measure, Target, describe_machine, tell
+from benchmarks.peers.base import (
+    ANSWER_SECONDS_MAX,
+    LOOPBACK,
+    Pair,
+    Peer,
+    PeerFailed,
+    Server,
+    Write,
+    find_program,
+    free_port,
+    scratch_directory,
+    server_process,
+)
+
+import floodmark
+from floodmark import Change, Namespace, Site
+from floodmark.engine import Guard, WriteRow
+from floodmark.engine.rocks import RocksEngine
+from floodmark.feed import Item
+from floodmark.model.errors import Unreachable
+from floodmark.model.stream import ChangesRequest
+from floodmark.partition import FAMILIES, FILTERED_BYTES
+from floodmark.partition.families import LOG
+from floodmark.site.connecting import connect
+from floodmark.site.opening import open_engine
+
+EMBEDDED: Final = "floodmark in process"
+SERVED: Final = "floodmark over the wire"
+SITE: Final = "bench"
+
+# One measurement of one side; loading a million records durably is the longest.
+MEASUREMENT_SECONDS_MAX: Final = 1_800.0
+QUICK_RECORDS: Final = 20_000
+QUICK_REPETITIONS: Final = 2
+
+Sample = TypeVar("Sample")
+
+
+# Floodmark
+
+
+class SiteServer(ABC):
+    """What the measurements ask of a server, as users ask it of a site."""
+
+    @abstractmethod
+    def opened(self) -> AbstractContextManager[Site]:
+        """A site to work with, for one client."""
+
+    def facts(self) -> Mapping[str, str]:
+        with self.opened():
+            return {"version": version("floodmark"), "durability": "fsync"}
+
+    def load(self, records: Sequence[Pair], batch: int) -> None:
+        with self.opened() as site, site.namespace(NAMESPACE).writer(batch_records=batch) as writer:
+            for key, value in records:
+                writer.put(key, value)
+
+    def fill(self, records: Sequence[Pair], batch: int) -> None:
+        self.load(records, batch)
+
+    @contextmanager
+    def writer(self) -> Iterator[Write]:
+        with self.opened() as site:
+            namespace = site.namespace(NAMESPACE)
+
+            def write(records: Sequence[Pair]) -> None:
+                namespace.put_many(records)
+
+            yield write
+
+    def catch_up(self, count: int) -> int:
+        with self.opened() as site:
+            return sum(1 for _ in islice(site.changes(NAMESPACE), count))
+
+    def catch_up_columns(self, count: int) -> int:
+        """`catch_up` by those who work on columns of stored bytes, as sinks and Spark do."""
+        seen = 0
+        with self.opened() as site:
+            for batch in site.host.changes(ChangesRequest()):
+                seen += len(batch.keys)
+                if seen >= count:
+                    break
+        return seen
+
+    @contextmanager
+    def tail(self) -> Iterator[Iterator[Sequence[Pair]]]:
+        with self.opened() as site:
+            # The markers come also while nothing is written, so that waiting has an end.
+            items: Any = site.changes(NAMESPACE, since="now", follow=True, resolved_markers=True)
+            with closing(items):
+                yield groups_of(items)
+
+    @contextmanager
+    def client(self) -> Iterator["SiteClient"]:
+        with self.opened() as site:
+            yield SiteClient(site.namespace(NAMESPACE))
+
+    def scan(self) -> int:
+        """Read all rows in order; how many there were."""
+        with self.opened() as site:
+            return sum(1 for _ in site.namespace(NAMESPACE).scan())
+
+
+class EmbeddedServer(SiteServer):
+    """A site of this process, for all its clients."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def opened(self) -> AbstractContextManager[Site]:
+        return nullcontext(self.site)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedSite(SiteServer):
+    """The address of a server; each client has a connection of its own."""
+
+    url: str
+
+    def opened(self) -> AbstractContextManager[Site]:
+        return connect(self.url)
+
+    def create_namespace(self) -> None:
+        with self.opened() as site:
+            site.create_namespace(NAMESPACE)
+
+
+class SiteClient:
+    """Puts, each on disk when it returns, and gets."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._namespace.put(key, value)
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._namespace.get(key)
+
+
+def groups_of(items: Iterable[Item]) -> Iterator[Sequence[Pair]]:
+    """The changes between two markers, for as long as changes come in time."""
+    group: list[Pair] = []
+    heard_at = monotonic()
+    for item in items:
+        if isinstance(item, Change):
+            group.append((item.key, item.value or b""))
+        elif group:
+            yield group
+            group = []
+            heard_at = monotonic()
+        elif monotonic() - heard_at > ANSWER_SECONDS_MAX:
+            raise PeerFailed(f"no change came from Floodmark in {ANSWER_SECONDS_MAX:.0f} s")
+
+
+def measure_columns(server: SiteServer, count: int) -> float:
+    """Changes a second, by columns."""
+    begun = perf_counter()
+    seen = server.catch_up_columns(count)
+    seconds = perf_counter() - begun
+    if seen < count:
+        raise PeerFailed(f"the columns held {seen:,} changes of {count:,}")
+    return seen / seconds
+
+
+@contextmanager
+def following(items: Any) -> Iterator[None]:
+    """A thread that takes all that comes of a stream of changes, as a consumer would.
+
+    The stream must have something to say now and then also while nobody writes, or it would not end.
+    """
+    stopped = False
+    begun, ended = Event(), Event()
+
+    def follow() -> None:
+        try:
+            next(items)
+            begun.set()
+            for _ in items:
+                if stopped:
+                    break
+        finally:
+            ended.set()
+
+    with closing(items):
+        Thread(target=follow, name="follower", daemon=True).start()
+        if not begun.wait(ANSWER_SECONDS_MAX):
+            raise PeerFailed(f"a follower saw nothing within {ANSWER_SECONDS_MAX:.0f} s")
+        yield
+        if ended.is_set():
+            raise PeerFailed("a follower ended too early, so that nobody followed")
+        stopped = True
+        if not ended.wait(ANSWER_SECONDS_MAX):
+            raise PeerFailed(f"a follower did not end within {ANSWER_SECONDS_MAX:.0f} s")
+
+
+class LoglessEngine(RocksEngine):
+    """RocksDB that is handed the rows of the change log like any other, and drops them."""
+
+    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+        return super().write([row for row in rows if row[0] != LOG], guard)
+
+
+@contextmanager
+def stored_in(engine: type[RocksEngine], path: Path) -> Iterator[Namespace]:
+    """A namespace of a site on an engine of that kind."""
+    stored = engine(path, FAMILIES, prefix_bytes=FILTERED_BYTES)
+    with open_engine(stored, site=SITE, background=True) as site:
+        yield site.create_namespace(NAMESPACE)
+
+
+class Floodmark:
+    """Always there, or this would not run."""
+
+    def is_installed(self) -> bool:
+        return True
+
+    def how_to_install(self) -> str:
+        return "make setup"
+
+
+class Embedded(Floodmark):
+    """A site in a directory, opened by this process."""
+
+    name = EMBEDDED
+
+    @contextmanager
+    def running(self, directory: Path) -> Iterator[Server]:
+        with floodmark.open(directory / "embedded", site=SITE) as site:
+            site.create_namespace(NAMESPACE)
+            yield EmbeddedServer(site)
+
+
+class Served(Floodmark):
+    """A site in a directory, served by a process of its own."""
+
+    name = SERVED
+
+    @contextmanager
+    def running(self, directory: Path) -> Iterator[ServedSite]:
+        program = find_program("floodmark")
+        if program is None:
+            raise PeerFailed(f"the floodmark command is not beside {sys.executable}: {self.how_to_install()}")
+        home = directory / "served"
+        home.mkdir()
+        listen = f"{LOOPBACK}:{free_port()}"
+        command: list[str | Path] = [program, "serve", home / "site", "--site", SITE, "--listen", listen]
+        with server_process(self.name, command, home) as process:
+            server = ServedSite(url=f"grpc://{listen}")
+            process.wait_until_ready(server.facts, (Unreachable,))
+            server.create_namespace()
+            yield server
+
+
+# Turns
+
+
+@contextmanager
+def running(peers: Iterable[Peer], directory: Path) -> Iterator[dict[str, Server]]:
+    """All of them at once, by their names."""
+    with ExitStack() as stack:
+        servers = {}
+        for peer in peers:
+            tell(f"starting {peer.name}")
+            servers[peer.name] = stack.enter_context(peer.running(directory))
+        yield servers
+
+
+def in_turns(
+    what: str, sides: Mapping[str, Callable[[], Sample]], repetitions: int
+) -> dict[str, list[Sample]]:
+    """What each side's measurement gives in each repetition."""
+    order = deque(sides)
+    samples: dict[str, list[Sample]] = {name: [] for name in sides}
+    for repetition in range(repetitions):
+        tell(f"{what}: {repetition + 1} of {repetitions}")
+        for name in order:
+            with within(MEASUREMENT_SECONDS_MAX, f"{what}, {name}"):
+                samples[name].append(sides[name]())
+        order.rotate(-1)
+    return samples
+
+
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """Give up what takes too long.  For the main thread."""
+
+    def give_up(_: int, __: FrameType | None) -> None:
+        raise PeerFailed(f"{what} was not done within {seconds:,.0f} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# Results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What one side did at one kind of work; `ratio` is to the median of the side named `against`."""
+
+    work: str
+    side: str
+    unit: str
+    measure: Measure
+    ratio: float | None = None
+    against: str = ""
+    target: str = ""
+    verdict: str = ""
+    remark: str = ""
+
+
+def line(
+    work: str,
+    side: str,
+    unit: str,
+    samples: Sequence[float],
+    *,
+    target: Target | None = None,
+    against: tuple[str, Measure] | None = None,
+    remark: str = "",
+) -> Line:
+    """A line whose target is about its own median, not about the ratio."""
+    measure = Measure.of(samples)
+    return Line(
+        work=work,
+        side=side,
+        unit=unit,
+        measure=measure,
+        ratio=None if against is None else measure.median / against[1].median,
+        against="" if against is None else against[0],
+        target="" if target is None else str(target),
+        verdict="" if target is None else target.verdict(measure.median),
+        remark=remark,
+    )
+
+
+def best_peer(samples: Mapping[str, Sequence[float]], *, highest: bool = True) -> tuple[str, Measure] | None:
+    """The side to beat that is not Floodmark, if there is any."""
+    measures = {
+        name: Measure.of(numbers) for name, numbers in samples.items() if not name.startswith("floodmark")
+    }
+    if not measures:
+        return None
+    choose = max if highest else min
+    name = choose(measures, key=lambda name: measures[name].median)
+    return name, measures[name]
+
+
+def ahead(side: str, samples: Mapping[str, Sequence[float]]) -> Iterator[Line]:
+    """Whether a side does more than every peer that is here."""
+    best = best_peer(samples)
+    if best is not None:
+        name, measure = best
+        ratio = Measure.of(samples[side]).median / measure.median
+        target = Target(limit=1, unit=f"x {name}", at_least=True)
+        yield line("  ahead of every peer", side, f"x {name}", [ratio], target=target)
+
+
+# Benchmarks
+
+
+Section: TypeAlias = Callable[[Path, argparse.Namespace], Iterator[Line]]
+
+
+def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -> None:
+    """Run them one after the other, each in a directory of its own; exit with 1 if one failed."""
+    # Whoever ends this run politely has the servers ended, too.
+    signal.signal(signal.SIGTERM, _exit)
+    machine = {**describe_machine(), **{name: version(name) for name in ("floodmark", "pyarrow")}}
+    print("\n".join(f"{name}: {text}" for name, text in machine.items()), flush=True)
+    done: dict[str, list[Line]] = {}
+    failed: dict[str, str] = {}
+    for name in options.only or sections:
+        lines = done.setdefault(name, [])
+        try:
+            with scratch_directory(options.directory) as directory:
+                for each in sections[name](directory, options):
+                    lines.append(each)
+        except Exception as error:
+            traceback.print_exc()
+            failed[name] = f"{type(error).__name__}: {error}"
+        print(f"\n{render(lines)}", flush=True)
+        if name in failed:
+            print(f"{name}: FAILED, and is not complete: {failed[name]}", flush=True)
+    if options.json is not None:
+        data = {
+            "machine": machine,
+            "sections": {name: [asdict(each) for each in lines] for name, lines in done.items()},
+            "failed": failed,
+        }
+        options.json.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    sys.exit(bool(failed))
+
+
+def base_parser(description: str | None, sections: Iterable[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--records", type=int, help=f"1,000,000; with --quick {QUICK_RECORDS:,}")
+    parser.add_argument("--repetitions", type=int, help=f"5; with --quick {QUICK_REPETITIONS}")
+    parser.add_argument("--quick", action="store_true", help="see that it works; the figures say little")
+    parser.add_argument("--only", action="append", choices=list(sections), help="this section only")
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the disk to measure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results for machines, too")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    options = parser.parse_args()
+    if options.records is None:
+        options.records = QUICK_RECORDS if options.quick else 1_000_000
+    if options.repetitions is None:
+        options.repetitions = QUICK_REPETITIONS if options.quick else 5
+    if options.records < 10_000 or options.repetitions < 1:
+        parser.error("--records starts at 10,000 and --repetitions at 1")
+    return options
+
+
+def render(lines: Sequence[Line]) -> str:
+    """The table, with the remarks below."""
+    head = ("work", "side", "unit", "median", "min-max", "ratio", "target", "")
+    rows = [head, *(_cells(each) for each in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    texts = [
+        "  ".join(
+            cell.rjust(width) if column in (3, 4) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    remarks = [f"{each.work.strip()}, {each.side}: {each.remark}" for each in lines if each.remark]
+    return "\n".join([*texts, *remarks])
+
+
+def _cells(each: Line) -> tuple[str, ...]:
+    measure = each.measure
+    spread = "" if measure.low == measure.high else f"{_number(measure.low)} - {_number(measure.high)}"
+    ratio = "" if each.ratio is None else f"{each.ratio:.2f} x {each.against}"
+    return each.work, each.side, each.unit, _number(measure.median), spread, ratio, each.target, each.verdict
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:,.2f}"
+
+
+def _exit(signal_number: int, _: FrameType | None) -> None:
+    sys.exit(128 + signal_number)

@@ -1,0 +1,239 @@
+"""What a benchmark asks of the systems that users would pick instead, and how their servers are run.
+
+A `Peer` can be missing; `running` starts its real server on loopback, durable, with the configuration
+that stands beside this file, and ends it.  The `Server` that it yields holds only an address: it may be
+handed to other processes, in which its clients then run.  A key appears once in what is loaded or
+written in one call, as it would in a batch of ours.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+HERE: Final = Path(__file__).resolve().parent
+LOOPBACK: Final = "127.0.0.1"
+INSTALL_CLIENTS: Final = "pip install -r benchmarks/peers/requirements.txt"
+
+START_SECONDS_MAX: Final = 30.0
+STOP_SECONDS_MAX: Final = 15.0
+# For any one answer or change to come.
+ANSWER_SECONDS_MAX: Final = 30.0
+POLL_SECONDS: Final = 0.05
+LOG_LINES_SHOWN: Final = 20
+
+ENTER: Final = 0o001
+
+Pair: TypeAlias = tuple[bytes, bytes]
+Write: TypeAlias = Callable[[Sequence[Pair]], None]
+Answer = TypeVar("Answer")
+
+
+class PeerFailed(RuntimeError):
+    """A peer did not start, did not answer in time, or is not set up as a comparison needs it."""
+
+
+class Client(Protocol):
+    """One connection for point operations; used by one thread."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Return when it is on disk."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+
+class Server(Protocol):
+    """A running peer."""
+
+    def facts(self) -> Mapping[str, str]:
+        """Its version and what makes it durable, as the server itself states it."""
+
+    def load(self, records: Sequence[Pair], batch: int) -> None:
+        """Append changes of new keys, as fast as the peer can make them durable."""
+
+    def catch_up(self, count: int) -> int:
+        """Read and decode at least so many changes from the very first on; return how many were seen."""
+
+    def writer(self) -> AbstractContextManager[Write]:
+        """A connection whose calls write a batch whole, and return when it is on disk."""
+
+    def tail(self) -> AbstractContextManager[Iterator[Sequence[Pair]]]:
+        """Decoded changes in groups as they arrive, beginning with what is written after entering."""
+
+
+@runtime_checkable
+class KeyServer(Server, Protocol):
+    """A running peer that also finds values by their keys."""
+
+    def fill(self, records: Sequence[Pair], batch: int) -> None:
+        """Put what the point operations will find."""
+
+    def client(self) -> AbstractContextManager[Client]: ...
+
+
+class Peer(Protocol):
+    """Something that users would pick instead."""
+
+    @property
+    def name(self) -> str: ...
+
+    def is_installed(self) -> bool: ...
+
+    def how_to_install(self) -> str: ...
+
+    def running(self, directory: Path) -> AbstractContextManager[Server]:
+        """A server with its data in a new folder of `directory`, for as long as the context is open.
+
+        The server may run as another user, who must be able to enter `directory`: `scratch_directory`
+        makes one that fits.
+        """
+
+
+def count_changes(groups: Iterable[Sequence[Pair]], count: int) -> int:
+    """Read groups of changes until there were so many."""
+    seen = 0
+    for group in groups:
+        seen += len(group)
+        if seen >= count:
+            break
+    return seen
+
+
+def in_batches_of(batch: int, records: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
+    return (records[start : start + batch] for start in range(0, len(records), batch))
+
+
+def require(name: str, facts: Mapping[str, str], promised: Mapping[str, str]) -> None:
+    """Refuse a server that is less durable than the comparison says."""
+    for setting, value in promised.items():
+        if facts.get(setting) != value:
+            raise PeerFailed(
+                f"{name} runs with {setting}={facts.get(setting)}, and must with {value}: "
+                f"compare its configuration in {HERE.name}/ with the version that is installed"
+            )
+
+
+# Finding things
+
+
+def find_program(name: str, *directories: Path) -> Path | None:
+    """A program in the folders given, beside the interpreter, or on the path; the first that is there."""
+    beside = Path(sys.executable).parent
+    path = os.pathsep.join([*map(str, directories), str(beside), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(name, path=path)
+    return None if found is None else Path(found)
+
+
+def has_modules(*names: str) -> bool:
+    return all(find_spec(name) is not None for name in names)
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextmanager
+def scratch_directory(parent: Path) -> Iterator[Path]:
+    """A new directory that goes away again, and that servers under another user can enter."""
+    with tempfile.TemporaryDirectory(prefix="floodmark-peers-", dir=parent) as name:
+        directory = Path(name).resolve()
+        directory.chmod(directory.stat().st_mode | ENTER)
+        yield directory
+
+
+def check_others_can_enter(directory: Path) -> None:
+    for each in (directory, *directory.resolve().parents):
+        if not each.stat().st_mode & ENTER:
+            raise PeerFailed(f"the server's user cannot enter {each}: run chmod o+x on it, or name another")
+
+
+# Server processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProcess:
+    """A server that was started here, and the file that it writes its log to."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_until_ready(self, ask: Callable[[], Answer], not_yet: tuple[type[Exception], ...]) -> Answer:
+        """Ask until there is an answer; `not_yet` are the errors of a server that is still starting."""
+        deadline = monotonic() + START_SECONDS_MAX
+        while True:
+            try:
+                return ask()
+            except not_yet as error:
+                if monotonic() > deadline:
+                    raise PeerFailed(
+                        f"{self.name} did not start in time: {error}\n{self._ending()}"
+                    ) from None
+            try:
+                self.process.wait(POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+            raise PeerFailed(f"{self.name} ended while starting:\n{self._ending()}")
+
+    def stop(self, with_signal: signal.Signals) -> None:
+        """End this one process, by force if it does not end by itself."""
+        self.process.send_signal(with_signal)
+        try:
+            self.process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _ending(self) -> str:
+        lines = self.log.read_text("utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES_SHOWN:])
+
+
+@contextmanager
+def server_process(
+    name: str,
+    command: Sequence[str | Path],
+    directory: Path,
+    *,
+    user: str | None = None,
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> Iterator[ServerProcess]:
+    """A server that lives in `directory` as long as the context, and no longer than this process."""
+    log = directory / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*_ended_with_this_process(stop_signal), *command],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for the benchmark, which then stops the server; not for both at once.
+            start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+    started = ServerProcess(name=name, process=process, log=log)
+    try:
+        yield started
+    finally:
+        started.stop(stop_signal)
+
+
+def _ended_with_this_process(stop_signal: signal.Signals) -> list[str]:
+    # The kernel sends the signal also if this process is killed and cannot stop anything any more.
+    program = shutil.which("setpriv")
+    return [] if program is None else [program, "--pdeathsig", stop_signal.name.removeprefix("SIG")]

@@ -1,0 +1,259 @@
+"""The same measurements for every peer, and for ours: what is handed in only has to fit the protocols.
+
+Clients run in processes of their own, because thirty-two threads of one Python process measure its lock
+and not the server: of gets from Redis they managed a third of what they did in four processes.  All
+processes of a machine share the clock that `perf_counter` reads, so their moments can be compared.
+"""
+
+import multiprocessing
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from itertools import cycle
+from time import perf_counter
+from typing import Final, Literal, NamedTuple, Self, TypeAlias
+
+from benchmarks.peers.base import ANSWER_SECONDS_MAX, Client, Pair, PeerFailed, Server, Write, in_batches_of
+
+PROCESSES: Final = 4
+TAIL_BATCH: Final = 50
+TAIL_RECORDS_PER_SECOND: Final = 5_000
+TAIL_WARM_UP_BATCHES: Final = 10
+
+Operation: TypeAlias = Literal["put", "get"]
+OpenClient: TypeAlias = Callable[[], AbstractContextManager[Client]]
+OpenWriter: TypeAlias = Callable[[], AbstractContextManager[Write]]
+OpenTail: TypeAlias = Callable[[], AbstractContextManager[Iterator[Sequence[Pair]]]]
+
+
+class Span(NamedTuple):
+    """When a call began and when it returned."""
+
+    begun: float
+    returned: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """In seconds."""
+
+    mean: float
+    p50: float
+    p99: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        percentiles = statistics.quantiles(samples, n=100)
+        return cls(mean=statistics.fmean(samples), p50=percentiles[49], p99=percentiles[98])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """How long a change takes to be seen, from two moments of the call that wrote it.
+
+    Seen from its return, a latency is negative where the reader was told before the writer.
+    """
+
+    since_begun: Latency
+    since_returned: Latency
+    records_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Point operations of several clients together."""
+
+    latency: Latency
+    per_second: float
+
+
+def measure_load(server: Server, records: Sequence[Pair], batch: int) -> float:
+    """Records a second."""
+    begun = perf_counter()
+    server.load(records, batch)
+    return len(records) / (perf_counter() - begun)
+
+
+def measure_catch_up(server: Server, count: int) -> float:
+    """Changes a second."""
+    begun = perf_counter()
+    seen = server.catch_up(count)
+    seconds = perf_counter() - begun
+    if seen < count:
+        raise PeerFailed(f"the reader saw {seen:,} changes of {count:,}")
+    return seen / seconds
+
+
+# Live tail
+
+
+def measure_tail(
+    open_writer: OpenWriter,
+    open_tail: OpenTail,
+    records: Sequence[Pair],
+    *,
+    batch: int = TAIL_BATCH,
+    records_per_second: float = TAIL_RECORDS_PER_SECOND,
+    writer_pool: Executor | None = None,
+) -> Tail:
+    """Write batches at a fixed rate, and note when a reader in this process sees each change.
+
+    The writer gets a process of its own, for which `open_writer` has to be picklable; give a pool of
+    threads for what lives in this process only.  The first batches warm up and are not counted.
+    """
+    batches = list(in_batches_of(batch, records))
+    if len(batches) <= TAIL_WARM_UP_BATCHES:
+        raise PeerFailed(f"a tail needs more than {TAIL_WARM_UP_BATCHES} batches, and got {len(batches)}")
+    interval = batch / records_per_second
+    with ExitStack() as stack:
+        pool = stack.enter_context(client_processes(1)) if writer_pool is None else writer_pool
+        arrivals = stack.enter_context(open_tail())
+        writing = pool.submit(write_at_rate, open_writer, batches, interval)
+        seen = _moments_seen(arrivals, records, writing)
+        spans = writing.result(timeout=ANSWER_SECONDS_MAX)
+    first = TAIL_WARM_UP_BATCHES * batch
+    counted = [(spans[number // batch], seen[number]) for number in range(first, len(records))]
+    return Tail(
+        since_begun=Latency.of([moment - span.begun for span, moment in counted]),
+        since_returned=Latency.of([moment - span.returned for span, moment in counted]),
+        records_per_second=len(counted) / (spans[-1].returned - spans[TAIL_WARM_UP_BATCHES].begun),
+    )
+
+
+def write_at_rate(open_writer: OpenWriter, batches: Sequence[Sequence[Pair]], interval: float) -> list[Span]:
+    """Begin a batch each interval, or as soon as the one before it has returned."""
+    spans = []
+    with open_writer() as write:
+        start = perf_counter()
+        for number, batch in enumerate(batches):
+            time.sleep(max(0.0, start + number * interval - perf_counter()))
+            begun = perf_counter()
+            write(batch)
+            spans.append(Span(begun, perf_counter()))
+    return spans
+
+
+def _moments_seen(
+    arrivals: Iterator[Sequence[Pair]], records: Sequence[Pair], writing: Future[list[Span]]
+) -> list[float]:
+    moments: list[float] = []
+    try:
+        for group in arrivals:
+            moment = perf_counter()
+            expected = records[len(moments) : len(moments) + len(group)]
+            if list(group) != list(expected):
+                raise PeerFailed(f"after {len(moments):,} changes the reader saw others than were written")
+            moments += [moment] * len(group)
+            if len(moments) == len(records):
+                break
+    except PeerFailed:
+        # If the writer failed, its error is the one that explains why nothing came.
+        if writing.done():
+            writing.result()
+        raise
+    return moments
+
+
+# Point operations
+
+
+def measure_points(
+    open_client: OpenClient,
+    operation: Operation,
+    pairs: Sequence[Pair],
+    *,
+    clients: int,
+    seconds: float,
+    processes: int = PROCESSES,
+) -> Points:
+    """Let clients work through the pairs for some seconds; a get must find what the pair says.
+
+    Counted is what fell between the moment when the last client was at work and the one when the first
+    had finished.
+    """
+    if len(pairs) < clients:
+        raise PeerFailed(f"{clients} clients need as many pairs to work on, and got {len(pairs)}")
+    shares = [pairs[first::clients] for first in range(clients)]
+    processes = min(processes, clients)
+    with client_processes(processes) as pool:
+        pending = [
+            pool.submit(run_clients, open_client, operation, shares[first::processes], seconds)
+            for first in range(processes)
+        ]
+        clients_spans = [spans for each in pending for spans in each.result(seconds + ANSWER_SECONDS_MAX * 2)]
+    low = max(spans[0].begun for spans in clients_spans)
+    high = min(spans[-1].returned for spans in clients_spans)
+    counted = [
+        span.returned - span.begun
+        for spans in clients_spans
+        for span in spans
+        if span.begun >= low and span.returned <= high
+    ]
+    if len(counted) < clients:
+        raise PeerFailed(f"{clients} clients were hardly at work together: give them more than {seconds:g} s")
+    return Points(latency=Latency.of(counted), per_second=len(counted) / (high - low))
+
+
+def run_clients(
+    open_client: OpenClient, operation: Operation, shares: Sequence[Sequence[Pair]], seconds: float
+) -> list[list[Span]]:
+    """Some clients, each in a thread of this process."""
+    work = _put_for if operation == "put" else _get_for
+    with ThreadPoolExecutor(len(shares)) as pool:
+        pending = [pool.submit(work, open_client, share, seconds) for share in shares]
+        return [each.result() for each in pending]
+
+
+def _put_for(open_client: OpenClient, pairs: Sequence[Pair], seconds: float) -> list[Span]:
+    spans = []
+    with open_client() as client:
+        client.put(*pairs[0])
+        deadline = perf_counter() + seconds
+        for key, value in cycle(pairs):
+            begun = perf_counter()
+            client.put(key, value)
+            spans.append(Span(begun, returned := perf_counter()))
+            if returned >= deadline:
+                break
+    return spans
+
+
+def _get_for(open_client: OpenClient, pairs: Sequence[Pair], seconds: float) -> list[Span]:
+    spans = []
+    with open_client() as client:
+        client.get(pairs[0][0])
+        deadline = perf_counter() + seconds
+        for key, value in cycle(pairs):
+            begun = perf_counter()
+            found = client.get(key)
+            spans.append(Span(begun, returned := perf_counter()))
+            if found != value:
+                raise PeerFailed(f"a get of {key.hex()} did not find what was put")
+            if returned >= deadline:
+                break
+    return spans
+
+
+# Processes
+
+
+def client_processes(count: int) -> ProcessPoolExecutor:
+    """Processes for clients, which end with this one, however it ends."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,165 @@
+"""The server against Redis and PostgreSQL, over loopback, each durable.
+
+    make bench-server                                   all of it, on a quiet machine: some ten minutes
+    make bench-server ARGS="--quick --only points"      a look
+
+A section has a directory and servers of its own.  How the peers are set up stands in peers/README.md.
+
+    points     get and synced put of single records, by 1 and by 32 clients, who have processes of their own
+    streams    loading durably in batches of 1,000, and scanning
+"""
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.floodmark_peer import (
+    MEASUREMENT_SECONDS_MAX,
+    SERVED,
+    Line,
+    Served,
+    ServedSite,
+    base_parser,
+    best_peer,
+    in_turns,
+    line,
+    parse,
+    run_sections,
+    running,
+    within,
+)
+from benchmarks.harness import BATCH, MICROSECONDS, Pair, Target, make_pairs, tell
+from benchmarks.peers import (
+    PEERS,
+    KeyServer,
+    Peer,
+    PeerFailed,
+    Points,
+    Server,
+    installed_peers,
+    measure_load,
+    measure_points,
+)
+from benchmarks.peers.measure import Operation
+
+STORES: Final = ("postgres", "redis")
+CLIENTS: Final = (1, 32)
+OPERATIONS: Final[tuple[Operation, ...]] = ("get", "put")
+P99_US_MAX: Final = 10_000
+# Those of the point operations; more would only take longer to fill.
+POINT_RECORDS_MAX: Final = 100_000
+
+
+def main() -> None:
+    sections = {"points": points, "streams": streams}
+    parser = base_parser(__doc__, sections)
+    parser.add_argument("--seconds", type=float, help="of point operations in a turn; 5, with --quick 3")
+    options = parse(parser)
+    options.seconds = options.seconds or (3.0 if options.quick else 5.0)
+    run_sections(options, sections)
+
+
+def sides() -> list[Peer]:
+    return [Served(), *installed_peers([peer for peer in PEERS if peer.name in STORES])]
+
+
+# Point operations
+
+
+def points(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """Single gets and puts; a put has returned when it is on disk."""
+    pairs = make_pairs(min(options.records, POINT_RECORDS_MAX), seed=42)
+    with running(sides(), directory) as servers:
+        stores = {name: server for name, server in servers.items() if isinstance(server, KeyServer)}
+        for name, server in stores.items():
+            tell(f"points: filling {name}")
+            with within(MEASUREMENT_SECONDS_MAX, f"filling {name}"):
+                server.fill(pairs, BATCH)
+        for clients in CLIENTS:
+            for operation in OPERATIONS:
+                measures = {
+                    name: partial(
+                        measure_points,
+                        server.client,
+                        operation,
+                        pairs,
+                        clients=clients,
+                        seconds=options.seconds,
+                    )
+                    for name, server in stores.items()
+                }
+                work = f"{operation}, {clients} client{'s' * (clients > 1)}"
+                yield from compare_points(work, in_turns(work, measures, options.repetitions))
+
+
+def compare_points(work: str, samples: Mapping[str, Sequence[Points]]) -> Iterator[Line]:
+    for what in ("mean", "p99"):
+        times = {
+            name: [getattr(each.latency, what) * MICROSECONDS for each in points]
+            for name, points in samples.items()
+        }
+        best = best_peer(times, highest=False)
+        for name, numbers in times.items():
+            has_target = name == SERVED and what == "p99"
+            target = Target(limit=P99_US_MAX, unit="µs", strictly=True) if has_target else None
+            yield line(f"{work}: {what}", name, "µs", numbers, target=target, against=best)
+    rates = {name: [each.per_second for each in points] for name, points in samples.items()}
+    best = best_peer(rates)
+    for name, numbers in rates.items():
+        yield line(f"{work}: together", name, "calls/s", numbers, against=best)
+
+
+# Streams
+
+
+def streams(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """What a client can write in batches on their way, and read in order."""
+    seeds = count()
+    with running(sides(), directory) as servers:
+        loads = {name: partial(load_new, server, options.records, seeds) for name, server in servers.items()}
+        rates = in_turns("load", loads, options.repetitions)
+        served = servers[SERVED]
+        assert isinstance(served, ServedSite)
+        expected = options.records * options.repetitions
+        scans: dict[str, Callable[[], float]] = {SERVED: partial(rows_per_second, served, expected)}
+        scanned = in_turns("scan", scans, options.repetitions)
+    best = best_peer(rates)
+    how = {
+        SERVED: "Namespace.writer, many batches on their way",
+        "postgres": "COPY, a transaction a batch",
+        "redis": "XADD, a pipelined transaction a batch",
+    }
+    for name, numbers in rates.items():
+        work = f"load {options.records:,} records"
+        yield line(work, name, "records/s", numbers, against=best, remark=how[name])
+    yield line(f"scan {expected:,} rows", SERVED, "rows/s", scanned[SERVED])
+
+
+def load_new(server: Server, number: int, seeds: Iterator[int]) -> float:
+    """Records a second, of keys that were not there."""
+    records: list[Pair] = make_pairs(number, seed=next(seeds))
+    # The collector stays on, as for users, but must not walk through the records of the benchmark.
+    gc.collect()
+    gc.freeze()
+    return measure_load(server, records, BATCH)
+
+
+def rows_per_second(server: ServedSite, expected: int) -> float:
+    begun = perf_counter()
+    seen = server.scan()
+    seconds = perf_counter() - begun
+    if seen != expected:
+        raise PeerFailed(f"the scan gave {seen:,} rows of {expected:,}")
+    return seen / seconds
+
+
+if __name__ == "__main__":
+    main()

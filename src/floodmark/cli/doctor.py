@@ -1,0 +1,138 @@
+"""doctor: check a site, and say what to do."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+import floodmark
+from floodmark.cli.arguments import Json, Location
+from floodmark.cli.failures import DONE, FINDING, UNKNOWN
+from floodmark.cli.fields import location_fields, plain
+from floodmark.cli.opening import open_site
+from floodmark.cli.output import Output, progress, tracked
+from floodmark.cli.text import show_count
+from floodmark.clock import TimeSource, system_time_ms
+from floodmark.clock.hybrid import SKEW_MS_MAX
+from floodmark.model.errors import Corruption, FormatTooNew, NotASite, SiteLocked
+from floodmark.model.version import physical_ms
+from floodmark.site.embedded import EmbeddedHost
+from floodmark.site.examination import Examination, Finding, Severity
+
+_STYLES: Final = {
+    Severity.OK: "green",
+    Severity.WARNING: "yellow",
+    Severity.PROBLEM: "bold red",
+    Severity.UNKNOWN: "magenta",
+}
+
+
+def doctor(
+    location: Location,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do not read every record and every row of the change log.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check a site, and say what to do.
+
+    Looks at its format, clock, disk, lock, heartbeats, partitions, safe points, feeds and
+    subscriptions, and reads every record and every row of the change log. Changes nothing. A
+    server is examined while it serves; a large one may need floodmark --timeout 1h doctor.
+
+    The exit code is 0 if all is well, 1 if there is a finding, and 2 if it could not be told, as
+    when another process has the directory open.
+
+    \b
+    Examples:
+      floodmark doctor data/oslo
+      floodmark doctor grpc://127.0.0.1:7100 --quick
+    """
+    findings = examine_site(location, quick=quick)
+    code = judge(findings)
+    output = Output(json=json)
+    if json:
+        output.object(
+            {
+                **location_fields(location),
+                "healthy": code == DONE,
+                "findings": [plain(finding) for finding in findings],
+            }
+        )
+    else:
+        _print(output, findings)
+    if code != DONE:
+        raise typer.Exit(code)
+
+
+def judge(findings: Sequence[Finding]) -> int:
+    """The exit code: what is wrong counts more than what could not be told."""
+    severities = {finding.severity for finding in findings}
+    if severities & {Severity.PROBLEM, Severity.WARNING}:
+        return FINDING
+    return UNKNOWN if Severity.UNKNOWN in severities else DONE
+
+
+def examine_site(location: str, *, quick: bool) -> list[Finding]:
+    """All findings about a site.  One that cannot be opened is a finding if that says something about it."""
+    try:
+        with open_site(location) as site:
+            return _examine_open(site, location, quick=quick)
+    except SiteLocked as error:
+        message = f"{location} is open in {error.details.get('owner')}, and nothing else could be checked"
+        advice = "if it is a server, floodmark doctor grpc://HOST:PORT examines it; if not, stop it first"
+        return [Finding("lock", Severity.UNKNOWN, message, advice)]
+    except (FormatTooNew, Corruption) as error:
+        return [Finding("format", Severity.PROBLEM, str(error))]
+    except NotASite as error:
+        if error.details.get("missing"):
+            raise
+        return [Finding("format", Severity.PROBLEM, str(error))]
+
+
+def _examine_open(site: floodmark.Site, location: str, *, quick: bool) -> list[Finding]:
+    host = site.host
+    if isinstance(host, EmbeddedHost):
+        lock = Finding("lock", Severity.OK, "no other process has the directory open")
+        with tracked("examining the site") as track:
+            examination = Examination(
+                host, disk=host.disk, on_page=lambda what, rows, _: track(f"{what} read", rows)
+            )
+            return [lock, *examination.run(quick=quick)]
+    lock = Finding("lock", Severity.OK, f"the server at {location} answers")
+    clocks = compare_clocks(site, system_time_ms)
+    with progress("the server examines the site"):
+        return [lock, clocks, *host.administration.examine(quick)]
+
+
+def compare_clocks(site: floodmark.Site, time_source: TimeSource) -> Finding:
+    """How far a server's time is from this machine's, apart from the time that the question took."""
+    before_ms = time_source()
+    server_ms = physical_ms(site.now())
+    after_ms = time_source()
+    ahead_ms, behind_ms = server_ms - after_ms, before_ms - server_ms
+    if max(ahead_ms, behind_ms) <= SKEW_MS_MAX:
+        return Finding("clocks", Severity.OK, "the server's time and this machine's agree")
+    how = f"{ahead_ms:,} ms ahead of" if ahead_ms > 0 else f"{behind_ms:,} ms behind"
+    return Finding(
+        "clocks",
+        Severity.WARNING,
+        f"the server's time is {how} this machine's",
+        "synchronise the clocks of both machines; times given with --since and --at mean the server's",
+    )
+
+
+def _print(output: Output, findings: Sequence[Finding]) -> None:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        severity = (f"{finding.severity:<9}", _STYLES[finding.severity])
+        output.line(severity, f"{finding.check:<{width}}  {finding.message}")
+        if finding.advice:
+            output.line(" " * 9 + " " * width, ("  try: " + finding.advice, "dim"))
+    counts = {
+        severity: sum(finding.severity is severity for finding in findings)
+        for severity in (Severity.PROBLEM, Severity.WARNING)
+    }
+    said = [show_count(count, severity) for severity, count in counts.items() if count]
+    unknown = [finding for finding in findings if finding.severity is Severity.UNKNOWN]
+    output.line(", ".join(said) or ("could not be told" if unknown else "healthy"))

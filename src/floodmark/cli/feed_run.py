@@ -1,0 +1,126 @@
+"""feed run: a feed in the foreground, with a line that says how it goes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Final
+
+from rich.live import Live
+from rich.text import Text
+
+import floodmark
+from floodmark.cli.failures import DONE, FINDING
+from floodmark.cli.fields import plain
+from floodmark.cli.output import Output, console_on, note
+from floodmark.cli.signals import on_stop_signal
+from floodmark.cli.text import show_count, show_lag, show_size, show_version
+from floodmark.clock import monotonic_ms
+from floodmark.feed.feeds import FeedState
+from floodmark.feed.runner import FeedRunner, RunnerStatistics
+from floodmark.feed.sinks import parse_sink
+from floodmark.model import Version
+from floodmark.model.errors import Closed, VersionCollected
+
+SHOW_MS: Final = 1_000
+# How soon --once notices that it is done.
+_LOOK_SECONDS: Final = 0.1
+
+Show = Callable[[RunnerStatistics], None]
+
+
+def run_feed(site: floodmark.Site, name: str, *, once: bool, wait_for_lease: bool, json: bool) -> int:
+    """Run a feed until it is told to stop, and say how it went; the exit code."""
+    scheme = parse_sink(site.feeds.show(name).spec.sink).scheme
+    # A sink that writes to stdout has it for itself.
+    stream = sys.stderr if scheme == "stdout" else sys.stdout
+    output = Output(json=json, flush=True, stream=stream)
+    target = site.resolved_version() if once else None
+    runner = site.feeds.runner(name, wait_for_lease=wait_for_lease)
+    with (
+        _showing(output, is_stdout_taken=scheme == "stdout") as show,
+        on_stop_signal(runner.request_stop),
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="floodmark-feed") as executor,
+    ):
+        running = executor.submit(runner.run)
+        try:
+            _oversee(runner, running, target, show)
+        finally:
+            # Also when nobody reads what is shown any more: leaving the block waits for the runner.
+            runner.request_stop()
+        state = _result(running)
+    _print_end(output, runner.statistics(), state)
+    return DONE if state in (FeedState.NORMAL, FeedState.STOPPED, FeedState.FINISHED) else FINDING
+
+
+def _oversee(runner: FeedRunner, running: "Future[FeedState]", target: Version | None, show: Show) -> None:
+    shown_at_ms = monotonic_ms()
+    while not wait([running], _LOOK_SECONDS).done:
+        statistics = runner.statistics()
+        if target is not None and statistics.checkpoint >= target:
+            runner.request_stop()
+        if monotonic_ms() - shown_at_ms >= SHOW_MS:
+            shown_at_ms = monotonic_ms()
+            show(statistics)
+
+
+def _result(running: "Future[FeedState]") -> FeedState:
+    try:
+        return running.result()
+    except VersionCollected:
+        note("the feed has failed: copy a snapshot to its sink, then feed resume it --since its version")
+        raise
+    except Closed as error:
+        # Whoever read what a sink prints has seen enough, as in `| head`.
+        if isinstance(error.__cause__, BrokenPipeError):
+            raise error.__cause__ from None
+        raise
+
+
+@contextmanager
+def _showing(output: Output, *, is_stdout_taken: bool) -> Iterator[Show]:
+    """Show progress as JSON lines, as one live line on a terminal, or not at all."""
+    if output.json:
+        yield lambda statistics: output.object(_fields(statistics))
+        return
+    console = console_on(sys.stderr)
+    if not console.is_terminal or (is_stdout_taken and sys.stdout.isatty()):
+        yield lambda _: None
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda statistics: live.update(Text(describe(statistics)), refresh=True)
+
+
+def describe(statistics: RunnerStatistics) -> str:
+    """A runner in one line."""
+    parts = [
+        statistics.feed,
+        "waiting for the lease" if statistics.state is None else statistics.state.value,
+        f"{statistics.changes_per_second:,.0f} changes/s",
+        f"{show_size(round(statistics.bytes_per_second))}/s",
+        f"checkpoint lag {show_lag(statistics.checkpoint_lag_ms)}",
+        f"resolved lag {show_lag(statistics.resolved_lag_ms)}",
+    ]
+    if statistics.problem is not None:
+        parts.append(f"attempt {statistics.failures + 1}: {statistics.problem}")
+    return "  ".join(parts)
+
+
+def _print_end(output: Output, statistics: RunnerStatistics, state: FeedState) -> None:
+    if output.json:
+        output.object({**_fields(statistics), "state": state.value, "ended": True})
+        return
+    delivered = show_count(statistics.changes, "change")
+    output.line(
+        f"{statistics.feed} is {state}: {delivered} delivered, up to {show_version(statistics.checkpoint)}"
+    )
+    if state is FeedState.STOPPED:
+        note(f"somebody paused it; floodmark feed resume lets {statistics.feed} go on")
+    elif statistics.problem is not None:
+        note(f"it was in trouble at the end: {statistics.problem}")
+
+
+def _fields(statistics: RunnerStatistics) -> dict[str, object]:
+    fields = plain(statistics)
+    del fields["ranges"]
+    return {**fields, "ended": False}

@@ -1,0 +1,424 @@
+"""feed create, list, show, pause, resume, update, remove, rebalance, statistics and run."""
+
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+import floodmark
+from floodmark.cli.arguments import (
+    EndKey,
+    Json,
+    Location,
+    NamespaceName,
+    Prefix,
+    SinceOption,
+    StartKey,
+    parse,
+)
+from floodmark.cli.failures import Usage
+from floodmark.cli.feed_run import run_feed
+from floodmark.cli.fields import plain
+from floodmark.cli.opening import open_site
+from floodmark.cli.output import Output, note
+from floodmark.cli.subscriptions import show_keys
+from floodmark.cli.text import json_bytes, read_at, show_lag, show_time, show_version
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.feed.feeds import Feed, FeedStatistics, SinkOptions, measure
+from floodmark.feed.sinks import require_sink
+from floodmark.model import Version
+from floodmark.model.errors import InvalidArgument
+
+commands = typer.Typer(help="Deliver changes to somewhere else: create, run and look after feeds.")
+
+RANGES: Final = 2
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The feed's name.")]
+SinkUri = Annotated[
+    str | None,
+    typer.Option(
+        "--sink",
+        metavar="URI",
+        help="Where to: floodmark://host:port/namespace, parquet:directory, stdout: or blackhole:.",
+    ),
+]
+Target = Annotated[
+    Version | None,
+    typer.Option(
+        "--until",
+        metavar="VERSION|TIME",
+        parser=parse(read_at),
+        help="Finish when everything up to this is delivered; without it, never.",
+    ),
+]
+Description = Annotated[
+    str | None, typer.Option("--description", metavar="TEXT", help="What it is for, for people.")
+]
+Ranges = Annotated[
+    int | None,
+    typer.Option(
+        "--ranges",
+        metavar="NUMBER",
+        help="How many parts, along partitions, to cut it into; 1 delivers all in commit order.",
+        show_default=str(RANGES),
+    ),
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", metavar="NUMBER", help="How many ranges write at a time.")
+]
+BatchRecords = Annotated[
+    int | None, typer.Option("--batch-records", metavar="NUMBER", help="Changes in a batch, about.")
+]
+BackoffMs = Annotated[
+    int | None,
+    typer.Option(
+        "--backoff-ms", metavar="NUMBER", help="Pause before a failed write is repeated; it doubles."
+    ),
+]
+LingerMs = Annotated[
+    int | None,
+    typer.Option("--linger-ms", metavar="NUMBER", help="How long a batch that is not full waits for more."),
+]
+RateBytesMax = Annotated[
+    int | None, typer.Option("--rate-bytes-max", metavar="NUMBER", help="At most so many bytes a second.")
+]
+
+
+@commands.command()
+def create(
+    location: Location,
+    name: Name,
+    namespace: NamespaceName,
+    sink: SinkUri = None,
+    since: SinceOption = None,
+    until: Target = None,
+    start_key: StartKey = None,
+    end_key: EndKey = None,
+    prefix: Prefix = None,
+    description: Description = None,
+    ranges: Ranges = None,
+    concurrency: Concurrency = None,
+    batch_records: BatchRecords = None,
+    backoff_ms: BackoffMs = None,
+    linger_ms: LingerMs = None,
+    rate_bytes_max: RateBytesMax = None,
+    json: Json = False,
+) -> None:
+    """Create a feed of a namespace's changes.
+
+    From now on the site keeps what the feed has not delivered. Without --since it begins with
+    the namespace's first change. `floodmark feed run` makes it go. Secrets for a sink stand in
+    files, which its URI names: the URI is stored and shown.
+
+    \b
+    Examples:
+      floodmark feed create data/oslo lake users --sink parquet:exports/users
+      floodmark feed create data/oslo copy users --sink floodmark://bergen:7100/users --since now
+    """
+    if sink is None:
+        raise Usage("a feed needs a sink", "--sink parquet:directory, or another of feed create --help")
+    _warn_of_unknown(sink)
+    options = _options(SinkOptions(), concurrency, batch_records, backoff_ms, linger_ms, rate_bytes_max)
+    with open_site(location) as site:
+        site.feeds.create(
+            name,
+            namespace,
+            sink,
+            since=0 if since is None else since,
+            until=until,
+            start_key=start_key or b"",
+            end_key=end_key,
+            prefix=prefix,
+            description=description or "",
+            ranges=RANGES if ranges is None else ranges,
+            options=options,
+        )
+        _print_one(site, name, json=json)
+
+
+@commands.command("list")
+def list_feeds(location: Location, json: Json = False) -> None:
+    """List the feeds of a site, with how far they are.
+
+    The lag is what would be missing at the sink if the site were lost now.
+
+    \b
+    Example:
+      floodmark feed list data/oslo
+    """
+    output = Output(json=json)
+    with open_site(location) as site:
+        resolved, now_ms = site.resolved_version(), site.host.physical_ms()
+        found = [(feed, measure(feed, resolved, now_ms)) for feed in site.feeds.list()]
+    if json:
+        for feed, statistics in found:
+            output.object(_fields(feed, statistics))
+        return
+    output.table(
+        ("name", "state", "checkpoint", "lag", "sink", "run by"),
+        [
+            (
+                feed.name,
+                feed.state.value,
+                show_time(feed.checkpoint) if feed.checkpoint else "the beginning",
+                show_lag(statistics.checkpoint_lag_ms),
+                feed.spec.sink,
+                statistics.holder or "nobody",
+            )
+            for feed, statistics in found
+        ],
+    )
+
+
+@commands.command()
+def show(location: Location, name: Name, json: Json = False) -> None:
+    """Show a feed: what it does, and how far it is.
+
+    \b
+    Example:
+      floodmark feed show data/oslo lake
+    """
+    with open_site(location) as site:
+        _print_one(site, name, json=json)
+
+
+@commands.command()
+def pause(location: Location, name: Name, json: Json = False) -> None:
+    """Stop a feed; its runner ends within about a second.
+
+    What it has not delivered is kept for another 24 hours.
+
+    \b
+    Example:
+      floodmark feed pause data/oslo lake
+    """
+    with open_site(location) as site:
+        site.feeds.pause(name)
+        _print_one(site, name, json=json)
+
+
+@commands.command()
+def resume(location: Location, name: Name, since: SinceOption = None, json: Json = False) -> None:
+    """Let a feed go on from its checkpoint, or from somewhere else.
+
+    --since is for a feed that failed: copy a snapshot to its sink, and go on behind the
+    snapshot's version. What lies between is not delivered.
+
+    \b
+    Examples:
+      floodmark feed resume data/oslo lake
+      floodmark feed resume data/oslo lake --since 467077993267200001
+    """
+    with open_site(location) as site:
+        site.feeds.resume(name, since=since)
+        _print_one(site, name, json=json)
+
+
+@commands.command()
+def update(
+    location: Location,
+    name: Name,
+    sink: SinkUri = None,
+    until: Target = None,
+    no_until: Annotated[bool, typer.Option("--no-until", help="Let it go on for ever.")] = False,
+    description: Description = None,
+    ranges: Ranges = None,
+    concurrency: Concurrency = None,
+    batch_records: BatchRecords = None,
+    backoff_ms: BackoffMs = None,
+    linger_ms: LingerMs = None,
+    rate_bytes_max: RateBytesMax = None,
+    json: Json = False,
+) -> None:
+    """Change a feed that does not run.  What is not named stays.
+
+    Pause it first. Which keys it delivers never changes.
+
+    \b
+    Examples:
+      floodmark feed update data/oslo lake --ranges 8 --batch-records 10000
+      floodmark feed update data/oslo lake --no-until
+    """
+    if until is not None and no_until:
+        raise Usage("--until and --no-until exclude each other", "name one of them")
+    named = {"sink": sink, "until": until, "description": description, "ranges": ranges}
+    changes: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    if no_until:
+        changes["until"] = None
+    with open_site(location) as site:
+        before = site.feeds.show(name).spec.options
+        options = _options(before, concurrency, batch_records, backoff_ms, linger_ms, rate_bytes_max)
+        if options != before:
+            changes["options"] = options
+        if not changes:
+            raise Usage("nothing to change", "floodmark feed update --help")
+        site.feeds.update(name, **changes)
+        _print_one(site, name, json=json)
+
+
+@commands.command()
+def remove(location: Location, name: Name, json: Json = False) -> None:
+    """Forget a feed, and let garbage collection go on.  What was delivered stays.
+
+    \b
+    Example:
+      floodmark feed remove data/oslo lake
+    """
+    with open_site(location) as site:
+        site.feeds.remove(name)
+    if json:
+        Output(json=True).object({"name": name, "removed": True})
+    else:
+        Output(json=False).line(f"removed {name}")
+
+
+@commands.command()
+def rebalance(location: Location, name: Name, json: Json = False) -> None:
+    """Cut a feed into ranges anew, along the partitions.
+
+    \b
+    Example:
+      floodmark feed rebalance data/oslo lake
+    """
+    with open_site(location) as site:
+        site.feeds.rebalance(name)
+        _print_one(site, name, json=json)
+
+
+@commands.command()
+def statistics(location: Location, name: Name, json: Json = False) -> None:
+    """Show how far a feed lags behind its site.
+
+    The checkpoint lag is what would be missing at the sink if the site were lost now; the
+    resolved lag is the part of it that lies in the site itself.
+
+    \b
+    Example:
+      floodmark feed statistics data/oslo lake --json
+    """
+    output = Output(json=json)
+    with open_site(location) as site:
+        measured = site.feeds.statistics(name)
+    if json:
+        output.object(plain(measured))
+        return
+    output.fields(
+        [
+            ("name", measured.name),
+            ("state", measured.state.value),
+            ("checkpoint", show_version(measured.checkpoint)),
+            ("checkpoint lag", show_lag(measured.checkpoint_lag_ms)),
+            ("resolved", show_version(measured.resolved_version)),
+            ("resolved lag", show_lag(measured.resolved_lag_ms)),
+            ("ranges", f"{measured.ranges:,}"),
+            ("run by", measured.holder or "nobody"),
+        ]
+    )
+
+
+@commands.command()
+def run(
+    location: Location,
+    name: Name,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when everything up to the present is delivered.")
+    ] = False,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Fail if another process runs it, instead of waiting to take over."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run a feed in this process, until Ctrl-C.
+
+    Ctrl-C and SIGTERM end it cleanly: what is being written is finished, and the checkpoint is
+    stored. One process at a time runs a feed; another waits, and takes over when the first is
+    gone. With --json, a line a second says how far it is. The sink stdout: has stdout for
+    itself, and everything else then goes to stderr.
+
+    \b
+    Examples:
+      floodmark feed run data/oslo lake
+      floodmark feed run grpc://127.0.0.1:7100 lake --once --json
+    """
+    with open_site(location, background=True) as site:
+        code = run_feed(site, name, once=once, wait_for_lease=not no_wait, json=json)
+    if code:
+        raise typer.Exit(code)
+
+
+def _warn_of_unknown(sink: str) -> None:
+    """A kind of sink that is not installed here may be, where the feed will run."""
+    try:
+        require_sink(sink)
+    except InvalidArgument as error:
+        if "scheme" not in error.details:
+            raise
+        note(str(error))
+
+
+def _options(
+    before: SinkOptions,
+    concurrency: int | None,
+    batch_records: int | None,
+    backoff_ms: int | None,
+    linger_ms: int | None,
+    rate_bytes_max: int | None,
+) -> SinkOptions:
+    named = {
+        "concurrency": concurrency,
+        "batch_records": batch_records,
+        "backoff_ms": backoff_ms,
+        "linger_ms": linger_ms,
+        "rate_bytes_max": rate_bytes_max,
+    }
+    given = {option: number for option, number in named.items() if number is not None}
+    return msgspec.structs.replace(before, **given)
+
+
+def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
+    feed = site.feeds.show(name)
+    measured = measure(feed, site.resolved_version(), site.host.physical_ms())
+    output = Output(json=json)
+    if json:
+        output.object(_fields(feed, measured))
+        return
+    spec, options = feed.spec, feed.spec.options
+    rate = "" if options.rate_bytes_max is None else f", at most {options.rate_bytes_max:,} bytes/s"
+    pairs = [
+        ("name", feed.name),
+        ("state", feed.state.value),
+        ("namespace", spec.namespace),
+        ("keys", show_keys(spec.keys())),
+        ("sink", f"{spec.sink}, {options.concurrency} at a time, {options.batch_records:,} a batch{rate}"),
+        ("checkpoint", show_version(feed.checkpoint)),
+        ("until", "for ever" if spec.until is None else show_version(spec.until)),
+        ("lag", show_lag(measured.checkpoint_lag_ms)),
+        ("ranges", f"{len(feed.ranges):,} of at most {spec.ranges:,}"),
+        ("run by", measured.holder or "nobody"),
+    ]
+    if spec.description:
+        pairs.append(("description", spec.description))
+    if feed.error is not None:
+        pairs.append(("error", feed.error.text))
+    output.fields(pairs)
+
+
+def _fields(feed: Feed, measured: FeedStatistics) -> dict[str, object]:
+    spec = plain(feed.spec)
+    return {
+        **plain(measured),
+        **{field: value for field, value in spec.items() if field not in ("name", "options", "ranges")},
+        **plain(feed.spec.options),
+        "ranges_max": feed.spec.ranges,
+        "ranges": [
+            {
+                "id": part.id,
+                **json_bytes("start_key", part.keys.start[NAMESPACE_BYTES:]),
+                "checkpoint": str(part.checkpoint),
+                "resolved": str(part.resolved),
+            }
+            for part in feed.ranges
+        ],
+        "error": None if feed.error is None else feed.error.text,
+    }

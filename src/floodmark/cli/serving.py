@@ -1,0 +1,153 @@
+"""serve: a site as a server, until a signal ends it."""
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Final, cast
+
+import typer
+
+import floodmark
+from floodmark.cli.arguments import Directory, Json, parse
+from floodmark.cli.opening import require_directory, require_site
+from floodmark.cli.output import Output
+from floodmark.cli.signals import on_stop_signal
+from floodmark.cli.text import read_duration
+from floodmark.server import Listen, Server, ServerOptions, configure_logging
+from floodmark.server import serve as serve_site
+from floodmark.site.arguments import Durability
+
+LISTEN: Final = "127.0.0.1:7100"
+
+_log = logging.getLogger("floodmark.server")
+
+
+SiteName = Annotated[
+    str | None,
+    typer.Option("--site", metavar="NAME", help="The site's name; it is made if the directory is empty."),
+]
+ListenOn = Annotated[
+    str,
+    typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes any that is free."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="HOST:PORT", help="Where to serve /metrics, /healthz and /readyz over HTTP."
+    ),
+]
+TlsCertificate = Annotated[
+    Path | None, typer.Option("--tls-certificate", metavar="FILE", help="The server's certificate chain.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key.")]
+TlsClientRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-client-root",
+        metavar="FILE",
+        help="Ask every client for a certificate that one of these has signed.",
+    ),
+]
+AccessFile = Annotated[
+    Path | None, typer.Option("--access", metavar="FILE", help="Who may do what: see floodmark token.")
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Listen beyond this machine without TLS and access file, in a closed network."
+    ),
+]
+LogLevel = Annotated[str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
+DurabilityOption = Annotated[
+    str, typer.Option("--durability", metavar="fsync|async", help="For writes that name none.")
+]
+LogRetention = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--log-retention",
+        metavar="DURATION",
+        parser=parse(read_duration),
+        help="Keep the change log only so long; later readers scan. Without it, as long as the versions.",
+    ),
+]
+
+
+def serve(
+    directory: Directory,
+    site: SiteName = None,
+    listen: ListenOn = LISTEN,
+    metrics: Metrics = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_client_root: TlsClientRoot = None,
+    access: AccessFile = None,
+    insecure: Insecure = False,
+    log_level: LogLevel = "info",
+    durability: DurabilityOption = "fsync",
+    log_retention: LogRetention = None,
+    json: Json = False,
+) -> None:
+    """Serve a site to other processes and machines.
+
+    Prints one line when it is ready; logs are JSON lines on stderr. Ctrl-C and SIGTERM end it
+    cleanly: what is under way is finished, and no acknowledged write is lost. A second signal ends
+    it at once.
+
+    Beyond this machine it needs --tls-certificate, --tls-key and --access, or --insecure.
+
+    \b
+    Examples:
+      floodmark serve data/oslo --site oslo --listen 127.0.0.1:7100
+      floodmark serve data/oslo --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --json
+      floodmark serve data/oslo --tls-certificate cert.pem --tls-key key.pem --access access.toml
+    """
+    options = ServerOptions(
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_client_root=tls_client_root,
+        access=access,
+        metrics_listen=metrics,
+        insecure=insecure,
+    )
+    path = require_directory(directory) if site is not None else require_site(directory)
+    stopping = Event()
+    undo_logging = configure_logging(level=log_level)
+    try:
+        with (
+            on_stop_signal(stopping.set),
+            floodmark.open(
+                path, site=site, durability=cast(Durability, durability), log_retention=log_retention
+            ) as opened,
+        ):
+            undo_logging()
+            undo_logging = configure_logging(site=opened.name, level=log_level)
+            with serve_site(opened, listen, options) as server:
+                _announce(Output(json=json, flush=True), opened, server)
+                stopping.wait()
+                _log.info("stopping, as a signal has asked")
+        _log.info("stopped")
+    finally:
+        undo_logging()
+
+
+def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
+    metrics = server.metrics_address
+    _log.info("serving site %s on %s", site.name, server.url)
+    if output.json:
+        output.object(
+            {
+                "site": site.name,
+                "site_id": site.id,
+                "address": _show(server.address),
+                "url": server.url,
+                "metrics": None if metrics is None else _show(metrics),
+            }
+        )
+        return
+    pages = "" if metrics is None else f", metrics on http://{_show(metrics)}/metrics"
+    output.line(f"serving site {site.name} on {server.url}{pages}")
+
+
+def _show(listen: Listen) -> str:
+    return f"[{listen.host}]:{listen.port}" if ":" in listen.host else f"{listen.host}:{listen.port}"

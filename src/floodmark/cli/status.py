@@ -1,0 +1,249 @@
+"""status: how a site is, at this moment or from second to second."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Annotated, Final
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+import floodmark
+from floodmark.cli.arguments import Json, Location
+from floodmark.cli.fields import location_fields, plain, show_location
+from floodmark.cli.opening import is_url, open_site
+from floodmark.cli.output import Output, Part, console_on, note
+from floodmark.cli.partitions import partition_fields, show_range
+from floodmark.cli.text import (
+    align,
+    draw_bar,
+    draw_sparkline,
+    show_lag,
+    show_size,
+    show_version,
+)
+from floodmark.clock import monotonic_ms
+from floodmark.feed import ReaderStatistics
+from floodmark.feed.feeds import FeedStatistics, measure
+from floodmark.model.stream import Way
+from floodmark.model.version import physical_ms
+from floodmark.site.statistics import PartitionHeat, SiteStatistics
+
+REFRESH_SECONDS: Final = 1.0
+ROWS_MAX: Final = 10
+BAR_WIDTH: Final = 12
+INTERVALS: Final = 30
+
+Line = Sequence[Part]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """A site as it was seen at one moment of this machine's monotonic clock."""
+
+    taken_at_ms: int
+    lag_ms: int
+    statistics: SiteStatistics
+    safe_points: int
+    feeds: Sequence[FeedStatistics]
+    heat: Sequence[PartitionHeat]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The namespaces by id."""
+        return {each.id: each.name for each in self.statistics.namespaces}
+
+
+def status(
+    location: Location,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it anew each second, with rates, until Ctrl-C is pressed.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show how a site is, now or from second to second.
+
+    With --json, all of its statistics; counters such as `commits` begin when a process opens
+    the site, so they are small for a directory. With --watch, a server shows how busy it is.
+
+    \b
+    Examples:
+      floodmark status data/oslo
+      floodmark status data/oslo --json
+      floodmark status grpc://127.0.0.1:7100 --watch
+    """
+    output = Output(json=json, flush=watch)
+    with open_site(location, background=watch) as site:
+        if watch:
+            _watch(output, site, location)
+        else:
+            _print(output, location, look_at(site))
+
+
+def look_at(site: floodmark.Site) -> Look:
+    """Ask a site for all that is shown."""
+    statistics = site.statistics()
+    resolved, now_ms = statistics.resolved_version, site.host.physical_ms()
+    return Look(
+        taken_at_ms=monotonic_ms(),
+        lag_ms=max(0, now_ms - physical_ms(resolved)),
+        statistics=statistics,
+        safe_points=len(site.safe_points()),
+        feeds=[measure(feed, resolved, now_ms) for feed in site.feeds.list()],
+        heat=site.heat(),
+    )
+
+
+def _print(output: Output, location: str, look: Look) -> None:
+    if output.json:
+        output.object(_fields(location, look))
+    else:
+        output.fields(_pairs(location, look))
+
+
+def _watch(output: Output, site: floodmark.Site, location: str) -> None:
+    """Look again each second.  Only an interruption, or an error, ends it."""
+    pause = Event()
+    look = look_at(site)
+    if output.json or not output.is_terminal:
+        while True:
+            _print(output, location, look)
+            pause.wait(REFRESH_SECONDS)
+            look = look_at(site)
+            if not output.json:
+                output.line()
+    if not is_url(location):
+        note("watching: this process owns the site until you press Ctrl-C")
+    with Live(console=console_on(sys.stdout), auto_refresh=False) as live:
+        before = look
+        while True:
+            shown = [Text.assemble(*line) for line in draw(location, before, look, output.bars)]
+            live.update(Group(*shown), refresh=True)
+            pause.wait(REFRESH_SECONDS)
+            before, look = look, look_at(site)
+
+
+# For programs
+
+
+def _fields(location: str, look: Look) -> dict[str, object]:
+    statistics = look.statistics
+    return {
+        **location_fields(location),
+        **plain(statistics),
+        "partitions": [partition_fields(partition, look.names) for partition in statistics.partitions],
+        "safe_points": look.safe_points,
+        "lag_ms": look.lag_ms,
+        "feeds": [plain(feed) for feed in look.feeds],
+    }
+
+
+# For people
+
+
+def _pairs(location: str, look: Look) -> list[tuple[str, str]]:
+    statistics = look.statistics
+    pairs = [
+        ("site", f"{statistics.site}, id {statistics.site_id}, format {statistics.format}"),
+        ("server" if is_url(location) else "directory", show_location(location)),
+        ("version", show_version(statistics.version)),
+        ("resolved", show_version(statistics.resolved_version)),
+        ("data", f"{show_size(statistics.data_bytes)}, change log {show_size(statistics.log_bytes)}"),
+        ("namespaces", ", ".join(each.name for each in statistics.namespaces) or "none yet"),
+        ("partitions", f"{len(statistics.partitions):,}"),
+        ("safe points", f"{look.safe_points:,}"),
+    ]
+    if statistics.readers.open:
+        pairs.append(("readers", _show_readers(statistics.readers.open)))
+    if look.feeds:
+        pairs.append(("feeds", ", ".join(f"{feed.name} {feed.state}" for feed in look.feeds[:ROWS_MAX])))
+    if statistics.clock_ahead_ms:
+        pairs.append(("clock", f"{statistics.clock_ahead_ms:,} ms ahead of the machine's"))
+    if statistics.background_error:
+        pairs.append(("error", statistics.background_error))
+    return pairs
+
+
+def _show_readers(readers: Sequence[ReaderStatistics]) -> str:
+    ways = [f"{count:,} by {way}" for way in Way if (count := sum(each.way is way for each in readers))]
+    lag = show_lag(max(each.lag_ms for each in readers))
+    return f"{len(readers):,} open, {', '.join(ways)}; the last is {lag} behind"
+
+
+def draw(location: str, before: Look, look: Look, bars: str) -> list[Line]:
+    """What a terminal shows of a site, with the rates between two looks."""
+    pairs = [*_pairs(location, look), *_rates(before, look), ("lag", show_lag(look.lag_ms))]
+    width = max(len(name) for name, _ in pairs) + 2
+    lines: list[Line] = [[(name.ljust(width), "dim"), value] for name, value in pairs]
+    lines += _table(("feed", "state", "lag", "run by"), _feed_rows(look.feeds))
+    lines += _table(("partition", "from", "to", "writes/s", "share", "over time"), _heat_rows(look, bars))
+    return lines
+
+
+def _rates(before: Look, look: Look) -> list[tuple[str, str]]:
+    seconds = (look.taken_at_ms - before.taken_at_ms) / 1000
+    old, new = before.statistics, look.statistics
+
+    def rate(earlier: int, later: int) -> float:
+        return max(0, later - earlier) / seconds if seconds > 0 else 0.0
+
+    delivered = [
+        f"{each:,.0f}/s by {way}"
+        for way in Way
+        if (each := rate(old.readers.changes.get(way, 0), new.readers.changes.get(way, 0)))
+    ]
+    size = show_size(round(rate(old.bytes_written, new.bytes_written)))
+    return [
+        ("writes", f"{rate(old.commits, new.commits):,.0f} commits/s, {size}/s"),
+        ("changes", f"{rate(old.changes, new.changes):,.0f}/s"),
+        ("delivered", ", ".join(delivered) or "none"),
+    ]
+
+
+def _feed_rows(feeds: Sequence[FeedStatistics]) -> list[Sequence[str]]:
+    worst = sorted(feeds, key=lambda feed: feed.checkpoint_lag_ms, reverse=True)
+    return [
+        (feed.name, feed.state.value, show_lag(feed.checkpoint_lag_ms), feed.holder or "nobody")
+        for feed in worst[:ROWS_MAX]
+    ]
+
+
+def _heat_rows(look: Look, bars: str) -> list[Sequence[str]]:
+    """The busiest partitions."""
+    partitions = {partition.id: partition for partition in look.statistics.partitions}
+    recent = {
+        heat.id: [_per_second(sample.writes, sample.to_ms - sample.from_ms) for sample in heat.samples]
+        for heat in look.heat
+        if heat.id in partitions
+    }
+    now = {partition: rates[-2] if len(rates) > 1 else 0.0 for partition, rates in recent.items()}
+    busiest = sorted(recent, key=lambda partition: sum(recent[partition][-INTERVALS:]), reverse=True)
+    top_now, top = max(now.values(), default=0.0), _highest(recent)
+    return [
+        (
+            str(partition),
+            *show_range(partitions[partition], look.names),
+            f"{now[partition]:,.0f}",
+            draw_bar(now[partition], top_now, BAR_WIDTH, bars),
+            draw_sparkline(recent[partition][-INTERVALS:], top, bars),
+        )
+        for partition in busiest[:ROWS_MAX]
+    ]
+
+
+def _per_second(count: int, milliseconds: int) -> float:
+    return count * 1000 / milliseconds if milliseconds > 0 else 0.0
+
+
+def _highest(recent: Mapping[int, Sequence[float]]) -> float:
+    return max((rate for rates in recent.values() for rate in rates[-INTERVALS:]), default=0.0)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Line]:
+    if not rows:
+        return []
+    head, *lines = align([header, *rows])
+    return [[""], [(head, "dim")], *[[line] for line in lines]]

@@ -1,0 +1,106 @@
+"""token: make a credential for those who connect to a server."""
+
+import json as json_module
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from floodmark.cli.arguments import Json
+from floodmark.cli.failures import Usage
+from floodmark.cli.output import Output, note
+from floodmark.model.access import Role
+from floodmark.server import hash_token, new_token
+from floodmark.server.access import NAME_CHARACTERS_MAX
+
+
+def token(
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Whose token it is; the server's log says so.")
+    ] = "somebody",
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="read, write or admin.")] = "read",
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAMESPACE",
+            help="Only this one; may be given several times. Without it, the whole site.",
+        ),
+    ] = None,
+    output_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Write the token to a new file that only you can read, and print only the entry.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a token, and the entry for the server's access file.
+
+    The token is shown this once: the access file holds only its hash. A server takes a changed
+    access file in within a second.
+
+    \b
+    Examples:
+      floodmark token --name indexer --role read --namespace users
+      floodmark token --name ada --role admin --output ada.token >> access.toml
+    """
+    _require_possible(name, role)
+    text = new_token()
+    digest = hash_token(text)
+    entry = access_entry(name, role, digest, namespace)
+    if output_file is not None:
+        _write_secret(output_file, text)
+    output = Output(json=json)
+    if json:
+        shown = {} if output_file is not None else {"token": text}
+        output.object({**shown, "name": name, "role": role, "token_sha256": digest, "entry": entry})
+        return
+    if output_file is None:
+        output.line(text)
+        output.line()
+        note("the line above is the token, and is not shown again; what follows goes into the access file")
+    output.line(entry)
+
+
+def access_entry(name: str, role: str, digest: str, namespaces: list[str] | None) -> str:
+    """An entry of the access file, in TOML.
+
+    >>> print(access_entry("indexer", "read", "41ef", ["users"]))
+    [[access]]
+    name = "indexer"
+    role = "read"
+    token_sha256 = "41ef"
+    namespaces = ["users"]
+    """
+    fields: dict[str, object] = {"name": name, "role": role, "token_sha256": digest}
+    if namespaces:
+        fields["namespaces"] = namespaces
+    # Texts and lists of texts look the same in TOML and in JSON that is not reduced to ASCII.
+    lines = [f"{field} = {json_module.dumps(value, ensure_ascii=False)}" for field, value in fields.items()]
+    return "\n".join(["[[access]]", *lines])
+
+
+def _require_possible(name: str, role: str) -> None:
+    if not name.strip() or not name.isprintable() or len(name) > NAME_CHARACTERS_MAX:
+        raise Usage(
+            f"{name!r:.60} cannot be a name",
+            f"1 to {NAME_CHARACTERS_MAX} printable characters",
+        )
+    try:
+        Role.parse(role)
+    except ValueError:
+        raise Usage(f"{role!r:.60} is not a role", ", ".join(map(str, Role))) from None
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Write a file that nobody else can read, not even for a moment, and that was not there before."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise Usage(f"{path} is already there", "choose another file; nothing was changed") from None
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(text + "\n")

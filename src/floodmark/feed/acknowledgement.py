@@ -1,0 +1,349 @@
+"""Which of the changes that a subscription has delivered are still to be acknowledged.
+
+The position of a change is its commit and its index among the commit's changes.  A subscription keeps
+`through`, at or below which everything was delivered, and the *live* changes: delivered, and not
+acknowledged yet.  What is at or below `through` and not live is done with.
+
+As in the acknowledgement of batches by index, a change has one bit, and 1 means live.  A commit may have
+a million changes of which two are live, so the bits are kept as runs: the indexes at which they turn.
+
+    index   0 1 2 3 4 5 6 7
+    live    1 1 0 0 1 0 0 0        runs [0, 2, 4, 5]
+
+So the state grows with the number of unacknowledged changes, which is limited, and with nothing else.
+
+Bits only go from 1 to 0 and counts only grow.  Hearing of the same deliveries and acknowledgements again
+therefore changes nothing, and a consumer that got no answer says the same thing again.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import msgspec
+
+from floodmark.model.errors import InvalidArgument
+from floodmark.model.version import Version
+
+
+class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Where a change stands: its commit, and its index among those changes of it that are subscribed to.
+
+    >>> Position(7, 2) < Position(7, 10) < Position(8, 0)
+    True
+    """
+
+    version: Version
+    index: int
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes that have been dealt with: one by one, and all up to a position.
+
+    It says nothing about when it takes effect: whoever holds one may do that at once, or when something
+    else is decided as well.
+    """
+
+    positions: list[Position] = []
+    through: Position | None = None
+
+
+class LiveCommit(msgspec.Struct, array_like=True):
+    """A commit of which `count` changes were delivered, and the runs of those that are live."""
+
+    version: Version
+    count: int
+    runs: list[int]
+
+    def copy(self) -> "LiveCommit":
+        """The same, for somebody who may change it."""
+        return LiveCommit(self.version, self.count, self.runs.copy())
+
+    @property
+    def unacked(self) -> int:
+        """How many changes are live.
+
+        >>> LiveCommit(7, 8, [0, 2, 4, 5]).unacked
+        3
+        """
+        return sum(self.runs[1::2]) - sum(self.runs[::2])
+
+    def is_live(self, index: int) -> bool:
+        """Whether a change is live.
+
+        >>> [LiveCommit(7, 8, [0, 2, 4, 5]).is_live(index) for index in range(6)]
+        [True, True, False, False, True, False]
+        """
+        return bisect_right(self.runs, index) % 2 == 1
+
+    def extend(self, count: int, runs: list[int]) -> None:
+        """Take in the changes from the present count on; what is said of earlier ones is known.
+
+        >>> commit = LiveCommit(7, 3, [0, 1])
+        >>> commit.extend(6, [0, 4, 5, 6]); commit
+        LiveCommit(version=7, count=6, runs=[0, 1, 3, 4, 5, 6])
+        """
+        if count <= self.count:
+            return
+        added = _without(runs, 0, self.count)
+        if added and self.runs and added[0] == self.runs[-1]:
+            # The last run goes on.
+            del self.runs[-1], added[0]
+        self.runs += added
+        self.count = count
+
+    def acknowledge(self, start: int, end: int) -> int:
+        """Clear the bits of `[start, end)`; how many were live.
+
+        >>> commit = LiveCommit(7, 8, [0, 2, 4, 5])
+        >>> commit.acknowledge(1, 5), commit.runs
+        (2, [0, 1])
+        """
+        before = self.unacked
+        self.runs = _without(self.runs, start, end)
+        return before - self.unacked
+
+
+def _without(runs: list[int], start: int, end: int) -> list[int]:
+    """Runs without the indexes in `[start, end)`."""
+    low, high = bisect_left(runs, start), bisect_right(runs, end)
+    # A bound of odd place ends a run: if one is cut through, a new bound takes its place.
+    return runs[:low] + [start] * (low % 2) + [end] * (high % 2) + runs[high:]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a consumer tells its site: what came to it, and what of it is done.
+
+    `delivered` names the commits of which changes were delivered since it last told.  A commit that was
+    acknowledged whole meanwhile is left out: being at or below `through` says it all.
+    """
+
+    through: Version
+    delivered: list[LiveCommit] = []
+    acknowledgement: Acknowledgement = Acknowledgement()
+
+    def require_sound(self) -> None:
+        """Refuse what no consumer can have meant, before anything is made of it."""
+        versions = [commit.version for commit in self.delivered]
+        if not (
+            all(earlier < later for earlier, later in pairwise(versions))
+            and all(version <= self.through for version in versions[:-1])
+            and all(map(_is_sound, self.delivered))
+        ):
+            raise InvalidArgument(
+                "the deliveries of a subscription are told commit by commit in order of versions, with "
+                "rising runs of indexes below the commit's count, and all but the last at or below `through`"
+            )
+
+
+def _is_sound(commit: LiveCommit) -> bool:
+    runs = commit.runs
+    return (
+        commit.version > 0
+        and commit.count > 0
+        and len(runs) % 2 == 0
+        and all(earlier < later for earlier, later in pairwise(runs))
+        and (not runs or (runs[0] >= 0 and runs[-1] <= commit.count))
+    )
+
+
+class Deliveries:
+    """What was delivered to a subscription, and what of it is live.
+
+    The commit that is being delivered lies above `through`: more changes of it may come.  It is kept
+    until it is complete, live or not, because its count says where to go on.
+    """
+
+    def __init__(self, through: Version, live: Iterable[LiveCommit] = ()) -> None:
+        self.through = through
+        # In order of versions, because they are delivered in that order.
+        self._commits = {commit.version: commit.copy() for commit in live}
+        self.unacked = sum(commit.unacked for commit in self._commits.values())
+
+    def live(self) -> list[LiveCommit]:
+        """The commits with live changes, and the one that is being delivered, in order."""
+        return [commit.copy() for commit in self._commits.values()]
+
+    def find(self, version: Version) -> LiveCommit | None:
+        """A commit with live changes, or the one that is being delivered."""
+        return self._commits.get(version)
+
+    def is_delivered(self, position: Position) -> bool:
+        """Whether a change was delivered."""
+        if position.version <= self.through:
+            return True
+        commit = self._commits.get(position.version)
+        return commit is not None and position.index < commit.count
+
+    def is_live(self, position: Position) -> bool:
+        """Whether a change was delivered and not acknowledged."""
+        commit = self._commits.get(position.version)
+        return commit is not None and commit.is_live(position.index)
+
+    def deliver(self, position: Position) -> None:
+        """Note that a change, the next of all, is delivered."""
+        commit = self._commits.get(position.version)
+        if commit is None:
+            # A commit begins when those before it are complete.
+            self.complete(position.version - 1)
+            commit = self._commits[position.version] = LiveCommit(position.version, 0, [])
+        commit.extend(position.index + 1, [position.index, position.index + 1])
+        self.unacked += 1
+
+    def complete(self, through: Version) -> None:
+        """Note that everything at or below a version is delivered."""
+        if through > self.through:
+            self.through = through
+            last = next(reversed(self._commits), None)
+            if last is not None:
+                self._forget_if_done(self._commits[last])
+
+    def learn(self, progress: Progress) -> None:
+        """Take in the deliveries that a consumer has noted."""
+        for told in progress.delivered:
+            if told.version in self._commits or told.version > self.through:
+                self._learn_commit(told)
+            # Else it was told before, and acknowledged since.
+        self.complete(progress.through)
+
+    def _learn_commit(self, told: LiveCommit) -> None:
+        commit = self._commits.get(told.version)
+        if commit is None:
+            last = next(reversed(self._commits), 0)
+            if told.version < last:
+                raise InvalidArgument(
+                    f"commit {told.version} was delivered out of order: {last} is known already"
+                )
+            self.complete(told.version - 1)
+            commit = self._commits[told.version] = LiveCommit(told.version, 0, [])
+        before = commit.unacked
+        commit.extend(told.count, told.runs)
+        self.unacked += commit.unacked - before
+
+    def require_delivered(self, acknowledgement: Acknowledgement) -> None:
+        """Refuse to acknowledge what was never delivered."""
+        for position in _named(acknowledgement):
+            if position.index < 0 or not self.is_delivered(position):
+                raise InvalidArgument(
+                    f"{position} was not delivered by this subscription; acknowledge a delivery, or its "
+                    "`position`, of this subscription only",
+                    version=position.version,
+                    index=position.index,
+                )
+
+    def find_acknowledged(self, acknowledgement: Acknowledgement) -> list[Position]:
+        """Those positions that were acknowledged before, so that naming them changes nothing.
+
+        A position up to which all is acknowledged counts if nothing at or below it is live.
+        """
+        found = [position for position in acknowledgement.positions if not self.is_live(position)]
+        if acknowledgement.through is not None and not self._has_live(acknowledgement.through):
+            found.append(acknowledgement.through)
+        return found
+
+    def _has_live(self, through: Position) -> bool:
+        return any(
+            commit.runs and (commit.version < through.version or commit.runs[0] <= through.index)
+            for commit in self._up_to(through.version)
+        )
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> int:
+        """Make changes that were delivered live no longer; how many were."""
+        before = self.unacked
+        for position in acknowledgement.positions:
+            self._acknowledge(position.version, position.index, position.index + 1)
+        if (through := acknowledgement.through) is not None:
+            for commit in list(self._up_to(through.version)):
+                end = commit.count if commit.version < through.version else through.index + 1
+                self._acknowledge(commit.version, 0, end)
+        return before - self.unacked
+
+    def _acknowledge(self, version: Version, start: int, end: int) -> None:
+        commit = self._commits.get(version)
+        if commit is not None:
+            self.unacked -= commit.acknowledge(start, end)
+            self._forget_if_done(commit)
+
+    def _forget_if_done(self, commit: LiveCommit) -> None:
+        if not commit.runs and commit.version <= self.through:
+            del self._commits[commit.version]
+
+    def _up_to(self, version: Version) -> Iterator[LiveCommit]:
+        for commit in self._commits.values():
+            if commit.version > version:
+                return
+            yield commit
+
+
+def _named(acknowledgement: Acknowledgement) -> Iterator[Position]:
+    yield from acknowledgement.positions
+    if acknowledgement.through is not None:
+        yield acknowledgement.through
+
+
+class Account:
+    """A consumer's own account of its deliveries, and what of it the site has not been told.
+
+    A change that is delivered and acknowledged between two tellings is never mentioned, so a consumer
+    that takes one change after the other tells little more than how far it is.
+    """
+
+    def __init__(self, through: Version, live: Iterable[LiveCommit] = ()) -> None:
+        self.deliveries = Deliveries(through, live)
+        # How many acknowledgements the site has not been told.
+        self.untold = 0
+        self._told_through = through
+        # How many changes of each commit the site knows of, as long as the commit is known here.
+        self._told = {commit.version: commit.count for commit in self.deliveries.live()}
+        # Commits of which there are more, in order; the values mean nothing.
+        self._grown: dict[Version, None] = {}
+        self._positions: list[Position] = []
+        self._through: Position | None = None
+
+    def deliver(self, position: Position) -> None:
+        """Note that a change is delivered."""
+        self.deliveries.deliver(position)
+        self._grown[position.version] = None
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> None:
+        """Note that changes, which must have been delivered, are done."""
+        self.deliveries.require_delivered(acknowledgement)
+        known = [
+            position
+            for position in acknowledgement.positions
+            if position.index < self._told.get(position.version, 0) and self.deliveries.is_live(position)
+        ]
+        self._positions += known
+        acknowledged = self.deliveries.acknowledge(acknowledgement)
+        through = acknowledgement.through
+        if acknowledged and through is not None and (self._through is None or through > self._through):
+            self._through = through
+        self.untold += acknowledged
+
+    def take(self) -> Progress | None:
+        """What is to be told now; None if nothing is.  It counts as told from here on."""
+        delivered = list(self._take_grown())
+        acknowledgement = Acknowledgement(positions=self._positions, through=self._through)
+        progress = Progress(
+            through=self.deliveries.through, delivered=delivered, acknowledgement=acknowledgement
+        )
+        is_news = (
+            self.untold > 0
+            or bool(delivered)
+            or acknowledgement != Acknowledgement()
+            or progress.through > self._told_through
+        )
+        self.untold = 0
+        self._told_through = progress.through
+        self._positions, self._through = [], None
+        return progress if is_news else None
+
+    def _take_grown(self) -> Iterator[LiveCommit]:
+        for version in self._grown:
+            commit = self.deliveries.find(version)
+            if commit is not None:
+                yield LiveCommit(version, commit.count, _without(commit.runs, 0, self._told.get(version, 0)))
+                self._told[version] = commit.count
+        self._grown = {}
+        for version in [version for version in self._told if self.deliveries.find(version) is None]:
+            del self._told[version]

@@ -1,0 +1,165 @@
+"""From batches of stored bytes to the changes that users see."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
+from typing import Final, TypeAlias
+
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.values import PLAIN, decode_value
+from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
+from floodmark.model.errors import Corruption
+from floodmark.model.record import Record
+from floodmark.model.stream import ChangeBatch
+from floodmark.model.version import Version
+
+Item: TypeAlias = Change | Resolved | Heartbeat
+
+_DEAD: Final = Record(b"", deleted=True)
+
+
+class Decoder:
+    """Makes changes of batches.
+
+    A put whose time to live is over when it is read becomes a delete: whoever copies it must not bring it
+    back to life.  Changes of a namespace whose name is no longer known are left out.
+    """
+
+    def __init__(
+        self, site_id: int, names: Callable[[], Mapping[int, str]], physical_ms: Callable[[], int]
+    ) -> None:
+        self._site_id = site_id
+        self._load_names = names
+        self._physical_ms = physical_ms
+        self._names: dict[bytes, str | None] = {}
+        self._latest: Version = 0
+
+    def decode(self, batch: ChangeBatch) -> list[Change]:
+        """The changes of a batch, in its order."""
+        if batch.befores is not None:
+            return list(self._with_before_images(batch))
+        if not batch.keys:
+            return []
+        flags = [stored[-1:] for stored in batch.values]
+        if flags.count(PLAIN) == len(flags):
+            plain = self._decode_plain(batch)
+            if plain is not None:
+                return plain
+        now_ms = self._physical_ms()
+        return [
+            self._decode_one(name, key[NAMESPACE_BYTES:], stored, version, partition, now_ms)
+            for version, partition, key, stored in zip(
+                batch.versions, batch.partitions, batch.keys, batch.values, strict=True
+            )
+            if (name := self._name(key[:NAMESPACE_BYTES])) is not None
+        ]
+
+    def _decode_plain(self, batch: ChangeBatch) -> list[Change] | None:
+        """`decode` of puts of one namespace, with no expiry or origin, which most batches consist of.
+
+        Column by column, without a line of Python for each change.  None if they are of several namespaces.
+        """
+        encoded = min(batch.keys)[:NAMESPACE_BYTES]
+        if not max(batch.keys).startswith(encoded):
+            return None
+        name = self._name(encoded)
+        if name is None:
+            return []
+        return list(
+            map(
+                Change,
+                repeat(name),
+                [key[NAMESPACE_BYTES:] for key in batch.keys],
+                [stored[:-1] for stored in batch.values],
+                repeat(ChangeType.UPSERT),
+                batch.versions,
+                map(Stamp, batch.versions, repeat(self._site_id)),
+                batch.partitions,
+            )
+        )
+
+    def items(self, batch: ChangeBatch, *, resolved_markers: bool) -> Iterator[Item]:
+        """Changes, heartbeats at their places, and a marker at the end if it is asked for."""
+        changes = self.decode(batch)
+        if batch.heartbeats:
+            merged: list[Change | Heartbeat] = [*changes, *batch.heartbeats]
+            yield from sorted(merged, key=_version)
+        else:
+            yield from changes
+        if batch.versions:
+            self._latest = max(self._latest, batch.versions[-1])
+        # In the middle of a commit there is no place to go on from: its first half would come twice.
+        if resolved_markers and batch.through >= self._latest:
+            yield Resolved(batch.through)
+
+    def _decode_one(
+        self, name: str, user_key: bytes, stored: bytes, version: Version, partition: int, now_ms: int
+    ) -> Change:
+        record = _decode(user_key, version, stored)
+        dead = record.is_dead_at(now_ms)
+        return Change(
+            name,
+            user_key,
+            None if dead else record.value,
+            ChangeType.DELETE if dead else ChangeType.UPSERT,
+            version,
+            record.origin or Stamp(version, self._site_id),
+            partition,
+            record.expires_at,
+        )
+
+    def _with_before_images(self, batch: ChangeBatch) -> Iterator[Change]:
+        assert batch.befores is not None
+        now_ms = self._physical_ms()
+        for version, partition, key, stored, before in zip(
+            batch.versions, batch.partitions, batch.keys, batch.values, batch.befores, strict=True
+        ):
+            name = self._name(key[:NAMESPACE_BYTES])
+            if name is None:
+                continue
+            user_key = key[NAMESPACE_BYTES:]
+            record = _decode(user_key, version, stored)
+            earlier = _DEAD if before is None else _decode(user_key, version, before)
+            stamp = record.origin or Stamp(version, self._site_id)
+
+            def change(
+                kind: ChangeType,
+                image: Record,
+                name: str = name,
+                user_key: bytes = user_key,
+                version: Version = version,
+                stamp: Stamp = stamp,
+                partition: int = partition,
+            ) -> Change:
+                value = None if image.deleted else image.value
+                return Change(name, user_key, value, kind, version, stamp, partition, image.expires_at)
+
+            if record.is_dead_at(now_ms):
+                yield change(ChangeType.DELETE, earlier)
+            elif earlier.deleted:
+                yield change(ChangeType.INSERT, record)
+            else:
+                yield change(ChangeType.UPDATE_PREIMAGE, earlier)
+                yield change(ChangeType.UPDATE_POSTIMAGE, record)
+
+    def _name(self, encoded: bytes) -> str | None:
+        if encoded not in self._names:
+            known = {encode_namespace(namespace): name for namespace, name in self._load_names().items()}
+            self._names.update(known)
+            self._names.setdefault(encoded, None)
+        return self._names[encoded]
+
+
+def _version(item: Change | Heartbeat) -> Version:
+    return item.version
+
+
+def _decode(user_key: bytes, version: Version, stored: bytes) -> Record:
+    try:
+        return decode_value(stored)
+    except Corruption as error:
+        raise Corruption(
+            f"the change of {user_key!r:.60} at version {version} is damaged: {error}. Restore it from a "
+            "backup or from a peer, or overwrite it",
+            key=user_key,
+            version=version,
+        ) from error

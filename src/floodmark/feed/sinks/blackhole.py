@@ -1,0 +1,33 @@
+"""`blackhole:` takes everything and keeps nothing.  For measuring what a feed can do, and for trying it."""
+
+from collections.abc import Sequence
+
+from floodmark.feed.sinks.address import SinkAddress
+from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.model.change import Change
+from floodmark.model.errors import Closed
+from floodmark.model.version import Version
+
+
+class BlackholeSink:
+    """Keeps nothing."""
+
+    def __init__(self) -> None:
+        self._closed = False
+
+    def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
+        if self._closed:
+            raise Closed("the sink blackhole: was closed; open it again")
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def open_sink(address: SinkAddress, _context: SinkContext) -> Sink:
+    """Open `blackhole:`."""
+    address.require_empty()
+    address.require_known(())
+    return BlackholeSink()

@@ -1,0 +1,106 @@
+"""`stdout:` prints each change as a JSON object on a line of its own, as `floodmark changes --json` does.
+
+Bytes that are UTF-8 stand as text under their name, all others as base64 under the name with `_base64`
+behind it.  Versions are strings, because many readers of JSON round large numbers.
+
+A line cannot be taken back: what is delivered again is printed again.  Whoever reads the lines tells a
+repetition by namespace, key and version.
+"""
+
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from threading import Lock
+from typing import BinaryIO, Final
+
+import msgspec
+
+from floodmark.feed.sinks.address import SinkAddress
+from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.model.change import Change
+from floodmark.model.errors import Closed
+from floodmark.model.version import Version, moment_of
+
+_printing: Final = Lock()
+_EXPIRY_SHOWN_MAX: Final = 253_402_300_799  # the last second of the year 9999
+
+
+class StdoutSink:
+    """Prints lines to a stream of bytes, which stays open."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._closed = False
+
+    def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
+        if self._closed:
+            raise Closed("the sink stdout: was closed; open it again")
+        self._call(lambda: self._print(b"".join(map(encode_line, changes))))
+
+    def _print(self, lines: bytes) -> None:
+        left = memoryview(lines)
+        # Lines of ranges that write at the same time must not get mixed up.
+        with _printing:
+            while left:
+                # Python that was told not to buffer writes as much as the pipe takes.
+                left = left[self._stream.write(left) :]
+
+    def flush(self) -> None:
+        self._call(self._stream.flush)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _call(self, operation: Callable[[], object]) -> None:
+        try:
+            operation()
+        except (BrokenPipeError, ValueError) as error:
+            raise Closed("nobody reads the output any more; start the feed again where it is read") from error
+
+
+def encode_line(change: Change) -> bytes:
+    """A change as a line of JSON."""
+    return msgspec.json.encode(change_fields(change)) + b"\n"
+
+
+def change_fields(change: Change) -> dict[str, object]:
+    """What is shown of a change, by name."""
+    return {
+        "namespace": change.namespace,
+        **_bytes_field("key", change.key),
+        "type": change.type.value,
+        **_bytes_field("value", change.value),
+        "version": str(change.version),
+        "time": _show(moment_of(change.version), "milliseconds"),
+        "partition": change.partition,
+        "origin_version": str(change.stamp.version),
+        "origin_site_id": change.stamp.site,
+        "expires_at": _show_expiry(change.expires_at),
+    }
+
+
+def open_sink(address: SinkAddress, _context: SinkContext) -> Sink:
+    """Open `stdout:`."""
+    address.require_empty()
+    address.require_known(())
+    return StdoutSink(sys.stdout.buffer)
+
+
+def _bytes_field(name: str, data: bytes | None) -> dict[str, str | None]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode()}
+
+
+def _show(moment: datetime, precision: str) -> str:
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _show_expiry(expires_at: int | None) -> str | None:
+    if expires_at is None:
+        return None
+    return _show(datetime.fromtimestamp(min(expires_at, _EXPIRY_SHOWN_MAX), UTC), "seconds")

@@ -1,0 +1,413 @@
+"""An external merge sort: any number of rows into commit order, within a fixed amount of memory.
+
+Rows are gathered in memory.  When they fill the quota they are sorted and written as a *run* to a file,
+and in the end the runs are merged.  If there are more runs than can be merged within the quota, groups of
+neighbours are first merged into longer runs.  Rows of equal version and key keep the order in which they
+were added: runs stay in the order of their making, and every sort on the way is stable.
+
+The files have no names: they are gone when they are closed, also after kill -9.  All runs of one pass
+lie in one file, so at most two or three files are open, however many runs there are.  A run is a row of
+blocks, and a block holds its rows column by column:
+
+    +-------------+----------+------+
+    | body length | checksum | body |
+    |      4      |    8     |      |
+    +-------------+----------+------+
+
+    +-------+----------+------------+-------------+---------------+------+--------+
+    | count | versions | partitions | key lengths | value lengths | keys | values |
+    |   4   |  8 each  |   4 each   |   2 each    |    4 each     |      |        |
+    +-------+----------+------------+-------------+---------------+------+--------+
+
+Numbers are little-endian.  The checksum is XXH64 of the body, with the block's place in the file as its
+seed, so that a block which is read from a wrong place is found out as well.
+"""
+
+import errno
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import FileIO
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
+from pathlib import Path
+from struct import Struct, pack, unpack_from
+from struct import error as StructError
+from tempfile import TemporaryFile
+from typing import Final, NamedTuple, Self, TypeAlias
+
+from floodmark.codec.digest import hash_bytes
+from floodmark.model.errors import Closed, Corruption, InvalidArgument, StorageFailed, StorageFull
+from floodmark.model.limits import MIB
+from floodmark.model.version import Version
+
+# Version, key, partition, value.
+Row: TypeAlias = tuple[Version, bytes, int, bytes]
+
+# What a row costs beyond the bytes of its key and value: a tuple, two integers, two bytes objects, its
+# place in a list that grows, and what sorting needs.  Rounded up; a test measures it.
+ROW_BYTES: Final = 288
+MERGE_RUNS_MAX: Final = 128
+
+_BLOCK_SHARE: Final = 2 * MERGE_RUNS_MAX
+_BLOCK_BYTES_MAX: Final = MIB
+
+_HEAD: Final = Struct("<IQ")
+_COUNT: Final = Struct("<I")
+_ROW_HEAD_BYTES: Final = 8 + 4 + 2 + 4
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_by_version: Final = itemgetter(0)
+_by_key: Final = itemgetter(1)
+_order: Final = itemgetter(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SorterStatistics:
+    """What a sorter has done.  `bytes_spilled` counts what was written, by merges in between as well."""
+
+    rows_added: int
+    bytes_spilled: int
+    runs: int
+
+
+class _Run(NamedTuple):
+    """Sorted rows in a file, and the memory that the largest of their blocks needs."""
+
+    file: FileIO
+    start: int
+    end: int
+    block_bytes_max: int
+
+
+def open_nameless(directory: Path | None) -> FileIO:
+    """Open a file without a name in a directory, or where the system keeps temporary files."""
+    return TemporaryFile("w+b", buffering=0, dir=directory)
+
+
+class Sorter:
+    """Sorts rows by version and key, keeping those of equal version and key in the order of adding.
+
+    Use it as a context manager; leaving it frees its memory and its disk space.  When the disk is full,
+    `add` and `rows` raise StorageFull with nothing changed: make room, then call again.  The quota is
+    held as long as eight of the largest rows fit into it.
+
+    >>> with Sorter() as sorter:
+    ...     sorter.add(7, b"b", 1, b"second")
+    ...     sorter.add(7, b"a", 2, b"first")
+    ...     sorter.add(5, b"c", 1, b"zeroth")
+    ...     [value for _, _, _, value in sorter.rows()]
+    [b'zeroth', b'first', b'second']
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        memory_bytes_max: int = 64 * MIB,
+        open_file: Callable[[Path | None], FileIO] = open_nameless,
+    ) -> None:
+        if memory_bytes_max < 1:
+            raise InvalidArgument(f"a sorter cannot work within {memory_bytes_max} bytes of memory")
+        self._directory = directory
+        self._memory_bytes_max = memory_bytes_max
+        self._block_bytes_max = min(memory_bytes_max // _BLOCK_SHARE, _BLOCK_BYTES_MAX)
+        self._open_file = open_file
+        self._pending: list[Row] = []
+        # What rows may take in memory; the rest is for writing them.
+        self._gather_bytes_max = memory_bytes_max * 3 // 4
+        # Negative when nothing may be added any more, so that `add` need not ask for it.
+        self._room = self._gather_bytes_max
+        self._files: list[FileIO] = []
+        self._runs: list[_Run] = []
+        self._rows_spilled = self._bytes_spilled = self._runs_spilled = 0
+        self._sorted = self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget all rows.  Closing twice is harmless."""
+        self._closed = True
+        self._room = -1
+        self._pending = []
+        self._runs = []
+        self._keep_files(())
+
+    def statistics(self) -> SorterStatistics:
+        """What was done so far."""
+        return SorterStatistics(
+            rows_added=self._rows_spilled + len(self._pending),
+            bytes_spilled=self._bytes_spilled,
+            runs=self._runs_spilled,
+        )
+
+    def add(self, version: Version, key: bytes, partition: int, value: bytes) -> None:
+        """Take one row: a version of 8 bytes, a key below 64 KiB, a partition of 4 bytes, a value."""
+        cost = len(key) + len(value) + ROW_BYTES
+        if cost > self._room:
+            self._make_room()
+        self._room -= cost
+        self._pending.append((version, key, partition, value))
+
+    def add_page(self, rows: Sequence[Row]) -> None:
+        """Take many rows, in less time than one by one; all of them or none."""
+        cost = sum(map(_cost, rows))
+        if cost > self._room:
+            self._make_room()
+        self._room -= cost
+        self._pending += rows
+
+    def rows(self) -> Iterator[Row]:
+        """All rows in order.  From now on no row can be added."""
+        self._require_open()
+        if self._runs and self._pending:
+            self._spill()
+        if not self._runs:
+            _sort(self._pending)
+        while len(self._runs) > self._merge_runs_max():
+            self._merge_neighbours()
+        self._sorted, self._room = True, -1
+        return chain.from_iterable(self._merge(self._runs) if self._runs else (self._pending,))
+
+    # Runs
+
+    def _make_room(self) -> None:
+        self._require_open()
+        if self._sorted:
+            raise Closed("this sorter's rows are being read; add rows before, or use another sorter")
+        if self._pending:
+            self._spill()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Closed("this sorter is closed")
+
+    def _spill(self) -> None:
+        _sort(self._pending)
+        if not self._files:
+            self._open()
+        start = self._runs[-1].end if self._runs else 0
+        self._runs.append(self._write_run(self._files[-1], start, self._pending))
+        self._runs_spilled += 1
+        self._rows_spilled += len(self._pending)
+        self._pending = []
+        self._room = self._gather_bytes_max
+
+    def _write_run(self, file: FileIO, start: int, rows: Iterable[Row]) -> _Run:
+        position, largest = start, 0
+        for block, cost in _blocks(rows, self._block_bytes_max):
+            body = _encode_body(block)
+            self._write(file, position, _HEAD.pack(len(body), hash_bytes(body, position)))
+            self._write(file, position + _HEAD.size, body)
+            position += _HEAD.size + len(body)
+            largest = max(largest, cost)
+        return _Run(file, start, position, largest)
+
+    def _merge_runs_max(self) -> int:
+        """How many runs can be merged at once: a block of each must fit into half of the quota."""
+        largest = max((run.block_bytes_max for run in self._runs), default=1)
+        return max(2, min(MERGE_RUNS_MAX, self._memory_bytes_max // 2 // largest))
+
+    def _merge_neighbours(self) -> None:
+        """Merge groups of neighbouring runs, no more than needed, so that as few as possible are left."""
+        runs_max = self._merge_runs_max()
+        excess = len(self._runs) - runs_max
+        target = self._open()
+        merged: list[_Run] = []
+        taken = end = 0
+        try:
+            while excess > 0 and taken < len(self._runs) - 1:
+                group = self._runs[taken : taken + min(runs_max, excess + 1)]
+                run = self._write_run(target, end, chain.from_iterable(self._merge(group)))
+                merged.append(run)
+                end = run.end
+                taken += len(group)
+                excess -= len(group) - 1
+        except BaseException:
+            self._keep_files(file for file in self._files if file is not target)
+            raise
+        self._runs = merged + self._runs[taken:]
+        self._keep_files({id(run.file): run.file for run in self._runs}.values())
+
+    def _merge(self, runs: Sequence[_Run]) -> Iterator[list[Row]]:
+        """The rows of all runs in order, piece by piece."""
+        share = self._memory_bytes_max // 2 // len(runs)
+        cursors = [cursor for run in runs if (cursor := _Cursor(self._pages(run, share))).refill()]
+        while cursors:
+            yield _take_smallest(cursors)
+            cursors = [cursor for cursor in cursors if cursor.position < len(cursor.page) or cursor.refill()]
+
+    def _pages(self, run: _Run, bytes_max: int) -> Iterator[list[Row]]:
+        """The rows of a run, as many blocks at once as fit into the memory, but at least one."""
+        page: list[Row] = []
+        cost, position = 0, run.start
+        while position < run.end:
+            rows, end = self._read_block(run.file, position)
+            cost += end - position + len(rows) * ROW_BYTES
+            position = end
+            page += rows
+            if cost + run.block_bytes_max > bytes_max:
+                yield page
+                page, cost = [], 0
+        if page:
+            yield page
+
+    # Files
+
+    def _read_block(self, file: FileIO, position: int) -> tuple[list[Row], int]:
+        length, checksum = _HEAD.unpack(self._read(file, position, _HEAD.size))
+        body = self._read(file, position + _HEAD.size, length)
+        if hash_bytes(body, position) != checksum:
+            raise _damaged(position, "its checksum does not match")
+        return _decode_body(position, body), position + _HEAD.size + length
+
+    def _read(self, file: FileIO, position: int, size: int) -> bytes:
+        self._require_open()
+        with self._storage_errors():
+            file.seek(position)
+            data = file.read(size)
+            while len(data) < size and (more := file.read(size - len(data))):
+                data += more
+        if len(data) < size:
+            raise _damaged(position, f"{size} bytes were written and {len(data)} are there")
+        return data
+
+    def _write(self, file: FileIO, position: int, data: bytes) -> None:
+        with self._storage_errors():
+            file.seek(position)
+            rest = memoryview(data)
+            while rest:
+                written = file.write(rest)
+                self._bytes_spilled += written
+                rest = rest[written:]
+
+    def _open(self) -> FileIO:
+        with self._storage_errors():
+            file = self._open_file(self._directory)
+        self._files.append(file)
+        return file
+
+    def _keep_files(self, kept: Iterable[FileIO]) -> None:
+        kept = list(kept)
+        for file in self._files:
+            if file not in kept:
+                with suppress(OSError):
+                    file.close()
+        self._files = kept
+
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            place = self._directory or "the directory for temporary files"
+            if error.errno in _FULL:
+                raise StorageFull(
+                    f"{place} has no room for {self._bytes_spilled:,} bytes and more of changes that are "
+                    f"being sorted ({error.strerror}); make room, then call again",
+                    bytes_spilled=self._bytes_spilled,
+                ) from error
+            raise StorageFailed(
+                f"changes could not be sorted in {place} ({error.strerror}); check it, then call again"
+            ) from error
+
+
+class _Cursor:
+    """A place in a run: a page of its rows and the first of them that was not taken yet."""
+
+    __slots__ = ("_pages", "page", "position")
+
+    def __init__(self, pages: Iterator[list[Row]]) -> None:
+        self._pages = pages
+        self.page: list[Row] = []
+        self.position = 0
+
+    def refill(self) -> bool:
+        """Read the next page; False at the end of the run."""
+        self.page, self.position = [], 0
+        self.page = next(self._pages, [])
+        return bool(self.page)
+
+
+def _take_smallest(cursors: Sequence[_Cursor]) -> list[Row]:
+    """Take the rows that come before everything which was not read yet, sorted.
+
+    These are the rows up to the lowest of the pages' ends.  Behind that end its run may go on with rows
+    that equal it, and equal rows of later runs must wait for them.
+    """
+    lowest = min(range(len(cursors)), key=lambda index: _order(cursors[index].page[-1]))
+    bound = _order(cursors[lowest].page[-1])
+    rows: list[Row] = []
+    for index, cursor in enumerate(cursors):
+        page, position = cursor.page, cursor.position
+        if _order(page[position]) <= bound:
+            bisect = bisect_right if index <= lowest else bisect_left
+            cursor.position = bisect(page, bound, position, key=_order)
+            rows += page[position : cursor.position]
+    rows.sort(key=_order)
+    return rows
+
+
+def _sort(rows: list[Row]) -> None:
+    """Two stable sorts instead of one by pairs: no pair is made, and a scan comes sorted by key already."""
+    rows.sort(key=_by_key)
+    rows.sort(key=_by_version)
+
+
+def _cost(row: Row) -> int:
+    return len(row[1]) + len(row[3]) + ROW_BYTES
+
+
+def _blocks(rows: Iterable[Row], bytes_max: int) -> Iterator[tuple[list[Row], int]]:
+    """Cut rows into blocks that need a given amount of memory, but hold at least one row."""
+    block: list[Row] = []
+    size = 0
+    for row in rows:
+        cost = len(row[1]) + len(row[3]) + ROW_BYTES
+        if size + cost > bytes_max and block:
+            yield block, size
+            block, size = [], 0
+        block.append(row)
+        size += cost
+    if block:
+        yield block, size
+
+
+def _encode_body(rows: Sequence[Row]) -> bytes:
+    count = len(rows)
+    versions, keys, partitions, values = zip(*rows, strict=True)
+    return b"".join(
+        (
+            _COUNT.pack(count),
+            pack(f"<{count}Q", *versions),
+            pack(f"<{count}I", *partitions),
+            pack(f"<{count}H", *map(len, keys)),
+            pack(f"<{count}I", *map(len, values)),
+            *keys,
+            *values,
+        )
+    )
+
+
+def _decode_body(position: int, body: bytes) -> list[Row]:
+    try:
+        (count,) = _COUNT.unpack_from(body)
+        columns = unpack_from(f"<{count}Q{count}I{count}H{count}I", body, _COUNT.size)
+    except StructError as error:
+        raise _damaged(position, "it is too short for its rows") from error
+    lengths = columns[2 * count :]
+    start = _COUNT.size + count * _ROW_HEAD_BYTES
+    pieces = [body[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
+    return list(zip(columns[:count], pieces[:count], columns[count : 2 * count], pieces[count:], strict=True))
+
+
+def _damaged(position: int, reason: str) -> Corruption:
+    return Corruption(
+        f"the block at byte {position} of a file for sorting is damaged: {reason}. Nothing of the site is "
+        "lost; check the disk that holds temporary files, then start again",
+        position=position,
+    )

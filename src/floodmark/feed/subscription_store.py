@@ -1,0 +1,364 @@
+"""Where the subscriptions of a site are kept.
+
+The order of steps keeps what a subscription needs through crashes: a safe point is set *before* a row that
+relies on it is stored, and moved on only *after* the row that allows it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from threading import Lock
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from floodmark.clock import TimeSource
+from floodmark.feed.acknowledgement import Deliveries, Position, Progress
+from floodmark.feed.feeds import Lease, require_lease_seconds
+from floodmark.feed.safepoints import LIFETIME, SafePoints
+from floodmark.feed.subscriptions import (
+    OpenChanges,
+    SubscriptionRow,
+    SubscriptionSpec,
+    SubscriptionStatistics,
+)
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidArgument,
+    InvalidVersion,
+    LeaseHeld,
+    LimitExceeded,
+    NamespaceNotFound,
+    OutcomeUnknown,
+    Retryable,
+    SafePointNotFound,
+    SubscriptionNotFound,
+    VersionCollected,
+    VersionInFuture,
+)
+from floodmark.model.names import require_name
+from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, moment_of, physical_ms
+from floodmark.partition import META, Storage, load_metadata
+
+SUBSCRIPTIONS_MAX: Final = 1_000
+# Counting a backlog ends here: whoever is that far behind need not know by how much.
+BACKLOG_COUNT_MAX: Final = 100_000
+# A safe point moves with its subscription, but not more often than this.
+HOLD_EVERY_MS: Final = 60_000
+
+_SUBSCRIPTIONS: Final = b"subscriptions/"
+
+_log = logging.getLogger("floodmark.feed")
+
+
+class LocalSubscriptionStore:
+    """Keeps subscriptions in the metadata of an engine of this process.
+
+    `resolve_namespace` gives a namespace's id and the version at which it was created; from
+    `open_changes` a backlog is counted.
+
+    What is kept in memory changes only in the turn to write; the lock makes the steps of one call one
+    step for the others, and is taken before the turn.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        safe_points: SafePoints,
+        time_source: TimeSource,
+        *,
+        resolve_namespace: Callable[[str], tuple[int, Version]],
+        resolved_version: Callable[[], Version],
+        open_changes: OpenChanges,
+    ) -> None:
+        self._storage = storage
+        self._safe_points = safe_points
+        self._time_source = time_source
+        self._resolve_namespace = resolve_namespace
+        self._resolved_version = resolved_version
+        self._open_changes = open_changes
+        self._lock = Lock()
+        self._rows: dict[str, SubscriptionRow] = {}
+        # When each safe point was last set, as far as this process knows.
+        self._held_at_ms: dict[str, int] = {}
+        self._load()
+        storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        rows = load_metadata(self._storage.engine, _SUBSCRIPTIONS, SubscriptionRow)
+        self._rows = {row.name: row for row in rows}
+
+    # What consumers do
+
+    def open(
+        self, spec: SubscriptionSpec, start: Version, holder: str, lease_seconds: float
+    ) -> SubscriptionRow:
+        lifetime_ms = require_lease_seconds(lease_seconds) // timedelta(milliseconds=1)
+        require_name(holder, "holder of a lease")
+        with self._settled():
+            known = self._rows.get(spec.name)
+            row = known or self._make(spec, start)
+            self._require_same(row, spec)
+            self._require_free(row, holder)
+            # First the safe point, which fails if something is gone already; from then on nothing goes.
+            self._hold(row, row.needed_version)
+            lease = Lease(
+                holder=holder, expires_at_ms=self._time_source() + lifetime_ms, lifetime_ms=lifetime_ms
+            )
+            opened = replace(row, spec=spec, epoch=row.epoch + 1, lease=lease)
+            return self._store(opened) if known else self._enter(opened)
+
+    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
+        progress.require_sound()
+        with self._settled():
+            row = self._require_holder(name, epoch)
+            if progress.through > row.through:
+                self._require_resolved(progress.through)
+            deliveries = Deliveries(row.through, row.live)
+            unacked_max = max(deliveries.unacked, row.spec.unacked_max)
+            deliveries.learn(progress)
+            deliveries.require_delivered(progress.acknowledgement)
+            acknowledged = deliveries.find_acknowledged(progress.acknowledgement)
+            deliveries.acknowledge(progress.acknowledgement)
+            if deliveries.unacked > unacked_max:
+                raise LimitExceeded(
+                    f"subscription {name!r} keeps at most {unacked_max:,} changes that were delivered and "
+                    "not acknowledged; acknowledge some first",
+                    subscription=name,
+                )
+            self._keep(replace(row, through=deliveries.through, live=deliveries.live()))
+            return acknowledged
+
+    def renew(self, name: str, epoch: int) -> None:
+        with self._settled():
+            self._keep(self._require_holder(name, epoch))
+
+    def release(self, name: str, epoch: int) -> None:
+        with self._settled():
+            row = self._rows.get(name)
+            if row is not None and row.epoch == epoch and row.lease is not None:
+                self._store(replace(row, lease=None))
+
+    def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
+        with self._settled():
+            row = self._require_unused(name) if epoch is None else self._require_holder(name, epoch)
+            version = max(version, self._require_namespace(row))
+            self._require_reached(version)
+            try:
+                # If the row cannot be stored, it still needs what it needs now.
+                self._hold(row, min(version, row.needed_version))
+            except VersionCollected:
+                self._hold(row, version)
+            moved = self._store(replace(row, through=version, live=[], epoch=row.epoch + 1))
+            self._move_on(moved)
+            return moved
+
+    # What people do
+
+    def find(self, name: str) -> SubscriptionRow:
+        row = self._rows.get(name)
+        if row is None:
+            known = ", ".join(sorted(self._rows)[:20]) or "none yet"
+            raise SubscriptionNotFound(
+                f"no subscription {name!r:.200}; there are: {known}", subscription=name
+            )
+        return row
+
+    def remove(self, name: str) -> None:
+        with self._settled():
+            self._require_unused(name)
+            with self._storage.settled():
+                self._storage.store([(META, _key(name), None)])
+                self._rows.pop(name, None)
+            self._let_go(name)
+
+    def statistics(self, name: str) -> SubscriptionStatistics:
+        row = self.find(name)
+        unacked = sum(commit.unacked for commit in row.live)
+        oldest = next((commit.version for commit in row.live if commit.runs), VERSION_MAX)
+        # Of the commit that is being delivered, the first changes do not wait any more.
+        waiting = -sum(commit.count for commit in row.live if commit.version > row.through)
+        for batch in self._open_changes(row.request(row.through)):
+            waiting += len(batch.versions)
+            if batch.versions and waiting > 0:
+                oldest = min(oldest, batch.versions[0])
+            if waiting > BACKLOG_COUNT_MAX:
+                break
+        now_ms, lease = self._time_source(), row.lease
+        backlog = unacked + min(waiting, BACKLOG_COUNT_MAX)
+        return SubscriptionStatistics(
+            name=name,
+            namespace=row.spec.namespace,
+            through=row.through,
+            unacked=unacked,
+            backlog=backlog,
+            backlog_is_exact=waiting <= BACKLOG_COUNT_MAX,
+            lag_ms=max(0, now_ms - physical_ms(oldest)) if backlog else 0,
+            holder=lease.holder if lease is not None and lease.expires_at_ms > now_ms else None,
+        )
+
+    # Safe points
+
+    def _hold(self, row: SubscriptionRow, version: Version) -> None:
+        """Keep what comes after a version; `VersionCollected` if some of it is gone already."""
+        try:
+            self._safe_points.hold(_safe_point(row.name), version, LIFETIME, row.namespace_id)
+        except VersionCollected as error:
+            raise VersionCollected(
+                f"subscription {row.name!r} cannot go on behind version {version}: changes after it were "
+                f"collected, as happens to one that nobody consumes for {LIFETIME // timedelta(hours=1)} "
+                "hours. Read a snapshot with scan(at=...), and seek the subscription to its version",
+                **{**error.details, "subscription": row.name},
+            ) from error
+        self._held_at_ms[row.name] = self._time_source()
+
+    def _let_go(self, name: str) -> None:
+        self._held_at_ms.pop(name, None)
+        # If this fails, the safe point goes by itself when its lifetime is over.
+        with suppress(SafePointNotFound, Retryable, OutcomeUnknown):
+            self._safe_points.release(_safe_point(name))
+
+    def _keep(self, row: SubscriptionRow) -> None:
+        """Store a row with its lease renewed, and now and then let its safe point follow."""
+        now_ms, lease = self._time_source(), row.lease
+        assert lease is not None
+        self._store(replace(row, lease=replace(lease, expires_at_ms=now_ms + lease.lifetime_ms)))
+        if not 0 <= now_ms - self._held_at_ms.get(row.name, 0) < HOLD_EVERY_MS:
+            self._move_on(row)
+
+    def _move_on(self, row: SubscriptionRow) -> None:
+        """Move the safe point to where a row that is stored allows it to be."""
+        try:
+            self._hold(row, row.needed_version)
+        except FloodmarkError as error:
+            # The old one keeps more than it has to, for hours; the next call brings another chance.
+            _log.warning("the safe point of subscription %r could not be moved: %s", row.name, error)
+
+    # Checks and storage
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Be the only one, with rows that are what the engine holds."""
+        with self._lock:
+            if self._storage.stopped:
+                with self._storage.settled():
+                    pass
+            yield
+
+    def _make(self, spec: SubscriptionSpec, start: Version) -> SubscriptionRow:
+        if len(self._rows) >= SUBSCRIPTIONS_MAX:
+            raise LimitExceeded(f"a site has at most {SUBSCRIPTIONS_MAX:,} subscriptions; remove some first")
+        namespace, created_at = self._resolve_namespace(spec.namespace)
+        self._require_reached(start)
+        return SubscriptionRow(
+            spec=spec,
+            namespace_id=namespace,
+            through=max(start, created_at),
+            # Above every epoch of a subscription that had this name before.
+            epoch=self._resolved_version(),
+        )
+
+    def _enter(self, row: SubscriptionRow) -> SubscriptionRow:
+        """Store a new row; without it, nobody needs the safe point."""
+        try:
+            return self._store(row, wanted=True)
+        except OutcomeUnknown:
+            raise
+        except FloodmarkError:
+            self._let_go(row.name)
+            raise
+
+    def _store(self, row: SubscriptionRow, *, wanted: bool = False) -> SubscriptionRow:
+        """Enter a row.  `wanted` for what is refused while the disk is nearly full."""
+        encoded = msgspec.json.encode(row)
+        with self._storage.settled():
+            if wanted:
+                self._storage.require_wanted()
+            self._storage.store([(META, _key(row.name), encoded)])
+            self._rows[row.name] = row
+        return row
+
+    def _require_same(self, row: SubscriptionRow, spec: SubscriptionSpec) -> None:
+        if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
+            raise InvalidArgument(
+                f"subscription {row.name!r} reads {row.spec.namespace!r}, {row.spec.keys}; it cannot be "
+                f"opened on {spec.namespace!r}, {spec.keys}. Choose another name, or remove it first",
+                subscription=row.name,
+            )
+        self._require_namespace(row)
+
+    def _require_namespace(self, row: SubscriptionRow) -> Version:
+        """The version at which the namespace was created; refuse if it was dropped since."""
+        namespace, created_at = self._resolve_namespace(row.spec.namespace)
+        if namespace != row.namespace_id:
+            raise NamespaceNotFound(
+                f"the namespace {row.spec.namespace!r} of subscription {row.name!r} was dropped, and one "
+                "that came later has its name; remove the subscription and subscribe again",
+                namespace=row.spec.namespace,
+            )
+        return created_at
+
+    def _require_holder(self, name: str, epoch: int) -> SubscriptionRow:
+        row = self.find(name)
+        if row.lease is None:
+            raise LeaseHeld(
+                f"nobody holds the lease of subscription {name!r} any more; subscribe again to go on",
+                subscription=name,
+                holder=None,
+            )
+        if row.epoch != epoch:
+            raise _lease_held(row, row.lease)
+        return row
+
+    def _require_unused(self, name: str) -> SubscriptionRow:
+        row = self.find(name)
+        self._require_free(row, None)
+        return replace(row, lease=None)
+
+    def _require_free(self, row: SubscriptionRow, holder: str | None) -> None:
+        lease = row.lease
+        if lease is not None and lease.holder != holder and lease.expires_at_ms > self._time_source():
+            raise _lease_held(row, lease)
+
+    def _require_reached(self, version: Version) -> None:
+        """Refuse a version in the future: the changes up to it would be skipped in silence."""
+        if not 0 <= version <= VERSION_MAX:
+            raise InvalidVersion(f"{version!r:.60} is not a version")
+        if physical_ms(version) > self._time_source() and version > self._resolved_version():
+            raise VersionInFuture(
+                f"a subscription cannot begin at {version} ({moment_of(version).isoformat()}): the site has "
+                "not come that far",
+                version=version,
+            )
+
+    def _require_resolved(self, through: Version) -> None:
+        if through > self._resolved_version():
+            raise InvalidVersion(
+                f"a consumer tells that it got everything through {through}, which this site has not "
+                "resolved yet",
+                version=through,
+            )
+
+    def list(self) -> list[SubscriptionRow]:
+        return sorted(self._rows.values(), key=lambda row: row.name)
+
+
+def _lease_held(row: SubscriptionRow, lease: Lease) -> LeaseHeld:
+    until = moment_of(lease.expires_at_ms << COUNTER_BITS)
+    return LeaseHeld(
+        f"subscription {row.name!r} is consumed by {lease.holder} until {until.isoformat()} at least; wait "
+        "for it, or close that consumer",
+        subscription=row.name,
+        holder=lease.holder,
+        expires_at_ms=lease.expires_at_ms,
+    )
+
+
+def _safe_point(name: str) -> str:
+    return f"subscription/{name}"
+
+
+def _key(name: str) -> bytes:
+    return _SUBSCRIPTIONS + name.encode()

@@ -1,0 +1,168 @@
+"""Durable subscriptions: what a site remembers of those who consume its changes.
+
+A subscription has a name, reads one namespace or a range of its keys, and has one consumer at a time.  A
+consumer holds a lease that runs out when nothing is heard of it, so that another takes over when it died.
+Every opening has a number, the *epoch*, which a consumer shows with each call: one that was taken for
+dead and comes back is told so, and does not disturb its successor.
+
+The site keeps all changes that a subscription has not delivered, or that were not acknowledged, by a safe
+point.  It stays when the consumer goes away, and is given up if none comes back for a day.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.acknowledgement import LiveCommit, Position, Progress
+from floodmark.feed.feeds import Lease
+from floodmark.model.errors import InvalidArgument, InvalidRange
+from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.names import require_name
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version
+
+UNACKED_MAX: Final = 10_000
+# What a consumer tells its site grows with what it has not acknowledged, and must fit into one request.
+UNACKED_MAX_LIMIT: Final = 30_000
+
+OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
+
+
+class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is subscribed to.  `keys` are the user's.
+
+    When `unacked_max` changes were delivered and not acknowledged, no more are delivered for now.
+    """
+
+    name: str
+    namespace: str
+    keys: KeyRange = KeyRange()
+    unacked_max: int = UNACKED_MAX
+
+    def __post_init__(self) -> None:
+        require_name(self.name, "subscription")
+        start, end = self.keys
+        longest = max(len(start), len(end or b""))
+        if longest > KEY_BYTES_MAX or (end is not None and end < start):
+            raise InvalidRange(
+                f"subscription {self.name!r} reads keys from a start to an end at or behind it, each of at "
+                f"most {KEY_BYTES_MAX:,} bytes"
+            )
+        if type(self.unacked_max) is not int or not 0 < self.unacked_max <= UNACKED_MAX_LIMIT:
+            raise InvalidArgument(
+                f"unacked_max is a number from 1 to {UNACKED_MAX_LIMIT:,}, not {self.unacked_max!r:.60}"
+            )
+
+
+class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription as it is stored and shown."""
+
+    spec: SubscriptionSpec
+    namespace_id: int
+    through: Version
+    live: list[LiveCommit] = []
+    epoch: int
+    lease: Lease | None = None
+
+    @property
+    def name(self) -> str:
+        """What the subscription is called."""
+        return self.spec.name
+
+    @property
+    def needed_version(self) -> Version:
+        """Every change above this may still have to be read."""
+        return min(self.through, self.live[0].version - 1) if self.live else self.through
+
+    def request(
+        self, since: Version, until: Version | None = None, *, follow: bool = False
+    ) -> ChangesRequest:
+        """The subscribed changes in `(since, until]`."""
+        namespace, keys = encode_namespace(self.namespace_id), self.spec.keys
+        end = prefix_end(namespace) if keys.end is None else namespace + keys.end
+        return ChangesRequest(
+            keys=KeyRange(namespace + keys.start, end),
+            namespace=self.namespace_id,
+            since=since,
+            until=until,
+            follow=follow,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubscriptionStatistics:
+    """A subscription at one moment.
+
+    `backlog` counts the changes that are not delivered yet or not acknowledged; if it is not exact, there
+    are more.  The lag is the age of the oldest of them, and 0 if there are none.
+    """
+
+    name: str
+    namespace: str
+    through: Version
+    unacked: int
+    backlog: int
+    backlog_is_exact: bool
+    lag_ms: int
+    holder: str | None
+
+
+class SubscriptionStore(Protocol):
+    """The subscriptions of a site.  Arguments and results are plain data: calls cross process borders.
+
+    `epoch` is the one of the row that `open` or `seek` returned.  A call with an earlier one is refused
+    with `LeaseHeld`: the subscription was opened or moved since.
+    """
+
+    def open(
+        self, spec: SubscriptionSpec, start: Version, holder: str, lease_seconds: float
+    ) -> SubscriptionRow:
+        """Take the lease of a subscription; `LeaseHeld` if somebody else has it.
+
+        One that is not there is made, and begins behind `start`.
+        """
+        ...
+
+    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
+        """Store what a consumer got and acknowledges, and renew its lease.
+
+        The positions that were acknowledged before are returned.  Naming them again is harmless, so a
+        consumer that got no answer tells the same again.
+        """
+        ...
+
+    def renew(self, name: str, epoch: int) -> None:
+        """Hold the lease for another while."""
+        ...
+
+    def release(self, name: str, epoch: int) -> None:
+        """Give the lease back, if it is still the caller's."""
+        ...
+
+    def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
+        """Go on behind a version, as if nothing above it was delivered and all else acknowledged.
+
+        The row has a new epoch, so that nothing is made of what was told before and comes late.  Without
+        an epoch, the subscription must not have a consumer.
+        """
+        ...
+
+    def find(self, name: str) -> SubscriptionRow:
+        """The subscription of a name."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Forget a subscription, which must not have a consumer, and let garbage collection go on."""
+        ...
+
+    def statistics(self, name: str) -> SubscriptionStatistics:
+        """How far a subscription is, and how much is left."""
+        ...
+
+    def list(self) -> list[SubscriptionRow]:
+        """All subscriptions by name."""
+        ...

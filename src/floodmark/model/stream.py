@@ -1,0 +1,58 @@
+"""A stream of changes as it travels: what is asked for, and the batches that come.
+
+Batches hold columns of stored bytes and nothing decoded, so that a batch goes from the change log into a
+process, or over a wire and into one, without work for each change on the way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from floodmark.model.change import Heartbeat
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
+
+
+class Way(StrEnum):
+    """How a reader catches up: from memory, from the change log, or by scanning all versions."""
+
+    TAIL = "tail"
+    LOG = "log"
+    SCAN = "scan"
+
+
+class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which changes a reader wants: those of qualified keys in `(since, until]`.
+
+    Without `until` the stream ends at the present, or never if it follows.  `namespace` is the id of the
+    one namespace that the keys are in; None means all of them.
+    """
+
+    keys: KeyRange = KeyRange()
+    namespace: int | None = None
+    since: Version = 0
+    until: Version | None = None
+    follow: bool = False
+    before_images: bool = False
+    heartbeats: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeBatch:
+    """Some changes in commit order, column by column.
+
+    `keys` are qualified and `values` as stored.  `befores` holds what was stored under each key before
+    the change, if that was asked for.  With this batch and those before it, the reader has every change
+    at or below `through`: it is where to go on from.  Within a commit, changes stand in order of keys.
+    """
+
+    through: Version
+    way: Way = Way.LOG
+    versions: Sequence[Version] = ()
+    partitions: Sequence[int] = ()
+    keys: Sequence[bytes] = ()
+    values: Sequence[bytes] = ()
+    befores: Sequence[bytes | None] | None = None
+    heartbeats: Sequence[Heartbeat] = field(default=())

@@ -1,0 +1,132 @@
+"""What a request may hold.  A client checks its users' arguments too, but a server cannot rely on that:
+whoever speaks the protocol may send anything, and what is stored stays."""
+
+from collections.abc import Sequence
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.values import PLAIN, decode_value
+from floodmark.model.errors import (
+    CommitTooLarge,
+    Corruption,
+    InvalidArgument,
+    InvalidKey,
+    InvalidRange,
+    InvalidValue,
+    InvalidVersion,
+    LimitExceeded,
+    PartitionMoved,
+)
+from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.partition import Partition
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import VERSION_MAX, Version
+
+_QUALIFIED_BYTES_MAX = NAMESPACE_BYTES + KEY_BYTES_MAX
+# A range may begin right behind the longest key.
+_BOUND_BYTES_MAX = _QUALIFIED_BYTES_MAX + 1
+
+
+def check_size(what: str, size: int, size_max: int) -> None:
+    """Refuse what is too large to be handled at once."""
+    if size > size_max:
+        raise LimitExceeded(
+            f"{what} has {size:,} bytes; at most {size_max:,} are allowed. Ask for less at a time",
+            size=size,
+        )
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Qualified keys, at least one, each once."""
+    if not keys:
+        raise InvalidArgument("a request must name at least one key")
+    for key in keys:
+        if not NAMESPACE_BYTES < len(key) <= _QUALIFIED_BYTES_MAX:
+            raise InvalidKey(
+                f"a key has {len(key) - NAMESPACE_BYTES:,} bytes; 1 to {KEY_BYTES_MAX:,} are allowed"
+            )
+    if len(set(keys)) != len(keys):
+        raise InvalidArgument("a commit must name each key once")
+
+
+def check_values(keys: Sequence[bytes], values: Sequence[bytes], *, with_origin: bool) -> None:
+    """Stored records, one for each key.  Only what is copied from another site carries its origin."""
+    if len(values) != len(keys):
+        raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
+    for key, value in zip(keys, values, strict=True):
+        if value[-1:] == PLAIN and not with_origin:
+            size = len(value) - len(PLAIN)
+        else:
+            size = _check_record(key, value, with_origin=with_origin)
+        if size > VALUE_BYTES_MAX:
+            raise InvalidValue(
+                f"the value of {_shown(key)} has {size:,} bytes; at most {VALUE_BYTES_MAX:,} are allowed",
+                size=size,
+            )
+
+
+def _check_record(key: bytes, value: bytes, *, with_origin: bool) -> int:
+    try:
+        record = decode_value(value)
+    except Corruption as error:
+        raise InvalidValue(f"the value of {_shown(key)} is not a record: {error}") from error
+    if record.deleted and record.value:
+        raise InvalidValue(f"the value of {_shown(key)} is deleted and not empty")
+    if (record.origin is not None) != with_origin:
+        raise InvalidValue(
+            f"the value of {_shown(key)} carries no origin; use put"
+            if with_origin
+            else f"the value of {_shown(key)} carries an origin; use apply"
+        )
+    return len(record.value)
+
+
+def check_commit(partition: Partition, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    """Refuse more than one commit of a partition can hold."""
+    limits = partition.limits
+    size = sum(map(len, keys)) + sum(map(len, values))
+    if size > limits.bytes_max or len(keys) > limits.changes_max:
+        raise CommitTooLarge(
+            f"{len(keys):,} pairs make {size:,} bytes; one commit holds at most {limits.bytes_max:,} bytes "
+            f"and {limits.changes_max:,} pairs. Write them in smaller portions",
+            partition=partition.id,
+            size=size,
+        )
+
+
+def check_inside(partition: Partition, keys: Sequence[bytes]) -> None:
+    """Refuse keys that another partition has: the client's map is old."""
+    if not (partition.range.contains(min(keys)) and partition.range.contains(max(keys))):
+        raise PartitionMoved(
+            f"partition {partition.id} does not hold all of the keys; ask for the map again",
+            partition=partition.id,
+        )
+
+
+def check_namespace_range(namespace: bytes, keys: KeyRange) -> None:
+    """A range of qualified keys that begins and ends within one namespace."""
+    end = prefix_end(namespace)
+    if (
+        len(namespace) != NAMESPACE_BYTES
+        or not keys.start.startswith(namespace)
+        or keys.end is None
+        or end is None
+        or not keys.start <= keys.end <= end
+        or max(len(keys.start), len(keys.end)) > _BOUND_BYTES_MAX
+    ):
+        raise InvalidRange("a range of keys must lie within one namespace, and begin before it ends")
+
+
+def check_version(version: Version | None) -> None:
+    """A version that a reader may ask for; None stands for the present."""
+    if version is not None and not 0 < version <= VERSION_MAX:
+        raise InvalidVersion(f"{version} is not a version; versions are positive and have 64 bits")
+
+
+def check_position(version: Version | None) -> None:
+    """A version, or 0 for before everything."""
+    if version:
+        check_version(version)
+
+
+def _shown(key: bytes) -> str:
+    return f"{key[NAMESPACE_BYTES:]!r:.60}"

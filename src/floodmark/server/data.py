@@ -1,0 +1,199 @@
+"""Point reads and writes: each request checked, allowed, and handed to its partition."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from floodmark.model.access import Role
+from floodmark.model.errors import CommitTooLarge
+from floodmark.model.limits import COMMIT_BYTES_MAX, MIB
+from floodmark.model.partition import CommitLimits, Partition
+from floodmark.model.record import Versioned
+from floodmark.model.version import Version
+from floodmark.server.access import Caller
+from floodmark.server.checks import (
+    check_commit,
+    check_inside,
+    check_keys,
+    check_position,
+    check_size,
+    check_values,
+    check_version,
+)
+from floodmark.server.guard import Guard
+from floodmark.server.leases import Leases
+from floodmark.site.host import Host
+from floodmark.wire.messages import (
+    APPLY,
+    COMPARE_AND_SET,
+    DELETE_UNCHANGED,
+    FIND,
+    GET,
+    GET_MANY,
+    GET_MANY_KEYS_MAX,
+    HELLO,
+    HOLD,
+    MAP,
+    PUT,
+    RELEASE,
+    REQUEST_BYTES_MAX,
+    REQUEST_MARGIN_BYTES,
+    RESOLVED,
+    CompareAndSetRequest,
+    DeleteUnchangedRequest,
+    GetManyRequest,
+    GetRequest,
+    Hello,
+    HoldRequest,
+    MapReply,
+    Method,
+    Nothing,
+    PartitionEntry,
+    PutRequest,
+    ReleaseRequest,
+    Reply,
+    Request,
+    ResolvedRequest,
+)
+
+# A write may hold a whole commit.
+WRITE_BYTES_MAX: Final = COMMIT_BYTES_MAX + REQUEST_MARGIN_BYTES
+# Values beyond this are left out of an answer to get_many, and asked for again.
+GET_MANY_BYTES_MAX: Final = 4 * MIB
+
+
+class Handler:
+    """Reads a request, does what it says, and writes the answer."""
+
+    def __init__(
+        self,
+        method: Method[Request, Reply],
+        handle: Callable[[Caller, Request], Reply],
+        *,
+        bytes_max: int = REQUEST_BYTES_MAX,
+    ) -> None:
+        self.method: Method[Any, Any] = method
+        self._handle: Callable[[Caller, Any], Any] = handle
+        self._bytes_max = bytes_max
+
+    def __call__(self, caller: Caller, body: Any) -> bytes:
+        """The answer to a request; `body` is a buffer that was received."""
+        check_size(f"the request {self.method.name!r}", body.size, self._bytes_max)
+        request = self.method.decode_request(body.to_pybytes())
+        return self.method.encode_reply(self._handle(caller, request))
+
+
+class DataPlane:
+    """Answers what is asked all the time."""
+
+    def __init__(self, host: Host, guard: Guard, leases: Leases) -> None:
+        self._host = host
+        self._guard = guard
+        self._leases = leases
+
+    def handlers(self) -> list[Handler]:
+        """What can be asked."""
+        return [
+            Handler(HELLO, self._hello),
+            Handler(MAP, self._map),
+            Handler(GET, self._get),
+            Handler(FIND, self._find),
+            Handler(GET_MANY, self._get_many),
+            Handler(RESOLVED, self._resolved),
+            Handler(HOLD, self._hold),
+            Handler(RELEASE, self._release),
+            Handler(PUT, self._put, bytes_max=WRITE_BYTES_MAX),
+            Handler(APPLY, self._apply, bytes_max=WRITE_BYTES_MAX),
+            Handler(COMPARE_AND_SET, self._compare_and_set, bytes_max=REQUEST_MARGIN_BYTES),
+            Handler(DELETE_UNCHANGED, self._delete_unchanged, bytes_max=WRITE_BYTES_MAX),
+        ]
+
+    # Whoever has a right to something may know where it is.
+
+    def _hello(self, caller: Caller, request: Nothing) -> Hello:
+        identity = self._host.identity
+        return Hello(identity.site, identity.site_id, identity.format, self._host.physical_ms())
+
+    def _map(self, caller: Caller, request: Nothing) -> MapReply:
+        partitions = self._host.router.maps.map.partitions
+        limits = partitions[0].limits if partitions else CommitLimits(0, 0)
+        return MapReply([PartitionEntry(partition.id, partition.range) for partition in partitions], limits)
+
+    def _resolved(self, caller: Caller, request: ResolvedRequest) -> Version:
+        return self._guard.partition(request.partition).resolved_version()
+
+    # Reads
+
+    def _get(self, caller: Caller, request: GetRequest) -> bytes | None:
+        partition = self._readable(caller, request.partition, (request.key,), request.at)
+        return partition.get(request.key, request.at)
+
+    def _find(self, caller: Caller, request: GetRequest) -> Versioned | None:
+        partition = self._readable(caller, request.partition, (request.key,), request.at)
+        return partition.find(request.key, request.at)
+
+    def _get_many(self, caller: Caller, request: GetManyRequest) -> list[bytes | None]:
+        if len(request.keys) > GET_MANY_KEYS_MAX:
+            raise CommitTooLarge(f"one request may ask for at most {GET_MANY_KEYS_MAX:,} keys")
+        partition = self._readable(caller, request.partition, request.keys, request.at)
+        values: list[bytes | None] = []
+        size = 0
+        for key in request.keys:
+            value = partition.get(key, request.at)
+            values.append(value)
+            size += 0 if value is None else len(value)
+            if size > GET_MANY_BYTES_MAX:
+                break
+        return values
+
+    def _hold(self, caller: Caller, request: HoldRequest) -> int:
+        check_version(request.version)
+        self._guard.require_namespace(caller, Role.READ, request.namespace)
+        return self._leases.hold(caller.name, request.version, request.namespace, request.lease)
+
+    def _release(self, caller: Caller, request: ReleaseRequest) -> None:
+        self._leases.release(caller.name, request.lease)
+
+    def _readable(
+        self, caller: Caller, partition_id: int, keys: Sequence[bytes], at: Version | None
+    ) -> Partition:
+        check_keys(keys)
+        check_version(at)
+        self._guard.require_keys(caller, Role.READ, keys)
+        partition = self._guard.partition(partition_id)
+        check_inside(partition, keys)
+        return partition
+
+    # Writes
+
+    def _put(self, caller: Caller, request: PutRequest) -> Version:
+        partition = self._writable(caller, request.partition, request.keys)
+        check_values(request.keys, request.values, with_origin=False)
+        check_commit(partition, request.keys, request.values)
+        return partition.put(request.keys, request.values, durable=request.durable)
+
+    def _apply(self, caller: Caller, request: PutRequest) -> Version:
+        partition = self._writable(caller, request.partition, request.keys)
+        check_values(request.keys, request.values, with_origin=True)
+        check_commit(partition, request.keys, request.values)
+        return partition.apply(request.keys, request.values, durable=request.durable)
+
+    def _compare_and_set(self, caller: Caller, request: CompareAndSetRequest) -> Version:
+        keys, values = (request.key,), (request.value,)
+        partition = self._writable(caller, request.partition, keys)
+        check_values(keys, values, with_origin=False)
+        return partition.compare_and_set(
+            request.key, request.expected, request.value, durable=request.durable
+        )
+
+    def _delete_unchanged(self, caller: Caller, request: DeleteUnchangedRequest) -> int:
+        partition = self._writable(caller, request.partition, request.keys)
+        check_position(request.since)
+        check_commit(partition, request.keys, ())
+        return partition.delete_unchanged(request.keys, request.since, durable=request.durable)
+
+    def _writable(self, caller: Caller, partition_id: int, keys: Sequence[bytes]) -> Partition:
+        check_keys(keys)
+        self._guard.require_keys(caller, Role.WRITE, keys)
+        partition = self._guard.partition(partition_id)
+        check_inside(partition, keys)
+        return partition

@@ -1,0 +1,165 @@
+"""The Flight service: what comes in over the network, each request to the part that serves it."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Final, NoReturn
+
+import pyarrow
+from pyarrow import flight
+
+from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.model.errors import FloodmarkError, WireMismatch
+from floodmark.server.access import Access
+from floodmark.server.calls import call_handlers
+from floodmark.server.channel import Channels
+from floodmark.server.checks import check_size
+from floodmark.server.data import DataPlane, Handler
+from floodmark.server.guard import Guard
+from floodmark.server.identity import MIDDLEWARE, Headers
+from floodmark.server.leases import Leases
+from floodmark.server.memory import FreedMemory, keep_little
+from floodmark.server.metrics import ServerMetrics
+from floodmark.server.stalled import STALL_SECONDS, Watchdog
+from floodmark.server.streams import Streams
+from floodmark.server.visits import (
+    CHANNELS_MAX,
+    STREAMS_MAX,
+    STREAMS_PER_CALLER_MAX,
+    Gate,
+    Reception,
+    StreamPlaces,
+)
+from floodmark.server.writes import Writes
+from floodmark.site.host import Host
+from floodmark.wire.channels import CHANNEL_COMMAND
+from floodmark.wire.errors import to_flight_error
+from floodmark.wire.messages import COMMAND, REQUEST_BYTES_MAX, TICKET
+
+SCAN: Final = "scan"
+CHANGES: Final = "changes"
+WRITE: Final = "write_stream"
+CHANNEL: Final = "channel"
+
+
+class Service(flight.FlightServerBase):
+    """Serves a host.  It begins to listen when it is made."""
+
+    def __init__(
+        self,
+        location: str,
+        host: Host,
+        access: Access,
+        *,
+        tls_certificates: list[tuple[bytes, bytes]] | None = None,
+        client_root: bytes | None = None,
+        stall_seconds: float = STALL_SECONDS,
+        streams_max: int = STREAMS_MAX,
+        streams_per_caller_max: int = STREAMS_PER_CALLER_MAX,
+        time_source: TimeSource = monotonic_ms,
+    ) -> None:
+        keep_little()
+        memory = FreedMemory(time_source)
+        guard, self.leases = Guard(host), Leases(host, time_source)
+        handlers = [*DataPlane(host, guard, self.leases).handlers(), *call_handlers(host)]
+        self._handlers: dict[str, Handler] = {handler.method.name: handler for handler in handlers}
+        self.metrics = ServerMetrics([*self._handlers, SCAN, CHANGES, WRITE, CHANNEL])
+        self.gate = Gate()
+        self.watchdog = Watchdog(
+            time_source,
+            stall_seconds=stall_seconds,
+            on_cut=self.metrics.connection_cut,
+            on_look=(self.leases.expire, memory.give_back_if_due),
+        )
+        headers = Headers()
+        self._reception = Reception(
+            headers, access, self.metrics, self.watchdog, self.gate, monotonic_ms=time_source
+        )
+        self._places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
+        self._streams = Streams(host, guard, monotonic_ms=time_source)
+        self._writes = Writes(host, guard, self.metrics)
+        self._channel_places = StreamPlaces(CHANNELS_MAX, CHANNELS_MAX)
+        self._channels = Channels(self._handlers, self.gate, self.metrics)
+        super().__init__(
+            location,
+            tls_certificates=tls_certificates,
+            verify_client=client_root is not None,
+            root_certificates=client_root,
+            middleware={MIDDLEWARE: headers},
+        )
+        self.watchdog.start()
+
+    # Calls
+
+    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        """Answer a request."""
+        handler = self._handlers.get(action.type)
+        writes = handler is not None and handler.method.writes
+        with self._reception.receive(context, action.type, writes=writes) as visit:
+            if handler is None:
+                raise WireMismatch(f"this server has no {action.type!r:.100}; it may be too old for it")
+            self.metrics.received(action.body.size)
+            reply = handler(visit.caller, action.body)
+            self.metrics.sent(len(reply))
+            # The client may be slow to take it.
+            visit.activity.leave()
+            yield pyarrow.py_buffer(reply)
+
+    # Streams
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Begin a stream of rows to a client."""
+        try:
+            check_size("a ticket", len(ticket.ticket), REQUEST_BYTES_MAX)
+            wanted = TICKET.decode_request(ticket.ticket)
+        except FloodmarkError as error:
+            raise to_flight_error(error) from None
+        return flight.GeneratorStream(self._streams.schema(wanted), self._send(context, wanted))
+
+    def _send(self, context: Any, wanted: Any) -> Iterator[Any]:
+        name = type(wanted).__struct_config__.tag
+        with (
+            self._reception.receive(context, name, writes=False) as visit,
+            self._places.taking(visit.caller),
+            self.metrics.stream(),
+            closing(self._streams.batches(visit, wanted)) as batches,
+        ):
+            for rows in batches:
+                batch = rows[0] if isinstance(rows, tuple) else rows
+                self.metrics.sent(batch.nbytes)
+                visit.activity.leave()
+                yield rows
+                visit.activity.come_back()
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take a stream of writes."""
+        with (
+            self._reception.receive(context, WRITE, writes=True) as visit,
+            self._places.taking(visit.caller),
+            self.metrics.stream(),
+        ):
+            command = descriptor.command or b""
+            check_size("a command", len(command), REQUEST_BYTES_MAX)
+            self._writes.serve(visit, COMMAND.decode_request(command), reader, writer)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Answer one call after the other."""
+        with (
+            self._reception.receive(context, CHANNEL, writes=False, is_counted=False) as visit,
+            self._channel_places.taking(visit.caller),
+        ):
+            if descriptor.command != CHANNEL_COMMAND:
+                raise WireMismatch(
+                    f"this server has no {descriptor.command!r:.100}; it may be too old for it"
+                )
+            self._channels.serve(visit, reader, writer)
+
+    # What Flight has and this protocol has not
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise to_flight_error(WireMismatch("this server does not offer that; connect with Floodmark"))
+
+    get_flight_info = list_actions = list_flights = _refuse
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        """Nothing.  Flight lets no error pass here without the server's traceback."""
+        return flight.SchemaResult(pyarrow.schema([]))

@@ -1,0 +1,233 @@
+"""A site as a server: begin to listen, and stop without losing anything.
+
+Stopping goes in an order.  First the server says that it is not ready, so that others send nothing more;
+then newcomers are refused, streams end, and calls under way finish; then the connections of clients that
+do not read are cut, the port is closed, and at last the site.  A write is either finished and
+acknowledged or was never begun.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from floodmark.clock import system_time_ms
+from floodmark.model.errors import CannotOpen, FloodmarkError, InvalidConfiguration
+from floodmark.server.access import OPEN_ACCESS, Access, AccessFile, require_safe_listening
+from floodmark.server.health import HealthServer
+from floodmark.server.metrics import MetricsPage
+from floodmark.server.service import Service
+from floodmark.server.stalled import STALL_SECONDS
+from floodmark.server.visits import STREAMS_MAX, STREAMS_PER_CALLER_MAX
+from floodmark.site.site import Site
+from floodmark.wire.address import Address
+from floodmark.wire.credentials import PathLike, read_file
+from floodmark.wire.errors import TRANSPORT_ERRORS
+
+CLOSE_SECONDS: Final = 30.0
+# Of the time to close, how much is left to streams and calls before connections are cut.
+_GRACE_PART: Final = 0.5
+
+
+class Listen(NamedTuple):
+    """A host and a port to listen on; port 0 takes any that is free."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How a site is served.
+
+    tls_certificate, tls_key   files that prove the server's name; without them nothing is encrypted
+    tls_client_root            who may vouch for clients; then every client needs a certificate
+    access                     the access file; without it everybody who can connect may do everything
+    metrics_listen             where /metrics, /healthz and /readyz are served; nowhere if None
+    insecure                   whether it may be reached from other machines without TLS and access file
+    stall_seconds              after how long a client that neither reads nor writes is cut off
+    """
+
+    tls_certificate: PathLike | None = None
+    tls_key: PathLike | None = None
+    tls_client_root: PathLike | None = None
+    access: PathLike | None = None
+    metrics_listen: str | None = None
+    insecure: bool = False
+    stall_seconds: float = STALL_SECONDS
+    streams_max: int = STREAMS_MAX
+    streams_per_caller_max: int = STREAMS_PER_CALLER_MAX
+
+    def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidConfiguration("a TLS certificate and its key belong together; give both or neither")
+        if self.tls_client_root is not None and self.tls_certificate is None:
+            raise InvalidConfiguration(
+                "clients' certificates need TLS; give the server's certificate as well"
+            )
+        if self.stall_seconds <= 0 or self.streams_max < 1 or self.streams_per_caller_max < 1:
+            raise InvalidConfiguration(
+                "the time for a stalled client and the numbers of streams are positive"
+            )
+
+
+def serve(site: Site, listen: str, options: ServerOptions | None = None) -> "Server":
+    """Serve a site from now on.  The server owns the site: closing the one closes the other.
+
+    If it cannot, the site stays open.
+    """
+    return Server(site, parse_listen(listen), options or ServerOptions())
+
+
+class Server:
+    """A site that is being served.  Close it, or use it in a `with` block."""
+
+    def __init__(self, site: Site, listen: Listen, options: ServerOptions) -> None:
+        tls = options.tls_certificate is not None
+        require_safe_listening(
+            listen.host, tls=tls, access=options.access is not None, insecure=options.insecure
+        )
+        access: Access = OPEN_ACCESS if options.access is None else AccessFile(options.access, system_time_ms)
+        self._site = site
+        self._lock = Lock()
+        self._closed = False
+        self._service = _listen(site, listen, access, options)
+        self.address = Listen(listen.host, self._service.port)
+        self.url = Address(listen.host, self._service.port, tls).url
+        self._health: HealthServer | None = None
+        if options.metrics_listen is not None:
+            try:
+                self._health = self._serve_health(parse_listen(options.metrics_listen))
+            except BaseException:
+                self._stop_service(CLOSE_SECONDS)
+                raise
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Server({self.url!r})"
+
+    @property
+    def metrics_address(self) -> Listen | None:
+        """Where health and metrics are served."""
+        return None if self._health is None else Listen(*self._health.address)
+
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
+        """Finish what is under way, and let go of the site.  Closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._stop_service(timeout_seconds)
+            finally:
+                self._site.close()
+                if self._health is not None:
+                    self._health.close()
+
+    def _stop_service(self, timeout_seconds: float) -> None:
+        service = self._service
+        service.gate.stop()
+        if not service.gate.wait_empty(timeout_seconds * _GRACE_PART):
+            service.watchdog.cut_waiting()
+            service.gate.wait_empty(timeout_seconds * (1 - _GRACE_PART))
+        # Nothing is at work any more: who is still there only has a channel open.
+        service.watchdog.cut_waiting()
+        # Waits for every request, so that one which hangs must not take the process with it.
+        shutdown = Thread(target=service.shutdown, name="floodmark-shutdown", daemon=True)
+        shutdown.start()
+        shutdown.join(timeout_seconds)
+        service.watchdog.close()
+        service.leases.close()
+
+    # Health
+
+    def _serve_health(self, listen: Listen) -> HealthServer:
+        administration = self._site.host.administration
+        page = MetricsPage(self._site.name, administration.statistics, self._service.metrics)
+        return HealthServer(
+            listen.host,
+            listen.port,
+            metrics=page.render,
+            is_healthy=self._why_unhealthy,
+            is_ready=self._why_not_ready,
+        )
+
+    def _why_unhealthy(self) -> str | None:
+        return None if self._service.watchdog.is_alive() else "the watchdog has died; restart the server"
+
+    def _why_not_ready(self) -> str | None:
+        if self._service.gate.stopping.is_set():
+            return "the server is stopping"
+        try:
+            self._site.host.administration.read_version()
+        except FloodmarkError as error:
+            return str(error)
+        return None
+
+
+def parse_listen(listen: str) -> Listen:
+    """Take `host:port` apart.
+
+    >>> parse_listen("127.0.0.1:7100"), parse_listen("[::1]:0")
+    (Listen(host='127.0.0.1', port=7100), Listen(host='::1', port=0))
+    """
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65_535 or (":" in host and host[:1] != "["):
+        raise InvalidConfiguration(f"an address to listen on looks like 127.0.0.1:7100, not {listen!r:.100}")
+    return Listen(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def _listen(site: Site, listen: Listen, access: Access, options: ServerOptions) -> Service:
+    _require_free(listen)
+    certificates = None
+    if options.tls_certificate is not None and options.tls_key is not None:
+        certificates = [
+            (read_file(options.tls_certificate, "certificate"), read_file(options.tls_key, "key"))
+        ]
+    root = options.tls_client_root
+    try:
+        return Service(
+            Address(listen.host, listen.port, certificates is not None).url,
+            site.host,
+            access,
+            tls_certificates=certificates,
+            client_root=None if root is None else read_file(root, "certificate"),
+            stall_seconds=options.stall_seconds,
+            streams_max=options.streams_max,
+            streams_per_caller_max=options.streams_per_caller_max,
+        )
+    except TRANSPORT_ERRORS as error:
+        raise _cannot_listen(listen, str(error).partition("\n")[0]) from None
+
+
+def _require_free(listen: Listen) -> None:
+    """Refuse a port that another process has: gRPC would share it, and each get some of the clients."""
+    try:
+        found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found[:1]:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(address)
+    except OSError as error:
+        raise _cannot_listen(listen, os.strerror(error.errno or 0)) from error
+
+
+def _cannot_listen(listen: Listen, reason: str) -> CannotOpen:
+    return CannotOpen(
+        f"cannot listen on {listen.host}:{listen.port}: {reason}. Choose another port or host, or stop "
+        "whoever has it",
+        host=listen.host,
+        port=listen.port,
+    )

@@ -1,0 +1,196 @@
+"""Clients that stopped reading or writing, and how to get rid of them.
+
+A handler that waits for its client waits inside gRPC, where Python cannot interrupt it: a client that
+never reads would keep a thread and its buffers for ever.  So a handler says when it hands itself over to
+gRPC and when it is back, and a watchdog cuts the *connection* of one that is away for too long.  The
+socket is gRPC's, but a descriptor of this process; shutting it down fails whatever waits for it.
+
+A stream that waits for changes is inside our own code, and not away.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread
+from typing import Final
+from urllib.parse import unquote
+
+from floodmark.clock import TimeSource
+
+# Long enough for the largest message over a slow line, and short enough that everything which a stalled
+# client holds is free again within half a minute: memory takes some ten seconds more to go back.
+STALL_SECONDS: Final = 15.0
+# How often the watchdog looks around, as a part of the time that a client has.
+_LOOKS_PER_STALL: Final = 4
+_LOOK_SECONDS_MAX: Final = 1.0
+_CLOSE_SECONDS_MAX: Final = 5.0
+
+_log = logging.getLogger("floodmark.server")
+
+Peer = tuple[str, int]
+
+
+class Activity:
+    """One request at work.  `away_since_ms` is set while gRPC has it.
+
+    `patience_ms` is for a client that may rest for so long by agreement.
+    """
+
+    __slots__ = ("_time_source", "away_since_ms", "patience_ms", "peer")
+
+    def __init__(self, peer: str, time_source: TimeSource) -> None:
+        self.peer = peer
+        self.away_since_ms: int | None = None
+        self.patience_ms = 0
+        self._time_source = time_source
+
+    def leave(self) -> None:
+        """The client is waited for from here on."""
+        self.away_since_ms = self._time_source()
+
+    def come_back(self) -> None:
+        """The client did something."""
+        self.away_since_ms = None
+
+
+class Watchdog:
+    """Knows the requests at work, and cuts off those whose client has stalled.
+
+    Each time it looks around it also calls `on_look`, for other things that have to be done now and then.
+    """
+
+    def __init__(
+        self,
+        time_source: TimeSource,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+        on_cut: Callable[[], None] = lambda: None,
+        on_look: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self._time_source = time_source
+        self._stall_ms = stall_seconds * 1000
+        self._on_cut = on_cut
+        self._on_look = on_look
+        self._activities: set[Activity] = set()
+        self._lock = Lock()
+        self._stopping = Event()
+        self._pause_seconds = min(stall_seconds / _LOOKS_PER_STALL, _LOOK_SECONDS_MAX)
+        self._thread = Thread(target=self._run, name="floodmark-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether it watches."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_SECONDS_MAX)
+
+    @contextmanager
+    def watching(self, peer: str) -> Iterator[Activity]:
+        """Watch a request for as long as the block lasts."""
+        activity = Activity(peer, self._time_source)
+        with self._lock:
+            self._activities.add(activity)
+        try:
+            yield activity
+        finally:
+            with self._lock:
+                self._activities.discard(activity)
+
+    def cut_stalled(self) -> int:
+        """Cut the connections of clients that are waited for for too long; how many."""
+        now_ms = self._time_source()
+        return self._cut(
+            lambda activity, since_ms: now_ms - since_ms >= max(self._stall_ms, activity.patience_ms)
+        )
+
+    def cut_waiting(self) -> int:
+        """Cut the connections of all clients that are waited for now; how many."""
+        return self._cut(lambda _activity, _since_ms: True)
+
+    def _cut(self, is_unwanted: Callable[[Activity, int], bool]) -> int:
+        with self._lock:
+            activities = list(self._activities)
+        peers = {
+            activity.peer
+            for activity in activities
+            if (since_ms := activity.away_since_ms) is not None and is_unwanted(activity, since_ms)
+        }
+        cut = cut_connections(peers)
+        for _ in range(cut):
+            self._on_cut()
+        return cut
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._pause_seconds):
+            try:
+                cut = self.cut_stalled()
+                if cut:
+                    _log.warning("cut %d connections whose clients neither read nor wrote any more", cut)
+                for act in self._on_look:
+                    act()
+            except Exception:
+                # The watch must not end because of one bad look.
+                _log.exception("the watchdog failed, and goes on")
+
+
+def cut_connections(peers: set[str]) -> int:
+    """Shut down the sockets of this process that are connected to some peers, in gRPC's form; how many."""
+    wanted = {_parse_peer(peer) for peer in peers} - {None}
+    if not wanted:
+        return 0
+    return sum(_shut_down_if(descriptor, wanted) for descriptor in _descriptors())
+
+
+def _shut_down_if(descriptor: int, wanted: set[Peer | None]) -> bool:
+    """Shut a descriptor down if it is a socket that is connected to somebody unwanted."""
+    try:
+        # A duplicate: the descriptor may be closed, and its number given to another file, at any time.
+        duplicate = os.dup(descriptor)
+    except OSError:
+        return False
+    try:
+        connection = socket.socket(fileno=duplicate)
+    except OSError:
+        # Not a socket.
+        os.close(duplicate)
+        return False
+    with connection:
+        try:
+            host, port = connection.getpeername()[:2]
+            if (_plain_host(host), port) not in wanted:
+                return False
+            connection.shutdown(socket.SHUT_RDWR)
+        except (OSError, ValueError):
+            return False
+    return True
+
+
+def _descriptors() -> list[int]:
+    for directory in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError, ValueError):
+            return [int(name) for name in os.listdir(directory)]
+    return list(range(3, os.sysconf("SC_OPEN_MAX")))
+
+
+def _parse_peer(peer: str) -> Peer | None:
+    """The address in what gRPC calls a peer.
+
+    >>> _parse_peer("ipv4:127.0.0.1:53288"), _parse_peer("ipv6:%5B::1%5D:7100"), _parse_peer("unix:")
+    (('127.0.0.1', 53288), ('::1', 7100), None)
+    """
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return (_plain_host(host.strip("[]")), int(port)) if port.isdecimal() else None
+
+
+def _plain_host(host: str) -> str:
+    # A server that listens on IPv6 sees clients of IPv4 under mapped addresses.
+    return host.removeprefix("::ffff:")

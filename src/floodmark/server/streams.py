@@ -1,0 +1,109 @@
+"""Streams from the server: scans and changes, one batch at a time.
+
+A batch is made when gRPC asks for one, and gRPC asks when the client has room: a client that does not
+read costs one batch of memory, and after a while its connection (`stalled.py`).
+"""
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any, Final, TypeAlias
+
+import pyarrow
+
+from floodmark.clock import TimeSource
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.model.access import Role
+from floodmark.model.errors import InvalidArgument, InvalidRange, PartitionMoved
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.server.checks import check_namespace_range, check_position, check_version
+from floodmark.server.guard import Guard
+from floodmark.server.visits import Visit
+from floodmark.site.host import Host
+from floodmark.wire.columns import PAIRS, changes_schema, encode_changes, encode_pairs
+from floodmark.wire.messages import ChangesTicket, ScanTicket
+
+# A stream of changes that has nothing to tell says so this often: how far it is, and that it is alive.
+IDLE_MS: Final = 1_000
+
+Rows: TypeAlias = pyarrow.RecordBatch | tuple[pyarrow.RecordBatch, bytes]
+Batches: TypeAlias = Generator[Rows, None, None]
+
+
+class Streams:
+    """Makes the batches of streams."""
+
+    def __init__(self, host: Host, guard: Guard, *, monotonic_ms: TimeSource) -> None:
+        self._host = host
+        self._guard = guard
+        self._monotonic_ms = monotonic_ms
+
+    def schema(self, ticket: ScanTicket | ChangesTicket) -> pyarrow.Schema:
+        """The columns of what a ticket asks for."""
+        if isinstance(ticket, ScanTicket):
+            return PAIRS
+        return changes_schema(before_images=ticket.request.before_images)
+
+    def batches(self, visit: Visit, ticket: ScanTicket | ChangesTicket) -> Batches:
+        """What a ticket asks for, until it ends or its client goes."""
+        if isinstance(ticket, ScanTicket):
+            return self._scan(visit, ticket)
+        return self._changes(visit, ticket.request)
+
+    def _scan(self, visit: Visit, ticket: ScanTicket) -> Batches:
+        keys = ticket.keys
+        namespace = keys.start[:NAMESPACE_BYTES]
+        check_namespace_range(namespace, keys)
+        check_version(ticket.at)
+        if ticket.rows_max is not None and ticket.rows_max < 0:
+            raise InvalidArgument(f"a number of rows is not negative, as {ticket.rows_max} is")
+        self._guard.require_keys(visit.caller, Role.READ, (keys.start,))
+        partition = self._guard.partition(ticket.partition)
+        if keys.start == keys.end or ticket.rows_max == 0:
+            return
+        if partition.range.intersect(keys) != keys:
+            raise PartitionMoved(
+                f"partition {partition.id} does not hold all of the range; ask for the map again",
+                partition=partition.id,
+            )
+        with self._host.reading(ticket.at, int.from_bytes(namespace, "big")):
+            pages = partition.scan(keys, ticket.at, rows_max=ticket.rows_max, reverse=ticket.reverse)
+            for rows in pages:
+                yield from encode_pairs(rows)
+                if visit.is_over():
+                    return
+
+    def _changes(self, visit: Visit, request: ChangesRequest) -> Batches:
+        self._check_changes(visit, request)
+        batches: Any = self._host.changes(request)
+        with closing(batches):
+            # Empty, and sent once everything is held: the client waits for it before it goes on.
+            befores: list[bytes | None] | None = [] if request.before_images else None
+            yield from encode_changes(ChangeBatch(through=request.since, befores=befores), request.since)
+            position, sent_at_ms = request.since, self._monotonic_ms()
+            skipped: ChangeBatch | None = None
+            for batch in batches:
+                if visit.is_over():
+                    return
+                is_idle = request.follow and not batch.keys and not batch.heartbeats
+                if is_idle and self._monotonic_ms() - sent_at_ms < IDLE_MS:
+                    skipped = batch
+                    continue
+                messages, skipped = encode_changes(batch, position), None
+                position = batch.through
+                # While the client makes us wait, the batch is held once, as messages.
+                del batch
+                while messages:
+                    yield messages.pop(0)
+                sent_at_ms = self._monotonic_ms()
+            if skipped is not None:
+                yield from encode_changes(skipped, position)
+
+    def _check_changes(self, visit: Visit, request: ChangesRequest) -> None:
+        check_position(request.since)
+        check_position(request.until)
+        self._guard.require_namespace(visit.caller, Role.READ, request.namespace)
+        if request.namespace is not None:
+            check_namespace_range(encode_namespace(request.namespace), request.keys)
+        elif request.keys != KeyRange():
+            raise InvalidRange("a range of keys needs a namespace; name the one that it is in")

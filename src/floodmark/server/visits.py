@@ -1,0 +1,212 @@
+"""Requests while they are served: who came, whether they are still there, and how it ended.
+
+Everything that a handler raises leaves here as an error of ours: gRPC would show anything else to the
+client, with the server's traceback.  And everything passes one gate, which a server that stops closes
+for newcomers and waits at until the last has left.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition, Event, Lock
+from typing import Any, Final
+
+import pyarrow
+from pyarrow import flight
+
+from floodmark.clock import TimeSource, monotonic_seconds
+from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Retryable, Unreachable
+from floodmark.server.access import Access, Caller
+from floodmark.server.identity import Headers, Identity
+from floodmark.server.metrics import ServerMetrics, outcome_of
+from floodmark.server.stalled import Activity, Watchdog
+from floodmark.wire.errors import to_flight_error
+
+STREAMS_MAX: Final = 1_000
+STREAMS_PER_CALLER_MAX: Final = 500
+# Channels carry small calls, and a client has one for each thread that calls at once.
+CHANNELS_MAX: Final = 4_000
+# How often somebody with an open stream is asked again for their rights.
+RENEW_MS: Final = 5_000
+
+_log = logging.getLogger("floodmark.server")
+
+
+class ClientGone(Exception):
+    """The client has gone while it was waited for.  Nobody is left to be told."""
+
+
+class Gate:
+    """Counts who is inside, and can be closed for newcomers."""
+
+    def __init__(self) -> None:
+        self.stopping = Event()
+        self._inside = 0
+        self._changed = Condition(Lock())
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Be inside for as long as the block lasts."""
+        with self._changed:
+            self.require_serving()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                if not self._inside:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Come in without being waited for."""
+        self.require_serving()
+        yield
+
+    def require_serving(self) -> None:
+        """Refuse if the server stops."""
+        if self.stopping.is_set():
+            raise Unreachable("the server is stopping, and nothing was done; try again when it is back")
+
+    def stop(self) -> None:
+        """Let nobody in any more."""
+        with self._changed:
+            self.stopping.set()
+
+    def wait_empty(self, timeout_seconds: float) -> bool:
+        """Wait until everyone has left; whether they did in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._inside == 0, timeout_seconds)
+
+
+class StreamPlaces:
+    """How many streams may be open, in all and of one caller."""
+
+    def __init__(
+        self, streams_max: int, per_caller_max: int, *, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._on_end = on_end
+        self._streams_max = streams_max
+        self._per_caller_max = per_caller_max
+        self._open: Counter[str] = Counter()
+        self._lock = Lock()
+
+    @contextmanager
+    def taking(self, caller: Caller) -> Iterator[None]:
+        """Have a place for as long as the block lasts."""
+        with self._lock:
+            if self._open.total() >= self._streams_max:
+                raise Retryable(
+                    f"the server has {self._streams_max:,} open streams, and takes no more; try again later"
+                )
+            if self._open[caller.name] >= self._per_caller_max:
+                raise Retryable(
+                    f"{caller.name!r} has {self._per_caller_max:,} open streams, and may have no more; "
+                    "close some"
+                )
+            self._open[caller.name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open[caller.name] -= 1
+                self._open += Counter()
+            self._on_end()
+
+
+class Visit:
+    """One request, from the moment at which it is known who came."""
+
+    def __init__(
+        self, context: Any, identity: Identity, activity: Activity, gate: Gate, time_source: TimeSource
+    ) -> None:
+        self.caller = identity.authenticate()
+        self.activity = activity
+        self._identity = identity
+        self._gate = gate
+        self._time_source = time_source
+        self._known_at_ms = time_source()
+        self._is_cancelled: Callable[[], bool] = context.is_cancelled
+
+    def is_over(self) -> bool:
+        """Whether the client of a stream has gone.  Raises if the stream may not go on."""
+        self._gate.require_serving()
+        now_ms = self._time_source()
+        if now_ms - self._known_at_ms >= RENEW_MS:
+            self.caller = self._identity.authenticate()
+            self._known_at_ms = now_ms
+        return self._is_cancelled()
+
+
+class Reception:
+    """Lets requests in, and sees them off."""
+
+    def __init__(
+        self,
+        headers: Headers,
+        access: Access,
+        metrics: ServerMetrics,
+        watchdog: Watchdog,
+        gate: Gate,
+        *,
+        monotonic_ms: TimeSource,
+    ) -> None:
+        self._headers = headers
+        self._access = access
+        self._metrics = metrics
+        self._watchdog = watchdog
+        self._gate = gate
+        self._monotonic_ms = monotonic_ms
+
+    @contextmanager
+    def receive(self, context: Any, action: str, *, writes: bool, is_counted: bool = True) -> Iterator[Visit]:
+        """Serve a request in the block.  Whatever is raised there leaves as an error that may travel."""
+        headers = self._headers.take()
+        started = monotonic_seconds()
+        failure: BaseException | None = None
+        try:
+            with self._gate.passing() if is_counted else self._gate.open():
+                identity = Identity(context, headers, self._access)
+                with self._watchdog.watching(identity.peer) as activity:
+                    yield Visit(context, identity, activity, self._gate, self._monotonic_ms)
+        except FloodmarkError as error:
+            failure = error
+            raise to_flight_error(error) from None
+        except GeneratorExit:
+            # The client has gone, or has read as much as it wanted.
+            raise
+        except ClientGone:
+            self._metrics.connection_cut()
+            raise to_flight_error(Unreachable("the client has gone")) from None
+        except BaseException as error:
+            failure = error
+            _log.exception("the request %r failed unexpectedly", action)
+            raise to_flight_error(unexpected(writes=writes)) from None
+        finally:
+            self._metrics.request(action, monotonic_seconds() - started, outcome_of(failure))
+
+
+@contextmanager
+def waiting(visit: Visit) -> Iterator[None]:
+    """Wait for the client in the block."""
+    visit.activity.leave()
+    try:
+        yield
+    except (flight.FlightError, OSError) as error:
+        raise ClientGone from error
+    except pyarrow.ArrowException as error:
+        raise InvalidArgument(f"a message of a stream cannot be read: {error!s:.200}") from None
+    finally:
+        visit.activity.come_back()
+
+
+def unexpected(*, writes: bool) -> FloodmarkError:
+    """What a client is told about a bug.  The server's log says more; the client must not."""
+    if writes:
+        return OutcomeUnknown(
+            "the server failed unexpectedly, and whether the write happened is not known; read before you "
+            "repeat it. The server's log says more"
+        )
+    return FloodmarkError("the server failed unexpectedly; its log says more. Please report it as a bug")

@@ -1,0 +1,85 @@
+"""Streams of writes to the server: each batch is committed and answered, in the order in which they came.
+
+An error that concerns a batch is its answer, and the stream goes on.  The stream itself fails only when
+everything that was handed to storage has been answered, so that a client knows: what has no answer then
+was not done.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Final
+
+import pyarrow
+
+from floodmark.model.access import Role
+from floodmark.model.errors import FloodmarkError, InvalidArgument
+from floodmark.model.partition import WriteStream
+from floodmark.model.version import Version
+from floodmark.server.checks import check_keys, check_size, check_values
+from floodmark.server.data import WRITE_BYTES_MAX
+from floodmark.server.guard import Guard
+from floodmark.server.metrics import ServerMetrics
+from floodmark.server.visits import Visit, unexpected, waiting
+from floodmark.site.host import Host
+from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
+from floodmark.wire.errors import describe_error
+from floodmark.wire.messages import WriteStreamCommand, encode
+from floodmark.wire.write_stream import Acknowledgement
+
+_log: Final = logging.getLogger("floodmark.server")
+
+
+class Writes:
+    """Commits the batches of write streams."""
+
+    def __init__(self, host: Host, guard: Guard, metrics: ServerMetrics) -> None:
+        self._host = host
+        self._guard = guard
+        self._metrics = metrics
+
+    def serve(self, visit: Visit, command: WriteStreamCommand, reader: Any, writer: Any) -> None:
+        """Take batches until there are no more."""
+        if not reader.schema.equals(PAIRS):
+            raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
+        with closing(self._host.write_stream(durable=command.durable)) as stream:
+            for batch in _received(visit, reader):
+                answer = encode(self._answer(visit, stream, batch))
+                with waiting(visit):
+                    writer.write(pyarrow.py_buffer(answer))
+
+    def _answer(
+        self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None
+    ) -> Acknowledgement:
+        try:
+            return Acknowledgement(self._commit(visit, stream, batch))
+        except FloodmarkError as error:
+            return Acknowledgement(error=describe_error(error))
+        except Exception:
+            _log.exception("a batch of a write stream failed unexpectedly")
+            return Acknowledgement(error=describe_error(unexpected(writes=True)))
+
+    def _commit(self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None) -> Version:
+        if batch is None:
+            raise InvalidArgument("a message of a write stream holds no rows")
+        require_pairs(batch)
+        self._metrics.received(batch.nbytes)
+        check_size("a batch of writes", batch.nbytes, WRITE_BYTES_MAX)
+        keys, values = decode_columns(batch)
+        check_keys(keys)
+        self._guard.require_keys(visit.caller, Role.WRITE, keys)
+        check_values(keys, values, with_origin=False)
+        return stream.send(dict(zip(keys, values, strict=True))).result()
+
+
+def _received(visit: Visit, reader: Any) -> Iterator[pyarrow.RecordBatch | None]:
+    """The batches as they come, until the client has sent all or may not send more."""
+    while True:
+        with waiting(visit):
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+        if visit.is_over():
+            return
+        yield chunk.data

@@ -1,0 +1,278 @@
+"""A site in this process: one node on one engine, and what a site keeps beside its data."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from msgspec import UNSET
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed import ChangeReader, SafePoint, SafePoints
+from floodmark.feed.store import LocalFeedStore
+from floodmark.feed.subscription_store import LocalSubscriptionStore
+from floodmark.model.change import Heartbeat
+from floodmark.model.errors import FloodmarkError
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version, moment_of
+from floodmark.partition import Node, Router
+from floodmark.site.background import Background
+from floodmark.site.catalog import Catalog, NamespaceRow, NamespaceSettings
+from floodmark.site.directory import Identity
+from floodmark.site.examination import Finding, examine
+from floodmark.site.garbage import GarbageCollection
+from floodmark.site.host import NamespaceUpdate
+from floodmark.site.statistics import (
+    GarbageReport,
+    NamespaceStatistics,
+    PartitionHeat,
+    PartitionStatistics,
+    SiteStatistics,
+)
+
+
+class LocalAdministration:
+    """Administers a node of this process."""
+
+    def __init__(self, host: "EmbeddedHost") -> None:
+        self._host = host
+        self._identity = host.identity
+        self._node = host.node
+        self._catalog = host.catalog
+        self._safe_points = host.safe_points
+        self._garbage = host.garbage
+        self._background = host.background
+        self._reader = host.reader
+
+    # Namespaces
+
+    def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
+        return self._catalog.create(namespace, settings)
+
+    def find_namespace(self, namespace: str) -> NamespaceRow:
+        return self._catalog.get(namespace)
+
+    def list_namespaces(self) -> list[NamespaceRow]:
+        return sorted(self._catalog.all(), key=lambda row: row.name)
+
+    def update_namespace(self, namespace: str, update: NamespaceUpdate) -> NamespaceRow:
+        def change(settings: NamespaceSettings) -> NamespaceSettings:
+            return replace(
+                settings,
+                ttl=settings.ttl if update.ttl is UNSET else update.ttl,
+                retention=settings.retention if update.retention is UNSET else update.retention,
+            )
+
+        self._catalog.update(namespace, change)
+        return self._catalog.get(namespace)
+
+    def drop_namespace(self, namespace: str) -> None:
+        self._catalog.drop(namespace)
+
+    # Versions
+
+    def read_version(self) -> Version:
+        return self._node.committer.read_version()
+
+    def resolved_version(self) -> Version:
+        return self._node.resolved_version()
+
+    def now(self) -> Version:
+        return self._node.committer.now()
+
+    def observe(self, version: Version) -> None:
+        self._node.observe(version)
+
+    def sync(self) -> None:
+        self._node.committer.sync()
+
+    def heartbeat(self) -> Heartbeat:
+        return self._node.heartbeat()
+
+    # Partitions
+
+    def partitions(self) -> list[PartitionStatistics]:
+        return [
+            PartitionStatistics(
+                id=partition.id,
+                range=partition.range,
+                writes=partition.heat.writes,
+                reads=partition.heat.reads,
+                bytes_written=partition.heat.bytes_written,
+            )
+            for partition in self._node.map.partitions
+        ]
+
+    def split(self, namespace: str, key: bytes) -> tuple[int, int]:
+        row = self._catalog.get(namespace)
+        return self._node.split(encode_namespace(row.id) + key)
+
+    def merge(self, left: int, right: int) -> int:
+        return self._node.merge(left, right)
+
+    def heat(self) -> list[PartitionHeat]:
+        now_ms = self._node.clock.time_source()
+        return [
+            PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
+            for partition in self._node.map.partitions
+        ]
+
+    # Garbage collection
+
+    def hold_safe_point(
+        self, name: str, version: Version, lifetime: timedelta, namespace: str | None
+    ) -> SafePoint:
+        scope = None if namespace is None else self._catalog.get(namespace).id
+        return self._safe_points.hold(name, version, lifetime, scope)
+
+    def release_safe_point(self, name: str) -> None:
+        self._safe_points.release(name)
+
+    def safe_points(self) -> list[SafePoint]:
+        return self._safe_points.list()
+
+    def oldest_version(self, namespace: str | None) -> Version:
+        if namespace is None:
+            return max(self._node.born_version(), self._safe_points.oldest_version(None))
+        row = self._catalog.get(namespace)
+        return max(row.created_at, self._safe_points.oldest_version(row.id))
+
+    def collect_garbage(self) -> GarbageReport:
+        return self._garbage.run()
+
+    # Statistics
+
+    def statistics(self) -> SiteStatistics:
+        node = self._node
+        counters = node.committer.counters
+        changes, bytes_written = node.written()
+        sizes = node.engine.sizes()
+        heartbeat = node.last_heartbeat
+        return SiteStatistics(
+            site=self._identity.site,
+            site_id=self._identity.site_id,
+            format=self._identity.format,
+            version=node.clock.latest,
+            resolved_version=node.committer.announced_version()
+            if node.storage.stopped
+            else node.resolved_version(),
+            clock_ahead_ms=node.clock.ahead_ms(),
+            commits=counters.commits,
+            changes=changes,
+            bytes_written=bytes_written,
+            rounds=counters.rounds,
+            recoveries=node.storage.recoveries,
+            data_bytes=sizes.get("data", 0),
+            log_bytes=sizes.get("log", 0),
+            last_heartbeat=None if heartbeat is None else moment_of(heartbeat.version),
+            background_error=self._background.error,
+            namespaces=[
+                NamespaceStatistics(
+                    name=row.name,
+                    id=row.id,
+                    merge=row.merge,
+                    oldest_version=node.retention.collected_version(row.id),
+                    collected_horizon=node.retention.collected_horizon(row.id),
+                )
+                for row in self._catalog.live()
+            ],
+            partitions=self.partitions(),
+            garbage=self._garbage.total,
+            readers=self._reader.statistics(),
+        )
+
+    def examine(self, quick: bool) -> list[Finding]:
+        return examine(self._host, quick, disk=self._host.disk)
+
+
+class LocalWriteStream:
+    """A write stream to a node of this process: a batch is committed when it is sent."""
+
+    def __init__(self, router: Router, *, durable: bool) -> None:
+        self._router = router
+        self._durable = durable
+
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[Version]":
+        future: Future[Version] = Future()
+        try:
+            future.set_result(self._router.put(dict(rows), durable=self._durable))
+        except FloodmarkError as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+class EmbeddedHost:
+    """A node of this process and everything around it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        node: Node,
+        *,
+        start_background: Callable[[Node, GarbageCollection], Background],
+        release: Callable[[], None],
+        log_retention: timedelta | None,
+        disk: Path | None = None,
+    ) -> None:
+        self.identity = identity
+        self.disk = disk
+        self.node = node
+        self._release = release
+        self.catalog = Catalog(node.storage, node.clock.now)
+        self.safe_points = SafePoints(
+            node.storage, node.clock.time_source, self.catalog.live_ids, node.retention
+        )
+        self.garbage = GarbageCollection(node, self.catalog, self.safe_points, log_retention)
+        self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
+        self.background = start_background(node, self.garbage)
+        self.router = Router(node)
+        self.feeds = LocalFeedStore(
+            node.storage,
+            self.safe_points,
+            node.clock.time_source,
+            resolve_namespace=self._resolve_namespace,
+            partition_ranges=lambda: [partition.range for partition in node.map.partitions],
+            resolved_version=node.resolved_version,
+        )
+        self.subscriptions = LocalSubscriptionStore(
+            node.storage,
+            self.safe_points,
+            node.clock.time_source,
+            resolve_namespace=self._resolve_namespace,
+            resolved_version=node.resolved_version,
+            open_changes=self.changes,
+        )
+        self.administration = LocalAdministration(self)
+        self._closed = False
+
+    def _resolve_namespace(self, name: str) -> tuple[int, Version]:
+        row = self.catalog.get(name)
+        return row.id, row.created_at
+
+    def physical_ms(self) -> int:
+        return self.node.clock.physical_ms()
+
+    def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
+        return self.safe_points.reading(version, namespace)
+
+    def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        return self.reader.read(request)
+
+    def write_stream(self, *, durable: bool) -> LocalWriteStream:
+        self.node.require_open()
+        return LocalWriteStream(self.router, durable=durable)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.background.stop()
+        try:
+            self.node.close()
+        finally:
+            self._release()

@@ -1,0 +1,159 @@
+"""The named feeds and the subscriptions of a site, as users see them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from floodmark.feed import Decoder
+from floodmark.feed.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
+from floodmark.feed.runner import FeedRunner
+from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionStatistics
+from floodmark.model.names import require_name
+from floodmark.model.version import Version
+from floodmark.site.arguments import At, Since, to_version
+from floodmark.site.host import Host
+
+# From a beginning in a namespace to its version.
+ToVersion = Callable[[str | None, Since], Version]
+
+
+class Feeds:
+    """Creates, changes and runs named feeds: `site.feeds`."""
+
+    def __init__(
+        self, host: Callable[[], Host], to_since: ToVersion, decoder: Callable[[], Decoder], holder: str
+    ) -> None:
+        self._host = host
+        self._to_since = to_since
+        self._decoder = decoder
+        self._holder = holder
+
+    def create(
+        self,
+        name: str,
+        namespace: str,
+        sink: str,
+        *,
+        since: Since = 0,
+        until: At | None = None,
+        start_key: bytes = b"",
+        end_key: bytes | None = None,
+        prefix: bytes | None = None,
+        description: str = "",
+        ranges: int = 2,
+        options: SinkOptions | None = None,
+    ) -> Feed:
+        """Add a feed of a namespace's changes to a sink, which is a URI such as `parquet:exports/users`.
+
+        It begins behind `since`; if changes after that are gone, `VersionCollected` is raised at once.  It
+        ends at `until`, or never.  From now on it holds a safe point, whether or not it runs.
+        """
+        require_name(namespace, "namespace")
+        spec = FeedSpec(
+            name=name,
+            namespace=namespace,
+            sink=sink,
+            since=self._to_since(namespace, since),
+            until=None if until is None else to_version(until),
+            start_key=start_key,
+            end_key=end_key,
+            prefix=prefix,
+            description=description,
+            ranges=ranges,
+            options=options or SinkOptions(),
+        )
+        return self._host().feeds.create(spec)
+
+    def list(self) -> list[Feed]:
+        """All feeds by name."""
+        return self._host().feeds.list()
+
+    def show(self, name: str) -> Feed:
+        """The feed of a name."""
+        require_name(name, "feed")
+        return self._host().feeds.find(name)
+
+    def pause(self, name: str) -> Feed:
+        """Stop a feed; its runner notices within about a second."""
+        require_name(name, "feed")
+        return self._host().feeds.pause(name)
+
+    def resume(self, name: str, *, since: Since | None = None) -> Feed:
+        """Let a feed go on from its checkpoint, or from somewhere else."""
+        require_name(name, "feed")
+        if since is None:
+            return self._host().feeds.resume(name)
+        namespace = self.show(name).spec.namespace
+        return self._host().feeds.resume(name, self._to_since(namespace, since))
+
+    def update(self, name: str, **changes: Any) -> Feed:
+        """Change sink, until, description, ranges or options of a feed that does not run."""
+        require_name(name, "feed")
+        if changes.get("until") is not None:
+            changes["until"] = to_version(changes["until"])
+        return self._host().feeds.update(name, FeedUpdate(**changes))
+
+    def remove(self, name: str) -> None:
+        """Forget a feed, and let garbage collection go on."""
+        require_name(name, "feed")
+        self._host().feeds.remove(name)
+
+    def rebalance(self, name: str) -> Feed:
+        """Cut a feed into ranges anew, along the present partitions."""
+        require_name(name, "feed")
+        return self._host().feeds.rebalance(name)
+
+    def statistics(self, name: str) -> FeedStatistics:
+        """How far a feed lags behind the site."""
+        require_name(name, "feed")
+        return self._host().feeds.statistics(name)
+
+    def runner(self, name: str, *, wait_for_lease: bool = False, holder: str | None = None) -> FeedRunner:
+        """Something that runs a feed in this process: call its `run`.
+
+        One runner at a time works on a feed.  Another one raises `LeaseHeld`, or waits and takes over when
+        the first is gone.
+        """
+        require_name(name, "feed")
+        return FeedRunner(
+            self._host().feeds,
+            name,
+            site=self._host().identity.site,
+            holder=holder or self._holder,
+            open_changes=self._host().changes,
+            decode=self._decoder().decode,
+            wait_for_lease=wait_for_lease,
+            time_source=self._host().physical_ms,
+        )
+
+
+class Subscriptions:
+    """Looks after the subscriptions that there are: `site.subscriptions`."""
+
+    def __init__(self, host: Callable[[], Host], to_since: ToVersion) -> None:
+        self._host = host
+        self._to_since = to_since
+
+    def list(self) -> list[SubscriptionRow]:
+        """All subscriptions by name."""
+        return self._host().subscriptions.list()
+
+    def show(self, name: str) -> SubscriptionRow:
+        """The subscription of a name."""
+        require_name(name, "subscription")
+        return self._host().subscriptions.find(name)
+
+    def seek(self, name: str, since: Since) -> SubscriptionRow:
+        """Let the next consumer of a subscription, which must have none now, begin somewhere else."""
+        require_name(name, "subscription")
+        namespace = self.show(name).spec.namespace
+        return self._host().subscriptions.seek(name, self._to_since(namespace, since))
+
+    def remove(self, name: str) -> None:
+        """Forget a subscription, and let garbage collection go on."""
+        require_name(name, "subscription")
+        self._host().subscriptions.remove(name)
+
+    def statistics(self, name: str) -> SubscriptionStatistics:
+        """How far a subscription is, and how much is left."""
+        require_name(name, "subscription")
+        return self._host().subscriptions.statistics(name)

@@ -1,0 +1,182 @@
+"""Where a site's data is: in this process or behind a server.  `Site` looks the same over both.
+
+What is called once in a while is `Administration`, plain calls whose arguments and results are plain
+data, so that the server can offer exactly these.  What is called all the time has a way of its own:
+partitions, found by the router, and streams of changes.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from floodmark.feed import SafePoint
+from floodmark.feed.store import FeedStore
+from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.model.change import Heartbeat
+from floodmark.model.partition import WriteStream
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version
+from floodmark.partition import Router
+from floodmark.site.catalog import NamespaceRow, NamespaceSettings
+from floodmark.site.directory import Identity
+from floodmark.site.examination import Finding
+from floodmark.site.statistics import (
+    GarbageReport,
+    PartitionHeat,
+    PartitionStatistics,
+    SiteStatistics,
+)
+
+
+class NamespaceUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a namespace that change; what is not named stays."""
+
+    ttl: timedelta | UnsetType | None = UNSET
+    retention: timedelta | UnsetType = UNSET
+
+
+class Administration(Protocol):
+    """What can be asked of a site besides reading and writing."""
+
+    def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
+        """Add a namespace."""
+        ...
+
+    def find_namespace(self, namespace: str) -> NamespaceRow:
+        """The namespace of a name."""
+        ...
+
+    def list_namespaces(self) -> list[NamespaceRow]:
+        """All namespaces by name."""
+        ...
+
+    def update_namespace(self, namespace: str, update: NamespaceUpdate) -> NamespaceRow:
+        """Change settings of a namespace."""
+        ...
+
+    def drop_namespace(self, namespace: str) -> None:
+        """Drop a namespace."""
+        ...
+
+    def read_version(self) -> Version:
+        """The version at which a reader sees everything that was acknowledged."""
+        ...
+
+    def resolved_version(self) -> Version:
+        """Every change at or below this is durable and published, and none will be added."""
+        ...
+
+    def now(self) -> Version:
+        """A fresh version."""
+        ...
+
+    def observe(self, version: Version) -> None:
+        """Move the clock past a version, which must not be in the future."""
+        ...
+
+    def sync(self) -> None:
+        """Make durable what was written with durability "async"."""
+        ...
+
+    def heartbeat(self) -> Heartbeat:
+        """Write a heartbeat now."""
+        ...
+
+    def partitions(self) -> list[PartitionStatistics]:
+        """The partitions in order of keys."""
+        ...
+
+    def split(self, namespace: str, key: bytes) -> tuple[int, int]:
+        """Cut a partition in two, before a key."""
+        ...
+
+    def merge(self, left: int, right: int) -> int:
+        """Join two neighbouring partitions."""
+        ...
+
+    def heat(self) -> list[PartitionHeat]:
+        """How busy each partition was over the last minutes."""
+        ...
+
+    def hold_safe_point(
+        self, name: str, version: Version, lifetime: timedelta, namespace: str | None
+    ) -> SafePoint:
+        """Keep what a reader at `version` sees."""
+        ...
+
+    def release_safe_point(self, name: str) -> None:
+        """Let garbage collection go on."""
+        ...
+
+    def safe_points(self) -> list[SafePoint]:
+        """The safe points that hold now."""
+        ...
+
+    def oldest_version(self, namespace: str | None) -> Version:
+        """The version after which every change of one namespace, or of all, is still there."""
+        ...
+
+    def collect_garbage(self) -> GarbageReport:
+        """Remove versions and changes behind the safe points."""
+        ...
+
+    def statistics(self) -> SiteStatistics:
+        """The site at this moment."""
+        ...
+
+    def examine(self, quick: bool) -> list[Finding]:
+        """Look for everything that is not as it should be; unless it is to be quick, in every record."""
+        ...
+
+
+class Host(Protocol):
+    """Everything that a `Site` stands on."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who the site is."""
+        ...
+
+    @property
+    def administration(self) -> Administration:
+        """What is called once in a while."""
+        ...
+
+    @property
+    def feeds(self) -> FeedStore:
+        """The named feeds."""
+        ...
+
+    @property
+    def subscriptions(self) -> SubscriptionStore:
+        """The durable subscriptions."""
+        ...
+
+    @property
+    def router(self) -> Router:
+        """The way to the partition of a key."""
+        ...
+
+    def physical_ms(self) -> int:
+        """The site's time in unix milliseconds, at which a time to live begins."""
+        ...
+
+    def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
+        """Keep a version of a namespace while it is being read, also across partitions."""
+        ...
+
+    def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        """The changes that were asked for.  What they need is held from the call on."""
+        ...
+
+    def write_stream(self, *, durable: bool) -> WriteStream:
+        """A stream of writes."""
+        ...
+
+    def close(self) -> None:
+        """Let go.  Closing twice is harmless."""
+        ...

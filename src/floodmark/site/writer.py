@@ -1,0 +1,127 @@
+"""Writing many records as a stream: batches travel while the next ones are gathered."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from types import TracebackType
+from typing import Final
+
+from floodmark.model.errors import Closed, FloodmarkError, InvalidArgument
+from floodmark.model.partition import WriteStream
+from floodmark.model.version import Version
+
+BATCH_RECORDS: Final = 1_000
+BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+# Batches whose acknowledgement nobody has looked at yet; more are waited for.
+UNSETTLED_MAX: Final = 64
+
+# A key and a value, checked and encoded: the qualified key and the stored value.
+Encode = Callable[[bytes, bytes | None, timedelta | float | None], tuple[bytes, bytes]]
+
+
+class Writer:
+    """Puts and deletes on their way to a namespace.  Made by `Namespace.writer`; for one thread.
+
+    Each batch is one commit per partition, and batches are committed in order.  `put` and `delete` return
+    before the write is acknowledged; when `flush` or the `with` block has ended without an error, all of
+    them are.  After an error nothing more is sent: `acknowledged` tells how many records were written for
+    certain, counted from the first.
+    """
+
+    def __init__(self, stream: WriteStream, encode: Encode, batch_records: int = BATCH_RECORDS) -> None:
+        if type(batch_records) is not int or batch_records < 1:
+            raise InvalidArgument(f"a batch has at least one record, not {batch_records!r}")
+        self.acknowledged = 0
+        self.version: Version = 0
+        self._stream = stream
+        self._encode = encode
+        self._batch_records = batch_records
+        self._rows: dict[bytes, bytes] = {}
+        self._bytes = 0
+        self._records = 0
+        self._sent: deque[tuple[int, Future[Version]]] = deque()
+        self._failure: FloodmarkError | None = None
+        self._closed = False
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            # What was gathered and not sent is left out: the block did not get to its end.
+            self._rows = {}
+            self._failure = self._failure or Closed("the block that wrote ended with an error")
+        self.close()
+
+    def put(self, key: bytes, value: bytes, *, ttl: timedelta | float | None = None) -> None:
+        """Write a value soon."""
+        self._add(*self._encode(key, value, ttl))
+
+    def delete(self, key: bytes) -> None:
+        """Delete a key soon."""
+        self._add(*self._encode(key, None, None))
+
+    def flush(self) -> Version:
+        """Return when everything written so far is acknowledged; the highest version of this writer."""
+        self._require_usable()
+        self._send()
+        self._settle(0)
+        return self.version
+
+    def close(self) -> None:
+        """`flush`, and let go.  Closing twice is harmless."""
+        if self._closed:
+            return
+        try:
+            if self._failure is None:
+                self.flush()
+        finally:
+            self._closed = True
+            self._stream.close()
+            self._count_answered()
+
+    def _add(self, key: bytes, stored: bytes) -> None:
+        self._require_usable()
+        self._rows[key] = stored
+        self._bytes += len(key) + len(stored)
+        self._records += 1
+        if len(self._rows) >= self._batch_records or self._bytes >= BATCH_BYTES_MAX:
+            self._send()
+
+    def _send(self) -> None:
+        if not self._rows:
+            return
+        rows, records = self._rows, self._records
+        self._rows, self._bytes, self._records = {}, 0, 0
+        self._sent.append((records, self._stream.send(rows)))
+        self._settle(UNSETTLED_MAX)
+
+    def _settle(self, unsettled_max: int) -> None:
+        """Take note of what was answered; wait while more than `unsettled_max` batches were not."""
+        while self._sent and (len(self._sent) > unsettled_max or self._sent[0][1].done()):
+            records, answer = self._sent.popleft()
+            try:
+                self.version = max(self.version, answer.result())
+            except FloodmarkError as error:
+                self._failure = error
+                raise
+            self.acknowledged += records
+
+    def _count_answered(self) -> None:
+        """Take note of what was acknowledged after the writer had given up."""
+        while self._sent and self._sent[0][1].done() and self._sent[0][1].exception() is None:
+            records, answer = self._sent.popleft()
+            self.version = max(self.version, answer.result())
+            self.acknowledged += records
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise Closed("the writer was closed; open another one with namespace.writer()")
+        if self._failure is not None:
+            raise self._failure.again()

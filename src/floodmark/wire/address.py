@@ -1,0 +1,55 @@
+"""Where a server is: `grpc://host:port`, or `grpc+tls://host:port` if the way there is encrypted."""
+
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from floodmark.model.errors import InvalidArgument
+
+DEFAULT_PORT: Final = 7100
+
+# The scheme of a URL, and whether it asks for TLS.
+SCHEMES: Final = {"grpc": False, "grpc+tls": True, "floodmark": False, "floodmark+tls": True}
+
+
+class Address(NamedTuple):
+    """A host, a port, and whether to encrypt."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def url(self) -> str:
+        """The address in the form that Arrow Flight takes.
+
+        >>> parse_address("floodmark+tls://[::1]").url
+        'grpc+tls://[::1]:7100'
+        """
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'grpc+tls' if self.tls else 'grpc'}://{host}:{self.port}"
+
+
+def parse_address(url: str) -> Address:
+    """Take a URL apart.
+
+    >>> parse_address("grpc://127.0.0.1:7100")
+    Address(host='127.0.0.1', port=7100, tls=False)
+    """
+    expected = "a server's URL looks like grpc://host:port or grpc+tls://host:port"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{expected}; this one cannot be read") from error
+    if parts.username is not None or parts.password is not None:
+        # It is not repeated: what stands there is probably a secret.
+        raise InvalidArgument(f"{expected}; a token is passed as token= or token_file=, not in the URL")
+    if (
+        parts.scheme not in SCHEMES
+        or not host
+        or parts.query
+        or parts.fragment
+        or parts.path not in ("", "/")
+    ):
+        raise InvalidArgument(f"{expected}, not {url!r:.200}")
+    return Address(host, DEFAULT_PORT if port is None else port, SCHEMES[parts.scheme])

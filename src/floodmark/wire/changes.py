@@ -1,0 +1,74 @@
+"""Changes from a server, as one stream that outlives its connections.
+
+A stream begins anew behind the last `through` that came.  Changes above it that came as well (a commit
+may be larger than a batch) come again and are dropped: commits follow each other in order of versions,
+and the changes of a commit in order of keys.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import TypeAlias
+
+import msgspec
+
+from floodmark.model.errors import Unreachable
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version
+from floodmark.wire.columns import decode_changes
+from floodmark.wire.connection import Connection, Patience
+from floodmark.wire.messages import TICKET, ChangesTicket
+
+Position: TypeAlias = tuple[Version, bytes]
+
+
+def read_changes(connection: Connection, request: ChangesRequest) -> Iterator[ChangeBatch]:
+    """The changes that were asked for.
+
+    The server's first batch is empty and comes once everything that the stream needs is held there.  It
+    is waited for, so that a request which cannot be served fails at the call.
+    """
+    batches = _batches(connection, request)
+    next(batches)
+    return batches
+
+
+def _batches(connection: Connection, request: ChangesRequest) -> Iterator[ChangeBatch]:
+    patience = Patience(connection)
+    through, last = request.since, (request.since, b"")
+    primed = False
+    while True:
+        ticket = ChangesTicket(msgspec.structs.replace(request, since=through))
+        try:
+            with closing(connection.open_reader(TICKET.encode_request(ticket))) as reader:
+                for number, (rows, metadata) in enumerate(reader):
+                    batch = decode_changes(rows, metadata)
+                    if number == 0 and primed:
+                        continue
+                    if number > 0:
+                        patience.renew()
+                        batch = _drop_seen(batch, last)
+                        through = max(through, batch.through)
+                        if batch.keys:
+                            last = batch.versions[-1], batch.keys[-1]
+                    primed = True
+                    yield batch
+            return
+        except Unreachable as error:
+            patience.wait(error)
+
+
+def _drop_seen(batch: ChangeBatch, last: Position) -> ChangeBatch:
+    """A batch without the changes up to the last one that was handed on."""
+    if not batch.versions or (batch.versions[0], batch.keys[0]) > last:
+        return batch
+    positions = zip(batch.versions, batch.keys, strict=True)
+    seen = sum(position <= last for position in positions)
+    return replace(
+        batch,
+        versions=batch.versions[seen:],
+        partitions=batch.partitions[seen:],
+        keys=batch.keys[seen:],
+        values=batch.values[seen:],
+        befores=None if batch.befores is None else batch.befores[seen:],
+    )

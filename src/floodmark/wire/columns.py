@@ -1,0 +1,154 @@
+"""Rows as Arrow columns, and back.  Whole columns at a time: nothing here is done row by row.
+
+    scan      key: binary (the user's) | value: binary (the user's)
+    changes   version: uint64 | partition: uint32 | key: binary | value: binary [ | before: binary, or null ]
+    write     key: binary | value: binary
+
+What concerns a batch of changes as a whole travels in its metadata.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow
+
+from floodmark.model.change import Heartbeat
+from floodmark.model.errors import InvalidArgument, WireMismatch
+from floodmark.model.limits import KIB
+from floodmark.model.stream import ChangeBatch, Way
+from floodmark.model.version import Version
+
+MESSAGE_BYTES_MAX: Final = 512 * KIB
+
+_BINARY: Final = pyarrow.binary()
+
+PAIRS: Final = pyarrow.schema(
+    [pyarrow.field("key", _BINARY, nullable=False), pyarrow.field("value", _BINARY, nullable=False)]
+)
+CHANGES: Final = pyarrow.schema(
+    [
+        pyarrow.field("version", pyarrow.uint64(), nullable=False),
+        pyarrow.field("partition", pyarrow.uint32(), nullable=False),
+        *PAIRS,
+    ]
+)
+CHANGES_WITH_BEFORES: Final = CHANGES.append(pyarrow.field("before", _BINARY))
+
+
+class BatchMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a batch of changes says besides its rows."""
+
+    through: Version
+    way: Way = Way.LOG
+    heartbeats: list[Heartbeat] = []
+
+
+_metadata: Final = msgspec.msgpack.Decoder(BatchMetadata)
+
+
+def encode_pairs(
+    pairs: Iterable[tuple[bytes, bytes]], *, bytes_max: int = MESSAGE_BYTES_MAX
+) -> list[pyarrow.RecordBatch]:
+    """Pairs of key and value, as messages."""
+    keys, values = tuple(zip(*pairs, strict=True)) or ((), ())
+    return _cut(_batch([keys, values], PAIRS), bytes_max)
+
+
+def encode_rows(rows: Mapping[bytes, bytes]) -> pyarrow.RecordBatch:
+    """Values under distinct keys."""
+    return _batch([list(rows), list(rows.values())], PAIRS)
+
+
+def decode_pairs(batch: pyarrow.RecordBatch) -> list[tuple[bytes, bytes]]:
+    """Undo `encode_pairs`.
+
+    >>> (message,) = encode_pairs([(b"a", b"1"), (b"b", b"")])
+    >>> decode_pairs(message)
+    [(b'a', b'1'), (b'b', b'')]
+    """
+    keys, values = decode_columns(batch)
+    return list(zip(keys, values, strict=True))
+
+
+def decode_columns(batch: pyarrow.RecordBatch) -> tuple[list[bytes], list[bytes]]:
+    """The keys and the values of a batch of pairs."""
+    return batch.column(0).to_pylist(), batch.column(1).to_pylist()
+
+
+def require_pairs(batch: pyarrow.RecordBatch) -> None:
+    """Refuse a batch that does not hold what it says, before anybody looks into it.
+
+    A column names places in a buffer; those that come from a stranger may lie outside.
+    """
+    if not batch.schema.equals(PAIRS):
+        raise InvalidArgument("a batch of writes has two columns of bytes without nulls, key and value")
+    try:
+        batch.validate(full=True)
+    except pyarrow.ArrowException as error:
+        raise InvalidArgument(f"a batch of writes is damaged: {error!s:.200}") from None
+    if any(column.null_count for column in batch.columns):
+        raise InvalidArgument("a batch of writes holds a null; a deletion is a record of its own kind")
+
+
+def changes_schema(*, before_images: bool) -> pyarrow.Schema:
+    """The columns of a stream of changes."""
+    return CHANGES_WITH_BEFORES if before_images else CHANGES
+
+
+def encode_changes(
+    batch: ChangeBatch, since: Version, *, bytes_max: int = MESSAGE_BYTES_MAX
+) -> list[tuple[pyarrow.RecordBatch, bytes]]:
+    """A batch of changes as messages of rows and metadata.
+
+    A batch is large, so that it is made cheaply; a message is smaller, so that not all of it waits for a
+    slow reader in every buffer on the way.  Before the last message, a reader has everything only up to
+    `since`, where the batch begins.
+    """
+    columns: list[Sequence[object]] = [batch.versions, batch.partitions, batch.keys, batch.values]
+    if batch.befores is not None:
+        columns.append(batch.befores)
+    messages = _cut(_batch(columns, changes_schema(before_images=batch.befores is not None)), bytes_max)
+    before_last = _encode(BatchMetadata(since, batch.way))
+    last = _encode(BatchMetadata(batch.through, batch.way, list(batch.heartbeats)))
+    return [*((message, before_last) for message in messages[:-1]), (messages[-1], last)]
+
+
+def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:
+    """Undo `encode_changes`."""
+    try:
+        facts = _metadata.decode(metadata)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireMismatch(
+            f"a batch of changes cannot be read ({error}); use the same release on both sides"
+        ) from error
+    versions, partitions, keys, values, *befores = (column.to_pylist() for column in batch.columns)
+    return ChangeBatch(
+        through=facts.through,
+        way=facts.way,
+        versions=versions,
+        partitions=partitions,
+        keys=keys,
+        values=values,
+        befores=befores[0] if befores else None,
+        heartbeats=facts.heartbeats,
+    )
+
+
+def _cut(batch: pyarrow.RecordBatch, bytes_max: int) -> list[pyarrow.RecordBatch]:
+    """A batch in pieces of about some bytes; at least one, which may be empty."""
+    step = max(1, batch.num_rows * bytes_max // max(1, batch.nbytes))
+    return [batch.slice(start, step) for start in range(0, max(1, batch.num_rows), step)]
+
+
+def _batch(columns: Sequence[Sequence[Any]], schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    arrays = [
+        pyarrow.array(column, field.type, memory_pool=_memory)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# Arrow's own keeps what a thread has freed for that thread, and a server has many threads that come and go.
+_memory: Final = pyarrow.system_memory_pool()
+_encode: Final = msgspec.msgpack.Encoder().encode

@@ -1,0 +1,296 @@
+"""A connection to a server: calls with deadlines, and streams.
+
+Calls and streams have connections of their own: a server cuts the connection of a stream that its client
+does not read, and that must not take a write with it.  (gRPC would share one connection between equal
+channels; `grpc.use_local_subchannel_pool` keeps them apart.)
+
+What only reads is repeated a few times when the server cannot be reached.  A write never is: whether the
+first attempt happened is not known.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Lock
+from typing import Any, Final
+from weakref import WeakSet
+
+import pyarrow
+from pyarrow import flight
+
+from floodmark.model.errors import (
+    Closed,
+    FloodmarkError,
+    InvalidArgument,
+    NotAuthenticated,
+    Unreachable,
+    WireMismatch,
+)
+from floodmark.wire.address import parse_address
+from floodmark.wire.channels import CHANNEL_COMMAND, Channel, Channels, encode_call
+from floodmark.wire.credentials import Certificates, PathLike, Token
+from floodmark.wire.errors import TRANSPORT_ERRORS, translate
+from floodmark.wire.messages import (
+    HELLO,
+    TOKEN_HEADER,
+    TOKEN_SCHEME,
+    WIRE_HEADER,
+    WIRE_VERSION,
+    Hello,
+    Method,
+    Nothing,
+    Reply,
+    Request,
+    common_version,
+)
+
+TIMEOUT_SECONDS: Final = 30.0
+# Pauses before a read is tried again: about a second in all.  A server that is restarted has an answer by
+# then, or needs longer than the caller of a single read wants to wait.
+READ_PAUSES: Final = (0.05, 0.1, 0.25, 0.5)
+# A stream goes on for longer: whoever follows changes wants to outlive a restart.
+STREAM_PAUSES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, *[2.0] * 15)
+
+# A server that has vanished without a word is noticed after these two together, while a call is open.
+KEEPALIVE_SECONDS: Final = 10.0
+KEEPALIVE_TIMEOUT_SECONDS: Final = 10.0
+RECONNECT_MS_MIN: Final = 50
+RECONNECT_MS_MAX: Final = 1_000
+
+
+class Connection:
+    """Speaks with one server.  Safe to use from many threads."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        token_file: PathLike | None = None,
+        tls_root: PathLike | None = None,
+        tls_certificate: PathLike | None = None,
+        tls_key: PathLike | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        address = parse_address(url)
+        self.url = address.url
+        self._token = Token(token, token_file)
+        self._certificates = Certificates.load(tls_root, tls_certificate, tls_key)
+        if not address.tls and self._certificates != Certificates():
+            raise InvalidArgument(f"certificates need an encrypted connection: grpc+tls://, not {self.url}")
+        if not timeout_seconds > 0:
+            raise InvalidArgument(f"a timeout must be positive, not {timeout_seconds!r}")
+        self.timeout_seconds = timeout_seconds
+        self._wire_version = WIRE_VERSION
+        self._closing = Event()
+        self._lock = Lock()
+        self._calls = self._client()
+        self._streams = self._client()
+        # Streams that are being read; whoever reads them forgets them.
+        self._readers: WeakSet[StreamReader] = WeakSet()
+        self._channels = Channels(self._open_channel, self._closing.wait)
+
+    def __repr__(self) -> str:
+        return f"Connection({self.url!r})"
+
+    # Calls
+
+    def hello(self) -> Hello:
+        """Ask the server who it is, and agree on a version of the wire."""
+        try:
+            return self.invoke(HELLO, Nothing())
+        except WireMismatch as refusal:
+            common = common_version(refusal)
+            if common is None:
+                raise
+            self._wire_version = common
+        return self.invoke(HELLO, Nothing())
+
+    def invoke(
+        self, method: Method[Request, Reply], request: Request, *, timeout_seconds: float | None = None
+    ) -> Reply:
+        """Ask, and wait for the answer; for longer than other calls may take, if that is said."""
+        patience = max(self.timeout_seconds, timeout_seconds or 0)
+        body = method.encode_request(request)
+        pauses = iter(() if method.writes else READ_PAUSES)
+        while True:
+            shown = self._token.text
+            try:
+                return method.decode_reply(self._ask(method, body, patience))
+            except Unreachable as error:
+                self.pause(next(pauses, None), error)
+            except NotAuthenticated:
+                if not self._has_other_token(shown):
+                    raise
+
+    def _ask(self, method: Method[Any, Any], body: bytes, patience: float) -> bytes:
+        self.require_open()
+        channel: Channel | None = None
+        if method.frequent:
+            with self.translated(writes=False):
+                channel = self._channels.take(patience)
+        if channel is None:
+            return self._call(flight.Action(method.name, body), patience, writes=method.writes)
+        try:
+            answer = channel.ask(encode_call(method.name, body), patience)
+        except NotAuthenticated:
+            self._channels.discard(channel)
+            self._channels.close_resting()
+            raise
+        except FloodmarkError:
+            self._channels.give_back(channel)
+            raise
+        except TRANSPORT_ERRORS as error:
+            self._channels.discard(channel)
+            self.require_open()
+            raise self.translate(error, writes=method.writes) from None
+        except BaseException:
+            self._channels.discard(channel)
+            raise
+        self._channels.give_back(channel)
+        return answer
+
+    def _call(self, action: Any, patience: float, *, writes: bool) -> bytes:
+        with self.translated(writes=writes):
+            for result in self._calls.do_action(action, self._options(self._token.text, patience)):
+                return result.body.to_pybytes()  # type: ignore[no-any-return]
+        raise WireMismatch(f"{self.url} gave no answer to {action.type!r}")
+
+    def _open_channel(self) -> tuple[Any, Any]:
+        descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
+        writer, reader = self._calls.do_exchange(descriptor, self._options(self._token.text, None))
+        return writer, reader
+
+    # Streams
+
+    def open_reader(self, ticket: bytes) -> "StreamReader":
+        """Begin a stream of rows from the server."""
+        while True:
+            shown = self._token.text
+            self.require_open()
+            try:
+                with self.translated(writes=False):
+                    reader = self._streams.do_get(flight.Ticket(ticket), self._options(shown, None))
+                    stream = StreamReader(self, reader)
+                    self._readers.add(stream)
+                    return stream
+            except NotAuthenticated:
+                if not self._has_other_token(shown):
+                    raise
+
+    def open_writer(self, command: bytes, schema: pyarrow.Schema) -> tuple[Any, Any]:
+        """Begin a stream of rows to the server, over a connection of its own; its writer and its reader.
+
+        Whether the server takes it shows only when something is read.
+        """
+        self.require_open()
+        descriptor = flight.FlightDescriptor.for_command(command)
+        with self.translated(writes=False):
+            writer, reader = self._client().do_put(descriptor, schema, self._options(self._token.text, None))
+            return writer, reader
+
+    # Failure
+
+    @contextmanager
+    def translated(self, *, writes: bool) -> Iterator[None]:
+        """Raise what goes wrong on the way as an error of ours."""
+        try:
+            yield
+        except TRANSPORT_ERRORS as error:
+            raise self.translate(error, writes=writes) from None
+
+    def translate(self, error: BaseException, *, writes: bool) -> FloodmarkError:
+        """What a failed call means for its caller."""
+        return translate(error, writes=writes, server=self.url)
+
+    def pause(self, seconds: float | None, error: FloodmarkError) -> None:
+        """Wait before another attempt; raise the error if there is to be none."""
+        if seconds is None or error.details.get("timed_out"):
+            raise error
+        if self._closing.wait(seconds):
+            raise self._closed()
+
+    def require_open(self) -> None:
+        """Refuse to go on after `close`."""
+        if self._closing.is_set():
+            raise self._closed()
+
+    def close(self) -> None:
+        """Let go.  Closing twice is harmless."""
+        self._closing.set()
+        self._channels.close()
+        for reader in list(self._readers):
+            reader.close()
+        for client in (self._calls, self._streams):
+            with suppress(*TRANSPORT_ERRORS):
+                client.close()
+
+    def _closed(self) -> Closed:
+        return Closed(f"the connection to {self.url} was closed; connect again")
+
+    def _has_other_token(self, refused: str | None) -> bool:
+        with self._lock:
+            return self._token.reload() != refused
+
+    def _client(self) -> Any:
+        with self.translated(writes=False):
+            return flight.FlightClient(
+                self.url,
+                tls_root_certs=self._certificates.root,
+                cert_chain=self._certificates.certificate,
+                private_key=self._certificates.key,
+                generic_options=[
+                    ("grpc.use_local_subchannel_pool", 1),
+                    ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+                    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+                    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
+                    ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+                ],
+            )
+
+    def _options(self, token: str | None, timeout_seconds: float | None) -> Any:
+        headers = [(WIRE_HEADER.encode(), str(self._wire_version).encode())]
+        if token is not None:
+            headers.append((TOKEN_HEADER.encode(), (TOKEN_SCHEME + token).encode()))
+        return flight.FlightCallOptions(timeout=timeout_seconds, headers=headers)
+
+
+class StreamReader:
+    """Batches of rows as they come.  Close it: the server works for it until then."""
+
+    def __init__(self, connection: Connection, reader: Any) -> None:
+        self._connection = connection
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[tuple[pyarrow.RecordBatch, bytes]]:
+        """Batches with their metadata.  Errors of the way are raised as ours."""
+        while True:
+            try:
+                chunk = self._reader.read_chunk()
+            except StopIteration:
+                return
+            except TRANSPORT_ERRORS as error:
+                self._connection.require_open()
+                raise self._connection.translate(error, writes=False) from None
+            self._connection.require_open()
+            yield chunk.data, b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+
+    def close(self) -> None:
+        """Tell the server that no more is wanted."""
+        with suppress(*TRANSPORT_ERRORS):
+            self._reader.cancel()
+
+
+class Patience:
+    """How often a stream may begin anew without getting on.  Each step ahead makes it new."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pauses = iter(READ_PAUSES)
+
+    def renew(self) -> None:
+        """The stream got on."""
+        self._pauses = iter(STREAM_PAUSES)
+
+    def wait(self, error: Unreachable) -> None:
+        """Pause before another attempt; raise the error if there were too many."""
+        self._connection.pause(next(self._pauses, None), error)

@@ -1,0 +1,78 @@
+"""What a client shows to a server: a token, a certificate.  Neither is ever shown to anyone else."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from floodmark.model.errors import InvalidArgument, InvalidConfiguration
+
+PathLike = str | os.PathLike[str]
+
+
+class Token:
+    """A bearer token, given as it is or by a file that may be replaced while it is in use."""
+
+    def __init__(self, token: str | None, file: PathLike | None) -> None:
+        if token is not None and file is not None:
+            raise InvalidArgument("pass token or token_file, not both")
+        self._file = None if file is None else Path(file)
+        self._token = self._read() if self._file is not None else _checked(token)
+
+    def __repr__(self) -> str:
+        return "Token(…)" if self._token else "Token(None)"
+
+    @property
+    def text(self) -> str | None:
+        """The token; None if there is none."""
+        return self._token
+
+    def reload(self) -> str | None:
+        """The token, after its file was read again."""
+        if self._file is not None:
+            self._token = self._read()
+        return self._token
+
+    def _read(self) -> str | None:
+        assert self._file is not None
+        return _checked(read_file(self._file, "token").decode(errors="replace").strip() or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificates:
+    """PEM texts for TLS: who may vouch for the server, and who the client is."""
+
+    root: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(
+        cls, root: PathLike | None, certificate: PathLike | None, key: PathLike | None
+    ) -> "Certificates":
+        """Read what is named.  A certificate is of no use without its key."""
+        if (certificate is None) != (key is None):
+            raise InvalidArgument("tls_certificate and tls_key belong together; pass both or neither")
+        return cls(
+            root=None if root is None else read_file(root, "certificate"),
+            certificate=None if certificate is None else read_file(certificate, "certificate"),
+            key=None if key is None else read_file(key, "key"),
+        )
+
+
+def read_file(path: PathLike, what: str) -> bytes:
+    """The content of a file that the user named."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"cannot read the {what} file {os.fspath(path)}: {error.strerror}"
+        ) from error
+
+
+def _checked(token: str | None) -> str | None:
+    """A token goes into a header, which takes printable ASCII.  It is not repeated in the error."""
+    if token is not None and not (
+        isinstance(token, str) and token and token.isascii() and token.isprintable() and " " not in token
+    ):
+        raise InvalidArgument("a token is printable ASCII text without blanks")
+    return token

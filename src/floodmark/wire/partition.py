@@ -1,0 +1,175 @@
+"""Partitions behind a server, which look like those of this process."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from threading import Lock
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.model.errors import Unreachable, WireMismatch
+from floodmark.model.partition import CommitLimits, Partition, PartitionMap
+from floodmark.model.ranges import KeyRange, after
+from floodmark.model.record import Versioned
+from floodmark.model.version import Version
+from floodmark.wire.columns import decode_pairs
+from floodmark.wire.connection import Connection, Patience
+from floodmark.wire.messages import (
+    APPLY,
+    COMPARE_AND_SET,
+    DELETE_UNCHANGED,
+    FIND,
+    GET,
+    GET_MANY,
+    GET_MANY_KEYS_MAX,
+    MAP,
+    PUT,
+    REQUEST_BYTES_MAX,
+    RESOLVED,
+    TICKET,
+    CompareAndSetRequest,
+    DeleteUnchangedRequest,
+    GetManyRequest,
+    GetRequest,
+    Method,
+    Nothing,
+    PutRequest,
+    ResolvedRequest,
+    ScanTicket,
+)
+
+# Bytes of keys in one request; the rest of what a request may hold is for what stands between them.
+_KEYS_BYTES_MAX = REQUEST_BYTES_MAX // 2
+
+
+class RemotePartition:
+    """A range of qualified keys, served by the process at the other end."""
+
+    def __init__(
+        self, connection: Connection, partition_id: int, keys: KeyRange, limits: CommitLimits
+    ) -> None:
+        self.id = partition_id
+        self.range = keys
+        self.limits = limits
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return f"RemotePartition({self.id}, {self._connection.url!r})"
+
+    # Reads
+
+    def get(self, key: bytes, at: Version | None = None) -> bytes | None:
+        return self._connection.invoke(GET, GetRequest(self.id, key, at))
+
+    def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
+        return self._connection.invoke(FIND, GetRequest(self.id, key, at))
+
+    def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        # An answer may hold fewer values than were asked for, if they are large.
+        while len(values) < len(keys):
+            request = GetManyRequest(self.id, _portion(keys, len(values)), at)
+            found = self._connection.invoke(GET_MANY, request)
+            if not found:
+                raise WireMismatch(f"{self._connection.url} gave no values for keys that were asked for")
+            values += found
+        return values
+
+    def scan(
+        self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The pairs of a range, page by page.  If the connection is lost, it goes on behind the last."""
+        namespace = keys.start[:NAMESPACE_BYTES]
+        patience = Patience(self._connection)
+        left: KeyRange | None = keys
+        while left is not None and rows_max != 0:
+            ticket = ScanTicket(self.id, left, at, rows_max, reverse)
+            try:
+                with closing(self._connection.open_reader(TICKET.encode_request(ticket))) as reader:
+                    for batch, _ in reader:
+                        rows = decode_pairs(batch)
+                        patience.renew()
+                        if rows and left is not None:
+                            left = _behind(left, namespace + rows[-1][0], reverse=reverse)
+                        if rows_max is not None:
+                            rows_max = max(0, rows_max - len(rows))
+                        yield rows
+                return
+            except Unreachable as error:
+                patience.wait(error)
+
+    # Writes
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        return self._write(PUT, keys, values, durable=durable)
+
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        return self._write(APPLY, keys, values, durable=durable)
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
+        request = CompareAndSetRequest(self.id, key, expected, value, durable)
+        return self._connection.invoke(COMPARE_AND_SET, request)
+
+    def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
+        request = DeleteUnchangedRequest(self.id, list(keys), since, durable)
+        return self._connection.invoke(DELETE_UNCHANGED, request)
+
+    def resolved_version(self) -> Version:
+        return self._connection.invoke(RESOLVED, ResolvedRequest(self.id))
+
+    def _write(
+        self,
+        method: Method[PutRequest, Version],
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        durable: bool,
+    ) -> Version:
+        request = PutRequest(self.id, list(keys), list(values), durable)
+        return self._connection.invoke(method, request)
+
+
+class RemotePartitionMaps:
+    """The map of a server's partitions, as it was when last asked for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = Lock()
+        self._map: PartitionMap[Partition] | None = None
+
+    @property
+    def map(self) -> PartitionMap[Partition]:
+        known = self._map
+        return self._fetch(None) if known is None else known
+
+    def refresh(self) -> None:
+        self._fetch(self._map)
+
+    def _fetch(self, known: PartitionMap[Partition] | None) -> PartitionMap[Partition]:
+        """A map that is newer than the one that is known.  Of many who ask at once, one fetches it."""
+        with self._lock:
+            if self._map is not known and self._map is not None:
+                return self._map
+            reply = self._connection.invoke(MAP, Nothing())
+            partitions = [
+                RemotePartition(self._connection, entry.id, entry.range, reply.limits)
+                for entry in reply.partitions
+            ]
+            self._map = PartitionMap([entry.range.start for entry in reply.partitions], partitions)
+            return self._map
+
+
+def _portion(keys: Sequence[bytes], start: int) -> list[bytes]:
+    """As many keys as one request may name."""
+    size = 0
+    end = start
+    while end < min(len(keys), start + GET_MANY_KEYS_MAX):
+        size += len(keys[end])
+        if size > _KEYS_BYTES_MAX and end > start:
+            break
+        end += 1
+    return list(keys[start:end])
+
+
+def _behind(keys: KeyRange, last: bytes, *, reverse: bool) -> KeyRange | None:
+    """What is left of a range after a key was read; None if nothing is."""
+    start, end = (keys.start, last) if reverse else (after(last), keys.end)
+    return KeyRange(start, end) if end is None or start < end else None

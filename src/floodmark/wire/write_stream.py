@@ -1,0 +1,217 @@
+"""A stream of writes to a server: many batches on their way at once, acknowledged in order.
+
+One thread sends, in turn with others; one thread of the stream's own takes in the acknowledgements and
+settles the futures.  What is on its way is bounded by a number of batches and of bytes, and `send` waits
+for room.  If the connection is lost, everything that was not acknowledged has an unknown outcome; the
+next batch begins a new connection.
+
+A stream over which nothing goes for a while lets its connection go, so that the server never has to
+wonder whether its client is still there.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Condition, Lock, Thread
+from typing import Any, Final
+
+import msgspec
+import pyarrow
+
+from floodmark.model.errors import (
+    Closed,
+    FloodmarkError,
+    OutcomeUnknown,
+    WireMismatch,
+)
+from floodmark.model.limits import MIB
+from floodmark.model.version import Version
+from floodmark.wire.columns import PAIRS, encode_rows
+from floodmark.wire.connection import Connection
+from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, restore_error
+from floodmark.wire.messages import COMMAND, WriteStreamCommand
+
+BATCHES_IN_FLIGHT_MAX: Final = 64
+BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
+IDLE_SECONDS: Final = 5.0
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one batch: its version, or an error."""
+
+    version: Version = 0
+    error: ErrorMessage | None = None
+
+
+_acknowledgements: Final = msgspec.msgpack.Decoder(Acknowledgement)
+
+
+class _Sent(msgspec.Struct):
+    """A batch that was not acknowledged yet."""
+
+    future: "Future[Version]"
+    size: int
+
+
+class RemoteWriteStream:
+    """Sends batches of writes.  Safe to use from many threads; batches go in the order of the calls."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        durable: bool,
+        batches_max: int = BATCHES_IN_FLIGHT_MAX,
+        bytes_max: int = BYTES_IN_FLIGHT_MAX,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._connection = connection
+        self._command = COMMAND.encode_request(WriteStreamCommand(durable))
+        self._batches_max = batches_max
+        self._bytes_max = bytes_max
+        self._idle_seconds = idle_seconds
+        self._closed = False
+        # Held while a batch is handed to the network, so that batches travel in the order in which they
+        # wait for their acknowledgements.  Never taken by the thread that receives them.
+        self._sending = Lock()
+        self._changed = Condition()
+        self._line: _Line | None = None
+
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[Version]":
+        """Send encoded values under qualified keys.  Waits while too much is on its way."""
+        future: Future[Version] = Future()
+        future.set_running_or_notify_cancel()
+        if not rows:
+            future.set_result(0)
+            return future
+        batch = encode_rows(rows)
+        sent = _Sent(future, batch.nbytes)
+        with self._sending:
+            line = self._take_place(sent)
+            # If this fails, reading fails as well, and whoever reads knows what to say to everyone.
+            with suppress(*TRANSPORT_ERRORS):
+                line.writer.write_batch(batch)
+        return future
+
+    def close(self) -> None:
+        """Return when every batch was answered, or at the latest when the time for a call is over."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            line = self._line
+        if line is None:
+            return
+        line.thread.join(self._connection.timeout_seconds)
+        if line.thread.is_alive():
+            self._give_up(
+                line,
+                OutcomeUnknown(
+                    f"no answer from {self._connection.url} to a batch of writes within "
+                    f"{self._connection.timeout_seconds:.0f} s; read before you repeat it"
+                ),
+            )
+
+    def _take_place(self, sent: _Sent) -> "_Line":
+        """Wait for room and stand in line, over a connection that is there."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._has_room(sent.size))
+                if self._closed:
+                    raise Closed("the stream of writes was closed; open another")
+                if self._line is not None:
+                    self._line.waiting.append(sent)
+                    self._changed.notify_all()
+                    return self._line
+            line = self._open_line()
+            with self._changed:
+                self._line = line
+            line.thread.start()
+
+    def _has_room(self, size: int) -> bool:
+        line = self._line
+        if line is None or not line.waiting:
+            return True
+        on_their_way = sum(sent.size for sent in line.waiting)
+        return len(line.waiting) < self._batches_max and on_their_way + size <= self._bytes_max
+
+    def _open_line(self) -> "_Line":
+        # Whether it is there, and takes the token that is valid now, is known before anything is sent.
+        self._connection.hello()
+        writer, reader = self._connection.open_writer(self._command, PAIRS)
+        return _Line(self, writer, reader)
+
+    # The thread that takes in acknowledgements
+
+    def receive(self, line: "_Line") -> None:
+        """Settle futures until the line is idle, closed or broken."""
+        try:
+            while self._wait_for_batch(line):
+                self._settle(line, line.reader.read())
+            line.writer.done_writing()
+            while line.reader.read() is not None:
+                pass
+        except TRANSPORT_ERRORS as error:
+            self._give_up(line, self._connection.translate(error, writes=True))
+        except FloodmarkError as error:
+            self._give_up(line, error)
+        finally:
+            with suppress(*TRANSPORT_ERRORS):
+                line.writer.close()
+
+    def _wait_for_batch(self, line: "_Line") -> bool:
+        """Whether there is something to wait for; if not, the line is no longer this stream's."""
+        with self._changed:
+            self._changed.wait_for(lambda: line.waiting or self._closed, self._idle_seconds)
+            if line.waiting:
+                return True
+            self._forget(line)
+            return False
+
+    def _settle(self, line: "_Line", answer: pyarrow.Buffer | None) -> None:
+        if answer is None:
+            # The stream has ended; why, is told to whoever closes it.
+            line.writer.close()
+            raise OutcomeUnknown(
+                f"{self._connection.url} ended a stream of writes without an answer; read before you repeat"
+            )
+        try:
+            acknowledgement = _acknowledgements.decode(answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise WireMismatch(f"an acknowledgement of {self._connection.url} cannot be read") from error
+        with self._changed:
+            # Nobody waits any more if `close` has given up.
+            sent = line.waiting.popleft() if line.waiting else None
+            self._changed.notify_all()
+        if sent is None:
+            return
+        if acknowledgement.error is None:
+            sent.future.set_result(acknowledgement.version)
+        else:
+            sent.future.set_exception(restore_error(acknowledgement.error))
+
+    def _give_up(self, line: "_Line", error: FloodmarkError) -> None:
+        """Tell everyone who waits, and let the next batch begin anew."""
+        with self._changed:
+            lost = list(line.waiting)
+            line.waiting.clear()
+            self._forget(line)
+        for sent in lost:
+            sent.future.set_exception(error.again())
+
+    def _forget(self, line: "_Line") -> None:
+        if self._line is line:
+            self._line = None
+        self._changed.notify_all()
+
+
+class _Line:
+    """One connection of a write stream, and the batches that wait for an answer over it."""
+
+    def __init__(self, stream: RemoteWriteStream, writer: Any, reader: Any) -> None:
+        self.writer = writer
+        self.reader = reader
+        self.waiting: deque[_Sent] = deque()
+        self.thread = Thread(
+            target=stream.receive, args=(self,), name="floodmark-acknowledgements", daemon=True
+        )

@@ -1,0 +1,325 @@
+"""The bookkeeping of acknowledgements against sets of positions, and what a consumer tells its site."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from floodmark.feed.acknowledgement import (
+    Account,
+    Acknowledgement,
+    Deliveries,
+    LiveCommit,
+    Position,
+    Progress,
+)
+from floodmark.feed.subscriptions import UNACKED_MAX_LIMIT
+from floodmark.model.errors import InvalidArgument
+from floodmark.wire.messages import REQUEST_BYTES_MAX
+
+DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
+INDEXES = st.integers(0, 12)
+
+
+def one(version: int, index: int) -> Acknowledgement:
+    return Acknowledgement(positions=[Position(version, index)])
+
+
+def through(version: int, index: int) -> Acknowledgement:
+    return Acknowledgement(through=Position(version, index))
+
+
+def live_positions(deliveries: Deliveries) -> list[Position]:
+    return [
+        Position(commit.version, index)
+        for commit in deliveries.live()
+        for index in range(commit.count)
+        if commit.is_live(index)
+    ]
+
+
+# Runs
+
+
+def commit_of(live: set[int], count: int) -> LiveCommit:
+    commit = LiveCommit(7, 0, [])
+    commit.extend(count, [0, count])
+    for index in set(range(count)) - live:
+        commit.acknowledge(index, index + 1)
+    return commit
+
+
+@DETERMINISTIC
+@given(live=st.sets(INDEXES), start=INDEXES, length=st.integers(0, 13))
+@example(live={3, 4, 5}, start=4, length=1)
+@example(live={3, 4, 5}, start=0, length=13)
+def test_runs_are_a_set_of_indexes(live: set[int], start: int, length: int) -> None:
+    commit = commit_of(live, 13)
+    gone = live & set(range(start, start + length))
+    assert commit.unacked == len(live)
+    assert commit.acknowledge(start, start + length) == len(gone)
+    assert {index for index in range(20) if commit.is_live(index)} == live - gone
+    assert commit.unacked == len(live - gone)
+
+
+@DETERMINISTIC
+@given(live=st.sets(INDEXES))
+def test_runs_take_no_more_room_than_what_is_live(live: set[int]) -> None:
+    assert len(commit_of(live, 13).runs) <= 2 * len(live)
+
+
+@DETERMINISTIC
+@given(known=st.sets(INDEXES), told=st.sets(st.integers(0, 25)), count=st.integers(0, 26))
+def test_a_commit_that_grows_keeps_what_is_known_of_its_first_changes(
+    known: set[int], told: set[int], count: int
+) -> None:
+    commit = commit_of(known, 13)
+    told = {index for index in told if index < count}
+    commit.extend(count, commit_of(told, count).runs if count else [])
+    added = {index for index in told if index >= 13}
+    assert {index for index in range(40) if commit.is_live(index)} == known | added
+    assert commit.count == max(count, 13)
+    assert all(earlier < later for earlier, later in zip(commit.runs, commit.runs[1:], strict=False))
+
+
+# Deliveries
+
+
+def delivered(*positions: tuple[int, int], complete: int = 0) -> Deliveries:
+    deliveries = Deliveries(0)
+    for version, index in positions:
+        deliveries.deliver(Position(version, index))
+    deliveries.complete(complete)
+    return deliveries
+
+
+def test_a_commit_is_complete_when_the_next_one_begins() -> None:
+    deliveries = delivered((5, 0), (5, 1))
+    assert deliveries.through == 4
+    deliveries.deliver(Position(9, 0))
+    assert deliveries.through == 8
+
+
+def test_a_commit_that_is_being_delivered_is_remembered_even_if_nothing_of_it_is_live() -> None:
+    deliveries = delivered((5, 0), (5, 1))
+    deliveries.acknowledge(through(5, 1))
+    assert deliveries.live() == [LiveCommit(5, 2, [])]
+    assert deliveries.is_delivered(Position(5, 1))
+    assert not deliveries.is_delivered(Position(5, 2))
+    deliveries.complete(5)
+    assert deliveries.live() == []
+    assert deliveries.is_delivered(Position(5, 1))
+
+
+def test_acknowledging_through_a_position_leaves_what_comes_after_it() -> None:
+    deliveries = delivered((3, 0), (5, 0), (5, 1), (5, 2), (6, 0), complete=6)
+    assert deliveries.acknowledge(through(5, 1)) == 3
+    assert live_positions(deliveries) == [Position(5, 2), Position(6, 0)]
+    assert deliveries.unacked == 2
+
+
+@pytest.mark.parametrize(("version", "index"), [(5, 2), (6, 0), (5, -1), (0, -1)])
+def test_what_was_never_delivered_cannot_be_acknowledged(version: int, index: int) -> None:
+    deliveries = delivered((5, 0), (5, 1))
+    for wanted in (one(version, index), through(version, index)):
+        with pytest.raises(InvalidArgument, match="was not delivered"):
+            deliveries.require_delivered(wanted)
+
+
+def test_what_was_acknowledged_before_is_found_so_that_a_transaction_can_refuse_it() -> None:
+    deliveries = delivered((3, 0), (5, 0), (5, 1), complete=5)
+    deliveries.acknowledge(one(3, 0))
+    deliveries.acknowledge(one(5, 0))
+    both = Acknowledgement(positions=[Position(5, 0), Position(5, 1)], through=Position(5, 0))
+    assert deliveries.find_acknowledged(both) == [Position(5, 0), Position(5, 0)]
+    assert deliveries.find_acknowledged(through(5, 1)) == []
+
+
+def test_a_commit_out_of_order_is_refused() -> None:
+    deliveries = delivered((5, 0), (9, 0))
+    deliveries.through = 1
+    with pytest.raises(InvalidArgument, match="out of order"):
+        deliveries.learn(Progress(through=9, delivered=[LiveCommit(7, 1, [0, 1])]))
+
+
+@pytest.mark.parametrize(
+    "commits",
+    [
+        [LiveCommit(5, 1, [0, 1]), LiveCommit(5, 1, [0, 1])],
+        [LiveCommit(6, 1, [0, 1]), LiveCommit(5, 1, [0, 1])],
+        [LiveCommit(10, 1, [0, 1]), LiveCommit(11, 1, [0, 1])],
+        [LiveCommit(5, 0, [])],
+        [LiveCommit(0, 1, [0, 1])],
+        [LiveCommit(5, 2, [0, 3])],
+        [LiveCommit(5, 2, [0])],
+        [LiveCommit(5, 2, [1, 1])],
+        [LiveCommit(5, 2, [-1, 1])],
+    ],
+)
+def test_deliveries_that_nobody_can_have_meant_are_refused(commits: list[LiveCommit]) -> None:
+    with pytest.raises(InvalidArgument, match="commit by commit"):
+        Progress(through=9, delivered=commits).require_sound()
+
+
+def test_the_last_commit_may_be_incomplete() -> None:
+    Progress(through=9, delivered=[LiveCommit(5, 1, [0, 1]), LiveCommit(10, 1, [])]).require_sound()
+
+
+# What a consumer tells
+
+
+def test_a_consumer_that_acknowledges_one_after_the_other_tells_only_how_far_it_is() -> None:
+    account = Account(0)
+    for version in range(10, 1_000, 10):
+        account.deliver(Position(version, 0))
+        account.acknowledge(one(version, 0))
+    account.deliveries.complete(1_000)
+    assert account.take() == Progress(through=1_000)
+    assert account.take() is None
+
+
+def test_only_what_the_site_knows_of_is_acknowledged_by_position() -> None:
+    account = Account(0)
+    account.deliver(Position(5, 0))
+    account.take()
+    account.deliver(Position(5, 1))
+    account.deliver(Position(5, 2))
+    for index in range(2):
+        account.acknowledge(one(5, index))
+    progress = account.take()
+    assert progress is not None
+    assert progress.delivered == [LiveCommit(5, 3, [2, 3])]
+    assert progress.acknowledgement.positions == [Position(5, 0)]
+
+
+def test_an_acknowledgement_that_changes_nothing_is_not_told() -> None:
+    account = Account(9)
+    account.acknowledge(one(5, 0))
+    account.acknowledge(through(9, 3))
+    assert account.untold == 0
+    assert account.take() is None
+
+
+def test_the_most_that_a_consumer_can_have_to_tell_fits_into_one_request() -> None:
+    first, step = (1 << 63) + 1, 1 << 20
+    account = Account(first)
+    for number in range(2 * UNACKED_MAX_LIMIT):
+        account.deliver(Position(first + number * step, 0))
+        if number == UNACKED_MAX_LIMIT - 1:
+            account.take()
+            # Acknowledged one by one while the site cannot be reached.
+            for earlier in range(UNACKED_MAX_LIMIT):
+                account.acknowledge(one(first + earlier * step, 0))
+    progress = account.take()
+    assert progress is not None
+    assert len(progress.delivered) == len(progress.acknowledgement.positions) == UNACKED_MAX_LIMIT
+    assert len(msgspec.msgpack.encode(progress)) < REQUEST_BYTES_MAX
+
+
+class Telling(RuleBasedStateMachine):
+    """A consumer and its site, whose answers get lost: the site must end up with what the consumer has."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.account = Account(0)
+        self.site = Deliveries(0)
+        self.unanswered: Progress | None = None
+        self.last = Position(0, 0)
+        self.delivered: list[Position] = []
+        self.live: set[Position] = set()
+
+    @rule(step=st.integers(0, 2))
+    def deliver(self, step: int) -> None:
+        if step or self.last.version <= self.account.deliveries.through:
+            self.last = Position(max(self.last.version, self.account.deliveries.through) + step + 1, 0)
+        else:
+            self.last = Position(self.last.version, self.last.index + 1)
+        self.account.deliver(self.last)
+        self.delivered.append(self.last)
+        self.live.add(self.last)
+
+    @rule()
+    def complete(self) -> None:
+        self.account.deliveries.complete(self.last.version)
+
+    @rule(data=st.data(), cumulative=st.booleans())
+    def acknowledge(self, data: st.DataObject, cumulative: bool) -> None:
+        if self.delivered:
+            position = data.draw(st.sampled_from(self.delivered))
+            if cumulative:
+                self.account.acknowledge(Acknowledgement(through=position))
+                self.live = {other for other in self.live if other > position}
+            else:
+                self.account.acknowledge(Acknowledgement(positions=[position]))
+                self.live.discard(position)
+
+    @rule(arrives=st.booleans(), answered=st.booleans())
+    def tell(self, arrives: bool, answered: bool) -> None:
+        self.unanswered = self.unanswered or self.account.take()
+        if self.unanswered is not None and arrives:
+            self._receive(self.unanswered)
+            if answered:
+                self.unanswered = None
+
+    def _receive(self, progress: Progress) -> None:
+        progress.require_sound()
+        # A site keeps rows, not objects.
+        self.site = Deliveries(self.site.through, self.site.live())
+        self.site.learn(progress)
+        self.site.require_delivered(progress.acknowledgement)
+        self.site.acknowledge(progress.acknowledgement)
+
+    @rule()
+    def tell_all(self) -> None:
+        if self.unanswered is not None:
+            self._receive(self.unanswered)
+        self.unanswered = self.account.take()
+        if self.unanswered is not None:
+            self._receive(self.unanswered)
+        self.unanswered = None
+        assert live_positions(self.site) == sorted(self.live)
+        assert self.site.through == self.account.deliveries.through
+        assert self.site.live() == self.account.deliveries.live()
+
+    @invariant()
+    def consumer_knows_what_is_live(self) -> None:
+        if hasattr(self, "account"):
+            assert live_positions(self.account.deliveries) == sorted(self.live)
+            assert self.account.deliveries.unacked == len(self.live)
+
+    @invariant()
+    def site_never_takes_as_done_what_is_live(self) -> None:
+        if hasattr(self, "account"):
+            for position in self.live:
+                assert self.site.is_live(position) or not self.site.is_delivered(position)
+
+
+TestTelling = Telling.TestCase
+TestTelling.settings = settings(DETERMINISTIC, stateful_step_count=30)
+
+
+def forget_positions(account: Account) -> None:
+    account._positions = []
+
+
+def forget_deliveries(account: Account) -> None:
+    account._grown = {}
+
+
+@pytest.mark.parametrize("forget", [forget_positions, forget_deliveries])
+def test_the_machine_notices_a_consumer_that_forgets(
+    forget: Callable[[Account], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Account.take
+
+    def take_less(account: Account) -> Progress | None:
+        forget(account)
+        return take(account)
+
+    monkeypatch.setattr(Account, "take", take_less)
+    searching = settings(DETERMINISTIC, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(Telling, settings=searching)

@@ -1,0 +1,137 @@
+"""What the tests of a server share: a site in memory that is served, and threads whose errors count."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from pyarrow import flight
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.values import encode_value
+from floodmark.engine import MemoryEngine
+from floodmark.model.access import Role
+from floodmark.partition import FAMILIES
+from floodmark.server import Server, ServerOptions, hash_token, serve
+from floodmark.server.stalled import cut_connections
+from floodmark.site import Namespace, Site, open_engine
+from floodmark.site.connecting import connect
+from floodmark.wire.messages import TOKEN_HEADER, TOKEN_SCHEME, WIRE_HEADER, WIRE_VERSION
+
+LOOPBACK: Final = "127.0.0.1:0"
+HANG_SECONDS: Final = 60.0
+
+Result = TypeVar("Result")
+
+
+def open_memory(name: str = "oslo") -> Site:
+    """A site in memory, under real time and without background work."""
+    return open_engine(MemoryEngine(FAMILIES), site=name, site_id=7)
+
+
+@contextmanager
+def serving(options: ServerOptions | None = None) -> Iterator[tuple[Site, Server]]:
+    """A site in memory and its server, on any free port."""
+    site = open_memory()
+    with serve(site, LOOPBACK, options) as server:
+        yield site, server
+
+
+@contextmanager
+def connected(server: Server, **options: Any) -> Iterator[Site]:
+    """A client of a server."""
+    with connect(server.url, **options) as site:
+        yield site
+
+
+def qualify(namespace: Namespace, key: bytes) -> bytes:
+    """A key as it travels."""
+    return encode_namespace(namespace._row.id) + key
+
+
+def stored(value: bytes) -> bytes:
+    """A value as it travels."""
+    return encode_value(value)
+
+
+def in_threads(work: Callable[[int], Result], threads: int) -> list[Result]:
+    """Run the same work in many threads at once; what each returns.  The first error is raised."""
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, number) for number in range(threads)]
+        return [future.result(HANG_SECONDS) for future in futures]
+
+
+def write_access(path: Path, *entries: dict[str, object]) -> Path:
+    """An access file of some entries; a `token` is hashed."""
+    lines: list[str] = []
+    for entry in entries:
+        table = dict(entry)
+        if "token" in table:
+            table["token_sha256"] = hash_token(str(table.pop("token")))
+        lines += ["[[access]]", *(f"{name} = {_toml(value)}" for name, value in table.items())]
+    path.write_text("\n".join(lines), "utf-8")
+    return path
+
+
+def _toml(value: object) -> str:
+    # Texts and lists of texts are written alike in JSON and in TOML; a moment has no quotes.
+    return value.isoformat() if isinstance(value, datetime) else msgspec.json.encode(value).decode()
+
+
+def token_of(role: Role, namespace: str | None = None) -> str:
+    """The token of a role in the files that `write_roles` makes."""
+    return f"token-{role}-{namespace or 'site'}"
+
+
+def write_roles(path: Path, *namespaces: str) -> Path:
+    """An access file with a token for each role, on the site and on each of some namespaces."""
+    entries: list[dict[str, object]] = []
+    for role in Role:
+        entries.append({"name": f"{role}", "role": str(role), "token": token_of(role)})
+        for namespace in namespaces:
+            entries.append(
+                {
+                    "name": f"{role}-{namespace}",
+                    "role": str(role),
+                    "token": token_of(role, namespace),
+                    "namespaces": [namespace],
+                }
+            )
+    return write_access(path, *entries)
+
+
+def raw_client(server: Server) -> Any:
+    """A Flight client that knows nothing of Floodmark."""
+    return flight.FlightClient(server.url, generic_options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def raw_options(
+    *, wire: str | None = str(WIRE_VERSION), token: str | None = None, timeout: float = 20.0
+) -> Any:
+    """The headers of a request, made by hand."""
+    headers = []
+    if wire is not None:
+        headers.append((WIRE_HEADER.encode(), wire.encode()))
+    if token is not None:
+        headers.append((TOKEN_HEADER.encode(), (TOKEN_SCHEME + token).encode()))
+    return flight.FlightCallOptions(headers=headers, timeout=timeout)
+
+
+def cut_everything(server: Server) -> int:
+    """Cut the connections of all requests at work, as a network would; how many."""
+    watchdog = server._service.watchdog
+    with watchdog._lock:
+        peers = {activity.peer for activity in watchdog._activities}
+    return cut_connections(peers)
+
+
+def cut_streams(server: Server) -> int:
+    """Cut the connections of streams that wait for their client; how many.  Channels are spared."""
+    watchdog = server._service.watchdog
+    with watchdog._lock:
+        activities = list(watchdog._activities)
+    waiting = [each for each in activities if each.away_since_ms is not None and not each.patience_ms]
+    return cut_connections({activity.peer for activity in waiting})

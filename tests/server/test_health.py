@@ -1,0 +1,307 @@
+"""Health and metrics over real sockets, and what a rude client can do: little, and not for long."""
+
+import http.client
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from queue import Queue
+
+import pytest
+
+from floodmark.model.errors import InvalidConfiguration
+from floodmark.server.health import CONNECTIONS_MAX, HealthServer
+
+PATIENCE_SECONDS = 20.0
+DEADLINE_SECONDS = 0.3
+
+
+class Watched:
+    """What the pages tell, to be changed by a test."""
+
+    def __init__(self) -> None:
+        self.unhealthy: str | None = None
+        self.unready: str | None = None
+        self.metrics: Callable[[], bytes] = lambda: b"floodmark_site_up 1\n"
+
+    def render(self) -> bytes:
+        return self.metrics()
+
+    def serve(self, *, request_seconds_max: float = 10 * PATIENCE_SECONDS) -> HealthServer:
+        return HealthServer(
+            "127.0.0.1",
+            0,
+            metrics=self.render,
+            is_healthy=lambda: self.unhealthy,
+            is_ready=lambda: self.unready,
+            request_seconds_max=request_seconds_max,
+        )
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def server(watched: Watched) -> Iterator[HealthServer]:
+    with watched.serve() as server:
+        yield server
+
+
+def connect(server: HealthServer) -> socket.socket:
+    return socket.create_connection(server.address, PATIENCE_SECONDS)
+
+
+def ask(server: HealthServer, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE_SECONDS)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """Everything until the server closes; a test that waits too long for that fails."""
+    received = b""
+    while part := connection.recv(65_536):
+        received += part
+    return received
+
+
+def connection_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if "process_request_thread" in thread.name}
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+# Pages
+
+
+def test_healthy_and_ready_server_says_ok(server: HealthServer) -> None:
+    for path in ("/healthz", "/readyz", "/healthz?verbose=1"):
+        status, headers, body = ask(server, path)
+        assert (status, body) == (200, b"ok\n")
+        assert headers["Content-Type"] == "text/plain; charset=utf-8"
+
+
+def test_reason_is_told_with_503(server: HealthServer, watched: Watched) -> None:
+    watched.unready = "still opening the site"
+    assert ask(server, "/healthz")[0] == 200
+    status, _, body = ask(server, "/readyz")
+    assert (status, body) == (503, b"still opening the site\n")
+    watched.unready, watched.unhealthy = None, "half a pair \ud800"
+    assert ask(server, "/readyz")[0] == 200
+    assert ask(server, "/healthz")[::2] == (503, b"half a pair \\ud800\n")
+
+
+def test_metrics_come_as_they_are_rendered(server: HealthServer) -> None:
+    status, headers, body = ask(server, "/metrics")
+    assert (status, body) == (200, b"floodmark_site_up 1\n")
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert headers["Content-Length"] == str(len(body))
+
+
+def test_head_is_answered_without_the_page(server: HealthServer) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"HEAD /metrics HTTP/1.1\r\n\r\n")
+        answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert b"\r\nContent-Length: 20\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/../etc/passwd", "/%2e%2e/", "/healthz/x"])
+def test_there_are_no_other_pages(server: HealthServer, path: str) -> None:
+    status, _, body = ask(server, path)
+    assert (status, body) == (404, b"try /metrics, /healthz or /readyz\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "<b>"])
+def test_only_get_and_head_are_allowed(server: HealthServer, method: str) -> None:
+    status, headers, body = ask(server, "/metrics", method)
+    assert (status, headers["Allow"], body) == (405, "GET, HEAD", b"Method Not Allowed\n")
+
+
+def test_answers_tell_no_versions(server: HealthServer) -> None:
+    for method, path in (("GET", "/metrics"), ("GET", "/nowhere"), ("POST", "/metrics")):
+        _, headers, _ = ask(server, path, method)
+        assert set(headers) <= {"Allow", "Content-Type", "Content-Length", "Cache-Control"}
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /healthz HTTP/nine\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        bytes(range(256)) + b"\r\n\r\n",
+    ],
+)
+def test_malformed_request_is_refused_and_the_next_one_served(
+    server: HealthServer, request_bytes: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with connect(server) as connection:
+        connection.sendall(request_bytes)
+        try:
+            answer = read_to_end(connection)
+        except ConnectionResetError:
+            # The server has refused without reading all of it.
+            answer = b""
+    assert b" 200 " not in answer
+    assert ask(server, "/healthz")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_page_that_fails_is_told_and_logged(
+    server: HealthServer, watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> bytes:
+        raise RuntimeError("a secret of the server")
+
+    watched.metrics = fail
+    status, _, body = ask(server, "/metrics")
+    assert (status, body) == (500, b"failed; the server's log says why\n")
+    assert "a secret of the server" in caplog.text
+    assert ask(server, "/healthz")[0] == 200
+
+
+def test_one_slow_page_does_not_hold_up_the_others(server: HealthServer, watched: Watched) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait() -> bytes:
+        entered.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        return b"late\n"
+
+    watched.metrics = wait
+    with connect(server) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert entered.wait(PATIENCE_SECONDS)
+        assert ask(server, "/healthz")[0] == 200
+        go_on.set()
+        assert read_to_end(connection).endswith(b"late\n")
+
+
+# Rude clients
+
+
+def test_silent_client_is_cut(watched: Watched) -> None:
+    with watched.serve(request_seconds_max=DEADLINE_SECONDS) as server, connect(server) as connection:
+        assert read_to_end(connection) == b""
+
+
+def test_client_that_sends_a_byte_now_and_then_is_cut(watched: Watched) -> None:
+    with watched.serve(request_seconds_max=DEADLINE_SECONDS) as server, connect(server) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+        connection.settimeout(DEADLINE_SECONDS / 10)
+        give_up_at = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < give_up_at:
+            try:
+                connection.sendall(b"x")
+                if not connection.recv(1):
+                    return
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+        pytest.fail("the server goes on listening")
+
+
+def test_client_that_does_not_read_is_cut(watched: Watched) -> None:
+    serving: Queue[threading.Thread] = Queue()
+
+    def render() -> bytes:
+        serving.put(threading.current_thread())
+        return bytes(64 << 20)
+
+    watched.metrics = render
+    with watched.serve(request_seconds_max=DEADLINE_SECONDS) as server, connect(server) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        thread = serving.get(timeout=PATIENCE_SECONDS)
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
+def test_client_that_goes_away_is_no_event(
+    server: HealthServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    with connect(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(server, "/healthz")[0] == 200
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_are_bounded_and_a_place_is_given_back(server: HealthServer) -> None:
+    with ExitStack() as stack:
+        held = [stack.enter_context(connect(server)) for _ in range(CONNECTIONS_MAX)]
+        # Connections are taken in the order in which they came, so this one finds no place.
+        with connect(server) as surplus:
+            assert read_to_end(surplus).startswith(b"HTTP/1.0 503 ")
+        held[0].sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert read_to_end(held[0]).endswith(b"ok\n")
+        # Its place was free before the connection ended.
+        assert ask(server, "/healthz")[0] == 200
+
+
+# Beginning and end
+
+
+def test_closing_takes_less_than_a_second_and_cuts_what_is_open(watched: Watched) -> None:
+    before = connection_threads()
+    server = watched.serve()
+    with connect(server) as silent, connect(server) as halfway:
+        halfway.sendall(b"GET /healthz HTTP/1.1\r\n")
+        # Answered after the two were taken, so both are open.
+        assert ask(server, "/healthz")[0] == 200
+        begun = time.monotonic()
+        server.close()
+        assert time.monotonic() - begun < 1.0
+        assert read_to_end(silent) == b""
+        assert read_to_end(halfway) == b""
+    with pytest.raises(ConnectionRefusedError):
+        connect(server)
+    for thread in connection_threads() - before:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
+def test_closing_at_once_and_twice_is_harmless(watched: Watched) -> None:
+    server = watched.serve()
+    server.close()
+    server.close()
+
+
+def test_port_in_use_is_refused_with_the_address(server: HealthServer) -> None:
+    host, port = server.address
+    with pytest.raises(InvalidConfiguration, match=f"{host}:{port}.*in use"):
+        HealthServer(host, port, metrics=bytes, is_healthy=lambda: None, is_ready=lambda: None)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("a..b", 0), ("192.0.2.1", 0)])
+def test_address_that_cannot_be_is_refused(host: str, port: int) -> None:
+    with pytest.raises(InvalidConfiguration, match="choose another port or host"):
+        HealthServer(host, port, metrics=bytes, is_healthy=lambda: None, is_ready=lambda: None)
+
+
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_it_listens_on_ipv6_too(host: str) -> None:
+    with HealthServer(host, 0, metrics=bytes, is_healthy=lambda: None, is_ready=lambda: None) as server:
+        assert server.address[0] == "::1"
+        assert ask(server, "/healthz")[0] == 200

@@ -1,0 +1,268 @@
+"""Role by role and namespace by namespace: every request, by every caller."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.support import connected, qualify, serving, stored, token_of, write_roles
+
+from floodmark.codec.values import encode_value
+from floodmark.feed.acknowledgement import Progress
+from floodmark.feed.feeds import FeedSpec, FeedUpdate
+from floodmark.feed.subscriptions import SubscriptionSpec
+from floodmark.model.access import Role
+from floodmark.model.change import Stamp
+from floodmark.model.errors import FloodmarkError, NotAllowed
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangesRequest
+from floodmark.server import Server, ServerOptions
+from floodmark.server.calls import PORTS
+from floodmark.server.data import DataPlane
+from floodmark.server.guard import Guard
+from floodmark.server.leases import Leases
+from floodmark.site import Site
+from floodmark.site.catalog import NamespaceSettings
+from floodmark.site.host import NamespaceUpdate
+from floodmark.wire.calls import call_specs
+from floodmark.wire.messages import HOLD, RELEASE, HoldRequest, ReleaseRequest
+
+Use = Callable[[Site], object]
+
+MINE, OTHER = "mine", "other"
+KEY = b"key"
+
+
+def _key(namespace: str) -> bytes:
+    return {MINE: b"\x00\x00\x01", OTHER: b"\x00\x00\x02"}[namespace] + KEY
+
+
+def _partition(site: Site) -> Any:
+    return site.host.router.maps.map.partitions[0]
+
+
+def _write_stream(site: Site, namespace: str) -> object:
+    stream = site.host.write_stream(durable=True)
+    try:
+        return stream.send({_key(namespace): stored(b"x")}).result(20)
+    finally:
+        stream.close()
+
+
+def _changes(site: Site, namespace: str | None) -> object:
+    if namespace is None:
+        return list(site.host.changes(ChangesRequest()))
+    prefix = _key(namespace)[:3]
+    request = ChangesRequest(keys=KeyRange(prefix, prefix + b"\xff"), namespace=prefix[2])
+    return list(site.host.changes(request))
+
+
+def _scan(site: Site, namespace: str) -> object:
+    prefix = _key(namespace)[:3]
+    at = site.host.administration.read_version()
+    return list(_partition(site).scan(KeyRange(prefix, prefix + b"\xff"), at))
+
+
+def _copied() -> bytes:
+    return encode_value(b"x", origin=Stamp(1, 9))
+
+
+def _feed(namespace: str, name: str) -> FeedSpec:
+    return FeedSpec(name=name, namespace=namespace, sink="blackhole:")
+
+
+def _subscription(namespace: str) -> SubscriptionSpec:
+    return SubscriptionSpec(name=namespace, namespace=namespace)
+
+
+# For each request: the least role, and how to make it about a namespace.
+DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
+    "get": (Role.READ, lambda site, name: _partition(site).get(_key(name))),
+    "find": (Role.READ, lambda site, name: _partition(site).find(_key(name))),
+    "get_many": (Role.READ, lambda site, name: _partition(site).get_many([_key(name)])),
+    "scan": (Role.READ, _scan),
+    "changes": (Role.READ, _changes),
+    "hold": (
+        Role.READ,
+        lambda site, name: site.host._connection.invoke(  # type: ignore[attr-defined]
+            HOLD, HoldRequest(site.now(), _key(name)[2])
+        ),
+    ),
+    "put": (
+        Role.WRITE,
+        lambda site, name: _partition(site).put([_key(name)], [stored(b"x")], durable=True),
+    ),
+    "apply": (
+        Role.WRITE,
+        lambda site, name: _partition(site).apply([_key(name)], [_copied()], durable=True),
+    ),
+    "compare_and_set": (
+        Role.WRITE,
+        lambda site, name: _partition(site).compare_and_set(_key(name), b"?", stored(b"x"), durable=True),
+    ),
+    "delete_unchanged": (
+        Role.WRITE,
+        lambda site, name: _partition(site).delete_unchanged([_key(name)], 1, durable=True),
+    ),
+    "write_stream": (Role.WRITE, _write_stream),
+}
+
+# Requests that tell nothing, and are for everyone who has a role at all.
+OPEN = {
+    "hello": lambda site: site.host._connection.hello(),
+    "map": lambda site: site.host.router.maps.refresh(),
+    "resolved": lambda site: _partition(site).resolved_version(),
+    "release": lambda site: site.host._connection.invoke(RELEASE, ReleaseRequest(1)),
+}
+
+# The arguments of every call, about a namespace where it is about one.
+ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
+    "administration.create_namespace": lambda name: (name, NamespaceSettings()),
+    "administration.find_namespace": lambda name: (name,),
+    "administration.update_namespace": lambda name: (name, NamespaceUpdate()),
+    "administration.drop_namespace": lambda name: (name,),
+    "administration.observe": lambda _: (1,),
+    "administration.split": lambda name: (name, KEY),
+    "administration.merge": lambda _: (1, 2),
+    "administration.hold_safe_point": lambda name: ("point", 1, timedelta(1), name),
+    "administration.release_safe_point": lambda _: ("point",),
+    "administration.oldest_version": lambda name: (name,),
+    "administration.examine": lambda _: (True,),
+    # A feed and a subscription have the name of the namespace that they read.
+    "feeds.create": lambda name: (_feed(name, "another"),),
+    "feeds.find": lambda name: (name,),
+    "feeds.pause": lambda name: (name,),
+    "feeds.resume": lambda name: (name, None),
+    "feeds.update": lambda name: (name, FeedUpdate()),
+    "feeds.remove": lambda name: (name,),
+    "feeds.rebalance": lambda name: (name,),
+    "feeds.statistics": lambda name: (name,),
+    "feeds.acquire": lambda name: (name, "holder", 10.0),
+    "feeds.report": lambda name: (name, "holder", [], None),
+    "feeds.release": lambda name: (name, "holder"),
+    "subscriptions.open": lambda name: (_subscription(name), 0, "holder", 10.0),
+    "subscriptions.acknowledge": lambda name: (name, 1, Progress(through=1)),
+    "subscriptions.renew": lambda name: (name, 1),
+    "subscriptions.release": lambda name: (name, 1),
+    "subscriptions.seek": lambda name: (name, 1, None),
+    "subscriptions.find": lambda name: (name,),
+    "subscriptions.remove": lambda name: (name,),
+    "subscriptions.statistics": lambda name: (name,),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    access = write_roles(Path(tmp_path_factory.mktemp("access")) / "access.toml", MINE, OTHER)
+    with serving(ServerOptions(access=access)) as (site, server):
+        assert qualify(site.create_namespace(MINE), b"") == b"\x00\x00\x01"
+        assert qualify(site.create_namespace(OTHER), b"") == b"\x00\x00\x02"
+        for name in (MINE, OTHER):
+            site.host.feeds.create(_feed(name, name))
+            site.host.subscriptions.open(_subscription(name), site.now(), "holder", 10.0)
+        yield server
+
+
+def is_allowed(server: Server, role: Role, limit: str | None, use: Use) -> bool:
+    """Whether a caller is let through; what becomes of the request then is not the question."""
+    with connected(server, token=token_of(role, limit)) as site:
+        try:
+            use(site)
+        except NotAllowed:
+            return False
+        except FloodmarkError:
+            return True
+        return True
+
+
+@pytest.mark.parametrize("request_name", DATA)
+@pytest.mark.parametrize("role", Role)
+def test_reads_need_read_and_writes_need_write_in_their_namespace(
+    server: Server, request_name: str, role: Role
+) -> None:
+    least, use = DATA[request_name]
+    enough = role >= least
+    assert is_allowed(server, role, None, lambda site: use(site, MINE)) is enough
+    assert is_allowed(server, role, MINE, lambda site: use(site, MINE)) is enough
+    assert not is_allowed(server, role, MINE, lambda site: use(site, OTHER))
+
+
+def test_a_batch_over_several_namespaces_needs_all_of_them(server: Server) -> None:
+    def put_both(site: Site) -> object:
+        keys = [_key(MINE), _key(OTHER)]
+        return _partition(site).put(keys, [stored(b"x")] * 2, durable=True)
+
+    assert is_allowed(server, Role.WRITE, None, put_both)
+    assert not is_allowed(server, Role.WRITE, MINE, put_both)
+
+
+def test_the_changes_of_all_namespaces_need_all_of_them(server: Server) -> None:
+    assert is_allowed(server, Role.READ, None, lambda site: _changes(site, None))
+    assert not is_allowed(server, Role.ADMIN, MINE, lambda site: _changes(site, None))
+
+
+@pytest.mark.parametrize("request_name", OPEN)
+def test_what_tells_nothing_is_for_everyone(server: Server, request_name: str) -> None:
+    assert is_allowed(server, Role.READ, MINE, OPEN[request_name])
+
+
+def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
+    nothing: Any = None
+    offered = {
+        handler.method.name
+        for handler in DataPlane(nothing, Guard(nothing), Leases(nothing, nothing)).handlers()
+    }
+    assert offered | {"scan", "changes", "write_stream"} == DATA.keys() | OPEN.keys()
+
+
+CALLS = [
+    (port, spec.name, rule)
+    for port in PORTS
+    for spec, rule in (
+        (spec, port.rules[spec.name]) for spec in call_specs(port.protocol, port.prefix).values()
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("port", "name", "rule"), CALLS, ids=[f"{port.prefix}.{name}" for port, name, _ in CALLS]
+)
+def test_every_call_is_refused_to_those_without_the_role(
+    server: Server, port: Any, name: str, rule: Any
+) -> None:
+    full_name = f"{port.prefix}.{name}"
+
+    def use(namespace: str) -> Use:
+        make = ARGUMENTS.get(full_name)
+        arguments = () if make is None else make(namespace)
+        return lambda site: getattr(port.target(site.host), name)(*arguments)
+
+    for role in Role:
+        if role < rule.role:
+            assert not is_allowed(server, role, None, use(OTHER)), f"{role} may {full_name}"
+            assert not is_allowed(server, role, OTHER, use(OTHER)), f"{role} may {full_name} in its namespace"
+    if rule.scope is not None:
+        assert not is_allowed(server, rule.role, MINE, use(OTHER)), f"{full_name} in another's namespace"
+    if rule.role is Role.READ:
+        assert is_allowed(server, rule.role, None, use(MINE))
+
+
+def test_lists_show_only_what_a_caller_may_see(server: Server) -> None:
+    with connected(server, token=token_of(Role.READ, MINE)) as site:
+        assert site.namespaces() == [MINE]
+        assert [feed.name for feed in site.host.feeds.list()] == [MINE]
+        assert [row.name for row in site.host.subscriptions.list()] == [MINE]
+    with connected(server, token=token_of(Role.READ)) as site:
+        assert site.namespaces() == [MINE, OTHER]
+        assert len(site.host.feeds.list()) == len(site.host.subscriptions.list()) == 2
+
+
+def test_what_is_gone_can_be_released_by_anyone_who_may_hold_it(server: Server) -> None:
+    assert is_allowed(server, Role.WRITE, MINE, lambda site: site.host.feeds.release("gone", "holder"))
+    assert not is_allowed(server, Role.READ, MINE, lambda site: site.host.feeds.release("gone", "holder"))
+
+
+def test_a_port_without_a_rule_for_each_method_is_not_served() -> None:
+    for port in PORTS:
+        assert {spec.name for spec in call_specs(port.protocol, port.prefix).values()} == port.rules.keys()

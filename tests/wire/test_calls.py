@@ -1,0 +1,146 @@
+"""Calls made of a protocol: arguments and results travel by their types, whatever these are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import msgspec
+import pytest
+
+from floodmark.feed.store import FeedStore
+from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.model.errors import InvalidArgument, InvalidName
+from floodmark.site.host import Administration
+from floodmark.wire.calls import CallSpec, call_specs
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    lifetime: timedelta = timedelta(0)
+    name: str = "x"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidName("a name must not be empty", name=self.name)
+
+
+class Point(NamedTuple):
+    left: int
+    right: bytes
+
+
+class Row(msgspec.Struct, frozen=True):
+    moment: datetime
+    points: list[Point]
+    sums: Mapping[int, Point]
+
+
+class Port(Protocol):
+    def nothing(self) -> None:
+        """No argument, no result."""
+
+    def mixed(
+        self, key: bytes, settings: Settings, *, colour: Colour = Colour.RED, at: int | None = None
+    ) -> Row:
+        """All kinds of arguments."""
+        ...
+
+
+class Target:
+    """Does what the port says, and remembers how it was called."""
+
+    def __init__(self) -> None:
+        self.called: list[object] = []
+
+    def nothing(self) -> None:
+        self.called.append(())
+
+    def mixed(
+        self, key: bytes, settings: Settings, *, colour: Colour = Colour.RED, at: int | None = None
+    ) -> Row:
+        self.called.append((key, settings, colour, at))
+        return ROW
+
+
+ROW = Row(datetime(2020, 1, 1, tzinfo=UTC), [Point(1, b"\xff")], {7: Point((1 << 64) - 1, b"")})
+
+
+def through_the_wire(spec: CallSpec, target: object, *args: object, **kwargs: object) -> object:
+    body = spec.method.encode_request(spec.bind(*args, **kwargs))
+    result = spec.call(target, spec.method.decode_request(body))
+    return spec.method.decode_reply(spec.method.encode_reply(result))
+
+
+@pytest.fixture
+def specs() -> dict[str, CallSpec]:
+    return call_specs(Port, "port", repeatable=["nothing"])
+
+
+def test_methods_get_names_with_the_prefix(specs: dict[str, CallSpec]) -> None:
+    assert sorted(specs) == ["port.mixed", "port.nothing"]
+
+
+def test_arguments_and_results_come_as_they_were_given(specs: dict[str, CallSpec]) -> None:
+    target = Target()
+    settings = Settings(lifetime=timedelta(days=1, microseconds=3), name="ada")
+    assert through_the_wire(specs["port.mixed"], target, b"\x00\xff", settings, at=(1 << 64) - 1) == ROW
+    assert (
+        through_the_wire(specs["port.mixed"], target, key=b"", settings=Settings(), colour=Colour.RED) == ROW
+    )
+    assert through_the_wire(specs["port.nothing"], target) is None
+    assert target.called == [
+        (b"\x00\xff", settings, Colour.RED, (1 << 64) - 1),
+        (b"", Settings(), Colour.RED, None),
+        (),
+    ]
+
+
+def test_only_what_is_said_to_be_repeatable_is_repeated(specs: dict[str, CallSpec]) -> None:
+    assert specs["port.mixed"].method.writes
+    assert not specs["port.nothing"].method.writes
+
+
+def test_wrong_arguments_fail_at_the_call(specs: dict[str, CallSpec]) -> None:
+    with pytest.raises(TypeError):
+        specs["port.nothing"].bind(1)
+    with pytest.raises(TypeError):
+        specs["port.mixed"].bind(b"x")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"key": 1}, {"key": b"x", "settings": {}, "colour": "blue"}, [1, 2], None]
+)
+def test_arguments_of_other_types_are_refused(specs: dict[str, CallSpec], arguments: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"port\.mixed"):
+        specs["port.mixed"].method.decode_request(msgspec.msgpack.encode(arguments))
+
+
+def test_what_a_type_says_about_itself_is_what_the_caller_hears(specs: dict[str, CallSpec]) -> None:
+    body = msgspec.msgpack.encode({"key": b"x", "settings": {"name": ""}})
+    with pytest.raises(InvalidName, match="must not be empty") as refused:
+        specs["port.mixed"].method.decode_request(body)
+    assert refused.value.details == {"name": ""}
+
+
+def test_what_cannot_travel_is_found_when_the_port_is_offered() -> None:
+    class Collecting(Protocol):
+        def collect(self, *keys: bytes) -> None: ...
+
+    class Streaming(Protocol):
+        def stream(self) -> object: ...
+
+    with pytest.raises(TypeError, match="collects"):
+        call_specs(Collecting, "port")
+    with pytest.raises(TypeError, match="no methods"):
+        call_specs(Streaming, "port", repeatable=["strem"])
+
+
+@pytest.mark.parametrize("port", [Administration, FeedStore, SubscriptionStore])
+def test_the_ports_of_a_site_can_travel(port: type) -> None:
+    assert len(call_specs(port, "port")) > 5
