@@ -16,9 +16,8 @@ from floodmark.feed.acknowledgement import (
     Position,
     Progress,
 )
-from floodmark.feed.subscriptions import UNACKED_MAX_LIMIT
 from floodmark.model.errors import InvalidArgument
-from floodmark.wire.messages import REQUEST_BYTES_MAX
+from floodmark.model.limits import REQUEST_BYTES_MAX, UNACKED_MAX
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 INDEXES = st.integers(0, 12)
@@ -206,16 +205,16 @@ def test_an_acknowledgement_that_changes_nothing_is_not_told() -> None:
 def test_the_most_that_a_consumer_can_have_to_tell_fits_into_one_request() -> None:
     first, step = (1 << 63) + 1, 1 << 20
     account = Account(first)
-    for number in range(2 * UNACKED_MAX_LIMIT):
+    for number in range(2 * UNACKED_MAX):
         account.deliver(Position(first + number * step, 0))
-        if number == UNACKED_MAX_LIMIT - 1:
+        if number == UNACKED_MAX - 1:
             account.take()
             # Acknowledged one by one while the site cannot be reached.
-            for earlier in range(UNACKED_MAX_LIMIT):
+            for earlier in range(UNACKED_MAX):
                 account.acknowledge(one(first + earlier * step, 0))
     progress = account.take()
     assert progress is not None
-    assert len(progress.delivered) == len(progress.acknowledgement.positions) == UNACKED_MAX_LIMIT
+    assert len(progress.delivered) == len(progress.acknowledgement.positions) == UNACKED_MAX
     assert len(msgspec.msgpack.encode(progress)) < REQUEST_BYTES_MAX
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.feed.support_feeds import spec
 
 from floodmark.feed.feeds import (
-    RANGES_MAX,
     Feed,
     FeedSpec,
     FeedState,
@@ -22,6 +21,7 @@ from floodmark.feed.feeds import (
 )
 from floodmark.feed.sinks.address import URI_CHARACTERS_MAX
 from floodmark.model.errors import InvalidArgument, InvalidName, InvalidRange, InvalidVersion
+from floodmark.model.limits import FEED_RANGES_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, compose
 
@@ -86,7 +86,7 @@ def test_options_are_checked_when_they_are_made(option: dict[str, int]) -> None:
         ({"start_key": "text"}, InvalidRange),
         ({"prefix": b"x" * 5_000}, InvalidRange),
         ({"ranges": 0}, InvalidArgument),
-        ({"ranges": RANGES_MAX + 1}, InvalidArgument),
+        ({"ranges": FEED_RANGES_MAX + 1}, InvalidArgument),
         ({"description": "x" * 1_001}, InvalidArgument),
         ({"sink": ""}, InvalidArgument),
         ({"sink": "no scheme"}, InvalidArgument),

@@ -13,9 +13,8 @@ from tests.site.support import host_of
 import floodmark
 from floodmark.feed.columns import BATCH_BYTES_MAX
 from floodmark.model.change import Change, Resolved
-from floodmark.model.limits import MIB
+from floodmark.model.limits import MIB, TAIL_BYTES_MAX
 from floodmark.model.stream import Way
-from floodmark.partition.tail import TAIL_BYTES_MAX
 from floodmark.site import Namespace, Site
 
 WARM_MIB = 60

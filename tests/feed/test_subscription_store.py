@@ -11,7 +11,6 @@ from floodmark.feed import subscription_store
 from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
 from floodmark.feed.subscription import Subscription
 from floodmark.feed.subscriptions import (
-    UNACKED_MAX_LIMIT,
     SubscriptionRow,
     SubscriptionSpec,
     SubscriptionStore,
@@ -30,7 +29,7 @@ from floodmark.model.errors import (
     VersionCollected,
     VersionInFuture,
 )
-from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX
 from floodmark.site import Site
@@ -74,7 +73,7 @@ def epoch_of(stage: Stage) -> int:
         ({"keys": KeyRange(b"x" * (KEY_BYTES_MAX + 1), None)}, InvalidRange),
         ({"keys": KeyRange(b"", b"x" * (KEY_BYTES_MAX + 1))}, InvalidRange),
         ({"unacked_max": 0}, InvalidArgument),
-        ({"unacked_max": UNACKED_MAX_LIMIT + 1}, InvalidArgument),
+        ({"unacked_max": UNACKED_MAX + 1}, InvalidArgument),
         ({"unacked_max": 1.5}, InvalidArgument),
     ],
 )

@@ -26,12 +26,11 @@ from floodmark.model.errors import (
     InvalidRange,
     InvalidVersion,
 )
-from floodmark.model.limits import KEY_BYTES_MAX, MIB
+from floodmark.model.limits import FEED_RANGES_MAX, KEY_BYTES_MAX, MIB
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
-RANGES_MAX: Final = 64
 CONCURRENCY_MAX: Final = 64
 BATCH_RECORDS_MAX: Final = 1_000_000
 BACKOFF_MS_MAX: Final = 60_000
@@ -118,7 +117,7 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
                     f"{self.since}"
                 )
         _require_description(self.description)
-        _require_between("ranges", self.ranges, 1, RANGES_MAX)
+        _require_between("ranges", self.ranges, 1, FEED_RANGES_MAX)
         _require_bound("start_key", self.start_key)
         for name, bound in (("end_key", self.end_key), ("prefix", self.prefix)):
             if bound is not None:
@@ -178,7 +177,7 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.description is not UNSET:
             _require_description(self.description)
         if self.ranges is not UNSET:
-            _require_between("ranges", self.ranges, 1, RANGES_MAX)
+            _require_between("ranges", self.ranges, 1, FEED_RANGES_MAX)
         if self.options is not UNSET:
             _require_options(self.options)
 

@@ -31,6 +31,7 @@ from floodmark.feed.scan import Position, scan_changes
 from floodmark.feed.sorter import Sorter
 from floodmark.feed.statistics import ChangeStatistics, ReaderStatistics
 from floodmark.model.errors import Corruption, VersionCollected
+from floodmark.model.limits import SORT_BYTES_MAX
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition import LogLine, Node, version_of
@@ -39,7 +40,6 @@ from floodmark.partition import LogLine, Node, version_of
 FOLLOW_SECONDS: Final = 0.2
 # A follower gathers what is committed in this time, so that it need not be woken for every commit.
 GATHER_SECONDS: Final = 0.005
-SORT_BYTES_MAX: Final = 64 * 1024 * 1024
 SCAN_RATE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 

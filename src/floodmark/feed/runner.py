@@ -19,7 +19,6 @@ from typing import Final
 from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
 from floodmark.feed.feeds import Feed, FeedError, FeedSpec, FeedState, RangeProgress
 from floodmark.feed.runner_backoff import BUDGET_MS
-from floodmark.feed.runner_buffer import BUFFER_BYTES_MAX
 from floodmark.feed.runner_round import Counters, Round, Surroundings
 from floodmark.feed.sinks import OpenSink, open_sink
 from floodmark.feed.store import FeedStore
@@ -33,6 +32,7 @@ from floodmark.model.errors import (
     Retryable,
     VersionCollected,
 )
+from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
@@ -90,7 +90,7 @@ class FeedRunner:
         lease_seconds: float = LEASE_SECONDS,
         report_seconds: float = REPORT_SECONDS,
         budget_ms: int = BUDGET_MS,
-        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+        buffer_bytes_max: int = FEED_BUFFER_BYTES_MAX,
         time_source: TimeSource = system_time_ms,
         elapsed_ms: TimeSource = monotonic_ms,
         wait: Callable[[Event, float], bool] = Event.wait,

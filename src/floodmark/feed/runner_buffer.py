@@ -14,10 +14,9 @@ from threading import Condition
 from typing import Final, NamedTuple
 
 from floodmark.model.change import Change
-from floodmark.model.limits import MIB
+from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
 from floodmark.model.version import Version
 
-BUFFER_BYTES_MAX: Final = 32 * MIB
 # What Python needs for a change beyond the bytes of its key and value.
 CHANGE_BYTES: Final = 400
 
@@ -33,7 +32,7 @@ class Batch(NamedTuple):
 class RangeBuffer:
     """Hands changes from the thread that reads a range to the one that writes it."""
 
-    def __init__(self, since: Version, *, bytes_max: int = BUFFER_BYTES_MAX) -> None:
+    def __init__(self, since: Version, *, bytes_max: int = FEED_BUFFER_BYTES_MAX) -> None:
         # Every change at or below it was put in.
         self.through = since
         self.bytes = 0

@@ -16,10 +16,11 @@ from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed.feeds import Feed, RangeProgress
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.runner_backoff import BUDGET_MS, Backoff
-from floodmark.feed.runner_buffer import BUFFER_BYTES_MAX, Batch, RangeBuffer, measure_bytes
+from floodmark.feed.runner_buffer import Batch, RangeBuffer, measure_bytes
 from floodmark.feed.sinks import OpenSink, Sink, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import FloodmarkError, SinkFailed, Terminal, Unreachable, VersionCollected
+from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 
@@ -44,7 +45,7 @@ class Surroundings:
     elapsed_ms: TimeSource
     wait: Callable[[Event, float], bool]
     budget_ms: int = BUDGET_MS
-    buffer_bytes_max: int = BUFFER_BYTES_MAX
+    buffer_bytes_max: int = FEED_BUFFER_BYTES_MAX
 
 
 class Counters:

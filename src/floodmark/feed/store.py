@@ -52,12 +52,12 @@ from floodmark.model.errors import (
     VersionCollected,
     VersionInFuture,
 )
+from floodmark.model.limits import FEEDS_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version, compose, moment_of, physical_ms
 from floodmark.partition import META, Storage, load_metadata
 
-FEEDS_MAX: Final = 1_000
 # A safe point moves with its feed's checkpoint, but not more often than this.
 HOLD_EVERY_MS: Final = 60_000
 

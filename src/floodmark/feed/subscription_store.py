@@ -38,11 +38,11 @@ from floodmark.model.errors import (
     VersionCollected,
     VersionInFuture,
 )
+from floodmark.model.limits import SUBSCRIPTIONS_MAX
 from floodmark.model.names import require_name
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, moment_of, physical_ms
 from floodmark.partition import META, Storage, load_metadata
 
-SUBSCRIPTIONS_MAX: Final = 1_000
 # Counting a backlog ends here: whoever is that far behind need not know by how much.
 BACKLOG_COUNT_MAX: Final = 100_000
 # A safe point moves with its subscription, but not more often than this.

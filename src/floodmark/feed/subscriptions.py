@@ -19,15 +19,14 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.acknowledgement import LiveCommit, Position, Progress
 from floodmark.feed.feeds import Lease
 from floodmark.model.errors import InvalidArgument, InvalidRange
-from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 
-UNACKED_MAX: Final = 10_000
+UNACKED_DEFAULT: Final = 10_000
 # What a consumer tells its site grows with what it has not acknowledged, and must fit into one request.
-UNACKED_MAX_LIMIT: Final = 30_000
 
 OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
 
@@ -41,7 +40,7 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     keys: KeyRange = KeyRange()
-    unacked_max: int = UNACKED_MAX
+    unacked_max: int = UNACKED_DEFAULT
 
     def __post_init__(self) -> None:
         require_name(self.name, "subscription")
@@ -52,9 +51,9 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f"subscription {self.name!r} reads keys from a start to an end at or behind it, each of at "
                 f"most {KEY_BYTES_MAX:,} bytes"
             )
-        if type(self.unacked_max) is not int or not 0 < self.unacked_max <= UNACKED_MAX_LIMIT:
+        if type(self.unacked_max) is not int or not 0 < self.unacked_max <= UNACKED_MAX:
             raise InvalidArgument(
-                f"unacked_max is a number from 1 to {UNACKED_MAX_LIMIT:,}, not {self.unacked_max!r:.60}"
+                f"unacked_max is a number from 1 to {UNACKED_MAX:,}, not {self.unacked_max!r:.60}"
             )
 
 

@@ -20,6 +20,15 @@ SITE_IDS_MAX: Final = 255
 NODES_MAX: Final = 64
 SAFE_POINTS_MAX: Final = 10_000
 
+FEEDS_MAX: Final = 1_000
+FEED_RANGES_MAX: Final = 64
+SUBSCRIPTIONS_MAX: Final = 1_000
+UNACKED_MAX: Final = 30_000
+
+STREAMS_MAX: Final = 1_000
+STREAMS_PER_CALLER_MAX: Final = 500
+REQUEST_BYTES_MAX: Final = 1 * MIB
+
 TTL_MAX: Final = timedelta(days=36_500)
 
 # A change-log row holds values up to this size; larger ones are read from the data they name.
@@ -30,3 +39,10 @@ LOG_ROW_BYTES_MAX: Final = 1 * MIB
 # A scan holds at most one page in memory.
 PAGE_ROWS_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 * MIB
+
+# The last commits in memory, for those who follow.
+TAIL_BYTES_MAX: Final = 16 * MIB
+# What a reader sorts in memory when it has to scan; the rest goes to disk.
+SORT_BYTES_MAX: Final = 64 * MIB
+# What the runner of a feed has read and its sink has not taken yet, for each range.
+FEED_BUFFER_BYTES_MAX: Final = 32 * MIB

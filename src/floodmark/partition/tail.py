@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Final, NamedTuple
 
+from floodmark.model.limits import TAIL_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.storage import Storage
 
-TAIL_BYTES_MAX: Final = 16 * 1024 * 1024
 # What Python needs for an entry and each of its changes beyond the bytes themselves.
 _ENTRY_BYTES: Final = 400
 _CHANGE_BYTES: Final = 120

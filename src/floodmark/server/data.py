@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from floodmark.model.access import Role
-from floodmark.model.errors import CommitTooLarge
-from floodmark.model.limits import COMMIT_BYTES_MAX, MIB
+from floodmark.model.errors import LimitExceeded
+from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Partition
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
@@ -35,7 +35,6 @@ from floodmark.wire.messages import (
     MAP,
     PUT,
     RELEASE,
-    REQUEST_BYTES_MAX,
     REQUEST_MARGIN_BYTES,
     RESOLVED,
     CompareAndSetRequest,
@@ -133,7 +132,7 @@ class DataPlane:
 
     def _get_many(self, caller: Caller, request: GetManyRequest) -> list[bytes | None]:
         if len(request.keys) > GET_MANY_KEYS_MAX:
-            raise CommitTooLarge(f"one request may ask for at most {GET_MANY_KEYS_MAX:,} keys")
+            raise LimitExceeded(f"one request may ask for at most {GET_MANY_KEYS_MAX:,} keys")
         partition = self._readable(caller, request.partition, request.keys, request.at)
         values: list[bytes | None] = []
         size = 0

@@ -9,6 +9,7 @@ from pyarrow import flight
 
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.model.errors import FloodmarkError, WireMismatch
+from floodmark.model.limits import REQUEST_BYTES_MAX, STREAMS_MAX, STREAMS_PER_CALLER_MAX
 from floodmark.server.access import Access
 from floodmark.server.calls import call_handlers
 from floodmark.server.channel import Channels
@@ -23,8 +24,6 @@ from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams
 from floodmark.server.visits import (
     CHANNELS_MAX,
-    STREAMS_MAX,
-    STREAMS_PER_CALLER_MAX,
     Gate,
     Reception,
     StreamPlaces,
@@ -33,7 +32,7 @@ from floodmark.server.writes import Writes
 from floodmark.site.host import Host
 from floodmark.wire.channels import CHANNEL_COMMAND
 from floodmark.wire.errors import to_flight_error
-from floodmark.wire.messages import COMMAND, REQUEST_BYTES_MAX, TICKET
+from floodmark.wire.messages import COMMAND, TICKET
 
 SCAN: Final = "scan"
 CHANGES: Final = "changes"

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
 from floodmark.model.errors import CannotOpen, FloodmarkError, InvalidConfiguration
+from floodmark.model.limits import STREAMS_MAX, STREAMS_PER_CALLER_MAX
 from floodmark.server.access import OPEN_ACCESS, Access, AccessFile, require_safe_listening
 from floodmark.server.health import HealthServer
 from floodmark.server.metrics import MetricsPage
 from floodmark.server.service import Service
 from floodmark.server.stalled import STALL_SECONDS
-from floodmark.server.visits import STREAMS_MAX, STREAMS_PER_CALLER_MAX
 from floodmark.site.site import Site
 from floodmark.wire.address import Address
 from floodmark.wire.credentials import PathLike, read_file

@@ -17,7 +17,7 @@ from floodmark.feed import LIFETIME, Decoder, Item, SafePoint
 from floodmark.feed.safepoints import require_lifetime
 from floodmark.feed.subscription import Since as Start
 from floodmark.feed.subscription import Subscription, SubscriptionOptions, open_subscription
-from floodmark.feed.subscriptions import UNACKED_MAX, SubscriptionSpec
+from floodmark.feed.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
 from floodmark.model.change import Change, Heartbeat
 from floodmark.model.errors import Closed, InvalidRange, InvalidVersion, PartitionNotFound, VersionCollected
 from floodmark.model.limits import KEY_BYTES_MAX
@@ -232,7 +232,7 @@ class Site:
         end_key: bytes | None = None,
         prefix: bytes | None = None,
         holder: str | None = None,
-        unacked_max: int = UNACKED_MAX,
+        unacked_max: int = UNACKED_DEFAULT,
         options: SubscriptionOptions | None = None,
     ) -> Subscription:
         """A durable subscription to the changes of a namespace, made if it is not there.

@@ -25,7 +25,6 @@ WIRE_HEADER: Final = "floodmark-wire"
 TOKEN_HEADER: Final = "authorization"
 TOKEN_SCHEME: Final = "Bearer "
 
-REQUEST_BYTES_MAX: Final = 1 * MIB
 # What a write's request may hold besides its keys and values.
 REQUEST_MARGIN_BYTES: Final = 8 * MIB
 GET_MANY_KEYS_MAX: Final = 10_000

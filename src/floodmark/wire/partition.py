@@ -6,6 +6,7 @@ from threading import Lock
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.errors import Unreachable, WireMismatch
+from floodmark.model.limits import REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Partition, PartitionMap
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.record import Versioned
@@ -22,7 +23,6 @@ from floodmark.wire.messages import (
     GET_MANY_KEYS_MAX,
     MAP,
     PUT,
-    REQUEST_BYTES_MAX,
     RESOLVED,
     TICKET,
     CompareAndSetRequest,
