@@ -4,10 +4,10 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak clean
+.PHONY: help setup demo test check format bench bench-feed bench-server soak clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Make .venv with everything that development needs
 	@:
@@ -31,6 +31,12 @@ format: $(STAMP) ## Format the code and fix what ruff can fix
 
 bench: $(STAMP) ## Run the benchmarks
 	@$(BIN)/python benchmarks/store.py $(ARGS)
+
+bench-feed: $(STAMP) ## Measure feeds beside PostgreSQL, Redis and NATS (see benchmarks/README.md)
+	@$(BIN)/python benchmarks/feed.py $(ARGS)
+
+bench-server: $(STAMP) ## Measure the server beside Redis and PostgreSQL
+	@$(BIN)/python benchmarks/server.py $(ARGS)
 
 soak: $(STAMP) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m soak $(ARGS)

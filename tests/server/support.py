@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from pyarrow import flight
+from tests.site.support import HookedEngine
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
@@ -45,6 +46,31 @@ def connected(server: Server, **options: Any) -> Iterator[Site]:
     """A client of a server."""
     with connect(server.url, **options) as site:
         yield site
+
+
+@contextmanager
+def restartable() -> Iterator[tuple[Callable[[], str], Callable[[], None]]]:
+    """A server that can be stopped and started again, on one port and one engine."""
+    engine = HookedEngine()
+    running: list[Server] = []
+    port: list[int] = []
+
+    def start() -> str:
+        engine.reopen()
+        listen = f"127.0.0.1:{port[0]}" if port else LOOPBACK
+        server = serve(open_engine(engine, site="oslo", site_id=7), listen)
+        port[:] = [server.address.port]
+        running.append(server)
+        return server.url
+
+    def stop() -> None:
+        while running:
+            running.pop().close()
+
+    try:
+        yield start, stop
+    finally:
+        stop()
 
 
 def qualify(namespace: Namespace, key: bytes) -> bytes:

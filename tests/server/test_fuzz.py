@@ -26,8 +26,8 @@ KEY = b"\x00\x00\x01ada"
 # What a fuzzer would have to be lucky to find: values at the edges of what is meant.
 EDGES: list[object] = [
     None, True, -1, 0, 1, 2**31, 2**63, 2**64 - 1, -(2**63), 1.5, float("nan"), "", "users", "\x00",
-    "ü" * 500, b"", b"\x00", KEY, KEY[:3], b"\xff" * 5_000, [], [KEY], [KEY, KEY], [[]], {}, {"namespace": "users"},
-    {"name": "x", "version": 0}, [b"", None], [1] * 1_000,
+    "ü" * 500, b"", b"\x00", KEY, KEY[:3], b"\xff" * 5_000, [], [KEY], [KEY, KEY], [[]], {},
+    {"namespace": "users"}, {"name": "x", "version": 0}, [b"", None], [1] * 1_000,
 ]  # fmt: skip
 TRANSPORT = (flight.FlightError, pyarrow.ArrowException, OSError)
 
@@ -91,7 +91,7 @@ def actions(server: Server) -> list[str]:
 def test_every_action_survives_every_body(server: Server) -> None:
     chance, client = Random(1), raw_client(server)
     for name in actions(server):
-        for body in bodies(chance, rounds=3):
+        for body in bodies(chance, rounds=8):
             act(client, name, body)
 
 
@@ -100,7 +100,7 @@ def test_every_action_survives_every_body_on_a_channel(server: Server) -> None:
     descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
     writer, reader = raw_client(server).do_exchange(descriptor, raw_options(timeout=60))
     for name in actions(server):
-        for body in bodies(chance, rounds=2):
+        for body in bodies(chance, rounds=6):
             writer.write_metadata(pyarrow.py_buffer(encode_call(name, body)))
             said = reader.read_chunk().app_metadata.to_pybytes()
             assert said[0] == 0 or decode_error(said[1:]) is not None

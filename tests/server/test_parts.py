@@ -20,6 +20,7 @@ from floodmark.server import Server, ServerOptions
 from floodmark.server.access import Caller
 from floodmark.server.calls import require_role
 from floodmark.server.leases import LEASE_MS, Leases
+from floodmark.server.memory import GIVE_BACK_EVERY_MS, FreedMemory, give_back
 from floodmark.server.stalled import Watchdog, cut_connections
 from floodmark.server.visits import Gate, StreamPlaces
 from floodmark.site import Site, open_engine
@@ -169,6 +170,35 @@ def test_leases_are_bounded(brief: Site, monkeypatch: pytest.MonkeyPatch) -> Non
         leases.hold("ada", brief.now(), 1, None)
     leases.close()
     assert len(leases) == 0
+
+
+# Memory
+
+
+def test_memory_is_given_back_after_somebody_used_much_and_not_too_often(
+    time: SimulatedTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("floodmark.server.memory.give_back", lambda: given.append(time()))
+    memory = FreedMemory(time)
+    time.advance(GIVE_BACK_EVERY_MS)
+    memory.give_back_if_due()
+    assert not given, "nobody has used much"
+    memory.note_much_used()
+    memory.give_back_if_due()
+    memory.note_much_used()
+    time.advance(GIVE_BACK_EVERY_MS - 1)
+    memory.give_back_if_due()
+    assert len(given) == 1, "it was given back a moment ago"
+    time.advance(1)
+    memory.give_back_if_due()
+    assert len(given) == 2
+
+
+def test_giving_back_harms_nobody() -> None:
+    kept = [bytes(10_000) for _ in range(1_000)]
+    give_back()
+    assert sum(map(len, kept)) == 10_000_000
 
 
 # The gate, places and roles

@@ -23,7 +23,7 @@ from floodmark.wire import (
     call_specs,
     read_changes,
 )
-from floodmark.wire.messages import HOLD, RELEASE, Hello, HoldRequest, ReleaseRequest
+from floodmark.wire.messages import HOLD, HOLD_ON, RELEASE, Hello, HoldRequest, Method, ReleaseRequest
 
 # Calls that may be made twice without harm, and are, when the first got no answer.
 REPEATABLE: Final[Mapping[str, Sequence[str]]] = {
@@ -59,6 +59,7 @@ CLOCK_MS_MAX: Final = 60_000
 # A reader that is open for longer than this asks the server to keep its version; the server forgets after
 # a minute, unless it is asked again.
 HOLD_SECONDS: Final = 5.0
+LOOKS_PER_RENEWAL: Final = 4
 
 
 class RemoteHost:
@@ -188,6 +189,8 @@ class Hold:
         self.version = version
         self.namespace = namespace
         self.lease: int | None = None
+        # How often the keeper has looked at it.
+        self.looks = 0
 
 
 class Holds:
@@ -210,7 +213,7 @@ class Holds:
         """Hold a version in the block; the reader may move it on."""
         hold = Hold(version, namespace)
         if at_once:
-            self._renew(hold)
+            self._renew(hold, HOLD)
         with self._changed:
             self._open.add(hold)
             if self._keeper is None and not self._closed:
@@ -238,13 +241,15 @@ class Holds:
                     return
                 holds = list(self._open)
             for hold in holds:
-                # What is gone, or cannot be reached, the reader itself is told.
-                with suppress(FloodmarkError):
-                    self._renew(hold)
+                hold.looks += 1
+                if hold.lease is None or hold.looks % LOOKS_PER_RENEWAL == 0:
+                    # What is gone, or cannot be reached, the reader itself is told.
+                    with suppress(FloodmarkError):
+                        self._renew(hold, HOLD_ON)
 
-    def _renew(self, hold: Hold) -> None:
+    def _renew(self, hold: Hold, method: Method[HoldRequest, int]) -> None:
         request = HoldRequest(hold.version, hold.namespace, hold.lease)
-        hold.lease = self._connection.invoke(HOLD, request)
+        hold.lease = self._connection.invoke(method, request)
 
     def _release(self, hold: Hold) -> None:
         if hold.lease is not None and not self._closed:

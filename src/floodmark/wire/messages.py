@@ -250,6 +250,8 @@ DELETE_UNCHANGED: Final = Method[DeleteUnchangedRequest, int](
 )
 RESOLVED: Final = Method[ResolvedRequest, Version]("resolved", ResolvedRequest, Version)
 HOLD: Final = Method[HoldRequest, int]("hold", HoldRequest, int, frequent=True)
+# Somebody who pauses for long asks again now and then, and needs no open channel for that.
+HOLD_ON: Final = Method[HoldRequest, int]("hold", HoldRequest, int)
 RELEASE: Final = Method[ReleaseRequest, None]("release", ReleaseRequest, None, frequent=True)
 
 # Tickets and commands are told apart by their tag.

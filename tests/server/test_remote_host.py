@@ -1,0 +1,157 @@
+"""What a remote site stands on: the server's clock, and channels that outlive nothing they should not."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from tests.server.processes import wait_until
+from tests.server.support import HANG_SECONDS, connected, in_threads, restartable
+
+from floodmark.model.errors import OutcomeUnknown
+from floodmark.server import Server
+from floodmark.site import Namespace, Site
+from floodmark.site.connecting import connect
+from floodmark.site.remote import CLOCK_MS_MAX, ServerClock
+from floodmark.testing.clock import SimulatedTime
+from floodmark.wire import Connection
+from floodmark.wire.channels import CHANNELS_MAX
+
+
+class SlowConnection:
+    """Takes its time for an answer, which was right when the server gave it."""
+
+    def __init__(self, connection: Connection, time: SimulatedTime, delay_ms: int) -> None:
+        self._connection = connection
+        self._time = time
+        self._delay_ms = delay_ms
+        self.calls = 0
+
+    def hello(self) -> Any:
+        """Ask, and let time pass on the way there and back."""
+        self.calls += 1
+        self._time.advance(self._delay_ms)
+        answer = self._connection.hello()
+        self._time.advance(self._delay_ms)
+        return answer
+
+
+@pytest.fixture
+def connection(server: Server) -> Iterator[Connection]:
+    with closing(Connection(server.url)) as connection:
+        yield connection
+
+
+def test_the_clock_of_the_server_is_never_told_too_early(connection: Connection) -> None:
+    time = SimulatedTime(0)
+    slow: Any = SlowConnection(connection, time, delay_ms=400)
+    clock = ServerClock(slow, time)
+    answered = clock.hello().physical_ms
+    # Half of the way has passed since the server looked at its clock.
+    assert clock.physical_ms() >= answered + 400
+    assert clock.physical_ms() <= answered + 800
+    time.advance(1_000)
+    assert clock.physical_ms() >= answered + 1_400
+
+
+def test_the_clock_is_asked_for_again_after_a_while(connection: Connection) -> None:
+    time = SimulatedTime(0)
+    slow: Any = SlowConnection(connection, time, delay_ms=0)
+    clock = ServerClock(slow, time)
+    clock.hello()
+    clock.physical_ms()
+    assert slow.calls == 1
+    time.advance(CLOCK_MS_MAX + 1)
+    clock.physical_ms()
+    assert slow.calls == 2
+
+
+def test_a_time_to_live_begins_at_the_servers_time(users: Namespace, site: Site) -> None:
+    users.put(b"ada", b"1", ttl=timedelta(seconds=100))
+    record = users.record(b"ada")
+    assert record is not None
+    assert record.expires_at is not None
+    assert 99_000 <= record.expires_at * 1000 - site.host.physical_ms() <= 102_000
+
+
+# Channels
+
+
+def channels_of(site: Site) -> Any:
+    connection: Any = site.host._connection  # type: ignore[attr-defined]
+    return connection._channels
+
+
+def test_calls_one_after_the_other_share_a_channel(remote: Site, users: Namespace) -> None:
+    for _ in range(20):
+        users.put(b"ada", b"1")
+        users.get(b"ada")
+    assert len(channels_of(remote)._resting) == 1
+
+
+def test_more_threads_than_channels_are_served_all_the_same(server: Server) -> None:
+    with connected(server) as site:
+        users = site.create_namespace("users")
+        in_threads(lambda number: users.put(b"%d" % number, b"x"), CHANNELS_MAX + 20)
+        assert len(list(users.scan())) == CHANNELS_MAX + 20
+        assert not channels_of(site)._at_work
+
+
+def test_a_channel_that_rests_is_closed(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    monkeypatch.setattr("floodmark.wire.channels.CLOSE_AFTER_MS", 0)
+    with connected(server) as site:
+        site.create_namespace("users").put(b"ada", b"1")
+        wait_until(lambda: not channels_of(site)._resting, HANG_SECONDS, "it rests for ever")
+        wait_until(lambda: not server._service.watchdog._activities, HANG_SECONDS, "the server keeps it")
+
+
+def test_a_write_is_not_the_one_to_find_out_that_the_server_was_restarted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("floodmark.wire.channels.REST_MS", -1)
+    with restartable() as (start, stop), connect(start()) as client:
+        users = client.create_namespace("users")
+        for number in range(3):
+            users.put(b"%d" % number, b"x")
+            stop()
+            start()
+            wait_until(lambda: users.get(b"0") == b"x", HANG_SECONDS, "the server does not come back")
+        assert len(list(users.scan())) == 3
+
+
+def test_closing_ends_calls_that_wait(server: Server) -> None:
+    service: Any = server._service
+    handler, reached, let_go = service._handlers["put"], Event(), Event()
+
+    class Slow:
+        method = handler.method
+
+        def __call__(self, caller: Any, body: Any) -> bytes:
+            reached.set()
+            assert let_go.wait(HANG_SECONDS)
+            answer: bytes = handler(caller, body)
+            return answer
+
+    service._handlers["put"] = Slow()
+    client = connect(server.url)
+    users = client.create_namespace("users")
+    errors: list[BaseException] = []
+    caller = Thread(target=lambda: errors.append(error_of(lambda: users.put(b"ada", b"1"))))
+    caller.start()
+    assert reached.wait(HANG_SECONDS)
+    client.close()
+    caller.join(HANG_SECONDS)
+    let_go.set()
+    assert len(errors) == 1
+    assert isinstance(errors[0], Exception)
+    assert not isinstance(errors[0], OutcomeUnknown) or "read before" in str(errors[0])
+
+
+def error_of(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("it did not fail")

@@ -1,0 +1,307 @@
+"""Streams that lose their connection go on where they were; reads are repeated, writes never."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from threading import Event
+from typing import Any, TypeVar
+
+import pytest
+from tests.server.processes import wait_until
+from tests.server.support import (
+    HANG_SECONDS,
+    connected,
+    cut_everything,
+    cut_streams,
+    restartable,
+    serving,
+)
+
+from floodmark.model.errors import (
+    Closed,
+    NamespaceNotFound,
+    OutcomeUnknown,
+    Retryable,
+    Unreachable,
+    VersionCollected,
+)
+from floodmark.model.ranges import KeyRange
+from floodmark.server import Server, ServerOptions
+from floodmark.site import Namespace, Site
+from floodmark.site.connecting import connect
+from floodmark.site.remote import Holds
+from floodmark.wire import Connection
+from floodmark.wire.messages import HELLO, PUT, Nothing, PutRequest
+
+# Enough that a stream is never done before it is cut.
+ROWS = 12_000
+VALUE = bytes(2_000)
+CUTS = 3
+
+Item = TypeVar("Item")
+
+
+@pytest.fixture
+def full(users: Namespace) -> Namespace:
+    for start in range(0, ROWS, 2_000):
+        users.put_many(
+            {b"%05d" % number: VALUE for number in range(start, start + 2_000)}, durability="async"
+        )
+    return users
+
+
+def has_streams(server: Server) -> bool:
+    """Whether somebody reads a stream of rows.  Channels are not meant."""
+    return server._service._places._open.total() > 0
+
+
+def read_and_cut(server: Server, rows: Iterator[Item]) -> list[Item]:
+    """Read to the end, and cut the stream a few times on the way."""
+    seen: list[Item] = []
+    cuts = 0
+    for row in rows:
+        seen.append(row)
+        if cuts < CUTS and len(seen) % 100 == 0:
+            cuts += cut_streams(server)
+    assert cuts == CUTS, "the stream was never cut: this proves nothing"
+    return seen
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_goes_on_behind_the_last_row(server: Server, full: Namespace, reverse: bool) -> None:
+    seen = read_and_cut(server, full.scan(reverse=reverse))
+    expected = [b"%05d" % number for number in range(ROWS)]
+    assert [key for key, _ in seen] == (expected[::-1] if reverse else expected)
+
+
+def test_a_limited_scan_goes_on_to_its_limit(server: Server, full: Namespace) -> None:
+    assert len(read_and_cut(server, full.scan(limit=ROWS - 5))) == ROWS - 5
+
+
+@pytest.mark.usefixtures("full")
+def test_changes_go_on_behind_the_last_one(server: Server, remote: Site) -> None:
+    seen = read_and_cut(server, remote.changes("users"))
+    assert [change.key for change in seen] == [b"%05d" % number for number in range(ROWS)]
+
+
+def test_a_commit_larger_than_a_batch_comes_once(server: Server, remote: Site, users: Namespace) -> None:
+    users.put_many({b"%05d" % number: VALUE for number in range(ROWS)})
+    users.put(b"last", b"x")
+    seen = read_and_cut(server, remote.changes("users"))
+    assert [change.key for change in seen] == [*(b"%05d" % number for number in range(ROWS)), b"last"]
+
+
+def test_a_follower_outlives_a_restart_of_the_server() -> None:
+    with restartable() as (start, stop):
+        url = start()
+        with connect(url) as client:
+            mine = client.create_namespace("users")
+            follower = client.changes("users", follow=True)
+            mine.put(b"ada", b"1")
+            assert next(follower).value == b"1"
+            stop()
+            start()
+            wait_until(lambda: is_reachable(mine), HANG_SECONDS, "the server does not come back")
+            mine.put(b"ada", b"2")
+            assert next(follower).value == b"2"
+            follower.close()  # type: ignore[attr-defined]
+
+
+def is_reachable(namespace: Namespace) -> bool:
+    try:
+        namespace.get(b"ada")
+    except Unreachable:
+        return False
+    return True
+
+
+# Slow readers
+
+
+def hold_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients hold what they read after a moment, and not only after seconds."""
+    defaults: Any = Holds.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "hold_seconds", 0.05)
+
+
+def test_a_reader_that_pauses_is_cut_off_and_goes_on_where_it_was() -> None:
+    with serving(ServerOptions(stall_seconds=0.2)) as (_, server), connected(server) as client:
+        users = client.create_namespace("users")
+        users.put_many({b"%05d" % number: VALUE for number in range(ROWS)}, durability="async")
+        rows = users.scan()
+        first = next(rows)
+        wait_until(lambda: not has_streams(server), HANG_SECONDS, "it was not cut off")
+        assert len([first, *rows]) == ROWS
+
+
+def test_what_a_paused_reader_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_soon(monkeypatch)
+    with serving(ServerOptions(stall_seconds=0.2)) as (site, server), connected(server) as client:
+        brief = client.create_namespace("brief", retention=timedelta(0))
+        first = brief.put_many({b"%05d" % number: VALUE for number in range(ROWS)}, durability="async")
+        rows, leases = brief.scan(at=first), server._service.leases
+        wait_until(lambda: len(leases) > 0, HANG_SECONDS, "the version is not held")
+        wait_until(lambda: not has_streams(server), HANG_SECONDS, "it was not cut off")
+        for number in range(0, ROWS, 100):
+            brief.put(b"%05d" % number, b"new", durability="async")
+        site.sync()
+        site.collect_garbage()
+        assert {value for _, value in rows} == {VALUE}
+        wait_until(lambda: len(leases) == 0, HANG_SECONDS, "the version is still held")
+        site.collect_garbage()
+        with pytest.raises(VersionCollected):
+            brief.scan(at=first)
+
+
+def test_a_scan_over_several_partitions_is_held_from_the_call_on(
+    server: Server, remote: Site, users: Namespace
+) -> None:
+    users.put_many({b"a": b"1", b"b": b"2"})
+    remote.split("users", b"b")
+    leases = server._service.leases
+    rows = users.scan()
+    assert len(leases) == 1
+    assert list(rows) == [(b"a", b"1"), (b"b", b"2")]
+    assert len(leases) == 0
+
+
+def test_a_changes_stream_moves_its_hold_along(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    hold_soon(monkeypatch)
+    with connected(server) as client:
+        users = client.create_namespace("users")
+        follower = client.changes("users", since="now", follow=True)
+        wait_until(lambda: len(server._service.leases) == 1, HANG_SECONDS, "the position is not held")
+        users.put(b"ada", b"1")
+        assert next(follower).value == b"1"
+        follower.close()  # type: ignore[attr-defined]
+        wait_until(lambda: len(server._service.leases) == 0, HANG_SECONDS, "the position is still held")
+
+
+# Calls
+
+
+class Flaky:
+    """A server that fails some calls, by cutting their connection before they are answered."""
+
+    def __init__(self, server: Server, action: str, times: int) -> None:
+        service: Any = server._service
+        handler = service._handlers[action]
+        self.calls = 0
+
+        class Cutting:
+            method = handler.method
+
+            def __call__(cutting, caller: Any, body: Any) -> bytes:
+                self.calls += 1
+                answer: bytes = handler(caller, body)
+                if self.calls <= times:
+                    assert cut_everything(server) > 0
+                return answer
+
+        service._handlers[action] = Cutting()
+
+
+def test_a_read_is_repeated_when_its_answer_is_lost(server: Server, users: Namespace) -> None:
+    users.put(b"ada", b"1")
+    flaky = Flaky(server, "get", times=2)
+    assert users.get(b"ada") == b"1"
+    assert flaky.calls == 3
+
+
+def test_a_read_is_not_repeated_for_ever(server: Server, users: Namespace) -> None:
+    flaky = Flaky(server, "get", times=100)
+    with pytest.raises(Unreachable):
+        users.get(b"ada")
+    assert 2 <= flaky.calls <= 10
+
+
+def test_a_write_whose_answer_is_lost_is_unknown_and_not_repeated(server: Server, users: Namespace) -> None:
+    flaky = Flaky(server, "put", times=1)
+    with pytest.raises(OutcomeUnknown):
+        users.put(b"ada", b"1")
+    assert flaky.calls == 1
+    assert users.get(b"ada") == b"1", "this one did happen"
+
+
+def test_a_call_that_changes_something_is_not_repeated_either(server: Server, remote: Site) -> None:
+    flaky = Flaky(server, "administration.create_namespace", times=1)
+    with pytest.raises(OutcomeUnknown):
+        remote.create_namespace("users")
+    assert flaky.calls == 1
+    assert remote.namespaces() == ["users"]
+
+
+def test_a_call_that_may_be_repeated_is(server: Server, remote: Site) -> None:
+    flaky = Flaky(server, "administration.now", times=1)
+    assert remote.now() > 0
+    assert flaky.calls == 2
+
+
+def test_a_call_has_a_deadline(server: Server) -> None:
+    service: Any = server._service
+    let_go = Event()
+    handler = service._handlers["put"]
+
+    class Slow:
+        method = handler.method
+
+        def __call__(self, caller: Any, body: Any) -> bytes:
+            assert let_go.wait(HANG_SECONDS)
+            answer: bytes = handler(caller, body)
+            return answer
+
+    service._handlers["put"] = Slow()
+    with closing(Connection(server.url, timeout_seconds=0.3)) as connection:
+        connection.invoke(HELLO, Nothing())
+        with pytest.raises(OutcomeUnknown, match="no answer within"):
+            connection.invoke(PUT, PutRequest(1, [b"\x00\x00\x01k"], [b"\x00"], True))
+        let_go.set()
+
+
+def test_a_closed_connection_ends_its_streams(remote: Site, users: Namespace, server: Server) -> None:
+    users.put(b"ada", b"1")
+    follower = remote.changes("users", follow=True)
+    assert next(follower).key == b"ada"
+    remote.close()
+    cut_everything(server)
+    with pytest.raises(Closed):
+        list(follower)
+
+
+# How many streams may be open
+
+
+def test_more_streams_than_the_server_takes_are_told_to_come_later() -> None:
+    with serving(ServerOptions(streams_max=2)) as (site, server), connected(server) as client:
+        site.create_namespace("users")
+        followers = [client.changes("users", follow=True) for _ in range(2)]
+        with pytest.raises(Retryable, match="2 open streams"):
+            client.changes("users", follow=True)
+        followers.pop().close()  # type: ignore[attr-defined]
+
+        def has_room() -> bool:
+            try:
+                followers.append(client.changes("users", follow=True))
+            except Retryable:
+                return False
+            return True
+
+        wait_until(has_room, HANG_SECONDS, "the place is not free again")
+        for follower in followers:
+            follower.close()  # type: ignore[attr-defined]
+
+
+def test_a_stream_of_a_namespace_that_is_not_there_fails_at_the_call(remote: Site, site: Site) -> None:
+    remote.create_namespace("users")
+    request = remote._changes_request(
+        "users",
+        since=0,
+        until=None,
+        keys=KeyRange(),
+        follow=False,
+        before_images=False,
+        heartbeats=False,
+    )
+    site.drop_namespace("users")
+    with pytest.raises(NamespaceNotFound):
+        remote.host.changes(request)
