@@ -20,6 +20,8 @@ from floodmark.site.arguments import Durability
 
 LISTEN: Final = "127.0.0.1:7100"
 
+_LOOK_SECONDS: Final = 0.5
+
 _log = logging.getLogger("floodmark.server")
 
 
@@ -124,7 +126,9 @@ def serve(
             undo_logging = configure_logging(site=opened.name, level=log_level)
             with serve_site(opened, listen, options) as server:
                 _announce(Output(json=json, flush=True), opened, server)
-                stopping.wait()
+                # Not without end: Python handles a signal that another thread got only when this one moves.
+            while not stopping.wait(_LOOK_SECONDS):
+                pass
                 _log.info("stopping, as a signal has asked")
         _log.info("stopped")
     finally:
