@@ -127,8 +127,8 @@ def serve(
             with serve_site(opened, listen, options) as server:
                 _announce(Output(json=json, flush=True), opened, server)
                 # Not without end: Python handles a signal that another thread got only when this one moves.
-            while not stopping.wait(_LOOK_SECONDS):
-                pass
+                while not stopping.wait(_LOOK_SECONDS):
+                    pass
                 _log.info("stopping, as a signal has asked")
         _log.info("stopped")
     finally:
