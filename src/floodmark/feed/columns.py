@@ -84,6 +84,11 @@ class Columns:
     ) -> None:
         """Take the changes of a commit that lie in the range; a value of None is looked up."""
         start, end = self._range
+        if len(keys) == 1 and (value := values[0]) is not None:
+            key = keys[0]
+            if key >= start and (end is None or key < end):
+                self.add_change(version, partition, key, value)
+            return
         if min(keys) < start or (end is not None and max(keys) >= end):
             inside = [
                 (key, value)

@@ -39,7 +39,7 @@ from floodmark.partition import LogLine, Node, version_of
 # How long a follower waits before it looks around by itself, as for a site that was closed.
 FOLLOW_SECONDS: Final = 0.2
 # A follower gathers what is committed in this time, so that it need not be woken for every commit.
-GATHER_SECONDS: Final = 0.005
+GATHER_SECONDS: Final = 0.01
 SCAN_RATE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
