@@ -261,6 +261,23 @@ def test_health_and_metrics_are_served_beside() -> None:
         assert "stopping" in fetch(server, "/readyz")
 
 
+def test_metrics_tell_how_far_each_feed_lies_behind() -> None:
+    """The checkpoint's lag is the recovery point: an alarm stands on it."""
+    with serving(ServerOptions(metrics_listen="127.0.0.1:0")) as (site, server):
+        site.create_namespace("users").put(b"ada", b"1")
+        site.feeds.create("lake", "users", "blackhole:")
+        page = fetch(server, "/metrics")
+        for name in ("checkpoint", "resolved"):
+            lines = [
+                line for line in page.splitlines() if line.startswith(f"floodmark_feed_{name}_lag_seconds")
+            ]
+            assert len(lines) == 1
+            assert 'feed="lake"' in lines[0]
+            assert float(lines[0].split()[-1]) >= 0
+        site.feeds.remove("lake")
+        assert 'feed="lake"' not in fetch(server, "/metrics")
+
+
 def fetch(server: Server, path: str) -> str:
     assert server.metrics_address is not None
     with socket.create_connection(server.metrics_address, timeout=10) as client:

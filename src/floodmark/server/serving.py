@@ -8,17 +8,20 @@ acknowledged or was never begun.
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
-from floodmark.model.errors import CannotOpen, FloodmarkError, InvalidConfiguration
+from floodmark.feed.store import FeedStore
+from floodmark.model.errors import CannotOpen, FeedNotFound, FloodmarkError, InvalidConfiguration
 from floodmark.model.limits import STREAMS_MAX, STREAMS_PER_CALLER_MAX
 from floodmark.server.access import OPEN_ACCESS, Access, AccessFile, require_safe_listening
 from floodmark.server.health import HealthServer
-from floodmark.server.metrics import MetricsPage
+from floodmark.server.metrics import FeedLag, MetricsPage
 from floodmark.server.service import Service
 from floodmark.server.stalled import STALL_SECONDS
 from floodmark.site.site import Site
@@ -154,8 +157,13 @@ class Server:
     # Health
 
     def _serve_health(self, listen: Listen) -> HealthServer:
-        administration = self._site.host.administration
-        page = MetricsPage(self._site.name, administration.statistics, self._service.metrics)
+        host = self._site.host
+        page = MetricsPage(
+            self._site.name,
+            host.administration.statistics,
+            self._service.metrics,
+            feeds=lambda: _feed_lags(host.feeds),
+        )
         return HealthServer(
             listen.host,
             listen.port,
@@ -231,3 +239,12 @@ def _cannot_listen(listen: Listen, reason: str) -> CannotOpen:
         host=listen.host,
         port=listen.port,
     )
+
+
+def _feed_lags(feeds: FeedStore) -> Iterator[FeedLag]:
+    """How far each feed lies behind, for the metrics."""
+    for feed in feeds.list():
+        # One that was removed a moment ago is left out.
+        with suppress(FeedNotFound):
+            lag = feeds.statistics(feed.name)
+            yield feed.name, lag.state, lag.checkpoint_lag_ms / 1000, lag.resolved_lag_ms / 1000
