@@ -1,5 +1,6 @@
 """The parts of a server by themselves: cutting connections, leases, the gate, places for streams."""
 
+import io
 import os
 import socket
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event, Thread
 
+import msgspec
 import pytest
 from tests.server.processes import wait_until
 from tests.server.support import HANG_SECONDS, connected, serving
@@ -16,7 +18,7 @@ from floodmark.model.access import Role
 from floodmark.model.errors import NotAllowed, Retryable, Unreachable, VersionCollected
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
-from floodmark.server import Server, ServerOptions
+from floodmark.server import Server, ServerOptions, configure_logging
 from floodmark.server.access import Caller
 from floodmark.server.calls import require_role
 from floodmark.server.leases import LEASE_MS, Leases
@@ -276,6 +278,27 @@ def test_metrics_tell_how_far_each_feed_lies_behind() -> None:
             assert float(lines[0].split()[-1]) >= 0
         site.feeds.remove("lake")
         assert 'feed="lake"' not in fetch(server, "/metrics")
+
+
+def test_log_tells_of_feeds_and_partitions_by_name() -> None:
+    """Whoever searches the lines of a feed or a partition finds what became of it."""
+    lines = io.StringIO()
+    undo = configure_logging(site="oslo", stream=lines)
+    try:
+        with serving() as (site, _):
+            site.create_namespace("users").put(b"ada", b"1")
+            (partition,) = site.partitions()
+            site.split("users", b"m")
+            site.feeds.create("lake", "users", "blackhole:")
+            site.feeds.pause("lake")
+    finally:
+        undo()
+    records = [msgspec.json.decode(line) for line in lines.getvalue().splitlines()]
+    assert [record["message"] for record in records if record.get("feed") == "lake"] == [
+        "feed lake is normal",
+        "feed lake is stopped",
+    ]
+    assert [record["site"] for record in records if record.get("partition") == partition.id] == ["oslo"]
 
 
 def fetch(server: Server, path: str) -> str:

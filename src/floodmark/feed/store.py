@@ -8,6 +8,7 @@ One runner at a time has a feed's lease.  It renews the lease with each report, 
 what became of the feed meanwhile; a runner that lost its lease is told so and must stop writing.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -62,6 +63,8 @@ from floodmark.partition import META, Storage, load_metadata
 HOLD_EVERY_MS: Final = 60_000
 
 _FEEDS: Final = b"feeds/"
+
+_log = logging.getLogger("floodmark.feed")
 
 
 class FeedStore(Protocol):
@@ -404,7 +407,10 @@ class LocalFeedStore:
             if wanted:
                 self._storage.require_wanted()
             self._storage.store([(META, _key(feed.name), msgspec.json.encode(feed))])
+            before = self._feeds.get(feed.name)
             self._feeds[feed.name] = feed
+        if before is None or before.state is not feed.state:
+            _log_state(feed)
         return feed
 
     def list(self) -> list[Feed]:
@@ -460,6 +466,13 @@ def _lease_lost(feed: Feed, holder: str) -> LeaseHeld:
         feed=feed.name,
         holder=None,
     )
+
+
+def _log_state(feed: Feed) -> None:
+    # What is tried again is no alarm; what cannot go on is.
+    level = logging.WARNING if feed.state is FeedState.FAILED else logging.INFO
+    reason = "" if feed.error is None else f": {feed.error.text}"
+    _log.log(level, "feed %s is %s%s", feed.name, feed.state, reason, extra={"feed": feed.name})
 
 
 def _safe_point(feed: Feed) -> str:

@@ -1,5 +1,6 @@
 """A node: the partitions that one process serves from one engine, under one clock."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -40,6 +41,8 @@ from floodmark.partition.retention import Retention
 from floodmark.partition.storage import Storage, unknown
 
 NODE: Final = 0
+
+_log = logging.getLogger("floodmark.partition")
 
 
 class EngineBound:
@@ -208,6 +211,9 @@ class Node:
             if isinstance(error, FloodmarkError):
                 raise unknown(error) from error
             raise
+        became = ", ".join(map(str, ids))
+        for old in olds:
+            _log.info("partition %d became %s", old.id, became, extra={"partition": old.id})
         return tuple(ids)
 
     # Heartbeats
