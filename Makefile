@@ -15,8 +15,8 @@ setup: $(STAMP) ## Make .venv with everything that development needs
 demo: $(STAMP) ## Run the demo
 	@$(BIN)/floodmark demo
 
-test: $(STAMP) ## Run the tests and the doctests (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run the tests and the doctests, two at a time (ARGS="-k name" picks some)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types, layers and tidiness
 	@$(BIN)/ruff format --check
@@ -78,5 +78,5 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "Setting up $(VENV) with $$("$$python" --version) and the packages of constraints.txt"; \
 		"$$python" -m venv --clear $(VENV); \
 	fi; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,spark]'; \
 	touch $(STAMP)

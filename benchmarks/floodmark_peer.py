@@ -47,8 +47,8 @@ from floodmark.model.errors import Unreachable
 from floodmark.model.stream import ChangesRequest
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.partition.families import LOG
+from floodmark.site import open_engine
 from floodmark.site.connecting import connect
-from floodmark.site.opening import open_engine
 
 EMBEDDED: Final = "floodmark in process"
 SERVED: Final = "floodmark over the wire"

@@ -199,7 +199,7 @@ def heavy_modules_after(statement: str, search_path: Path) -> list[str]:
     """Run a statement in a fresh interpreter and name the heavy libraries that it loaded."""
     script = (
         f"import sys; sys.path.insert(0, {str(search_path)!r}); {statement}; "
-        "print(*sorted({'pyarrow', 'pyspark'} & set(sys.modules)))"
+        "print(*sorted({'pyarrow.flight', 'pyspark', 'rocksdict'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -358,11 +358,20 @@ def test_public_names_check_finds_its_canaries() -> None:
     assert any("c, which does not exist" in problem for problem in check_public_names(module))
 
 
-def test_importing_floodmark_loads_neither_pyspark_nor_pyarrow() -> None:
+def test_importing_floodmark_loads_neither_spark_nor_flight_nor_rocksdb() -> None:
     assert heavy_modules_after("import floodmark", ROOT / "src") == []
 
 
+def test_connecting_to_a_server_does_without_rocksdb() -> None:
+    assert heavy_modules_after("from floodmark import connect", ROOT / "src") == ["pyarrow.flight"]
+
+
+def test_the_spark_source_does_without_rocksdb() -> None:
+    loaded = heavy_modules_after("import floodmark.spark.source", ROOT / "src")
+    assert "rocksdict" not in loaded
+
+
 def test_heavy_import_check_finds_its_canary(tmp_path: Path) -> None:
-    (tmp_path / "pyarrow.py").touch()
-    (tmp_path / "innocent.py").write_text("import pyarrow\n", "utf-8")
-    assert heavy_modules_after("import innocent", tmp_path) == ["pyarrow"]
+    (tmp_path / "rocksdict.py").touch()
+    (tmp_path / "innocent.py").write_text("import rocksdict\n", "utf-8")
+    assert heavy_modules_after("import innocent", tmp_path) == ["rocksdict"]

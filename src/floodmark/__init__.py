@@ -27,11 +27,11 @@ from floodmark.site import (
     SiteStatistics,
     View,
     Writer,
-    open,
 )
 
 if TYPE_CHECKING:
     from floodmark.site.connecting import connect
+    from floodmark.site.opening import open
 
 __all__ = [
     "CaptureState",
@@ -68,8 +68,8 @@ __all__ = [
 ]
 
 
-# What loads Arrow Flight, which an embedded site does without.
-_LAZY = {"connect": "floodmark.site.connecting"}
+# An embedded site does without Arrow Flight, and a site that is connected to without RocksDB.
+_LAZY = {"connect": "floodmark.site.connecting", "open": "floodmark.site.opening"}
 
 
 def __getattr__(name: str) -> Any:

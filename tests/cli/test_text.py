@@ -14,15 +14,13 @@ from floodmark.cli.text import (
     draw_bar,
     draw_sparkline,
     json_bytes,
-    read_at,
-    read_bytes,
-    read_duration,
     show_bytes,
     show_duration,
     show_expiry,
     show_moment,
     show_size,
 )
+from floodmark.model.text import read_at, read_bytes, read_duration
 from floodmark.model.version import COUNTER_MAX, compose, version_at
 
 

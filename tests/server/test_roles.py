@@ -105,6 +105,10 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
         Role.WRITE,
         lambda site, name: _partition(site).delete_unchanged([_key(name)], 1, durable=True),
     ),
+    "put_unchanged": (
+        Role.WRITE,
+        lambda site, name: _partition(site).put_unchanged([_key(name)], [stored(b"x")], 1, durable=True),
+    ),
     "write_stream": (Role.WRITE, _write_stream),
 }
 
@@ -125,6 +129,8 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.observe": lambda _: (1,),
     "administration.split": lambda name: (name, KEY),
     "administration.merge": lambda _: (1, 2),
+    "administration.open_epoch": lambda name: (name, "stream", 0),
+    "administration.cut_changes": lambda name: (name, 0, None, None, False),
     "administration.hold_safe_point": lambda name: ("point", 1, timedelta(1), name),
     "administration.release_safe_point": lambda _: ("point",),
     "administration.oldest_version": lambda name: (name,),

@@ -10,7 +10,7 @@ from tests.site.support import HookedEngine, host_of, node_of, open_memory
 from floodmark.codec.changelog import encode_log_key
 from floodmark.codec.ordered import encode_key
 from floodmark.engine import MemoryEngine, WriteRow
-from floodmark.engine.rocks import RECOVERY_ROOM_BYTES
+from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.feed.feeds import FeedError
 from floodmark.feed.subscriptions import SubscriptionSpec
 from floodmark.model.errors import StorageFull

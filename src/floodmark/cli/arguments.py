@@ -6,8 +6,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from floodmark.cli.text import read_at, read_bytes, read_duration, read_since
+from floodmark.cli.text import read_since
 from floodmark.model import Version
+from floodmark.model.text import read_at, read_bytes, read_duration
 
 Result = TypeVar("Result")
 

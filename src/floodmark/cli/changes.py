@@ -9,11 +9,12 @@ import floodmark
 from floodmark.cli.arguments import EndKey, Json, Location, Prefix, SinceOption, StartKey, parse
 from floodmark.cli.opening import is_url, open_site
 from floodmark.cli.output import Output, counted, note
-from floodmark.cli.text import read_at, show_bytes, show_time
+from floodmark.cli.text import show_bytes, show_time
 from floodmark.feed import Item
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import VersionCollected
+from floodmark.model.text import read_at
 from floodmark.site.arguments import Since
 
 Until = Annotated[

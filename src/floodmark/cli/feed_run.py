@@ -12,6 +12,7 @@ from rich.text import Text
 import floodmark
 from floodmark.cli.failures import DONE, FINDING
 from floodmark.cli.fields import plain
+from floodmark.cli.jobs import SparkChoice, print_summary, reach, spark_job
 from floodmark.cli.output import Output, console_on, note
 from floodmark.cli.signals import on_stop_signal
 from floodmark.cli.text import show_count, show_lag, show_size, show_version
@@ -25,6 +26,7 @@ from floodmark.model.errors import Closed, VersionCollected
 SHOW_MS: Final = 1_000
 # How soon --once notices that it is done.
 _LOOK_SECONDS: Final = 0.1
+_SOUND: Final = (FeedState.NORMAL, FeedState.STOPPED, FeedState.FINISHED)
 
 Show = Callable[[RunnerStatistics], None]
 
@@ -50,7 +52,17 @@ def run_feed(site: floodmark.Site, name: str, *, once: bool, wait_for_lease: boo
             runner.request_stop()
         state = _result(running)
     _print_end(output, runner.statistics(), state)
-    return DONE if state in (FeedState.NORMAL, FeedState.STOPPED, FeedState.FINISHED) else FINDING
+    return DONE if state in _SOUND else FINDING
+
+
+def run_feed_on_spark(location: str, name: str, choice: SparkChoice, *, once: bool, json: bool) -> int:
+    """Run a feed as a Spark query until it is told to stop, and say how it went; the exit code."""
+    with reach(location) as (source,), spark_job(choice, "feed") as job:
+        summary = job.functions.run_feed(
+            source, name, once=once, spark=job.session, progress=job.progress, stop=job.stop
+        )
+    print_summary(Output(json=json), summary)
+    return DONE if summary.state in _SOUND else FINDING
 
 
 def _oversee(runner: FeedRunner, running: "Future[FeedState]", target: Version | None, show: Show) -> None:

@@ -17,17 +17,19 @@ from floodmark.cli.arguments import (
     parse,
 )
 from floodmark.cli.failures import Usage
-from floodmark.cli.feed_run import run_feed
+from floodmark.cli.feed_run import run_feed, run_feed_on_spark
 from floodmark.cli.fields import plain
+from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, note
 from floodmark.cli.subscriptions import show_keys
-from floodmark.cli.text import json_bytes, read_at, show_lag, show_time, show_version
+from floodmark.cli.text import json_bytes, show_lag, show_time, show_version
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.feeds import Feed, FeedStatistics, SinkOptions, measure
 from floodmark.feed.sinks import require_sink
 from floodmark.model import Version
 from floodmark.model.errors import InvalidArgument
+from floodmark.model.text import read_at
 
 commands = typer.Typer(help="Deliver changes to somewhere else: create, run and look after feeds.")
 
@@ -327,9 +329,15 @@ def run(
         bool,
         typer.Option("--no-wait", help="Fail if another process runs it, instead of waiting to take over."),
     ] = False,
+    runner: Annotated[
+        str, typer.Option("--runner", metavar="process|spark", help="In this process, or as a Spark query.")
+    ] = "process",
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Run a feed in this process, until Ctrl-C.
+    """Run a feed, until Ctrl-C.
 
     Ctrl-C and SIGTERM end it cleanly: what is being written is finished, and the checkpoint is
     stored. One process at a time runs a feed; another waits, and takes over when the first is
@@ -340,9 +348,18 @@ def run(
     Examples:
       floodmark feed run data/oslo lake
       floodmark feed run grpc://127.0.0.1:7100 lake --once --json
+      floodmark feed run grpc://127.0.0.1:7100 lake --runner spark --master spark://rome:7077
     """
-    with open_site(location, background=True) as site:
-        code = run_feed(site, name, once=once, wait_for_lease=not no_wait, json=json)
+    if runner not in ("process", "spark"):
+        raise Usage(f"--runner is process or spark, not {runner!r:.60}", "floodmark feed run --help")
+    choice = SparkChoice(master=master, remote=remote, conf=conf)
+    if runner == "spark":
+        code = run_feed_on_spark(location, name, choice, once=once, json=json)
+    elif choice != SparkChoice(master=None, remote=None, conf=None):
+        raise Usage("--master, --remote and --conf are for Spark", "floodmark feed run --runner spark")
+    else:
+        with open_site(location, background=True) as site:
+            code = run_feed(site, name, once=once, wait_for_lease=not no_wait, json=json)
     if code:
         raise typer.Exit(code)
 

@@ -15,7 +15,9 @@ from typer.main import get_command
 
 from floodmark.cli import feeds, namespaces, partitions, safepoints, subscriptions
 from floodmark.cli.arguments import parse
+from floodmark.cli.backups import backup, restore
 from floodmark.cli.changes import changes
+from floodmark.cli.copying import export, replicate
 from floodmark.cli.data import delete, get, put, scan
 from floodmark.cli.demo import demo
 from floodmark.cli.doctor import doctor
@@ -24,8 +26,8 @@ from floodmark.cli.opening import ConnectionOptions, connection_options
 from floodmark.cli.serving import serve
 from floodmark.cli.sites import gc, init, version
 from floodmark.cli.status import status
-from floodmark.cli.text import read_duration
 from floodmark.cli.tokens import token
+from floodmark.model.text import read_duration
 
 HELP: Final = """Floodmark: a key-value store that remembers every change.
 
@@ -130,7 +132,25 @@ def root(
         print(context.get_help())
 
 
-for command in (demo, init, serve, token, put, get, delete, scan, changes, status, doctor, gc, version):
+for command in (
+    demo,
+    init,
+    serve,
+    token,
+    put,
+    get,
+    delete,
+    scan,
+    changes,
+    replicate,
+    backup,
+    restore,
+    export,
+    status,
+    doctor,
+    gc,
+    version,
+):
     app.command()(command)
 app.add_typer(namespaces.commands, name="namespace")
 app.add_typer(partitions.commands, name="partition")

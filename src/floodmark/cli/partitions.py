@@ -11,16 +11,10 @@ import floodmark
 from floodmark.cli.arguments import Json, Key, Location, NamespaceName, parse
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, counted
-from floodmark.cli.text import (
-    draw_bar,
-    draw_sparkline,
-    json_bytes,
-    read_duration,
-    show_bytes,
-    show_time,
-)
+from floodmark.cli.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.model.errors import VersionCollected
+from floodmark.model.text import read_duration
 from floodmark.model.version import COUNTER_BITS, physical_ms
 from floodmark.site.statistics import PartitionStatistics
 

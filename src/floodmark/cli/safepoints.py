@@ -9,9 +9,10 @@ import floodmark
 from floodmark.cli.arguments import Json, Location, parse
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output
-from floodmark.cli.text import read_at, read_duration, show_expiry, show_version
+from floodmark.cli.text import show_expiry, show_version
 from floodmark.feed import LIFETIME
 from floodmark.model import Version
+from floodmark.model.text import read_at, read_duration
 
 commands = typer.Typer(help="Keep old versions and changes from garbage collection.")
 

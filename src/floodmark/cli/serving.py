@@ -13,7 +13,7 @@ from floodmark.cli.arguments import Directory, Json, parse
 from floodmark.cli.opening import require_directory, require_site
 from floodmark.cli.output import Output
 from floodmark.cli.signals import on_stop_signal
-from floodmark.cli.text import read_duration
+from floodmark.model.text import read_duration
 from floodmark.server import Listen, Server, ServerOptions, configure_logging
 from floodmark.server import serve as serve_site
 from floodmark.site.arguments import Durability

@@ -1,15 +1,13 @@
-"""From bytes, versions and durations to text, and back to nothing lost.
+"""From bytes, versions and durations to text.
 
-On the command line a key or a value is UTF-8 text, or hexadecimal behind `0x`.  What is shown to people
-follows the same rule, so that it can be pasted back: bytes that are not plain printable text, or that
-would be mistaken for hexadecimal, are shown as `0x…`.
+What is shown to people can be pasted back (`model/text.py`): bytes that are not plain printable text, or
+that would be mistaken for hexadecimal, are shown as `0x…`.
 
 In JSON, bytes that are UTF-8 stand as text under their name (`key`), all others as base64 under the name
 with `_base64` behind it (`key_base64`).  Versions are strings: they need 64 bits, and many JSON readers
 round numbers above 2**53, which would move a checkpoint.
 """
 
-import re
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,32 +16,14 @@ from typing import Final
 from rich.cells import cell_len
 
 from floodmark.model import Version
-from floodmark.model.version import moment_of, version_at
+from floodmark.model.text import DURATION_UNITS, read_at
+from floodmark.model.version import moment_of
 from floodmark.site.arguments import Since
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
 
 _EXPIRY_SHOWN_MAX: Final = 253_402_300_799  # the last second of the year 9999
-_UNITS: Final = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-
-
-def read_bytes(text: str) -> bytes:
-    """A key or value as it was typed.
-
-    >>> read_bytes("ada"), read_bytes("0x00ff")
-    (b'ada', b'\\x00\\xff')
-    """
-    if not text.startswith("0x"):
-        # Arguments that are not UTF-8 arrive with their odd bytes escaped.
-        return text.encode("utf-8", "surrogateescape")
-    if re.fullmatch(r"0x([0-9a-fA-F]{2})*", text) is None:
-        raise ValueError(
-            f"{text!r:.60} starts with 0x but is not whole bytes of hexadecimal; for text that starts "
-            f"with 0x, type it as hexadecimal: 0x{text.encode('utf-8', 'surrogateescape').hex():.40}"
-        )
-    return bytes.fromhex(text[2:])
 
 
 def show_bytes(data: bytes) -> str:
@@ -73,21 +53,6 @@ def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": b64encode(data).decode()}
 
 
-def read_duration(text: str) -> timedelta:
-    """A length of time such as `90s`, `24h`, `7d` or `1h30m`.
-
-    >>> read_duration("1h30m"), read_duration("250ms")
-    (datetime.timedelta(seconds=5400), datetime.timedelta(microseconds=250000))
-    """
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text!r:.60} is not a duration; write for example 90s, 24h, 7d or 1h30m")
-    try:
-        return sum((timedelta(milliseconds=float(n) * _UNITS[unit]) for n, unit in parts), timedelta())
-    except OverflowError as error:
-        raise ValueError(f"{text!r:.60} is longer than can be counted; give at most 999999999d") from error
-
-
 def show_duration(duration: timedelta | None) -> str:
     """A length of time, in the form that `read_duration` takes; `none` for None.
 
@@ -98,29 +63,10 @@ def show_duration(duration: timedelta | None) -> str:
         return "none"
     left = duration // timedelta(milliseconds=1)
     shown = ""
-    for unit, size in list(_UNITS.items())[1:]:
+    for unit, size in list(DURATION_UNITS.items())[1:]:
         count, left = divmod(left, size)
         shown += f"{count}{unit}" if count else ""
     return shown or "0s"
-
-
-def read_at(text: str) -> Version:
-    """A version, or the version of a moment in ISO 8601 with its time zone.
-
-    >>> read_at("411225436913926252"), show_time(read_at("2026-01-02T04:04:05+01:00"))
-    (411225436913926252, '2026-01-02T03:04:05.000Z')
-    """
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(
-            f"{text!r:.60} is neither a version nor a time; write for example 2026-01-31T12:00:00Z"
-        ) from error
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
-    return version_at(moment)
 
 
 def read_since(text: str) -> Since:

@@ -37,6 +37,7 @@ from typing import Final, NamedTuple
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 
 LOG_ID_BYTES: Final = 4
@@ -46,6 +47,7 @@ _COMMIT: Final = 1
 _HEARTBEAT: Final = 2
 _COMMIT_HEAD: Final = Struct("<BI")
 _SINGLE: Final = Struct("<BIHI")
+_COMMIT_BYTE: Final = bytes([_COMMIT])
 _BY_REFERENCE: Final = 0xFFFFFFFF
 _ONE_CHANGE: Final = _COMMIT_HEAD.pack(_COMMIT, 1)
 
@@ -137,6 +139,33 @@ def decode_single(row: bytes) -> tuple[bytes, bytes] | None:
     _, _, key_length, value_length = _SINGLE.unpack_from(row)
     end = _SINGLE.size + key_length
     return (row[_SINGLE.size : end], row[end:]) if len(row) - end == value_length else None
+
+
+def count_changes(row: bytes, keys: KeyRange) -> int:
+    """How many changes of a row lie in a range of qualified keys.  Values are not looked at.
+
+    >>> (row,) = encode_commit([b"a", b"b", b"c"], [b"1", b"2", b"3"])
+    >>> count_changes(row, KeyRange(b"b", None)), count_changes(row, KeyRange(b"a", b"b"))
+    (2, 1)
+    """
+    if row.startswith(_ONE_CHANGE) and len(row) >= _SINGLE.size:
+        end = _SINGLE.size + _SINGLE.unpack_from(row)[2]
+        if end <= len(row):
+            return int(keys.contains(row[_SINGLE.size : end]))
+    if row[:1] != _COMMIT_BYTE:
+        decode_row(0, row)
+        return 0
+    try:
+        count: int = _COMMIT_HEAD.unpack_from(row)[1]
+        lengths = unpack_from(f"<{count}H", row, _COMMIT_HEAD.size)
+    except StructError as error:
+        raise Corruption("a change-log row is too short") from error
+    written = _cut(row, _COMMIT_HEAD.size + 6 * count, lengths)
+    if sum(map(len, written)) != sum(lengths):
+        raise Corruption(f"a change-log row of {len(row)} bytes does not match its own lengths")
+    if count and keys.contains(min(written)) and keys.contains(max(written)):
+        return count
+    return sum(map(keys.contains, written))
 
 
 def decode_row(version: Version, row: bytes) -> CommitRow | Heartbeat:

@@ -17,6 +17,7 @@ from threading import Event, Lock
 from typing import Final
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     ColumnFamily,
@@ -29,7 +30,7 @@ from rocksdict import (
     WriteBatch,
 )
 
-from floodmark.engine.base import EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.base import RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow
 from floodmark.model.errors import (
     Closed,
     Corruption,
@@ -42,11 +43,11 @@ from floodmark.model.limits import MIB
 
 BLOCK_CACHE_BYTES: Final = 64 * MIB
 WRITE_BUFFER_BYTES: Final = 32 * MIB
-# RocksDB needs room of its own to reopen; below this, it keeps serving reads instead.
-RECOVERY_ROOM_BYTES: Final = 64 * MIB
 
 # Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
+# The first is small, in case that a few rows make a page.
 _GULP: Final = 32
+_FIRST_GULP: Final = 4
 _BULK_ROWS: Final = 1_000
 
 # More than RocksDB writes at once when it opens an ordinary database.
@@ -59,8 +60,8 @@ _REOPEN_TRIES: Final = 200
 _REOPEN_PAUSE_SECONDS: Final = 0.01
 
 
-class RocksEngine:
-    """A RocksDB database in a directory, which is made if it is missing."""
+class _Database:
+    """A RocksDB database that is read, however it is opened."""
 
     limits = EngineLimits(value_bytes_max=64 * MIB, batch_bytes_max=256 * MIB, batch_rows_max=10_000_000)
 
@@ -69,9 +70,10 @@ class RocksEngine:
         path: Path,
         families: Sequence[str],
         *,
-        prefix_bytes: Mapping[str, int] | None = None,
-        block_cache_bytes: int = BLOCK_CACHE_BYTES,
-        write_buffer_bytes: int = WRITE_BUFFER_BYTES,
+        prefix_bytes: Mapping[str, int] | None,
+        block_cache_bytes: int,
+        write_buffer_bytes: int,
+        access: AccessType,
     ) -> None:
         self._path = path
         self._families = tuple(families)
@@ -82,15 +84,13 @@ class RocksEngine:
         self._in_total_order.set_total_order_seek(True)
         self._block_cache = Cache(block_cache_bytes)
         self._write_buffer_bytes = write_buffer_bytes
-        self._guard_lock = Lock()
+        self._access = access
         self._closed = False
         # Never set: only waited on, for a moment.
         self._reopening = Event()
         self._database: Rdict | None = None
         self._columns: dict[str, Rdict] = {}
         self._handles: dict[str, ColumnFamily] = {}
-        path.mkdir(parents=True, exist_ok=True)
-        self._open()
 
     def get(self, family: str, key: bytes) -> bytes | None:
         with self._read_errors():
@@ -141,16 +141,120 @@ class RocksEngine:
             page: list[Row] = []
             size = 0
             while len(page) < rows_max and size < bytes_max:
-                wanted = min(_GULP, rows_max - len(page))
+                wanted = min(_GULP, max(_FIRST_GULP, len(page)), rows_max - len(page))
                 gulp = list(islice(rows, wanted))
                 page += gulp
-                size += sum([len(row[1]) for row in gulp])
+                size += sum([len(key) + len(value) for key, value in gulp])
                 if reverse and gulp and gulp[-1][0] < start:
                     return [row for row in page if row[0] >= start]
                 if len(gulp) < wanted:
                     _require_healthy_end(column.iter(options), start, end, page, reverse=reverse)
                     break
             return page
+
+    def sizes(self) -> Mapping[str, int]:
+        with self._read_errors():
+            if self._database is None:
+                raise self._unavailable()
+            return {
+                name: (column.property_int_value("rocksdb.total-sst-files-size") or 0)
+                + (column.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
+                for name, column in self._columns.items()
+            }
+
+    def _unavailable(self) -> FloodmarkError:
+        if self._closed:
+            return Closed("the site was closed; open it again")
+        return StorageFailed("the database has not recovered from a failed write yet; try again")
+
+    @contextmanager
+    def _read_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FloodmarkError:
+            raise
+        except Exception as error:
+            raise self._read_error(error) from error
+
+    def _read_error(self, error: Exception) -> FloodmarkError:
+        if self._database is None or isinstance(error, DbClosedError):
+            return self._unavailable()
+        return _translate(error, otherwise=StorageFailed)
+
+    def _open(self) -> None:
+        try:
+            database = Rdict(
+                os.fspath(self._path),
+                self._options(0),
+                column_families={
+                    name: self._options(self._prefix_bytes.get(name, 0)) for name in self._families
+                },
+                access_type=self._access,
+            )
+        except Exception as error:
+            raise _translate(error, otherwise=StorageFailed) from error
+        self._handles = {name: database.get_column_family_handle(name) for name in self._families}
+        self._columns = {name: database.get_column_family(name) for name in self._families}
+        self._database = database
+
+    def _reopen(self, passing: str) -> None:
+        """Open, and try again as long as it fails for a reason that soon passes."""
+        for _ in range(_REOPEN_TRIES - 1):
+            try:
+                self._open()
+                return
+            except StorageFailed as error:
+                if passing not in str(error):
+                    raise
+                self._reopening.wait(_REOPEN_PAUSE_SECONDS)
+        self._open()
+
+    def _release(self) -> None:
+        """Close every handle, whatever the others do: RocksDB keeps its files until the last is gone."""
+        handles = [*self._columns.values(), *([self._database] if self._database else [])]
+        # Emptied in place: the frames of an old error may still hold this very dict.
+        self._handles.clear()
+        self._columns, self._database = {}, None
+        failure: Exception | None = None
+        while handles:
+            try:
+                handles.pop().close()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _options(self, prefix_bytes: int) -> Options:
+        options = rocks_options(self._block_cache, self._write_buffer_bytes)
+        if prefix_bytes:
+            options.set_prefix_extractor(SliceTransform.create_max_len_prefix(prefix_bytes))
+            options.set_memtable_prefix_bloom_ratio(_MEMTABLE_FILTER_RATIO)
+        return options
+
+
+class RocksEngine(_Database):
+    """A RocksDB database in a directory, which is made if it is missing."""
+
+    def __init__(
+        self,
+        path: Path,
+        families: Sequence[str],
+        *,
+        prefix_bytes: Mapping[str, int] | None = None,
+        block_cache_bytes: int = BLOCK_CACHE_BYTES,
+        write_buffer_bytes: int = WRITE_BUFFER_BYTES,
+    ) -> None:
+        super().__init__(
+            path,
+            families,
+            prefix_bytes=prefix_bytes,
+            block_cache_bytes=block_cache_bytes,
+            write_buffer_bytes=write_buffer_bytes,
+            access=AccessType.read_write(),
+        )
+        self._guard_lock = Lock()
+        path.mkdir(parents=True, exist_ok=True)
+        self._open()
 
     def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
         database = self._writable()
@@ -193,7 +297,8 @@ class RocksEngine:
         self._require_room()
         with suppress(Exception):
             self._release()
-        self._reopen()
+        # RocksDB lets go of the files only when the last reader has left them.
+        self._reopen("lock hold by current process")
 
     def _require_room(self) -> None:
         """Make sure that RocksDB can write what it writes when it opens."""
@@ -214,28 +319,6 @@ class RocksEngine:
             free=free,
         )
 
-    def _reopen(self) -> None:
-        """Open again.  RocksDB lets go of the files only when the last reader has left them."""
-        for _ in range(_REOPEN_TRIES - 1):
-            try:
-                self._open()
-                return
-            except StorageFailed as error:
-                if "lock hold by current process" not in str(error):
-                    raise
-                self._reopening.wait(_REOPEN_PAUSE_SECONDS)
-        self._open()
-
-    def sizes(self) -> Mapping[str, int]:
-        with self._read_errors():
-            if self._database is None:
-                raise self._unavailable()
-            return {
-                name: (column.property_int_value("rocksdb.total-sst-files-size") or 0)
-                + (column.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
-                for name, column in self._columns.items()
-            }
-
     def close(self) -> None:
         self._closed = True
         if self._database is None:
@@ -253,61 +336,69 @@ class RocksEngine:
             raise self._unavailable()
         return self._database
 
-    def _unavailable(self) -> FloodmarkError:
-        if self._closed:
-            return Closed("the site was closed; open it again")
-        return StorageFailed("the database has not recovered from a failed write yet; try again")
 
-    @contextmanager
-    def _read_errors(self) -> Iterator[None]:
+class RocksSecondary(_Database):
+    """The database of another process, or of nobody, to be read as it was at the last `catch_up`.
+
+    It takes no lock.  RocksDB keeps notes of its own under `scratch`, and rocksdict writes its small file
+    of settings anew, with the same bytes.  What was once opened can be read on, even after the other
+    process has removed it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        families: Sequence[str],
+        *,
+        scratch: Path,
+        prefix_bytes: Mapping[str, int] | None = None,
+        block_cache_bytes: int = BLOCK_CACHE_BYTES,
+    ) -> None:
+        super().__init__(
+            path,
+            families,
+            prefix_bytes=prefix_bytes,
+            block_cache_bytes=block_cache_bytes,
+            write_buffer_bytes=WRITE_BUFFER_BYTES,
+            access=AccessType.secondary(os.fspath(scratch)),
+        )
+        # rocksdict would make the directory.
+        if not (path / "CURRENT").exists():
+            raise StorageFailed(f"{path} holds no database; restore the site from a backup")
+        self._reopen("No such file")
+
+    def catch_up(self) -> None:
+        """See what was written since."""
+        if self._database is None:
+            raise self._unavailable()
         try:
-            yield
-        except FloodmarkError:
-            raise
-        except Exception as error:
-            raise self._read_error(error) from error
+            self._database.try_catch_up_with_primary()
+        except Exception:
+            # The other process has begun anew and removed what this one was about to read.
+            with suppress(Exception):
+                self._release()
+            self._reopen("No such file")
 
-    def _read_error(self, error: Exception) -> FloodmarkError:
-        if self._database is None or isinstance(error, DbClosedError):
-            return self._unavailable()
-        return _translate(error, otherwise=StorageFailed)
+    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+        raise _only_read()
 
-    def _open(self) -> None:
-        try:
-            database = Rdict(
-                os.fspath(self._path),
-                self._options(0),
-                column_families={
-                    name: self._options(self._prefix_bytes.get(name, 0)) for name in self._families
-                },
-            )
-        except Exception as error:
-            raise _translate(error, otherwise=StorageFailed) from error
-        self._handles = {name: database.get_column_family_handle(name) for name in self._families}
-        self._columns = {name: database.get_column_family(name) for name in self._families}
-        self._database = database
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        raise _only_read()
 
-    def _release(self) -> None:
-        """Close every handle, whatever the others do: RocksDB keeps its files until the last is gone."""
-        handles = [*self._columns.values(), *([self._database] if self._database else [])]
-        # Emptied in place: the frames of an old error may still hold this very dict.
-        self._handles.clear()
-        self._columns, self._database = {}, None
-        failure: Exception | None = None
-        while handles:
-            try:
-                handles.pop().close()
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+    def sync(self) -> None:
+        raise _only_read()
 
-    def _options(self, prefix_bytes: int) -> Options:
-        options = rocks_options(self._block_cache, self._write_buffer_bytes)
-        if prefix_bytes:
-            options.set_prefix_extractor(SliceTransform.create_max_len_prefix(prefix_bytes))
-            options.set_memtable_prefix_bloom_ratio(_MEMTABLE_FILTER_RATIO)
-        return options
+    def recover(self) -> None:
+        raise _only_read()
+
+    def close(self) -> None:
+        self._closed = True
+        with suppress(Exception):
+            self._release()
+
+
+def _only_read() -> StorageFailed:
+    return StorageFailed("this database is only read here; write through the process that has it open")
 
 
 def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Options:

@@ -14,7 +14,7 @@ writers wait for, and gathers what is committed within a few milliseconds instea
 every commit.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, pairwise
 from pathlib import Path
@@ -226,21 +226,27 @@ class _Stream:
         return list(columns.drain(target, Way.TAIL))
 
     def _from_log(self, since: Version, target: Version) -> Iterator[ChangeBatch]:
-        columns, request = self._columns, self._request
-        # A commit may go on in the next page: its last line is kept back until that is known.
-        kept: list[LogLine] = []
-        for page in self._node.read_log(since, target, request.keys, heartbeats=request.heartbeats):
-            lines = kept + page
-            for line, following in pairwise(lines):
-                columns.add_line(line)
-                if columns.bytes >= BATCH_BYTES_MAX:
-                    yield from columns.drain(_complete_through(line, following), Way.LOG)
-            kept = lines[-1:]
-            if not columns.is_empty:
-                yield from columns.drain(_complete_through(lines[-2], lines[-1]), Way.LOG)
-        for line in kept:
+        request = self._request
+        pages = self._node.read_log(since, target, request.keys, heartbeats=request.heartbeats)
+        return gather_lines(pages, target, self._columns)
+
+
+def gather_lines(pages: Iterable[list[LogLine]], target: Version, columns: Columns) -> Iterator[ChangeBatch]:
+    """The changes of change-log lines up to `target`, through which the last batch goes."""
+    # A commit may go on in the next page: its last line is kept back until that is known.
+    kept: list[LogLine] = []
+    for page in pages:
+        lines = kept + page
+        for line, following in pairwise(lines):
             columns.add_line(line)
-        yield from columns.drain(target, Way.LOG)
+            if columns.bytes >= BATCH_BYTES_MAX:
+                yield from columns.drain(_complete_through(line, following), Way.LOG)
+        kept = lines[-1:]
+        if not columns.is_empty:
+            yield from columns.drain(_complete_through(lines[-2], lines[-1]), Way.LOG)
+    for line in kept:
+        columns.add_line(line)
+    yield from columns.drain(target, Way.LOG)
 
 
 def _complete_through(line: LogLine, following: LogLine) -> Version:

@@ -19,7 +19,9 @@
         │   ├── InvalidTimeToLive
         │   ├── InvalidVersion
         │   │   └── VersionInFuture
-        │   └── InvalidName
+        │   ├── InvalidName
+        │   ├── InvalidOption
+        │   └── SchemaMismatch
         ├── LimitExceeded
         │   └── CommitTooLarge
         ├── NamespaceNotFound
@@ -145,6 +147,14 @@ class VersionInFuture(InvalidVersion):
 
 class InvalidName(InvalidArgument):
     """A name or a setting that cannot be used."""
+
+
+class InvalidOption(InvalidArgument):
+    """An option of a Spark reader, writer or job that is missing, unknown or cannot be used."""
+
+
+class SchemaMismatch(InvalidArgument):
+    """Columns that are not the ones that are read or written here, or whose types do not fit."""
 
 
 class LimitExceeded(Terminal):

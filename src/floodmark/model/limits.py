@@ -25,6 +25,11 @@ FEED_RANGES_MAX: Final = 64
 SUBSCRIPTIONS_MAX: Final = 1_000
 UNACKED_MAX: Final = 30_000
 
+# Streams from outside, such as Spark's: how many, which of their epochs, and for how long.
+EPOCH_STREAMS_MAX: Final = 10_000
+EPOCHS_REMEMBERED_MAX: Final = 16
+EPOCH_STREAM_IDLE_MAX: Final = timedelta(days=30)
+
 STREAMS_MAX: Final = 1_000
 STREAMS_PER_CALLER_MAX: Final = 500
 REQUEST_BYTES_MAX: Final = 1 * MIB

@@ -8,11 +8,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 class CommitLimits(NamedTuple):
@@ -51,6 +54,17 @@ class Partition(Protocol):
         """
         ...
 
+    def scan_records(
+        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+    ) -> "Iterator[pyarrow.RecordBatch]":
+        """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
+
+        Columns as in `codec/columns.py`: key, version, partition, value as stored.  Tombstones and records
+        that have expired by `at` come only with `dead`.  With `digests` the stored records hold empty
+        values, and a column more has the digests of the true ones.  A batch may be empty.
+        """
+        ...
+
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         """Store encoded values under distinct qualified keys, as one commit."""
         ...
@@ -68,6 +82,17 @@ class Partition(Protocol):
 
         A value whose stamp is not above the stamp of what is there is left out, so applying twice, or
         late, changes nothing.  The version of the commit; 0 if nothing was left to store.
+        """
+        ...
+
+    def put_unchanged(
+        self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
+    ) -> int:
+        """Store encoded values, as one commit, under those keys that were not changed since a version.
+
+        A key is changed if the stamp of its newest record, dead or alive, lies above `since`; the clock is
+        moved past `since` first, so what is stored here counts as changed.  How many were stored.
+        A deletion that garbage collection has removed is not known any more.
         """
         ...
 
@@ -111,10 +136,11 @@ class PartitionMaps(Protocol):
 class WriteStream(Protocol):
     """Batches of writes on their way to a site, several at a time, acknowledged in order."""
 
-    def send(self, rows: Mapping[bytes, bytes]) -> "Future[Version]":
-        """Commit encoded values under qualified keys, one commit per partition; the highest version.
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
+        """Commit encoded values under qualified keys, one commit per partition.
 
-        Waits while too much is on its way.
+        The highest version, 0 if nothing was stored; of a stream that puts only what is unchanged since a
+        version, how many were stored.  Waits while too much is on its way.
         """
         ...
 

@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
 from floodmark.codec.digest import digest_change, digest_changes
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
-from floodmark.codec.values import decode_value, encode_value
+from floodmark.codec.stamps import digest_copies
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import Version
@@ -53,6 +54,16 @@ class Writes:
         self.values = values
         self.size = size
 
+    def only(self, wanted: Sequence[bool]) -> "Writes | None":
+        """Those of the writes that are wanted; None if there are none."""
+        if all(wanted):
+            return self if wanted else None
+        keys, values = list(compress(self.keys, wanted)), list(compress(self.values, wanted))
+        if not keys:
+            return None
+        size = sum(map(len, keys)) + sum(map(len, values))
+        return Writes(keys, list(compress(self.prefixes, wanted)), values, size, own=self.own)
+
 
 # Decides inside the commit, when all earlier commits can be read; None refuses.
 Decide: TypeAlias = Callable[[], Writes | None]
@@ -89,7 +100,8 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
     keys, values = writes.keys, writes.values
     if not writes.own:
         commit.tallies = [
-            _tally_foreign(version, key, value) for key, value in zip(keys, values, strict=True)
+            (version, namespace, count, digest, False)
+            for namespace, count, digest in digest_copies(keys, values)
         ]
     elif len(keys) == 1:
         commit.tallies = (tally_one(version, site_id, keys[0], values[0]),)
@@ -115,11 +127,3 @@ def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> Commi
     """What a commit of one qualified key adds to the sums."""
     digest = digest_change(version, site_id, key[NAMESPACE_BYTES:], value)
     return version, key[:NAMESPACE_BYTES], 1, digest, True
-
-
-def _tally_foreign(version: Version, key: bytes, value: bytes) -> CommitTally:
-    record = decode_value(value)
-    assert record.origin is not None
-    content = encode_value(record.value, record.expires_at, record.deleted)
-    digest = digest_change(record.origin.version, record.origin.site, key[NAMESPACE_BYTES:], content)
-    return version, key[:NAMESPACE_BYTES], 1, digest, False

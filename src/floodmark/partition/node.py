@@ -6,14 +6,13 @@ from typing import Final
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
-from floodmark.codec.ordered import encode_prefix, encode_version
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, PartitionNotFound
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version, physical_ms
+from floodmark.model.version import Version
 from floodmark.partition.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
@@ -36,7 +35,7 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
-from floodmark.partition.records import VersionsPage, decode_record, find_stored, scan_versions
+from floodmark.partition.records import VersionsPage, find_before, scan_versions
 from floodmark.partition.retention import Retention
 from floodmark.partition.storage import Storage, unknown
 
@@ -281,12 +280,7 @@ class Node:
 
     def find_before(self, key: bytes, version: Version) -> bytes | None:
         """What a reader just before `version` found under a qualified key, as stored."""
-        prefix = encode_prefix(key)
-        found = find_stored(self.engine, prefix, version - 1)
-        if found is None:
-            return None
-        record = decode_record(prefix + encode_version(found[0]), found[1])
-        return None if record.is_dead_at(physical_ms(version)) else found[1]
+        return find_before(self.engine, key, version)
 
     def look_up_value(self, key: bytes, version: Version) -> bytes:
         """What a change stored whose change-log row names only the key, because the value is large."""

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import pyarrow
+
 from floodmark.clock import HybridClock
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
@@ -11,16 +13,16 @@ from floodmark.codec.ordered import (
     encode_prefixes,
     encode_version,
 )
-from floodmark.codec.values import PLAIN, TOMBSTONE, decode_value
+from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, stamp_version
+from floodmark.codec.values import PLAIN, TOMBSTONE
 from floodmark.engine import Engine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
     InvalidArgument,
-    VersionCollected,
     VersionInFuture,
 )
-from floodmark.model.limits import PAGE_ROWS_MAX
+from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
 from floodmark.model.partition import CommitLimits
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Record, Versioned
@@ -29,7 +31,14 @@ from floodmark.partition.commit import Commit, CommitTally, Writes
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.families import DATA
 from floodmark.partition.heat import Heat
-from floodmark.partition.records import decode_record, find_stored, scan_page
+from floodmark.partition.records import (
+    decode_record,
+    find_stored,
+    require_kept,
+    scan_page,
+    scan_records_page,
+)
+from floodmark.partition.stamps import newest_stamps
 
 
 class LocalPartition:
@@ -117,6 +126,22 @@ class LocalPartition:
             if resume is not None:
                 start, end = (start, resume) if reverse else (resume, end)
 
+    def scan_records(
+        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]:
+        assert keys.end is not None
+        namespace = keys.start[:NAMESPACE_BYTES]
+        resume: bytes | None = encode_prefix(keys.start)
+        end = encode_prefix(keys.end)
+        while resume is not None:
+            self._prepare_read(namespace, at)
+            batch, resume = scan_records_page(
+                self._engine, resume, end, at, self.id, dead=dead, digests=digests
+            )
+            self._require_kept(namespace, at)
+            self.heat.reads += batch.num_rows
+            yield batch
+
     def _find_at(self, key: bytes, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
         if at is None:
             if self.retired:
@@ -146,15 +171,7 @@ class LocalPartition:
         self._require_kept(namespace, at)
 
     def _require_kept(self, namespace: bytes, at: Version) -> None:
-        collected = self._collected.get(namespace, 0)
-        if at < collected:
-            raise VersionCollected(
-                f"version {at} ({moment_of(at).isoformat()}) was collected; the oldest that can be "
-                f"read is {collected} ({moment_of(collected).isoformat()}). Keep history longer with "
-                "the namespace's `retention` or a safe point",
-                version=at,
-                oldest=collected,
-            )
+        require_kept(at, self._collected.get(namespace, 0))
 
     # Writes
 
@@ -192,29 +209,29 @@ class LocalPartition:
         return found is not None and found[0] <= since and self._live(prefix, found, None) is not None
 
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        if len(set(keys)) < len(keys):
-            raise InvalidArgument("a key stands twice among the changes of one commit; apply them one by one")
-        origins = [_origin_of(key, value) for key, value in zip(keys, values, strict=True)]
-        self._committer.observe(max(origin.version for origin in origins))
+        writes = _distinct_writes(keys, values, own=False)
+        origins = _origins_of(writes)
+        self._committer.observe(stamp_version(max(origins)))
 
         def decide() -> Writes | None:
-            winners = [
-                (key, value)
-                for key, value, origin in zip(keys, values, origins, strict=True)
-                if origin > self._newest_stamp(key)
-            ]
-            return _writes(*zip(*winners, strict=True), own=False) if winners else None
+            newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
+            return writes.only([origin > stamp for origin, stamp in zip(origins, newest, strict=True)])
 
         return self._commit_decided(decide, durable=durable)[0]
 
-    def _newest_stamp(self, key: bytes) -> Stamp:
-        prefix = encode_prefix(key)
-        found = find_stored(self._engine, prefix, None)
-        if found is None:
-            return Stamp(0, 0)
-        version, stored = found
-        record = decode_record(prefix + encode_version(version), stored)
-        return record.origin or Stamp(version, self._site_id)
+    def put_unchanged(
+        self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
+    ) -> int:
+        writes = _distinct_writes(keys, values)
+        self._committer.observe(since)
+        # The highest stamp of that version, of whichever site.
+        unchanged = encode_stamp(since, SITE_IDS_MAX)
+
+        def decide() -> Writes | None:
+            newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
+            return writes.only([stamp <= unchanged for stamp in newest])
+
+        return self._commit_decided(decide, durable=durable)[1]
 
     def resolved_version(self) -> Version:
         return self._committer.resolved_version()
@@ -232,11 +249,18 @@ def observe_version(committer: Committer, version: Version) -> None:
         ) from error
 
 
-def _origin_of(key: bytes, value: bytes) -> Stamp:
-    origin = decode_value(value).origin
-    if origin is None:
+def _origins_of(writes: Writes) -> list[bytes]:
+    origins = find_origins(writes.values)
+    if not all(origins):
+        key = writes.keys[origins.index(NO_STAMP)]
         raise InvalidArgument(f"{key[NAMESPACE_BYTES:]!r:.60} carries no origin; write it with put instead")
-    return origin
+    return origins
+
+
+def _distinct_writes(keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True) -> Writes:
+    if len(set(keys)) < len(keys):
+        raise InvalidArgument("a key stands twice among the changes of one commit; write them one by one")
+    return _writes(keys, values, own=own)
 
 
 def _writes(keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True) -> Writes:

@@ -2,8 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import numpy
+import pyarrow
+
+from floodmark.codec.columns import Places, StoredRows, records_schema
 from floodmark.codec.ordered import (
     GROUP,
     MARKED_GROUP,
@@ -19,15 +23,18 @@ from floodmark.codec.ordered import (
 )
 from floodmark.codec.values import PLAIN, decode_value
 from floodmark.engine import Engine, Row
-from floodmark.model.errors import Corruption
+from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record
-from floodmark.model.version import Version
+from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.families import DATA
 
 # Behind every version of a key: the inverse of version 0 is the largest suffix there is.
 _BEHIND_OLDEST = b"\xff" * VERSION_BYTES + b"\x00"
+
+# Columns are worth their while from some thousands of rows on; still, a page is about a megabyte.
+RECORDS_PAGE_ROWS_MAX: Final = 8_192
 
 
 class Page(NamedTuple):
@@ -41,6 +48,16 @@ def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Vers
     """The newest version of a key, or the newest at or below `at`, with what is stored there."""
     row = engine.ceiling(DATA, prefix if at is None else prefix + encode_version(at), prefix)
     return None if row is None else (decode_version(row[0]), row[1])
+
+
+def find_before(engine: Engine, key: bytes, version: Version) -> bytes | None:
+    """What a reader just before `version` found under a qualified key, as stored."""
+    prefix = encode_prefix(key)
+    found = find_stored(engine, prefix, version - 1)
+    if found is None:
+        return None
+    record = decode_record(prefix + encode_version(found[0]), found[1])
+    return None if record.is_dead_at(physical_ms(version)) else found[1]
 
 
 def decode_record(engine_key: bytes, stored: bytes) -> Record:
@@ -136,6 +153,62 @@ def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes
             if not record.is_dead_at(physical_ms):
                 found.append((decode_user_key(prefix), record.value))
     return Page(found, last)
+
+
+class RecordsPage(NamedTuple):
+    """Records as columns, and the engine key to go on from; None at the end."""
+
+    batch: pyarrow.RecordBatch
+    resume: bytes | None
+
+
+def scan_records_page(
+    engine: Engine, start: bytes, end: bytes, at: Version, partition: int, *, dead: bool, digests: bool
+) -> RecordsPage:
+    """Some of the records as of `at`, between two engine keys, as columns.
+
+    The newest record at or below `at` of each key; tombstones and what has expired only with `dead`.
+    With `digests`, the records hold empty values, and the digests of the true ones stand beside them.
+    """
+    rows = engine.scan(DATA, start, end, rows_max=RECORDS_PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX)
+    if not rows:
+        return RecordsPage(pyarrow.RecordBatch.from_pylist([], schema=records_schema(digests=digests)), None)
+    columns = StoredRows(rows)
+    reached = columns.versions <= at
+    # The versions of a key descend: the first that is reached follows one that is not, or another key.
+    newest = reached.copy()
+    newest[1:] &= ~(columns.repeats()[1:] & reached[:-1])
+    chosen = numpy.flatnonzero(newest)
+    try:
+        gone = columns.dead(chosen, physical_ms(at))
+        if not dead:
+            chosen = chosen[~gone]
+        take = columns.take_digests if digests else columns.take
+        batch = take(chosen, partition)
+    except Corruption:
+        _require_sound(rows, chosen)
+        raise
+    last = rows[-1][0]
+    resume = last[:-VERSION_BYTES] + _BEHIND_OLDEST if reached[-1] else after(last)
+    return RecordsPage(batch, resume)
+
+
+def _require_sound(rows: Sequence[Row], chosen: Places) -> None:
+    """Name the first damaged record: a column only knows that there is one."""
+    for row in chosen.tolist():
+        decode_record(*rows[row])
+
+
+def require_kept(at: Version, collected: Version) -> None:
+    """Refuse to read at a version of which garbage collection has removed something."""
+    if at < collected:
+        raise VersionCollected(
+            f"version {at} ({moment_of(at).isoformat()}) was collected; the oldest that can be "
+            f"read is {collected} ({moment_of(collected).isoformat()}). Keep history longer with "
+            "the namespace's `retention` or a safe point",
+            version=at,
+            oldest=collected,
+        )
 
 
 class VersionsPage(NamedTuple):

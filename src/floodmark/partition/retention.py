@@ -64,14 +64,17 @@ class Retention:
             )
             self.collected.update(raised)
 
-    def collect(self, namespace: int, pause: Callable[[], bool]) -> Collected:
-        """Remove what no reader at or above the namespace's collected version can see."""
+    def collect(self, namespace: int, pause: Callable[[], bool], settled: Version = SETTLED) -> Collected:
+        """Remove what no reader at or above the namespace's collected version can see.
+
+        What is dead under a stamp above `settled` stays: something older may still come.
+        """
         encoded = encode_namespace(namespace)
         collector = Collector(
             self._storage,
             encoded,
             safe_point=self.collected.get(encoded, 0),
-            settled=SETTLED,
+            settled=settled,
             horizon=self.collected_horizon(namespace),
             pause=pause,
         )

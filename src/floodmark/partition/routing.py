@@ -5,11 +5,14 @@ map again.  Groups of keys and their partition are always taken from one and the
 may give a key to somebody else.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+import pyarrow
+
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.codec.values import decode_value
+from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone
 from floodmark.model.partition import Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
@@ -82,8 +85,11 @@ class Router:
 
         Rows that do not fit into one commit per partition are refused before anything is written.
         """
-        return self._commit_groups(
-            rows, lambda partition, keys, values: partition.put(keys, values, durable=durable)
+        return max(
+            self._commit_groups(
+                rows, lambda partition, keys, values: partition.put(keys, values, durable=durable)
+            ),
+            default=0,
         )
 
     def apply(self, rows: Rows, *, durable: bool) -> Version:
@@ -91,26 +97,42 @@ class Router:
 
         The partition of the highest stamp comes first: if that lies too far ahead, nothing is stored.
         """
-        latest_first = dict(sorted(rows.items(), key=_stamp_version, reverse=True))
-        return self._commit_groups(
-            latest_first, lambda partition, keys, values: partition.apply(keys, values, durable=durable)
+        return max(
+            self._commit_groups(
+                rows,
+                lambda partition, keys, values: partition.apply(keys, values, durable=durable),
+                rank=_highest_stamp,
+            ),
+            default=0,
+        )
+
+    def put_unchanged(self, rows: Rows, since: Version, *, durable: bool) -> int:
+        """`put` of those qualified keys whose newest stamp is not above `since`; how many."""
+        return sum(
+            self._commit_groups(
+                rows,
+                lambda partition, keys, values: partition.put_unchanged(keys, values, since, durable=durable),
+            )
         )
 
     def _commit_groups(
-        self, rows: Rows, commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], Version]
-    ) -> Version:
-        highest = 0
-        groups = self._groups(rows)
+        self,
+        rows: Rows,
+        commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], int],
+        rank: Callable[[Rows], int] | None = None,
+    ) -> list[int]:
+        """Commit to each partition what is its own; what each answered.  The highest rank comes first."""
+        answers: list[int] = []
+        groups = self._groups(rows, rank)
         for partition, group in groups:
             if not _fits(group, partition):
                 raise _too_large(group, partition)
 
         def commit_group(partition: Partition, group: Rows) -> None:
-            nonlocal highest
-            highest = max(highest, commit(partition, list(group), list(group.values())))
+            answers.append(commit(partition, list(group), list(group.values())))
 
-        self._each_group(groups, commit_group)
-        return highest
+        self._each_group(groups, commit_group, rank=rank)
+        return answers
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         """Delete qualified keys that were not written after `since`; how many."""
@@ -155,6 +177,36 @@ class Router:
                 self.maps.refresh()
             left = _behind(left, within if finished else None, last, reverse=reverse)
 
+    def scan_records(
+        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
+
+        See `Partition.scan_records`.
+        """
+        namespace = keys.start[:NAMESPACE_BYTES]
+        left: KeyRange | None = keys
+        moves = 0
+        while left is not None:
+            partition = self.maps.map.route(left.start)
+            within = partition.range.intersect(left)
+            if within is None:
+                return
+            last: bytes | None = None
+            finished = False
+            try:
+                for batch in partition.scan_records(within, at, dead=dead, digests=digests):
+                    if batch.num_rows:
+                        last = namespace + batch.column(0)[-1].as_py()
+                    yield batch
+                finished = True
+            except PartitionMoved:
+                moves = 0 if last is not None else moves + 1
+                if moves == ROUTES_MAX:
+                    raise
+                self.maps.refresh()
+            left = _behind(left, within if finished else None, last, reverse=False)
+
     def _first_partition(self, keys: KeyRange, *, reverse: bool) -> Partition:
         if not reverse:
             return self.maps.map.route(keys.start)
@@ -166,6 +218,7 @@ class Router:
         groups: Sequence[tuple[Partition, Rows]],
         commit: Callable[[Partition, Rows], None],
         describe: Callable[[int, FloodmarkError], FloodmarkError] = _partly_done,
+        rank: Callable[[Rows], int] | None = None,
     ) -> None:
         done = 0
         failure: FloodmarkError | None = None
@@ -183,27 +236,32 @@ class Router:
             if not moved:
                 return
             self.maps.refresh()
-            groups = self._groups(moved)
+            groups = self._groups(moved, rank)
             if any(not _fits(group, partition) for partition, group in groups):
                 break
         assert failure is not None
         raise describe(done, failure) from failure
 
-    def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
+    def _groups(self, rows: Rows, rank: Callable[[Rows], int] | None = None) -> list[tuple[Partition, Rows]]:
         """Rows by the partition that has their keys, in one map."""
         partition_map = self.maps.map
         if len(partition_map.partitions) == 1:
             return [(partition_map.partitions[0], rows)] if rows else []
-        groups: dict[int, tuple[Partition, Rows]] = {}
-        for key, value in rows.items():
-            partition = partition_map.route(key)
-            groups.setdefault(partition.id, (partition, {}))[1][key] = value
-        return list(groups.values())
+        groups: list[tuple[Partition, Rows]] = []
+        # In order, the keys of a partition stand together.
+        keys, start = sorted(rows), 0
+        while start < len(keys):
+            partition = partition_map.route(keys[start])
+            last = partition.range.end
+            # At least one goes to it: a map that contradicts itself must not make this endless.
+            end = len(keys) if last is None else max(start + 1, bisect_left(keys, last, start))
+            groups.append((partition, {key: rows[key] for key in keys[start:end]}))
+            start = end
+        return groups if rank is None else sorted(groups, key=lambda group: rank(group[1]), reverse=True)
 
 
-def _stamp_version(row: tuple[bytes, bytes]) -> Version:
-    origin = decode_value(row[1]).origin
-    return 0 if origin is None else origin.version
+def _highest_stamp(rows: Rows) -> Version:
+    return stamp_version(max(find_origins(list(rows.values()))))
 
 
 def _size(rows: Rows) -> int:

@@ -11,17 +11,20 @@ must be held on:
   durable, and lists, from which others' namespaces are left out.
 
 Running a feed and consuming a subscription need the role "write": both store how far they are, and keep
-garbage collection from what they have not seen.
+garbage collection from what they have not seen.  A reader keeps it by a safe point of its own, in the
+namespace that it reads; such safe points have names that begin with "spark/".
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
+from floodmark.feed import SafePoint
 from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.access import Role
-from floodmark.model.errors import FeedNotFound, InvalidKey, SubscriptionNotFound
+from floodmark.model.errors import FeedNotFound, InvalidKey, SafePointNotFound, SubscriptionNotFound
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.server.access import Caller
@@ -30,6 +33,10 @@ from floodmark.server.data import Handler
 from floodmark.server.logs import log_administration
 from floodmark.site.host import Administration, Host
 from floodmark.wire.calls import CallSpec, call_specs
+
+# Safe points whose names begin so belong to readers, which need no other rights for them.
+READERS_SAFE_POINTS: Final = "spark/"
+READERS_LIFETIME_MAX: Final = timedelta(days=30)
 
 Arguments: TypeAlias = Mapping[str, Any]
 # The namespace that a call is about; None stands for the whole site.
@@ -70,10 +77,46 @@ class Rule:
     audited: bool = False
     # What of a result a caller may see, by the namespace of each item.
     shown_by: Callable[[Any], str] | None = None
+    # Calls for which it is enough to read a namespace: which one; None for all others.
+    for_readers: Scope | None = None
 
 
-def _administers(scope: Scope) -> Rule:
-    return Rule(Role.ADMIN, scope, audited=True)
+def _administers(scope: Scope, for_readers: Scope | None = None) -> Rule:
+    return Rule(Role.ADMIN, scope, audited=True, for_readers=for_readers)
+
+
+def _held_by_reader(host: Host, arguments: Arguments) -> str | None:
+    """A safe point that a reader may hold: not for ever, and not in place of one of another namespace."""
+    if not _is_readers(arguments) or arguments["lifetime"] > READERS_LIFETIME_MAX:
+        return None
+    point = _find_safe_point(host, arguments["name"])
+    if point is not None and _namespace_of(host, point) != arguments["namespace"]:
+        return None
+    return _named(host, arguments)
+
+
+def _released_by_reader(host: Host, arguments: Arguments) -> str | None:
+    if not _is_readers(arguments):
+        return None
+    point = _find_safe_point(host, arguments["name"])
+    if point is None:
+        # The site would name those that there are, and not everybody may know them.
+        raise SafePointNotFound(f"no safe point {arguments['name']!r}", name=arguments["name"])
+    return _namespace_of(host, point)
+
+
+def _is_readers(arguments: Arguments) -> bool:
+    name: str = arguments["name"]
+    return name.startswith(READERS_SAFE_POINTS)
+
+
+def _find_safe_point(host: Host, name: str) -> SafePoint | None:
+    return next((point for point in host.administration.safe_points() if point.name == name), None)
+
+
+def _namespace_of(host: Host, point: SafePoint) -> str | None:
+    rows = host.administration.list_namespaces()
+    return next((row.name for row in rows if row.id == point.namespace), None)
 
 
 ADMINISTRATION: Final[Mapping[str, Rule]] = {
@@ -92,8 +135,10 @@ ADMINISTRATION: Final[Mapping[str, Rule]] = {
     "split": _administers(_named),
     "merge": _administers(_whole_site),
     "heat": Rule(Role.READ, _whole_site),
-    "hold_safe_point": _administers(_named),
-    "release_safe_point": _administers(_whole_site),
+    "open_epoch": Rule(Role.WRITE, _named),
+    "cut_changes": Rule(Role.READ, _named),
+    "hold_safe_point": _administers(_named, _held_by_reader),
+    "release_safe_point": _administers(_whole_site, _released_by_reader),
     "safe_points": Rule(Role.READ, _whole_site),
     "oldest_version": Rule(Role.READ, _named),
     "collect_garbage": _administers(_whole_site),
@@ -169,11 +214,12 @@ class _Call:
         self._rule = rule
 
     def __call__(self, caller: Caller, request: object) -> object:
-        rule, arguments = self._rule, self._spec.arguments(request)
+        arguments = self._spec.arguments(request)
+        rule = self._rule_for(arguments)
         require_role(caller, rule.role)
         _check_arguments(arguments)
         if rule.scope is not None:
-            self._require_scope(caller, rule.scope, arguments)
+            self._require_scope(caller, rule, rule.scope, arguments)
         if rule.audited:
             log_administration(caller, self._spec.method.name, arguments)
         result: Any = self._spec.call(self._port.target(self._host), request)
@@ -181,14 +227,19 @@ class _Call:
             return result
         return [item for item in result if caller.may(rule.role, rule.shown_by(item))]
 
-    def _require_scope(self, caller: Caller, scope: Scope, arguments: Arguments) -> None:
+    def _rule_for(self, arguments: Arguments) -> Rule:
+        rule = self._rule
+        namespace = None if rule.for_readers is None else rule.for_readers(self._host, arguments)
+        return rule if namespace is None else Rule(Role.READ, lambda _host, _arguments: namespace)
+
+    def _require_scope(self, caller: Caller, rule: Rule, scope: Scope, arguments: Arguments) -> None:
         try:
             namespace = scope(self._host, arguments)
         except (FeedNotFound, SubscriptionNotFound):
-            if not self._rule.may_be_gone:
+            if not rule.may_be_gone:
                 raise
         else:
-            caller.require(self._rule.role, namespace)
+            caller.require(rule.role, namespace)
 
 
 def require_role(caller: Caller, role: Role) -> None:
@@ -202,7 +253,9 @@ def _check_arguments(arguments: Arguments) -> None:
     """What a site checks of its users' arguments, checked again: nobody has to be a site to call."""
     if "key" in arguments and not 0 < len(arguments["key"]) <= KEY_BYTES_MAX:
         raise InvalidKey(f"a key has 1 to {KEY_BYTES_MAX:,} bytes, not {len(arguments['key']):,}")
-    if "version" in arguments:
-        check_position(arguments["version"])
+    for version in ("version", "since", "until"):
+        if version in arguments:
+            check_position(arguments[version])
     if "name" in arguments:
-        require_name(arguments["name"], "safe point, feed or subscription")
+        name: str = arguments["name"]
+        require_name(name.removeprefix(READERS_SAFE_POINTS), "safe point, feed or subscription")

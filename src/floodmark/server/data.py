@@ -34,6 +34,7 @@ from floodmark.wire.messages import (
     HOLD,
     MAP,
     PUT,
+    PUT_UNCHANGED,
     RELEASE,
     REQUEST_MARGIN_BYTES,
     RESOLVED,
@@ -48,6 +49,7 @@ from floodmark.wire.messages import (
     Nothing,
     PartitionEntry,
     PutRequest,
+    PutUnchangedRequest,
     ReleaseRequest,
     Reply,
     Request,
@@ -102,6 +104,7 @@ class DataPlane:
             Handler(RELEASE, self._release),
             Handler(PUT, self._put, bytes_max=WRITE_BYTES_MAX),
             Handler(APPLY, self._apply, bytes_max=WRITE_BYTES_MAX),
+            Handler(PUT_UNCHANGED, self._put_unchanged, bytes_max=WRITE_BYTES_MAX),
             Handler(COMPARE_AND_SET, self._compare_and_set, bytes_max=REQUEST_MARGIN_BYTES),
             Handler(DELETE_UNCHANGED, self._delete_unchanged, bytes_max=WRITE_BYTES_MAX),
         ]
@@ -175,6 +178,13 @@ class DataPlane:
         check_values(request.keys, request.values, with_origin=True)
         check_commit(partition, request.keys, request.values)
         return partition.apply(request.keys, request.values, durable=request.durable)
+
+    def _put_unchanged(self, caller: Caller, request: PutUnchangedRequest) -> int:
+        partition = self._writable(caller, request.partition, request.keys)
+        check_position(request.since)
+        check_values(request.keys, request.values, with_origin=False)
+        check_commit(partition, request.keys, request.values)
+        return partition.put_unchanged(request.keys, request.values, request.since, durable=request.durable)
 
     def _compare_and_set(self, caller: Caller, request: CompareAndSetRequest) -> Version:
         keys, values = (request.key,), (request.value,)

@@ -35,6 +35,7 @@ from floodmark.wire.errors import to_flight_error
 from floodmark.wire.messages import COMMAND, TICKET
 
 SCAN: Final = "scan"
+RECORDS: Final = "records"
 CHANGES: Final = "changes"
 WRITE: Final = "write_stream"
 CHANNEL: Final = "channel"
@@ -61,7 +62,7 @@ class Service(flight.FlightServerBase):
         guard, self.leases = Guard(host), Leases(host, time_source)
         handlers = [*DataPlane(host, guard, self.leases).handlers(), *call_handlers(host)]
         self._handlers: dict[str, Handler] = {handler.method.name: handler for handler in handlers}
-        self.metrics = ServerMetrics([*self._handlers, SCAN, CHANGES, WRITE, CHANNEL])
+        self.metrics = ServerMetrics([*self._handlers, SCAN, RECORDS, CHANGES, WRITE, CHANNEL])
         self.gate = Gate()
         self.watchdog = Watchdog(
             time_source,

@@ -11,23 +11,26 @@ from typing import Any, Final, TypeAlias
 import pyarrow
 
 from floodmark.clock import TimeSource
+from floodmark.codec.columns import records_schema
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.model.access import Role
 from floodmark.model.errors import InvalidArgument, InvalidRange, PartitionMoved
+from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.server.checks import check_namespace_range, check_position, check_version
 from floodmark.server.guard import Guard
 from floodmark.server.visits import Visit
 from floodmark.site.host import Host
-from floodmark.wire.columns import PAIRS, changes_schema, encode_changes, encode_pairs
-from floodmark.wire.messages import ChangesTicket, ScanTicket
+from floodmark.wire.columns import PAIRS, changes_schema, cut_records, encode_changes, encode_pairs
+from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket
 
 # A stream of changes that has nothing to tell says so this often: how far it is, and that it is alive.
 IDLE_MS: Final = 1_000
 
 Rows: TypeAlias = pyarrow.RecordBatch | tuple[pyarrow.RecordBatch, bytes]
 Batches: TypeAlias = Generator[Rows, None, None]
+Ticket: TypeAlias = ScanTicket | RecordsTicket | ChangesTicket
 
 
 class Streams:
@@ -38,40 +41,57 @@ class Streams:
         self._guard = guard
         self._monotonic_ms = monotonic_ms
 
-    def schema(self, ticket: ScanTicket | ChangesTicket) -> pyarrow.Schema:
+    def schema(self, ticket: Ticket) -> pyarrow.Schema:
         """The columns of what a ticket asks for."""
         if isinstance(ticket, ScanTicket):
             return PAIRS
+        if isinstance(ticket, RecordsTicket):
+            return records_schema(digests=ticket.digests)
         return changes_schema(before_images=ticket.request.before_images)
 
-    def batches(self, visit: Visit, ticket: ScanTicket | ChangesTicket) -> Batches:
+    def batches(self, visit: Visit, ticket: Ticket) -> Batches:
         """What a ticket asks for, until it ends or its client goes."""
         if isinstance(ticket, ScanTicket):
             return self._scan(visit, ticket)
+        if isinstance(ticket, RecordsTicket):
+            return self._records(visit, ticket)
         return self._changes(visit, ticket.request)
 
     def _scan(self, visit: Visit, ticket: ScanTicket) -> Batches:
         keys = ticket.keys
-        namespace = keys.start[:NAMESPACE_BYTES]
-        check_namespace_range(namespace, keys)
-        check_version(ticket.at)
         if ticket.rows_max is not None and ticket.rows_max < 0:
             raise InvalidArgument(f"a number of rows is not negative, as {ticket.rows_max} is")
-        self._guard.require_keys(visit.caller, Role.READ, (keys.start,))
-        partition = self._guard.partition(ticket.partition)
+        partition = self._check_scan(visit, ticket)
         if keys.start == keys.end or ticket.rows_max == 0:
             return
-        if partition.range.intersect(keys) != keys:
-            raise PartitionMoved(
-                f"partition {partition.id} does not hold all of the range; ask for the map again",
-                partition=partition.id,
-            )
-        with self._host.reading(ticket.at, int.from_bytes(namespace, "big")):
+        _require_held(partition, keys)
+        with self._host.reading(ticket.at, _namespace_of(keys)):
             pages = partition.scan(keys, ticket.at, rows_max=ticket.rows_max, reverse=ticket.reverse)
             for rows in pages:
                 yield from encode_pairs(rows)
                 if visit.is_over():
                     return
+
+    def _records(self, visit: Visit, ticket: RecordsTicket) -> Batches:
+        keys = ticket.keys
+        partition = self._check_scan(visit, ticket)
+        if keys.start == keys.end:
+            return
+        _require_held(partition, keys)
+        with self._host.reading(ticket.at, _namespace_of(keys)):
+            pages = partition.scan_records(keys, ticket.at, dead=ticket.dead, digests=ticket.digests)
+            for page in pages:
+                yield from cut_records(page)
+                if visit.is_over():
+                    return
+
+    def _check_scan(self, visit: Visit, ticket: ScanTicket | RecordsTicket) -> Partition:
+        """The partition that is to be scanned, if its caller may do so."""
+        keys = ticket.keys
+        check_namespace_range(keys.start[:NAMESPACE_BYTES], keys)
+        check_version(ticket.at)
+        self._guard.require_keys(visit.caller, Role.READ, (keys.start,))
+        return self._guard.partition(ticket.partition)
 
     def _changes(self, visit: Visit, request: ChangesRequest) -> Batches:
         self._check_changes(visit, request)
@@ -107,3 +127,15 @@ class Streams:
             check_namespace_range(encode_namespace(request.namespace), request.keys)
         elif request.keys != KeyRange():
             raise InvalidRange("a range of keys needs a namespace; name the one that it is in")
+
+
+def _require_held(partition: Partition, keys: KeyRange) -> None:
+    if partition.range.intersect(keys) != keys:
+        raise PartitionMoved(
+            f"partition {partition.id} does not hold all of the range; ask for the map again",
+            partition=partition.id,
+        )
+
+
+def _namespace_of(keys: KeyRange) -> int:
+    return int.from_bytes(keys.start[:NAMESPACE_BYTES], "big")

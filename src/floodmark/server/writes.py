@@ -6,17 +6,19 @@ was not done.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, Final
 
 import pyarrow
 
+from floodmark.codec.stamps import STAMP_BYTES
+from floodmark.codec.values import HAS_ORIGIN
 from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError, InvalidArgument
+from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.partition import WriteStream
-from floodmark.model.version import Version
-from floodmark.server.checks import check_keys, check_size, check_values
+from floodmark.server.checks import check_keys, check_position, check_size, check_values
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import Guard
 from floodmark.server.metrics import ServerMetrics
@@ -24,10 +26,20 @@ from floodmark.server.visits import Visit, unexpected, waiting
 from floodmark.site.host import Host
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
 from floodmark.wire.errors import describe_error
-from floodmark.wire.messages import WriteStreamCommand, encode
+from floodmark.wire.messages import (
+    ApplyStreamCommand,
+    PutUnchangedStreamCommand,
+    StreamCommand,
+    encode,
+)
 from floodmark.wire.write_stream import Acknowledgement
 
 _log: Final = logging.getLogger("floodmark.server")
+
+# What a copy ends with that has neither an expiry nor a tombstone, and what it holds besides its value.
+_PLAIN_COPY: Final = bytes([HAS_ORIGIN])
+_COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
+_PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
 
 
 class Writes:
@@ -38,28 +50,37 @@ class Writes:
         self._guard = guard
         self._metrics = metrics
 
-    def serve(self, visit: Visit, command: WriteStreamCommand, reader: Any, writer: Any) -> None:
+    def serve(self, visit: Visit, command: StreamCommand, reader: Any, writer: Any) -> None:
         """Take batches until there are no more."""
         if not reader.schema.equals(PAIRS):
             raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
-        with closing(self._host.write_stream(durable=command.durable)) as stream:
+        applies = isinstance(command, ApplyStreamCommand)
+        with closing(self._open(command)) as stream:
             for batch in _received(visit, reader):
-                answer = encode(self._answer(visit, stream, batch))
+                answer = encode(self._answer(visit, stream, batch, with_origin=applies))
                 with waiting(visit):
                     writer.write(pyarrow.py_buffer(answer))
 
+    def _open(self, command: StreamCommand) -> WriteStream:
+        if isinstance(command, PutUnchangedStreamCommand):
+            check_position(command.since)
+            return self._host.write_stream(durable=command.durable, unchanged_since=command.since)
+        return self._host.write_stream(durable=command.durable, apply=isinstance(command, ApplyStreamCommand))
+
     def _answer(
-        self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None
+        self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None, *, with_origin: bool
     ) -> Acknowledgement:
         try:
-            return Acknowledgement(self._commit(visit, stream, batch))
+            return Acknowledgement(self._commit(visit, stream, batch, with_origin=with_origin))
         except FloodmarkError as error:
             return Acknowledgement(error=describe_error(error))
         except Exception:
             _log.exception("a batch of a write stream failed unexpectedly")
             return Acknowledgement(error=describe_error(unexpected(writes=True)))
 
-    def _commit(self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None) -> Version:
+    def _commit(
+        self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None, *, with_origin: bool
+    ) -> int:
         if batch is None:
             raise InvalidArgument("a message of a write stream holds no rows")
         require_pairs(batch)
@@ -68,8 +89,24 @@ class Writes:
         keys, values = decode_columns(batch)
         check_keys(keys)
         self._guard.require_keys(visit.caller, Role.WRITE, keys)
-        check_values(keys, values, with_origin=False)
+        if with_origin:
+            _check_copies(keys, values)
+        else:
+            check_values(keys, values, with_origin=False)
         return stream.send(dict(zip(keys, values, strict=True))).result()
+
+
+def _check_copies(keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    """`check_values` for copies, most of which are plain but for their origin, and seen to be so at once."""
+    unusual = [
+        index
+        for index, value in enumerate(values)
+        if value[-1:] != _PLAIN_COPY or not _COPY_OVERHEAD <= len(value) <= _PLAIN_COPY_BYTES_MAX
+    ]
+    if unusual:
+        check_values(
+            [keys[index] for index in unusual], [values[index] for index in unusual], with_origin=True
+        )
 
 
 def _received(visit: Visit, reader: Any) -> Iterator[pyarrow.RecordBatch | None]:

@@ -2,8 +2,8 @@
 
 from floodmark.feed import SafePoint
 from floodmark.site.catalog import NamespaceSettings
+from floodmark.site.embedding import open_engine
 from floodmark.site.namespace import Namespace, View
-from floodmark.site.opening import open, open_engine
 from floodmark.site.site import Site
 from floodmark.site.statistics import GarbageReport, SiteStatistics
 from floodmark.site.writer import Writer
@@ -17,6 +17,5 @@ __all__ = [
     "SiteStatistics",
     "View",
     "Writer",
-    "open",
     "open_engine",
 ]

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.engine import WriteRow
+from floodmark.engine import Engine, WriteRow
 from floodmark.merge import POLICIES
 from floodmark.model.errors import (
     InvalidName,
@@ -84,6 +84,11 @@ class NamespaceRow(msgspec.Struct):
         self.retention_ms = _milliseconds(settings.retention)
 
 
+def load_namespaces(engine: Engine) -> list[NamespaceRow]:
+    """The namespaces that have data, dropped ones included."""
+    return list(load_metadata(engine, _NAMESPACES, NamespaceRow))
+
+
 class Catalog:
     """Creates, finds, changes and drops namespaces.
 
@@ -100,7 +105,7 @@ class Catalog:
         storage.on_recovery.append(self._load)
 
     def _load(self) -> None:
-        stored_rows = {row.id: row for row in load_metadata(self._storage.engine, _NAMESPACES, NamespaceRow)}
+        stored_rows = {row.id: row for row in load_namespaces(self._storage.engine)}
         for namespace, row in stored_rows.items():
             held = self._rows.setdefault(namespace, row)
             held.apply(row.settings)

@@ -7,11 +7,12 @@ engine/           the database
 
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +33,8 @@ FORMAT: Final = 1
 _IDENTITY: Final = "floodmark.json"
 _OWNER: Final = "owner"
 _ENGINE: Final = "engine"
+
+_OWNER_TEXT: Final = re.compile(r"process (?P<id>\d+) on (?P<host>.+)")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -72,7 +75,7 @@ class SiteDirectory:
             raise CannotOpen(f"cannot use {path}: {error.strerror}", path=str(path)) from error
         try:
             self._lock()
-            self.identity = self._load_identity() or self._make_identity(site, site_id)
+            self.identity = _load_identity(path) or self._make_identity(site, site_id)
             self._require_identity(site, site_id)
         except BaseException:
             os.close(self._owner)
@@ -81,7 +84,7 @@ class SiteDirectory:
     @property
     def engine_path(self) -> Path:
         """Where the database lives."""
-        return self.path / _ENGINE
+        return engine_path(self.path)
 
     def release(self) -> None:
         """Let another process own the directory."""
@@ -102,30 +105,6 @@ class SiteDirectory:
         os.ftruncate(self._owner, 0)
         os.pwrite(self._owner, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
-    def _load_identity(self) -> Identity | None:
-        file = self.path / _IDENTITY
-        try:
-            head = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
-            stored_format = head.get("format")
-            if isinstance(stored_format, int) and stored_format > FORMAT:
-                raise FormatTooNew(
-                    f"{self.path} has format {stored_format}; this Floodmark reads up to {FORMAT}. "
-                    "Install a newer Floodmark",
-                    format=stored_format,
-                )
-            identity = msgspec.convert(head, Identity)
-            identity.require_possible()
-            return identity
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise CannotOpen(f"cannot read {file}: {error.strerror}", path=str(self.path)) from error
-        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidName) as error:
-            raise NotASite(
-                f"{file} is damaged ({error}); restore it, or the site, from a backup",
-                path=str(self.path),
-            ) from error
-
     def _make_identity(self, site: str | None, site_id: int | None) -> Identity:
         identity = new_identity(self.path.resolve().name if site is None else site, site_id)
         _write_durably(self.path / _IDENTITY, msgspec.json.format(msgspec.json.encode(identity)))
@@ -143,6 +122,80 @@ class SiteDirectory:
                 path=str(self.path),
                 site=identity.site,
             )
+
+
+def read_identity(path: Path) -> Identity:
+    """Who the site in a directory is, for those who do not open it."""
+    try:
+        _require_site_or_empty(path, create=False)
+    except OSError as error:
+        raise CannotOpen(f"cannot use {path}: {error.strerror}", path=str(path)) from error
+    identity = _load_identity(path)
+    if identity is None:
+        raise NotASite(f"{path} holds no site any more", path=str(path))
+    return identity
+
+
+def engine_path(path: Path) -> Path:
+    """Where the database of a site's directory lives."""
+    return path / _ENGINE
+
+
+class Ownership(NamedTuple):
+    """Whether a process has a site open, and since when this, or that none has, is so."""
+
+    is_owned: bool
+    since_ns: int
+
+
+def read_ownership(path: Path) -> Ownership:
+    """Look at who has a site open, without a lock.  A process of another machine counts as running."""
+    try:
+        since_ns = (path / _OWNER).stat().st_mtime_ns
+        owner = (path / _OWNER).read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return Ownership(False, 0)
+    except OSError as error:
+        raise CannotOpen(f"cannot use {path}: {error.strerror}", path=str(path)) from error
+    process = _OWNER_TEXT.fullmatch(owner)
+    if process is None or process["host"] != socket.gethostname():
+        return Ownership(bool(owner), since_ns)
+    return Ownership(_is_running(int(process["id"])), since_ns)
+
+
+def _is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _load_identity(path: Path) -> Identity | None:
+    file = path / _IDENTITY
+    try:
+        head = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+        stored_format = head.get("format")
+        if isinstance(stored_format, int) and stored_format > FORMAT:
+            raise FormatTooNew(
+                f"{path} has format {stored_format}; this Floodmark reads up to {FORMAT}. "
+                "Install a newer Floodmark",
+                format=stored_format,
+            )
+        identity = msgspec.convert(head, Identity)
+        identity.require_possible()
+        return identity
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CannotOpen(f"cannot read {file}: {error.strerror}", path=str(path)) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidName) as error:
+        raise NotASite(
+            f"{file} is damaged ({error}); restore it, or the site, from a backup",
+            path=str(path),
+        ) from error
 
 
 def default_site_id(name: str) -> int:

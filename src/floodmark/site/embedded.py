@@ -5,12 +5,14 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from msgspec import UNSET
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import ChangeReader, SafePoint, SafePoints
+from floodmark.feed.cut import ChangesCut, CutRequest, cut_changes
 from floodmark.feed.store import LocalFeedStore
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.model.change import Heartbeat
@@ -21,9 +23,10 @@ from floodmark.partition import Node, Router
 from floodmark.site.background import Background
 from floodmark.site.catalog import Catalog, NamespaceRow, NamespaceSettings
 from floodmark.site.directory import Identity
+from floodmark.site.epochs import Epochs
 from floodmark.site.examination import Finding, examine
 from floodmark.site.garbage import GarbageCollection
-from floodmark.site.host import NamespaceUpdate
+from floodmark.site.host import NamespaceUpdate, check_stream_kind
 from floodmark.site.statistics import (
     GarbageReport,
     NamespaceStatistics,
@@ -42,6 +45,7 @@ class LocalAdministration:
         self._node = host.node
         self._catalog = host.catalog
         self._safe_points = host.safe_points
+        self._epochs = host.epochs
         self._garbage = host.garbage
         self._background = host.background
         self._reader = host.reader
@@ -119,6 +123,28 @@ class LocalAdministration:
             for partition in self._node.map.partitions
         ]
 
+    # Streams
+
+    def open_epoch(self, namespace: str, stream: str, epoch: int) -> Version:
+        return self._epochs.open(self._catalog.get(namespace).id, stream, epoch)
+
+    def cut_changes(
+        self,
+        namespace: str,
+        since: Version,
+        changes_max: int | None,
+        until: Version | None,
+        at_heartbeat: bool,
+    ) -> ChangesCut:
+        request = CutRequest(
+            namespace=self._catalog.get(namespace).id,
+            since=since,
+            until=until,
+            changes_max=changes_max,
+            at_heartbeat=at_heartbeat,
+        )
+        return cut_changes(self._node, self._safe_points, request)
+
     # Garbage collection
 
     def hold_safe_point(
@@ -190,14 +216,13 @@ class LocalAdministration:
 class LocalWriteStream:
     """A write stream to a node of this process: a batch is committed when it is sent."""
 
-    def __init__(self, router: Router, *, durable: bool) -> None:
-        self._router = router
-        self._durable = durable
+    def __init__(self, commit: Callable[[dict[bytes, bytes]], int]) -> None:
+        self._commit = commit
 
-    def send(self, rows: Mapping[bytes, bytes]) -> "Future[Version]":
-        future: Future[Version] = Future()
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
+        future: Future[int] = Future()
         try:
-            future.set_result(self._router.put(dict(rows), durable=self._durable))
+            future.set_result(self._commit(dict(rows)))
         except FloodmarkError as error:
             future.set_exception(error)
         return future
@@ -227,7 +252,10 @@ class EmbeddedHost:
         self.safe_points = SafePoints(
             node.storage, node.clock.time_source, self.catalog.live_ids, node.retention
         )
-        self.garbage = GarbageCollection(node, self.catalog, self.safe_points, log_retention)
+        self.epochs = Epochs(node.storage, node.committer.now, node.clock.time_source, self.catalog.is_live)
+        self.garbage = GarbageCollection(
+            node, self.catalog, self.safe_points, log_retention, epochs=self.epochs
+        )
         self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
         self.background = start_background(node, self.garbage)
         self.router = Router(node)
@@ -263,9 +291,15 @@ class EmbeddedHost:
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
         return self.reader.read(request)
 
-    def write_stream(self, *, durable: bool) -> LocalWriteStream:
+    def write_stream(
+        self, *, durable: bool, apply: bool = False, unchanged_since: Version | None = None
+    ) -> LocalWriteStream:
+        check_stream_kind(apply, unchanged_since)
         self.node.require_open()
-        return LocalWriteStream(self.router, durable=durable)
+        router = self.router
+        if unchanged_since is not None:
+            return LocalWriteStream(partial(router.put_unchanged, since=unchanged_since, durable=durable))
+        return LocalWriteStream(partial(router.apply if apply else router.put, durable=durable))
 
     def close(self) -> None:
         if self._closed:

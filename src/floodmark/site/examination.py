@@ -19,7 +19,7 @@ from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_prefix, encode_version
 from floodmark.codec.values import decode_value
 from floodmark.engine import Row
-from floodmark.engine.rocks import RECOVERY_ROOM_BYTES
+from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.feed import SafePoints
 from floodmark.feed.feeds import Feed, FeedState, FeedStatistics, measure
 from floodmark.feed.store import LocalFeedStore

@@ -10,6 +10,7 @@ from floodmark.model.errors import Corruption
 from floodmark.model.version import COUNTER_BITS, Version
 from floodmark.partition import Node
 from floodmark.site.catalog import Catalog, NamespaceRow
+from floodmark.site.epochs import Epochs
 from floodmark.site.statistics import GarbageReport
 
 
@@ -22,7 +23,10 @@ class GarbageCollection:
         catalog: Catalog,
         safe_points: SafePoints,
         log_retention: timedelta | None = None,
+        *,
+        epochs: Epochs,
     ) -> None:
+        self._epochs = epochs
         self._log_retention = log_retention
         self._node = node
         self._catalog = catalog
@@ -44,7 +48,8 @@ class GarbageCollection:
                         namespaces += 1
                     continue
                 try:
-                    collected = self._node.retention.collect(row.id, pause)
+                    settled = self._epochs.oldest_version(row.id)
+                    collected = self._node.retention.collect(row.id, pause, settled)
                 except Corruption as error:
                     # One damaged record must not let the others, and the logs, grow without end.
                     damage = damage or error

@@ -14,12 +14,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from floodmark.feed import SafePoint
+from floodmark.feed.cut import ChangesCut
 from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.change import Heartbeat
+from floodmark.model.errors import InvalidArgument, InvalidVersion
 from floodmark.model.partition import WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import Version
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import Router
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
 from floodmark.site.directory import Identity
@@ -102,6 +104,26 @@ class Administration(Protocol):
         """How busy each partition was over the last minutes."""
         ...
 
+    def open_epoch(self, namespace: str, stream: str, epoch: int) -> Version:
+        """The version of an epoch of a stream from outside that is written into a namespace.
+
+        It is drawn when the epoch is opened for the first time, above everything that was written before,
+        and is the same ever after.  A stream's epochs are opened in their order; the last 16 are
+        remembered, until the stream was not used for 30 days.
+        """
+        ...
+
+    def cut_changes(
+        self,
+        namespace: str,
+        since: Version,
+        changes_max: int | None,
+        until: Version | None,
+        at_heartbeat: bool,
+    ) -> ChangesCut:
+        """The version up to which a reader of a namespace's changes goes in its next step."""
+        ...
+
     def hold_safe_point(
         self, name: str, version: Version, lifetime: timedelta, namespace: str | None
     ) -> SafePoint:
@@ -131,6 +153,16 @@ class Administration(Protocol):
     def examine(self, quick: bool) -> list[Finding]:
         """Look for everything that is not as it should be; unless it is to be quick, in every record."""
         ...
+
+
+def check_stream_kind(apply: bool, unchanged_since: Version | None) -> None:
+    """Refuse a write stream that would decide in two ways, or by what is no version."""
+    if unchanged_since is None:
+        return
+    if apply:
+        raise InvalidArgument("a stream of writes applies changes or puts what is unchanged, not both")
+    if not 0 <= unchanged_since <= VERSION_MAX:
+        raise InvalidVersion(f"{unchanged_since} is not a version; versions have 64 bits")
 
 
 class Host(Protocol):
@@ -173,8 +205,15 @@ class Host(Protocol):
         """The changes that were asked for.  What they need is held from the call on."""
         ...
 
-    def write_stream(self, *, durable: bool) -> WriteStream:
-        """A stream of writes."""
+    def write_stream(
+        self, *, durable: bool, apply: bool = False, unchanged_since: Version | None = None
+    ) -> WriteStream:
+        """A stream of writes.
+
+        With `apply` the values carry their origin, and each is stored where its stamp wins; with
+        `unchanged_since`, each is stored unless the newest stamp of its key lies above that version.
+        Either may be sent again, in whole or in part, and changes nothing then.
+        """
         ...
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from floodmark.model.version import Version
 from floodmark.partition import Router
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
 from floodmark.site.directory import Identity
-from floodmark.site.host import Administration, NamespaceUpdate
+from floodmark.site.host import Administration, NamespaceUpdate, check_stream_kind
 from floodmark.wire import (
     Connection,
     RemoteCalls,
@@ -37,6 +37,8 @@ REPEATABLE: Final[Mapping[str, Sequence[str]]] = {
         "sync",
         "partitions",
         "heat",
+        "open_epoch",
+        "cut_changes",
         "hold_safe_point",
         "safe_points",
         "oldest_version",
@@ -48,7 +50,7 @@ REPEATABLE: Final[Mapping[str, Sequence[str]]] = {
 }
 
 LENGTHY: Final[Mapping[str, Sequence[str]]] = {
-    "administration": ("drop_namespace", "split", "merge", "collect_garbage", "examine"),
+    "administration": ("drop_namespace", "split", "merge", "cut_changes", "collect_garbage", "examine"),
     "feeds": (),
     "subscriptions": ("statistics",),
 }
@@ -101,8 +103,13 @@ class RemoteHost:
                 yield batch
                 hold.version = max(hold.version, batch.through)
 
-    def write_stream(self, *, durable: bool) -> RemoteWriteStream:
-        return RemoteWriteStream(self._connection, durable=durable)
+    def write_stream(
+        self, *, durable: bool, apply: bool = False, unchanged_since: Version | None = None
+    ) -> RemoteWriteStream:
+        check_stream_kind(apply, unchanged_since)
+        return RemoteWriteStream(
+            self._connection, durable=durable, apply=apply, unchanged_since=unchanged_since
+        )
 
     def close(self) -> None:
         self._holds.close()

@@ -15,7 +15,7 @@ Where something is to be "the same", it is compared with a site of this process 
 memory: results, the classes, messages and details of errors, and the versions of long histories.
 
 The parts stand in files of their own, and may be run alone: namespaces, writes, the writer, scans, changes,
-subscriptions, feeds, administration, refusals, closing, histories.
+subscriptions, feeds, streams from outside, administration, refusals, closing, histories.
 """
 
 from floodmark.testing.site_contract_administration import AdministrationContract
@@ -26,6 +26,7 @@ from floodmark.testing.site_contract_histories import HistoryContract
 from floodmark.testing.site_contract_namespaces import NamespaceContract
 from floodmark.testing.site_contract_refusals import RefusalContract
 from floodmark.testing.site_contract_scans import ScanContract
+from floodmark.testing.site_contract_streams import StreamContract
 from floodmark.testing.site_contract_subscriptions import SubscriptionContract
 from floodmark.testing.site_contract_writer import WriterContract
 from floodmark.testing.site_contract_writes import WriteContract
@@ -39,6 +40,7 @@ class SiteContract(
     ChangeContract,
     SubscriptionContract,
     FeedContract,
+    StreamContract,
     AdministrationContract,
     RefusalContract,
     ClosingContract,

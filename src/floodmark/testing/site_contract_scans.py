@@ -1,13 +1,18 @@
 """The site's contract: scans, and reading the past."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from random import Random
 
+import pyarrow
 import pytest
 
+from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
+from floodmark.codec.digest import SEED, hash_bytes
+from floodmark.codec.ordered import encode_namespace
 from floodmark.model.errors import PartitionNotFound, VersionCollected, VersionInFuture
-from floodmark.model.version import COUNTER_BITS, compose, moment_of, version_at
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import COUNTER_BITS, Version, compose, moment_of, version_at
 from floodmark.site import Namespace, Site, View
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.site_contract_base import (
@@ -89,6 +94,57 @@ class ScanContract(SiteContractBase):
         users.put_many(rows)
         assert list(users.scan()) == list(rows.items())
         assert list(users.scan(reverse=True)) == list(rows.items())[::-1]
+
+    # Records
+
+    def test_records_are_the_pairs_of_a_scan_with_their_versions_and_partitions(
+        self, site: Site, users: Namespace
+    ) -> None:
+        fill(users, 20_000)
+        left, right = site.split("users", b"key-01000")
+        last = users.put(b"key-00999", b"later")
+        batches = list(records(users, last))
+        assert rows_of(batches) == list(users.scan(at=last))
+        table = pyarrow.Table.from_batches(batches, RECORDS)
+        assert table.column("partition").to_pylist() == [left] * 1_000 + [right] * 19_000
+        assert table.column("version")[999].as_py() == last
+
+    def test_dead_records_come_if_they_are_wanted(self, users: Namespace, time: SimulatedTime) -> None:
+        users.put(b"ada", b"countess")
+        users.put(b"bob", b"builder", ttl=5)
+        deleted = users.delete(b"ada")
+        assert rows_of(records(users, deleted)) == [(b"bob", b"builder")]
+        time.advance(10_000)
+        later = users.put(b"cleo", b"queen")
+        assert rows_of(records(users, later)) == [(b"cleo", b"queen")]
+        table = pyarrow.Table.from_batches(list(records(users, later, dead=True)), RECORDS)
+        assert table.column("key").to_pylist() == [b"ada", b"bob", b"cleo"]
+        columns = split_values(table.column("value").combine_chunks())
+        assert columns.deleted.to_pylist() == [True, False, False]
+        assert columns.values.to_pylist() == [b"", b"builder", b"queen"]
+        assert [moment is None for moment in columns.expires_at.to_pylist()] == [True, False, True]
+
+    def test_digests_of_values_come_in_their_place(self, users: Namespace) -> None:
+        rows = {b"%d" % length: bytes(length) for length in (0, 1, 31, 32, 100_000)}
+        users.put_many(rows)
+        version = users.put(b"9", b"nine")
+        batches = list(records(users, version, digests=True))
+        assert sum(batch.nbytes for batch in batches) < 1_000
+        table = pyarrow.Table.from_batches(batches, RECORDS_WITH_DIGESTS)
+        expected = {key: hash_bytes(value, SEED) for key, value in {**rows, b"9": b"nine"}.items()}
+        digests = [digest % (1 << 64) for digest in table.column("digest").to_pylist()]
+        assert dict(zip(table.column("key").to_pylist(), digests, strict=True)) == expected
+
+    def test_records_across_splits_and_merges_come_once(self, site: Site, users: Namespace) -> None:
+        chance = Random(3)
+        expected = list(fill(users, 30_000).items())
+        reshape(site, chance, 4)
+        found: list[tuple[bytes, bytes]] = []
+        for batch in records(users, site._host.administration.read_version()):
+            found += rows_of([batch])
+            reshape(site, chance, 2)
+            users.put(b"key-%05d" % chance.randrange(30_000), b"later")
+        assert found == expected
 
     # One moment
 
@@ -273,6 +329,26 @@ def reads_at(users: Namespace, at: int) -> list[Callable[[], object]]:
         lambda: users.as_of(at).get(b"ada"),
         lambda: list(users.scan(at=at)),
         lambda: list(users.scan(at=at, reverse=True)),
+        lambda: list(records(users, at)),
+    ]
+
+
+def records(users: Namespace, at: Version, **options: bool) -> Iterator[pyarrow.RecordBatch]:
+    """The records of a namespace as columns."""
+    start = encode_namespace(users._row.id)
+    return users._host.router.scan_records(KeyRange(start, prefix_end(start)), at, **options)
+
+
+def rows_of(batches: Iterable[pyarrow.RecordBatch]) -> list[tuple[bytes, bytes]]:
+    """The keys and values of records, as users see them."""
+    return [
+        row
+        for batch in batches
+        for row in zip(
+            batch.column("key").to_pylist(),
+            split_values(batch.column("value")).values.to_pylist(),
+            strict=True,
+        )
     ]
 
 

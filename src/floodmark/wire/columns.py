@@ -3,6 +3,7 @@
     scan      key: binary (the user's) | value: binary (the user's)
     changes   version: uint64 | partition: uint32 | key: binary | value: binary [ | before: binary, or null ]
     write     key: binary | value: binary
+    records   as in `codec/columns.py`
 
 What concerns a batch of changes as a whole travels in its metadata.
 """
@@ -89,6 +90,21 @@ def require_pairs(batch: pyarrow.RecordBatch) -> None:
         raise InvalidArgument(f"a batch of writes is damaged: {error!s:.200}") from None
     if any(column.null_count for column in batch.columns):
         raise InvalidArgument("a batch of writes holds a null; a deletion is a record of its own kind")
+
+
+def cut_records(
+    batch: pyarrow.RecordBatch, *, bytes_max: int = MESSAGE_BYTES_MAX
+) -> list[pyarrow.RecordBatch]:
+    """A batch of records as messages."""
+    return _cut(batch, bytes_max)
+
+
+def require_records(batch: pyarrow.RecordBatch, schema: pyarrow.Schema) -> None:
+    """Refuse records of another release, whose columns are others."""
+    if not batch.schema.equals(schema):
+        raise WireMismatch(
+            "a batch of records has other columns than were asked for; use the same release on both sides"
+        )
 
 
 def changes_schema(*, before_images: bool) -> pyarrow.Schema:

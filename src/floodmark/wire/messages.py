@@ -5,7 +5,7 @@ end and has a default, so that an older peer's request can still be read.  Keys 
 as stored (see `model/partition.py`) unless said otherwise.
 """
 
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -191,6 +191,16 @@ class DeleteUnchangedRequest(msgspec.Struct, frozen=True, array_like=True):
     durable: bool
 
 
+class PutUnchangedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Distinct keys and as many values, for those keys that were not changed since a version."""
+
+    partition: int
+    keys: list[bytes]
+    values: list[bytes]
+    since: Version
+    durable: bool
+
+
 class ResolvedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A partition whose resolved version is asked for."""
 
@@ -221,6 +231,16 @@ class ScanTicket(msgspec.Struct, frozen=True, tag="scan"):
     reverse: bool = False
 
 
+class RecordsTicket(msgspec.Struct, frozen=True, tag="records"):
+    """The records of a range of one namespace in one partition, as of a version, as they are stored."""
+
+    partition: int
+    keys: KeyRange
+    at: Version
+    dead: bool = False
+    digests: bool = False
+
+
 class ChangesTicket(msgspec.Struct, frozen=True, tag="changes"):
     """A stream of changes."""
 
@@ -231,6 +251,19 @@ class WriteStreamCommand(msgspec.Struct, frozen=True, tag="write"):
     """A stream of writes."""
 
     durable: bool
+
+
+class ApplyStreamCommand(msgspec.Struct, frozen=True, tag="apply"):
+    """A stream of changes that carry their origin."""
+
+    durable: bool
+
+
+class PutUnchangedStreamCommand(msgspec.Struct, frozen=True, tag="put_unchanged"):
+    """A stream of writes of keys that were not changed since a version."""
+
+    durable: bool
+    since: Version
 
 
 HELLO: Final = Method[Nothing, Hello]("hello", Nothing, Hello)
@@ -248,6 +281,9 @@ COMPARE_AND_SET: Final = Method[CompareAndSetRequest, Version](
 DELETE_UNCHANGED: Final = Method[DeleteUnchangedRequest, int](
     "delete_unchanged", DeleteUnchangedRequest, int, writes=True, frequent=True
 )
+PUT_UNCHANGED: Final = Method[PutUnchangedRequest, int](
+    "put_unchanged", PutUnchangedRequest, int, writes=True, frequent=True
+)
 RESOLVED: Final = Method[ResolvedRequest, Version]("resolved", ResolvedRequest, Version)
 HOLD: Final = Method[HoldRequest, int]("hold", HoldRequest, int, frequent=True)
 # Somebody who pauses for long asks again now and then, and needs no open channel for that.
@@ -255,5 +291,8 @@ HOLD_ON: Final = Method[HoldRequest, int]("hold", HoldRequest, int)
 RELEASE: Final = Method[ReleaseRequest, None]("release", ReleaseRequest, None, frequent=True)
 
 # Tickets and commands are told apart by their tag.
-TICKET: Final = Method[ScanTicket | ChangesTicket, None]("stream", ScanTicket | ChangesTicket, None)
-COMMAND: Final = Method[WriteStreamCommand, None]("write stream", WriteStreamCommand, None, writes=True)
+TICKET: Final = Method[ScanTicket | RecordsTicket | ChangesTicket, None](
+    "stream", ScanTicket | RecordsTicket | ChangesTicket, None
+)
+StreamCommand: TypeAlias = WriteStreamCommand | ApplyStreamCommand | PutUnchangedStreamCommand
+COMMAND: Final = Method[StreamCommand, None]("write stream", StreamCommand, None, writes=True)

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from threading import Lock
 
+import pyarrow
+
+from floodmark.codec.columns import records_schema
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.errors import Unreachable, WireMismatch
 from floodmark.model.limits import REQUEST_BYTES_MAX
@@ -11,7 +14,7 @@ from floodmark.model.partition import CommitLimits, Partition, PartitionMap
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
-from floodmark.wire.columns import decode_pairs
+from floodmark.wire.columns import decode_pairs, require_records
 from floodmark.wire.connection import Connection, Patience
 from floodmark.wire.messages import (
     APPLY,
@@ -23,6 +26,7 @@ from floodmark.wire.messages import (
     GET_MANY_KEYS_MAX,
     MAP,
     PUT,
+    PUT_UNCHANGED,
     RESOLVED,
     TICKET,
     CompareAndSetRequest,
@@ -32,6 +36,8 @@ from floodmark.wire.messages import (
     Method,
     Nothing,
     PutRequest,
+    PutUnchangedRequest,
+    RecordsTicket,
     ResolvedRequest,
     ScanTicket,
 )
@@ -96,6 +102,28 @@ class RemotePartition:
             except Unreachable as error:
                 patience.wait(error)
 
+    def scan_records(
+        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """The records of a range.  If the connection is lost, it goes on behind the last."""
+        namespace = keys.start[:NAMESPACE_BYTES]
+        schema = records_schema(digests=digests)
+        patience = Patience(self._connection)
+        left: KeyRange | None = keys
+        while left is not None:
+            ticket = RecordsTicket(self.id, left, at, dead, digests)
+            try:
+                with closing(self._connection.open_reader(TICKET.encode_request(ticket))) as reader:
+                    for batch, _ in reader:
+                        require_records(batch, schema)
+                        patience.renew()
+                        if batch.num_rows and left is not None:
+                            left = _behind(left, namespace + batch.column(0)[-1].as_py(), reverse=False)
+                        yield batch
+                return
+            except Unreachable as error:
+                patience.wait(error)
+
     # Writes
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
@@ -111,6 +139,12 @@ class RemotePartition:
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         request = DeleteUnchangedRequest(self.id, list(keys), since, durable)
         return self._connection.invoke(DELETE_UNCHANGED, request)
+
+    def put_unchanged(
+        self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
+    ) -> int:
+        request = PutUnchangedRequest(self.id, list(keys), list(values), since, durable)
+        return self._connection.invoke(PUT_UNCHANGED, request)
 
     def resolved_version(self) -> Version:
         return self._connection.invoke(RESOLVED, ResolvedRequest(self.id))

@@ -30,7 +30,13 @@ from floodmark.model.version import Version
 from floodmark.wire.columns import PAIRS, encode_rows
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, restore_error
-from floodmark.wire.messages import COMMAND, WriteStreamCommand
+from floodmark.wire.messages import (
+    COMMAND,
+    ApplyStreamCommand,
+    PutUnchangedStreamCommand,
+    StreamCommand,
+    WriteStreamCommand,
+)
 
 BATCHES_IN_FLIGHT_MAX: Final = 64
 BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
@@ -38,10 +44,16 @@ IDLE_SECONDS: Final = 5.0
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one batch: its version, or an error."""
+    """What became of one batch: its version or how much of it was stored, or an error."""
 
-    version: Version = 0
+    result: int = 0
     error: ErrorMessage | None = None
+
+
+def _command(durable: bool, apply: bool, unchanged_since: Version | None) -> StreamCommand:
+    if unchanged_since is not None:
+        return PutUnchangedStreamCommand(durable, unchanged_since)
+    return ApplyStreamCommand(durable) if apply else WriteStreamCommand(durable)
 
 
 _acknowledgements: Final = msgspec.msgpack.Decoder(Acknowledgement)
@@ -50,7 +62,7 @@ _acknowledgements: Final = msgspec.msgpack.Decoder(Acknowledgement)
 class _Sent(msgspec.Struct):
     """A batch that was not acknowledged yet."""
 
-    future: "Future[Version]"
+    future: "Future[int]"
     size: int
 
 
@@ -62,12 +74,14 @@ class RemoteWriteStream:
         connection: Connection,
         *,
         durable: bool,
+        apply: bool = False,
+        unchanged_since: Version | None = None,
         batches_max: int = BATCHES_IN_FLIGHT_MAX,
         bytes_max: int = BYTES_IN_FLIGHT_MAX,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._connection = connection
-        self._command = COMMAND.encode_request(WriteStreamCommand(durable))
+        self._command = COMMAND.encode_request(_command(durable, apply, unchanged_since))
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._idle_seconds = idle_seconds
@@ -78,9 +92,9 @@ class RemoteWriteStream:
         self._changed = Condition()
         self._line: _Line | None = None
 
-    def send(self, rows: Mapping[bytes, bytes]) -> "Future[Version]":
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
         """Send encoded values under qualified keys.  Waits while too much is on its way."""
-        future: Future[Version] = Future()
+        future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         if not rows:
             future.set_result(0)
@@ -186,7 +200,7 @@ class RemoteWriteStream:
         if sent is None:
             return
         if acknowledgement.error is None:
-            sent.future.set_result(acknowledgement.version)
+            sent.future.set_result(acknowledgement.result)
         else:
             sent.future.set_exception(restore_error(acknowledgement.error))
 

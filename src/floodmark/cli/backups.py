@@ -1,0 +1,125 @@
+"""backup and restore: a namespace in Parquet files, and back."""
+
+from datetime import timedelta
+from typing import Annotated, Final
+
+import typer
+
+from floodmark.cli.arguments import AtOption, EndKey, Json, NamespaceName, Prefix, StartKey, parse
+from floodmark.cli.failures import FINDING, Usage
+from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice, print_summary, reach, spark_job
+from floodmark.cli.output import Output
+from floodmark.model.text import read_duration
+from floodmark.site.arguments import check_range
+
+HOLD: Final = timedelta(hours=24)
+
+Backup = Annotated[
+    str, typer.Argument(metavar="BACKUP", help="Where the backup is: a directory, or a URL that Spark knows.")
+]
+Site = Annotated[
+    str | None, typer.Argument(metavar="SITE", help="The site: its directory, or its server's URL.")
+]
+Namespace = Annotated[str | None, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")]
+
+
+def backup(
+    location: Site = None,
+    namespace: Namespace = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="BACKUP", help="Where the backup is kept; made if missing.")
+    ] = None,
+    incremental: Annotated[
+        bool, typer.Option("--incremental", help="Only what changed since the newest part.")
+    ] = False,
+    hold: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--hold",
+            metavar="DURATION",
+            parser=parse(read_duration),
+            help="How long the site keeps the changes for the next --incremental.",
+            show_default="24h",
+        ),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            "--check", metavar="BACKUP", help="Back up nothing; compute all checksums of a backup anew."
+        ),
+    ] = None,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Back up a namespace at one version, with its history's stamps and tombstones, to Parquet files.
+
+    Writes go on meanwhile. A backup that was cut off is taken up again by the same command. The
+    version that is printed is where a feed goes on: restore, then follow, misses nothing.
+
+    \b
+    Examples:
+      floodmark backup data/oslo users backups/users
+      floodmark backup grpc://127.0.0.1:7100 users backups/users --incremental
+      floodmark backup --check backups/users
+    """
+    choice = SparkChoice(master=master, remote=remote, conf=conf)
+    output = Output(json=json)
+    if check is not None:
+        if location is not None:
+            raise Usage("--check takes nothing but the backup", f"floodmark backup --check {check}")
+        with spark_job(choice, "check") as job:
+            checked = job.functions.check_backup(check, spark=job.session, progress=job.progress)
+        print_summary(output, checked)
+        if checked.findings:
+            raise typer.Exit(FINDING)
+        return
+    if location is None or namespace is None or target is None:
+        raise Usage("a site, a namespace and a place for the backup are needed", "floodmark backup --help")
+    with reach(location) as (source,), spark_job(choice, "backup") as job:
+        summary = job.functions.backup(
+            source,
+            namespace,
+            target,
+            incremental=incremental,
+            hold=HOLD if hold is None else hold,
+            spark=job.session,
+            progress=job.progress,
+        )
+    print_summary(output, summary)
+
+
+def restore(
+    source: Backup,
+    location: Annotated[
+        str,
+        typer.Argument(metavar="SITE", help="The site to restore into: its directory, or its server's URL."),
+    ],
+    namespace: NamespaceName,
+    at: AtOption = None,
+    start_key: StartKey = None,
+    end_key: EndKey = None,
+    prefix: Prefix = None,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Restore a backup into a new namespace, as of its newest version or any before it that it holds.
+
+    Stamps, tombstones and times to live come back as they were. A restore that was cut off is
+    taken up again by the same command; a namespace that holds something else is refused.
+
+    \b
+    Examples:
+      floodmark restore backups/users data/oslo users-restored
+      floodmark restore backups/users grpc://127.0.0.1:7100 users --at 2026-01-31T12:00:00Z --prefix eu/
+    """
+    keys = check_range(start_key or b"", end_key, prefix)
+    choice = SparkChoice(master=master, remote=remote, conf=conf)
+    with reach(location) as (target,), spark_job(choice, "restore") as job:
+        summary = job.functions.restore(
+            source, target, namespace, at=at, keys=keys, spark=job.session, progress=job.progress
+        )
+    print_summary(Output(json=json), summary)

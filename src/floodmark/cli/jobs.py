@@ -1,0 +1,225 @@
+"""Jobs on Spark from the command line: which Spark, where the sites are, and what is shown meanwhile.
+
+Spark's workers reach a site by its URL.  A directory is served on loopback for as long as the job runs,
+behind a token that nobody else knows, so that jobs work on directories as every command does.
+
+Spark is an extra and takes a second to load: its room is loaded when a job runs, not with the command.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+import floodmark
+from floodmark.cli.failures import Usage
+from floodmark.cli.fields import plain
+from floodmark.cli.opening import ConnectionOptions, connection_options, is_url, require_site
+from floodmark.cli.output import Output, console_on
+from floodmark.cli.signals import on_stop_signal
+from floodmark.cli.text import show_lag, show_version
+from floodmark.cli.tokens import access_entry
+from floodmark.model.access import Role
+from floodmark.model.errors import InvalidConfiguration
+from floodmark.server import ServerOptions, hash_token, new_token
+from floodmark.server import serve as serve_site
+
+if TYPE_CHECKING:
+    from floodmark.spark import SiteAddress
+
+EXTRA: Final = "floodmark[spark]"
+
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://…; here if not said."),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option("--remote", metavar="URL", help="A Spark Connect server: sc://host:15002."),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be given several times."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkChoice:
+    """What the options about Spark have said."""
+
+    master: str | None
+    remote: str | None
+    conf: list[str] | None
+
+    def settings(self) -> dict[str, str]:
+        """The settings by name.
+
+        >>> SparkChoice(master=None, remote=None, conf=["spark.executor.memory=2g"]).settings()
+        {'spark.executor.memory': '2g'}
+        """
+        pairs = [setting.partition("=") for setting in self.conf or ()]
+        for key, equals, _ in pairs:
+            if not key or not equals:
+                raise Usage(f"--conf {key!r:.60} has no value", "--conf spark.executor.memory=2g")
+        return {key: value for key, _, value in pairs}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job needs besides its own arguments."""
+
+    functions: Any
+    session: Any
+    progress: "Bars"
+    stop: Event
+
+
+@contextmanager
+def spark_job(choice: SparkChoice, what: str) -> Iterator[Job]:
+    """A session to run a job in, with progress on stderr; Spark's errors come out as Floodmark's."""
+    spark = _load("floodmark.spark")
+    functions = _load("floodmark.spark.jobs")
+    failures = _load("floodmark.spark.failures")
+    options = spark.SparkOptions(master=choice.master, remote=choice.remote, conf=choice.settings())
+    stop = Event()
+    with (
+        Bars(what) as bars,
+        on_stop_signal(stop.set),
+        failures.raising_floodmark_errors(),
+        spark.open_session(options, name=f"floodmark {what}") as session,
+    ):
+        yield Job(functions, session, bars, stop)
+
+
+@contextmanager
+def reach(*locations: str, target: ConnectionOptions | None = None) -> Iterator[list["SiteAddress"]]:
+    """The addresses of sites, as Spark's workers use them.
+
+    The options before the command hold for all of them, except for the last one if it has its own.
+    """
+    with ExitStack() as stack:
+        found = []
+        for number, location in enumerate(locations, 1):
+            options = connection_options.get()
+            if target is not None and number == len(locations):
+                options = target
+            found.append(
+                _address(location, options) if is_url(location) else stack.enter_context(_serving(location))
+            )
+        yield found
+
+
+def _address(url: str, options: ConnectionOptions) -> "SiteAddress":
+    files = {
+        "token_file": options.token_file,
+        "tls_root": options.tls_root,
+        "tls_certificate": options.tls_certificate,
+        "tls_key": options.tls_key,
+    }
+    given = {name: os.fspath(file.absolute()) for name, file in files.items() if file is not None}
+    timeout = {} if options.timeout is None else {"timeout": options.timeout}
+    address: SiteAddress = _load("floodmark.spark").SiteAddress(location=url, **given, **timeout)
+    return address
+
+
+@contextmanager
+def _serving(location: str) -> Iterator["SiteAddress"]:
+    """Serve a directory to this machine alone, and only to those who can read a file of this user."""
+    with TemporaryDirectory(prefix="floodmark-job-") as directory:
+        token = new_token()
+        token_file, access = Path(directory, "token"), Path(directory, "access.toml")
+        token_file.write_text(token, "ascii")
+        access.write_text(access_entry("job", str(Role.ADMIN), hash_token(token), None), "utf-8")
+        with (
+            floodmark.open(require_site(location)) as site,
+            serve_site(site, "127.0.0.1:0", ServerOptions(access=access)) as server,
+        ):
+            yield _address(server.url, ConnectionOptions(token_file=token_file))
+
+
+def _load(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("floodmark"):
+            raise
+        raise InvalidConfiguration(
+            f"this runs on Spark, which is not installed here ({error.name} is missing); "
+            f"install it with: pip install '{EXTRA}'"
+        ) from error
+
+
+class Bars:
+    """The progress of a job: one bar a stage, on a terminal only."""
+
+    def __init__(self, what: str) -> None:
+        console = console_on(sys.stderr)
+        self._display = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f}/{task.fields[known]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._what = what
+
+    def __enter__(self) -> "Bars":
+        self._display.start()
+        self._tasks[self._what] = self._display.add_task(
+            f"{self._what}: starting Spark", total=None, known="?"
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._display.stop()
+
+    def report(self, stage: str, done: int, total: int | None) -> None:
+        """Show how far a stage is."""
+        if self._what in self._tasks:
+            self._display.remove_task(self._tasks.pop(self._what))
+        known = "?" if total is None else f"{total:,}"
+        if stage not in self._tasks:
+            self._tasks[stage] = self._display.add_task(stage, total=total, known=known)
+        self._display.update(self._tasks[stage], completed=done, total=total, known=known)
+
+
+def print_summary(output: Output, summary: object) -> None:
+    """What a job has done: an object for programs, names and values for people."""
+    fields = plain(summary)
+    if output.json:
+        output.object(fields)
+        return
+    pairs = [
+        (name.replace("_", " "), _show(name, value)) for name, value in fields.items() if value is not None
+    ]
+    output.fields(pairs)
+
+
+def _show(name: str, value: object) -> str:
+    if isinstance(value, str) and value.isdigit() and len(value) > 12:
+        return show_version(int(value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_ms") and isinstance(value, int | float):
+        return show_lag(round(value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_show(str(key), each)}" for key, each in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(_show("", each) for each in value) or "none"
+    return str(value)

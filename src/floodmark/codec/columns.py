@@ -1,0 +1,315 @@
+"""Stored rows as Arrow columns, decoded a whole column at a time.
+
+A Python call for each row would cost several times what reading the row costs.  So the rows of a page
+become one Arrow array at once, in which keys and values take turns, and NumPy looks at its bytes through
+overlapping windows: the window at byte i of width w shows the w bytes from i on, so that indexing it with
+the places of some field cuts that field out of all rows.
+
+    places         p0        p1        p2            p3        p4
+    bytes          | key 0   | value 0 | key 1       | value 1 |
+    last 8 of a key: ~version        last 1 of a value: flags
+
+Rows whose keys have the same length are cut together; a page seldom has more than a few lengths.  The
+layouts themselves are drawn in `ordered.py` and `values.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+
+from floodmark.codec.digest import SEED, hash_bytes
+from floodmark.codec.ordered import GROUP, MARKED_GROUP, NAMESPACE_BYTES, RAW, VERSION_BYTES
+from floodmark.codec.values import DELETED, HAS_EXPIRY, HAS_ORIGIN
+from floodmark.model.errors import Corruption
+
+_BINARY: Final = pyarrow.binary()
+
+RECORDS: Final = pyarrow.schema(
+    [
+        pyarrow.field("key", _BINARY, nullable=False),
+        pyarrow.field("version", pyarrow.uint64(), nullable=False),
+        pyarrow.field("partition", pyarrow.uint32(), nullable=False),
+        pyarrow.field("value", _BINARY, nullable=False),
+    ]
+)
+RECORDS_WITH_DIGESTS: Final = RECORDS.append(pyarrow.field("digest", pyarrow.int64(), nullable=False))
+
+Bytes: TypeAlias = NDArray[numpy.uint8]
+Flags: TypeAlias = NDArray[numpy.bool_]
+Places: TypeAlias = NDArray[numpy.int64]
+Versions: TypeAlias = NDArray[numpy.uint64]
+
+_PAIRS: Final = pyarrow.list_(_BINARY)
+_BIG_ENDIAN: Final = numpy.dtype(">u8")
+_WHOLE_GROUP: Final = 0xFF
+# 'r' and the namespace, which stand before the user's key.
+_SKIPPED: Final = len(RAW) + NAMESPACE_BYTES
+_KEY_BYTES_MIN: Final = MARKED_GROUP + VERSION_BYTES
+
+_KNOWN_FLAGS: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN
+_FLAGS_BYTES: Final = 1
+_EXPIRY_BYTES: Final = 8
+_ORIGIN_BYTES: Final = 9
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+class StoredColumns(NamedTuple):
+    """Stored values, taken apart: Arrow arrays of one length.
+
+    `expires_at` is in unix seconds (int64), and null where there is none.  `origin_site` (int32) and
+    `origin_version` (uint64) are null where the record was first written at the site that holds it.
+    """
+
+    values: pyarrow.BinaryArray
+    deleted: pyarrow.BooleanArray
+    expires_at: pyarrow.Int64Array
+    origin_site: pyarrow.Int32Array
+    origin_version: pyarrow.UInt64Array
+
+
+def records_schema(*, digests: bool) -> pyarrow.Schema:
+    """The columns of a scan of records."""
+    return RECORDS_WITH_DIGESTS if digests else RECORDS
+
+
+def decode_keys(encoded: pyarrow.BinaryArray) -> tuple[pyarrow.BinaryArray, Versions]:
+    """The user keys, without their namespaces, and the versions of engine keys.
+
+    >>> from floodmark.codec.ordered import encode_key
+    >>> keys, versions = decode_keys(pyarrow.array([encode_key(1, b"ada", 9), encode_key(1, b"alan", 7)]))
+    >>> keys.to_pylist(), versions.tolist()
+    ([b'ada', b'alan'], [9, 7])
+    """
+    data, places = _layout(encoded)
+    starts, ends = places[:-1], places[1:]
+    # First: it makes sure that the keys are made of whole groups.
+    versions = _cut_versions(data, starts, ends)
+    return _cut_user_keys(data, starts, ends), versions
+
+
+def split_values(stored: pyarrow.BinaryArray) -> StoredColumns:
+    """Take stored values apart; `decode_value` for a whole column.
+
+    >>> columns = split_values(pyarrow.array([bytes.fromhex("6100"), bytes.fromhex("61000000000000000201")]))
+    >>> columns.values.to_pylist(), columns.expires_at.to_pylist()
+    ([b'a', b'a'], [None, 2])
+    """
+    data, places = _layout(stored)
+    records = _Records(data, places[:-1], places[1:])
+    has_expiry, has_origin = records.has(HAS_EXPIRY), records.has(HAS_ORIGIN)
+    return StoredColumns(
+        values=_take_even(_halve(stored, places, records.cuts)),
+        deleted=pyarrow.array(records.has(DELETED)),
+        expires_at=_with_nulls(
+            numpy.minimum(records.expiries(has_expiry), _INT64_MAX), has_expiry, pyarrow.int64()
+        ),
+        origin_site=_with_nulls(records.origin_sites(has_origin), has_origin, pyarrow.int32()),
+        origin_version=_with_nulls(records.origin_versions(has_origin), has_origin, pyarrow.uint64()),
+    )
+
+
+class StoredRows:
+    """A page of engine rows, as columns."""
+
+    def __init__(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._rows = rows
+        self._pairs = pyarrow.array(rows, _PAIRS).values
+        self._data, places = _layout(self._pairs)
+        self._starts, self._ends, self._value_ends = places[:-1:2], places[1::2], places[2::2]
+        self.versions = _cut_versions(self._data, self._starts, self._ends)
+
+    def repeats(self) -> Flags:
+        """Whether a row has the same key as the row before it."""
+        starts, lengths = self._starts, self._ends - self._starts
+        repeats = numpy.zeros(len(starts), numpy.bool_)
+        candidates = numpy.flatnonzero(lengths[1:] == lengths[:-1]) + 1
+        for length, chosen in _by_length(lengths[candidates]):
+            rows = candidates[chosen]
+            prefixes = _window(self._data, length - VERSION_BYTES)
+            repeats[rows] = prefixes[starts[rows]] == prefixes[starts[rows - 1]]
+        return repeats
+
+    def dead(self, chosen: Places, physical_ms: int) -> Flags:
+        """Which of some rows a reader at this time does not find."""
+        records = _Records(self._data, self._ends[chosen], self._value_ends[chosen])
+        dead = records.has(DELETED)
+        has_expiry = records.has(HAS_EXPIRY)
+        if has_expiry.any():
+            dead |= has_expiry & (records.expiries(has_expiry) <= physical_ms // 1000)
+        return dead
+
+    def take(self, chosen: Places, partition: int) -> pyarrow.RecordBatch:
+        """Some rows as records."""
+        values = self._pairs.take(pyarrow.array(2 * chosen + 1))
+        return pyarrow.RecordBatch.from_arrays(self._columns(chosen, partition, values), schema=RECORDS)
+
+    def take_digests(self, chosen: Places, partition: int) -> pyarrow.RecordBatch:
+        """Some rows as records whose values are empty, with the digests of their values beside them."""
+        records = _Records(self._data, self._ends[chosen], self._value_ends[chosen])
+        rests = _gather(self._data, records.cuts, records.ends)
+        tails = (records.ends - records.cuts).tolist()
+        rows = self._rows
+        digests = [
+            hash_bytes(rows[row][1][:-tail], SEED) for row, tail in zip(chosen.tolist(), tails, strict=True)
+        ]
+        # Spark knows no unsigned numbers: the same bits, signed.
+        signed = numpy.array(digests, numpy.uint64).view(numpy.int64)
+        columns = [*self._columns(chosen, partition, rests), pyarrow.array(signed)]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=RECORDS_WITH_DIGESTS)
+
+    def _columns(self, chosen: Places, partition: int, values: pyarrow.BinaryArray) -> list[pyarrow.Array]:
+        return [
+            _cut_user_keys(self._data, self._starts[chosen], self._ends[chosen]),
+            pyarrow.array(self.versions[chosen]),
+            pyarrow.array(numpy.full(len(chosen), partition, numpy.uint32)),
+            values,
+        ]
+
+
+class _Records:
+    """Stored values in a buffer: where they begin and end, and where the user's value ends."""
+
+    def __init__(self, data: Bytes, starts: Places, ends: Places) -> None:
+        self._data = data
+        self.ends = ends
+        if (starts == ends).any():
+            raise Corruption("a stored record is empty; it must end with a byte of flags")
+        self._flags = data[ends - _FLAGS_BYTES]
+        if unknown := self._flags[(self._flags & ~numpy.uint8(_KNOWN_FLAGS)) != 0].tolist():
+            raise Corruption(f"a stored record has unknown flags {unknown[0]:#04x}")
+        self.cuts = ends - _FLAGS_BYTES
+        if self._flags.any():
+            self.cuts -= _EXPIRY_BYTES * self.has(HAS_EXPIRY) + _ORIGIN_BYTES * self.has(HAS_ORIGIN)
+            if (self.cuts < starts).any():
+                raise Corruption("a stored record is too short for what its flags promise")
+
+    def has(self, flag: int) -> Flags:
+        having: Flags = (self._flags & flag) != 0
+        return having
+
+    def expiries(self, having: Flags) -> Versions:
+        """Unix seconds of those rows that have them, 0 for the others."""
+        return self._cut(having, (self.ends - _FLAGS_BYTES - _EXPIRY_BYTES)[having])
+
+    def origin_versions(self, having: Flags) -> Versions:
+        return self._cut(having, self.cuts[having])
+
+    def origin_sites(self, having: Flags) -> NDArray[numpy.int32]:
+        sites = numpy.zeros(len(having), numpy.int32)
+        sites[having] = self._data[self.cuts[having] + VERSION_BYTES]
+        return sites
+
+    def _cut(self, having: Flags, places: Places) -> Versions:
+        numbers = numpy.zeros(len(having), numpy.uint64)
+        if len(places):
+            numbers[having] = _window(self._data, _BIG_ENDIAN)[places]
+        return numbers
+
+
+def _layout(array: pyarrow.BinaryArray) -> tuple[Bytes, Places]:
+    """The bytes of an array, and the places where its values begin, with the end of the last."""
+    if not len(array):
+        return numpy.zeros(0, numpy.uint8), numpy.zeros(1, numpy.int64)
+    _, offsets, data = array.buffers()
+    places = numpy.frombuffer(offsets, numpy.int32, len(array) + 1, 4 * array.offset).astype(numpy.int64)
+    return numpy.frombuffer(data or b"", numpy.uint8), places
+
+
+def _window(data: Bytes, width: int | numpy.dtype[Any]) -> NDArray[Any]:
+    """The bytes from each place on, as many as an element has: as they are, or as a number."""
+    kind = numpy.dtype(f"V{width}") if isinstance(width, int) else width
+    return numpy.ndarray((max(0, data.size - kind.itemsize + 1),), kind, data, strides=(1,))
+
+
+def _by_length(lengths: Places) -> Iterator[tuple[int, Places]]:
+    """The distinct lengths, each with the rows that have it."""
+    if not len(lengths):
+        return
+    if (lengths == lengths[0]).all():
+        yield int(lengths[0]), numpy.arange(len(lengths))
+        return
+    order = numpy.argsort(lengths, kind="stable")
+    borders = numpy.flatnonzero(numpy.diff(lengths[order])) + 1
+    for rows in numpy.split(order, borders):
+        yield int(lengths[rows[0]]), rows
+
+
+def _cut_versions(data: Bytes, starts: Places, ends: Places) -> Versions:
+    lengths = ends - starts
+    broken = (lengths < _KEY_BYTES_MIN) | ((lengths - VERSION_BYTES) % MARKED_GROUP != 0)
+    if broken.any():
+        raise _broken(data, starts, ends, broken, "is not made of whole groups and a version")
+    if not len(ends):
+        return numpy.zeros(0, numpy.uint64)
+    inverted: Versions = _window(data, _BIG_ENDIAN)[ends - VERSION_BYTES].astype(numpy.uint64)
+    return ~inverted
+
+
+def _cut_user_keys(data: Bytes, starts: Places, ends: Places) -> pyarrow.BinaryArray:
+    """The user keys of engine keys that are made of whole groups."""
+    prefix_ends = ends - VERSION_BYTES
+    padding = _WHOLE_GROUP - data[prefix_ends - 1].astype(numpy.int64)
+    lengths = (prefix_ends - starts) // MARKED_GROUP * GROUP - padding - _SKIPPED
+    broken = (padding < 1) | (padding > GROUP) | (lengths < 0)
+    if broken.any():
+        raise _broken(data, starts, ends, broken, "has an impossible last marker")
+    places = _cumulate(lengths)
+    keys = numpy.empty(int(places[-1]), numpy.uint8)
+    for length, rows in _by_length(lengths):
+        groups = (length + _SKIPPED) // GROUP + 1
+        marked = _window(data, groups * MARKED_GROUP)[starts[rows]].view(numpy.uint8)
+        marked = marked.reshape(len(rows), groups, MARKED_GROUP)
+        if (marked[:, :-1, GROUP] != _WHOLE_GROUP).any():
+            broken[rows] = (marked[:, :-1, GROUP] != _WHOLE_GROUP).any(axis=1)
+            raise _broken(data, starts, ends, broken, "has an impossible marker")
+        if length:
+            bare = marked[:, :, :GROUP].reshape(len(rows), groups * GROUP)[:, _SKIPPED : _SKIPPED + length]
+            _window(keys, length)[places[rows]] = numpy.ascontiguousarray(bare).view(f"V{length}")[:, 0]
+    return _assemble(keys, places)
+
+
+def _gather(data: Bytes, starts: Places, ends: Places) -> pyarrow.BinaryArray:
+    """Pieces of a buffer, of which few lengths are distinct, as an array of their own."""
+    lengths = ends - starts
+    places = _cumulate(lengths)
+    gathered = numpy.empty(int(places[-1]), numpy.uint8)
+    for length, rows in _by_length(lengths):
+        _window(gathered, length)[places[rows]] = _window(data, length)[starts[rows]]
+    return _assemble(gathered, places)
+
+
+def _cumulate(lengths: Places) -> Places:
+    places = numpy.zeros(len(lengths) + 1, numpy.int64)
+    numpy.cumsum(lengths, out=places[1:])
+    return places
+
+
+def _assemble(data: Bytes, places: Places) -> pyarrow.BinaryArray:
+    buffers = [None, pyarrow.py_buffer(places.astype(numpy.int32)), pyarrow.py_buffer(data)]
+    return pyarrow.Array.from_buffers(_BINARY, len(places) - 1, buffers)
+
+
+def _halve(stored: pyarrow.BinaryArray, places: Places, cuts: Places) -> pyarrow.BinaryArray:
+    """Each value as two, before and behind a place in it, over the same bytes."""
+    halves = numpy.empty(2 * len(cuts) + 1, numpy.int32)
+    halves[::2], halves[1::2] = places, cuts
+    data = stored.buffers()[2] or pyarrow.py_buffer(b"")
+    return pyarrow.Array.from_buffers(_BINARY, 2 * len(cuts), [None, pyarrow.py_buffer(halves), data])
+
+
+def _take_even(halves: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
+    return halves.take(pyarrow.array(numpy.arange(0, len(halves), 2)))
+
+
+def _with_nulls(numbers: NDArray[Any], having: Flags, kind: pyarrow.DataType) -> pyarrow.Array:
+    if not having.any():
+        return pyarrow.nulls(len(having), kind)
+    return pyarrow.array(numbers.astype(kind.to_pandas_dtype()), kind, mask=~having)
+
+
+def _broken(data: Bytes, starts: Places, ends: Places, broken: Flags, what: str) -> Corruption:
+    row = int(numpy.flatnonzero(broken)[0])
+    return Corruption(f"engine key {data[starts[row] : ends[row]].tobytes().hex()} {what}")

@@ -1,0 +1,110 @@
+"""The stamps of stored records, read from their last bytes alone.
+
+A commit that decides by stamps looks at thousands of records, and needs of each only where and when it was
+first written.  Here a stamp is nine bytes, which compare as stamps do:
+
+    version: 8 bytes | site id: 1 byte          (big-endian)
+
+So it stands in a record from another site (`values.py`), and so it begins what the digest of a change is
+made of (`digest.py`): nothing is taken apart and put together again.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from floodmark.codec.digest import SEED, hash_bytes
+from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES
+from floodmark.codec.values import DELETED, HAS_EXPIRY, HAS_ORIGIN, PLAIN, decode_value
+from floodmark.model.version import Version
+
+STAMP_BYTES: Final = VERSION_BYTES + 1
+# The stamp of a record that carries none, and of a key that has no record: below every other.
+NO_STAMP: Final = b""
+
+_EXPIRY_BYTES: Final = 8
+_INVERSE: Final = bytes(range(255, -1, -1))
+
+
+def _origin_place(flags: int) -> slice:
+    if not flags & HAS_ORIGIN:
+        return slice(0, 0)
+    end = -1 - (_EXPIRY_BYTES if flags & HAS_EXPIRY else 0)
+    return slice(end - STAMP_BYTES, end)
+
+
+# Where the origin stands in a record, by the flags that the record ends with.
+_PLACES: Final = {flags: _origin_place(flags) for flags in range(1 + (HAS_EXPIRY | DELETED | HAS_ORIGIN))}
+
+
+def encode_stamp(version: Version, site: int) -> bytes:
+    """A stamp as bytes.
+
+    >>> encode_stamp(7, 2) > encode_stamp(7, 1) > encode_stamp(6, 9) > NO_STAMP
+    True
+    """
+    return version.to_bytes(VERSION_BYTES, "big") + bytes([site])
+
+
+def stamp_version(stamp: bytes) -> Version:
+    """The version of a stamp; 0 of no stamp.
+
+    >>> stamp_version(encode_stamp(7, 2)), stamp_version(NO_STAMP)
+    (7, 0)
+    """
+    return int.from_bytes(stamp[:VERSION_BYTES], "big")
+
+
+def own_stamp(engine_key: bytes, site: bytes) -> bytes:
+    """The stamp of a record that was first written at this site: the version that its key ends with."""
+    return engine_key[-VERSION_BYTES:].translate(_INVERSE) + site
+
+
+def find_origins(records: Sequence[bytes]) -> list[bytes]:
+    """The origins that stored records carry; `NO_STAMP` for those that were first written here.
+
+    >>> from floodmark.codec.values import encode_value
+    >>> from floodmark.model.change import Stamp
+    >>> copied = encode_value(b"value", expires_at=2, origin=Stamp(7, 2))
+    >>> find_origins([copied, encode_value(b"own")]) == [encode_stamp(7, 2), NO_STAMP]
+    True
+    """
+    places = _PLACES
+    try:
+        origins = [record[places[record[-1]]] for record in records]
+    except (IndexError, KeyError):
+        return _decode_origins(records)
+    return origins if set(map(len, origins)) <= {0, STAMP_BYTES} else _decode_origins(records)
+
+
+def _decode_origins(records: Sequence[bytes]) -> list[bytes]:
+    """The same the long way, which says what is wrong with a record."""
+    origins = [decode_value(record).origin for record in records]
+    return [NO_STAMP if origin is None else encode_stamp(origin.version, origin.site) for origin in origins]
+
+
+def _take_origin(record: bytes) -> tuple[bytes, bytes]:
+    """The origin of a record, and the record as it was where it was first written."""
+    flags, place = record[-1], _PLACES[record[-1]]
+    return record[place], record[: place.start] + record[place.stop : -1] + bytes([flags ^ HAS_ORIGIN])
+
+
+def digest_copies(keys: Sequence[bytes], records: Sequence[bytes]) -> Iterator[tuple[bytes, int, int]]:
+    """`digest_changes` for records that carry their origin, each its own.
+
+    The content of a record is what remains without the origin and the flag that announces it.
+    """
+    lengths = {length: (length - NAMESPACE_BYTES).to_bytes(2, "big") for length in set(map(len, keys))}
+    namespace, digest_of, seed = keys[0][:NAMESPACE_BYTES], hash_bytes, SEED
+    plain, plain_end = HAS_ORIGIN, -1 - STAMP_BYTES
+    start = digest = 0
+    for index, (key, record) in enumerate(zip(keys, records, strict=True)):
+        if not key.startswith(namespace):
+            yield namespace, index - start, digest
+            namespace, start, digest = key[:NAMESPACE_BYTES], index, 0
+        # Most records have neither an expiry nor a tombstone.
+        if record[-1] == plain:
+            origin, content = record[plain_end:-1], record[:plain_end] + PLAIN
+        else:
+            origin, content = _take_origin(record)
+        digest ^= digest_of(origin + lengths[len(key)] + key[NAMESPACE_BYTES:] + content, seed)
+    yield namespace, len(keys) - start, digest

@@ -1,0 +1,130 @@
+"""Where a reader that goes in steps ends its next step.
+
+A step ends at a version, and every version up to the resolved one will do: a commit has one version, so
+none is ever cut in two.  What there is to choose is how many changes lie in between, and these are counted
+in the change log without looking at a value.
+
+Where the log was trimmed nobody knows how many there are, though they can still be read, by a scan.  The
+step then ends where the log begins: what follows can be counted again.
+"""
+
+from collections.abc import Iterator
+from itertools import chain, groupby
+
+import msgspec
+
+from floodmark.codec.changelog import count_changes, decode_row
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.safepoints import SafePoints
+from floodmark.model.change import Heartbeat
+from floodmark.model.errors import InvalidArgument, VersionCollected
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import Version
+from floodmark.partition import Node, version_of
+
+# The keys of someone who only wants heartbeats.
+_NO_KEYS = KeyRange(b"", b"")
+
+
+class ChangesCut(msgspec.Struct, frozen=True):
+    """A step: up to which version, with how many changes, and what was resolved when it was chosen.
+
+    `changes` is exact, unless no limit was given: then the first that was found ends the counting.  None
+    means that the change log no longer tells.
+    """
+
+    version: Version
+    changes: int | None
+    resolved: Version
+
+
+class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A step after `since` in the changes of a namespace, named by its id.
+
+    It goes up to `until` or the resolved version, and holds at most `changes_max` changes, but always a
+    whole commit.  With `at_heartbeat` it ends where the last heartbeat in it says that all is there, so
+    that several readers come to the same end; in a step without a heartbeat that changes nothing.
+    """
+
+    namespace: int
+    since: Version
+    until: Version | None = None
+    changes_max: int | None = None
+    at_heartbeat: bool = False
+
+    def __post_init__(self) -> None:
+        if self.changes_max is not None and self.changes_max < 1:
+            raise InvalidArgument(f"a step holds at least one change, not {self.changes_max}")
+
+
+def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> ChangesCut:
+    """The highest version at which a step may end, but never one before `since`.
+
+    Raises VersionCollected if there is nothing to read from `since` any more.
+    """
+    # Nothing is older than the node itself.
+    since = max(request.since, node.born_version())
+    with safe_points.reading(since, request.namespace):
+        # What was written without waiting for the disk is not published by itself.
+        node.committer.sync()
+        resolved = node.resolved_version()
+        end = resolved if request.until is None else min(resolved, request.until)
+        if end <= since:
+            return ChangesCut(max(end, request.since), 0, resolved)
+        prefix = encode_namespace(request.namespace)
+        keys = KeyRange(prefix, prefix_end(prefix))
+        version, changes = _cut(node, keys, since, end, request.changes_max)
+        if request.at_heartbeat:
+            through = _last_heartbeat(node, since, version)
+            if since < through < version:
+                version, changes = _cut(node, keys, since, through, request.changes_max)
+        return ChangesCut(version, changes, resolved)
+
+
+def _cut(
+    node: Node, keys: KeyRange, since: Version, end: Version, changes_max: int | None
+) -> tuple[Version, int | None]:
+    try:
+        return _count(node, keys, since, end, changes_max)
+    except VersionCollected:
+        return end if changes_max is None else min(end, node.retention.trimmed_version()), None
+
+
+def _count(
+    node: Node, keys: KeyRange, since: Version, end: Version, changes_max: int | None
+) -> tuple[Version, int]:
+    """Go through commits until the next would be too much."""
+    total = 0
+    for version, changes in _commits(node, keys, since, end):
+        if changes_max is None:
+            return end, changes
+        if total and total + changes > changes_max:
+            return version - 1, total
+        total += changes
+    return end, total
+
+
+def _commits(node: Node, keys: KeyRange, since: Version, end: Version) -> Iterator[tuple[Version, int]]:
+    """The commits with changes of some keys, and how many each has.  A large one has several lines."""
+    lines = chain.from_iterable(node.read_log(since, end, keys))
+    for version, parts in groupby(lines, version_of):
+        changes = sum([count_changes(row, keys) for _, row, _ in parts])
+        if changes:
+            yield version, changes
+
+
+def _last_heartbeat(node: Node, since: Version, until: Version) -> Version:
+    """What the last heartbeat in `(since, until]` vouches for; 0 if there is none."""
+    last = None
+    try:
+        start = max(since, node.retention.trimmed_version())
+        for page in node.read_log(start, until, _NO_KEYS, heartbeats=True):
+            last = page[-1]
+    except VersionCollected:
+        # Trimmed at this moment.  A heartbeat that was found all the same is as good as before.
+        pass
+    if last is None:
+        return 0
+    heartbeat = decode_row(version_of(last), last[1])
+    assert isinstance(heartbeat, Heartbeat)
+    return heartbeat.through

@@ -1,0 +1,75 @@
+"""What people write on a command line or in an option: bytes, durations, versions and moments.
+
+A key or a value is UTF-8 text, or hexadecimal behind `0x`.  A version is a number, or the moment in ISO 8601
+that names it; without a time zone it is refused, for two readers would take it for two moments.
+"""
+
+import re
+from datetime import datetime, timedelta
+from typing import Final
+
+from floodmark.model.version import Version, version_at
+
+# In milliseconds.
+DURATION_UNITS: Final = {
+    "w": 604_800_000,
+    "d": 86_400_000,
+    "h": 3_600_000,
+    "m": 60_000,
+    "s": 1_000,
+    "ms": 1,
+}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+
+
+def read_bytes(text: str) -> bytes:
+    """A key or value as it was typed.
+
+    >>> read_bytes("ada"), read_bytes("0x00ff")
+    (b'ada', b'\\x00\\xff')
+    """
+    if not text.startswith("0x"):
+        # Arguments that are not UTF-8 arrive with their odd bytes escaped.
+        return text.encode("utf-8", "surrogateescape")
+    if re.fullmatch(r"0x([0-9a-fA-F]{2})*", text) is None:
+        raise ValueError(
+            f"{text!r:.60} starts with 0x but is not whole bytes of hexadecimal; for text that starts "
+            f"with 0x, type it as hexadecimal: 0x{text.encode('utf-8', 'surrogateescape').hex():.40}"
+        )
+    return bytes.fromhex(text[2:])
+
+
+def read_duration(text: str) -> timedelta:
+    """A length of time such as `90s`, `24h`, `7d` or `1h30m`.
+
+    >>> read_duration("1h30m"), read_duration("250ms")
+    (datetime.timedelta(seconds=5400), datetime.timedelta(microseconds=250000))
+    """
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r:.60} is not a duration; write for example 90s, 24h, 7d or 1h30m")
+    try:
+        return sum(
+            (timedelta(milliseconds=float(n) * DURATION_UNITS[unit]) for n, unit in parts), timedelta()
+        )
+    except OverflowError as error:
+        raise ValueError(f"{text!r:.60} is longer than can be counted; give at most 999999999d") from error
+
+
+def read_at(text: str) -> Version:
+    """A version, or the version of a moment in ISO 8601 with its time zone.
+
+    >>> read_at("411225436913926252"), read_at("2026-01-02T04:04:05+01:00")
+    (411225436913926252, 463293132308742143)
+    """
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r:.60} is neither a version nor a time; write for example 2026-01-31T12:00:00Z"
+        ) from error
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
+    return version_at(moment)

@@ -1,0 +1,182 @@
+"""The changes of a namespace between two versions, as a DataFrame.
+
+The driver fixes both ends, and the moment by which a put counts as expired, so that every task, and every
+attempt of it, finds the same.  The rows of a batch have no order, so more tasks than there are partitions
+(`minPartitions`) share the versions, and not the keys: a change log is read by version.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.model.errors import InvalidOption, VersionCollected
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangesRequest
+from floodmark.model.version import Version
+from floodmark.site.arguments import qualify_range
+from floodmark.site.catalog import NamespaceRow
+from floodmark.site.site import BEGINNING_ATTEMPTS
+from floodmark.spark.address import SiteAddress
+from floodmark.spark.filters import is_pushing, narrow
+from floodmark.spark.options import CHANGES, EARLIEST, LATEST, STREAM, Options
+from floodmark.spark.patience import ask_patiently
+from floodmark.spark.planning import plan_ranges, plan_versions
+from floodmark.spark.reading import SiteReader, protect, require_kept
+from floodmark.spark.rows import RowFormat, change_rows
+from floodmark.spark.schemas import ALL, AVAILABLE, check_schema, default_schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangesOptions:
+    """Which changes are read, and as what: those after `start`, up to `end` or the present."""
+
+    address: SiteAddress
+    namespace: str
+    keys: KeyRange
+    start: Version | str
+    end: Version | None
+    before_images: bool
+    value_format: str | None
+    partitions_min: int | None
+    pushdown: bool
+
+
+@dataclass(frozen=True)
+class ChangeInterval(InputPartition):
+    """The changes of qualified keys in `(since, until]`, as they look at a moment."""
+
+    namespace: int
+    keys: KeyRange
+    since: Version
+    until: Version
+    now_ms: int
+    site_id: int
+
+
+class ChangesReader(DataSourceReader):
+    """Plans the reading of changes on the driver, and reads its parts in the tasks."""
+
+    def __init__(self, options: ChangesOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._keys = options.keys
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        with closing(options.address.open_reader()) as reader:
+            namespace = reader.find_namespace(options.namespace)
+            since, until = fix_versions(reader, namespace, options)
+            keys = qualify_range(encode_namespace(namespace.id), self._keys)
+            ranges = plan_ranges(reader.partition_ranges(), keys)
+            count = -((options.partitions_min or 1) // -len(ranges))
+            now_ms = reader.physical_ms()
+            return [
+                ChangeInterval(namespace.id, each, start, end, now_ms, reader.site_id)
+                for each in ranges
+                for start, end in plan_versions(since, until, count)
+            ]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, ChangeInterval)
+        options = self._options
+        rows = RowFormat(self._schema, options.value_format, partition.site_id)
+        request = ChangesRequest(
+            keys=partition.keys,
+            namespace=partition.namespace,
+            since=partition.since,
+            until=partition.until,
+            before_images=options.before_images,
+        )
+        with closing(ask_patiently(options.address.open_reader)) as reader:
+            for batch in reader.changes(request):
+                if batch.keys:
+                    yield change_rows(batch, rows, partition.now_ms)
+
+
+class FilteringChangesReader(ChangesReader):
+    """The same for a session that pushes filters down, and a DataFrame that wants it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._keys, left = narrow(self._keys, filters)
+        return left
+
+
+def read_changes_options(given: Mapping[str, str], *, streaming: bool = False) -> ChangesOptions:
+    """What the options of a change feed say; those of streams are passed over if it may be one."""
+    options = Options(given, CHANGES | STREAM if streaming else CHANGES)
+    return ChangesOptions(
+        address=options.address(),
+        namespace=options.namespace(),
+        keys=options.keys(),
+        start=options.start(),
+        end=options.end(),
+        before_images=options.flag("beforeImages"),
+        value_format=options.value_format(),
+        partitions_min=options.number("minPartitions"),
+        pushdown=options.flag("filterPushdown"),
+    )
+
+
+def changes_schema(given: Mapping[str, str]) -> StructType:
+    """The columns of changes, if the user names none."""
+    options = read_changes_options(given, streaming=True)
+    return default_schema(ALL, metadata=True, value_format=options.value_format)
+
+
+def open_changes_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """A reader of changes.  What cannot be read is refused here."""
+    options = read_changes_options(given)
+    check_schema(schema, AVAILABLE[ALL], options.value_format)
+    kind = FilteringChangesReader if options.pushdown and is_pushing() else ChangesReader
+    return kind(options, schema)
+
+
+def fix_versions(
+    reader: SiteReader, namespace: NamespaceRow, options: ChangesOptions
+) -> tuple[Version, Version]:
+    """The versions that changes lie between: behind the first, up to and with the second."""
+    since = hold_start(reader, namespace, options.start)
+    resolved = reader.resolved_version(namespace)
+    if options.end is None:
+        return since, max(since, resolved)
+    if isinstance(options.start, int) and options.end <= options.start:
+        raise InvalidOption(
+            f"the changes end at version {options.end}, before they begin at {options.start + 1}; swap "
+            "start and end",
+            option="endingVersion",
+        )
+    reader.require_past(options.end)
+    return since, max(since, min(options.end, resolved))
+
+
+def hold_start(reader: SiteReader, namespace: NamespaceRow, start: Version | str) -> Version:
+    """The version that changes begin behind, which is kept while a job runs."""
+    for attempt in range(BEGINNING_ATTEMPTS):
+        since = find_start(reader, namespace, start)
+        try:
+            protect(reader, since, namespace)
+            break
+        except VersionCollected:
+            # All that is kept may have become less since the site was asked what that is.
+            if start != EARLIEST or attempt + 1 == BEGINNING_ATTEMPTS:
+                raise
+    return since
+
+
+def find_start(reader: SiteReader, namespace: NamespaceRow, start: Version | str) -> Version:
+    """The version that changes begin behind."""
+    oldest = reader.oldest_changes_version(namespace)
+    if start == EARLIEST:
+        return oldest
+    if start == LATEST:
+        return reader.resolved_version(namespace)
+    assert isinstance(start, int)
+    if start:
+        reader.require_past(start)
+    require_kept(max(start, namespace.created_at), oldest, namespace)
+    return max(start, namespace.created_at)

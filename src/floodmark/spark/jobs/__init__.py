@@ -1,0 +1,30 @@
+"""The jobs: each is a function and a command, and safe to run again after being killed anywhere."""
+
+from floodmark.spark.jobs.backup import BackupSummary, backup, list_backups
+from floodmark.spark.jobs.check import CheckSummary, check_backup
+from floodmark.spark.jobs.export import ExportSummary, export
+from floodmark.spark.jobs.export_cut import common_cut, read_export
+from floodmark.spark.jobs.feed import FeedRunSummary, run_feed
+from floodmark.spark.jobs.progress import Progress
+from floodmark.spark.jobs.replicate import NamespaceReplication, ReplicateSummary, replicate
+from floodmark.spark.jobs.restore import RestoreSummary, restore
+
+__all__ = [
+    "BackupSummary",
+    "CheckSummary",
+    "ExportSummary",
+    "FeedRunSummary",
+    "NamespaceReplication",
+    "Progress",
+    "ReplicateSummary",
+    "RestoreSummary",
+    "backup",
+    "check_backup",
+    "common_cut",
+    "export",
+    "list_backups",
+    "read_export",
+    "replicate",
+    "restore",
+    "run_feed",
+]

@@ -1,0 +1,134 @@
+"""How far a job is: stages, each with steps done and steps in all.
+
+Spark knows how many tasks it has to run only as it plans them, so a total may grow while a stage runs.
+Numbers are for people to look at; no job decides anything by them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+POLL_SECONDS: Final = 0.5
+
+_GROUP: Final = "spark.jobGroup.id"
+
+
+class Progress(Protocol):
+    """Who wants to know how far a job is.  Called from several threads, one at a time for each stage."""
+
+    def report(self, stage: str, done: int, total: int | None) -> None:
+        """`done` steps of a stage are done; `total` is None as long as nobody knows how many there are."""
+        ...
+
+
+class Silent:
+    """Wants to know nothing."""
+
+    def report(self, stage: str, done: int, total: int | None) -> None:
+        pass
+
+
+SILENT: Final[Progress] = Silent()
+
+
+class _Tasks:
+    """The tasks of several of Spark's stages.  What was seen once is remembered: Spark forgets old stages."""
+
+    def __init__(self, progress: Progress, stage: str) -> None:
+        self._progress = progress
+        self._stage = stage
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._reported: tuple[int, int] | None = None
+
+    def report(self, stages: Iterable[tuple[int, int, int]]) -> None:
+        """Take in (id, tasks done, tasks in all) of stages, and pass on the sums if they have changed."""
+        for stage_id, done, total in stages:
+            self._seen[stage_id] = min(done, total), total
+        self._pass_on()
+
+    def finish(self) -> None:
+        """All is done, also the stages that Spark has skipped because it had their results."""
+        self._seen = {stage_id: (total, total) for stage_id, (_, total) in self._seen.items()}
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        sums = sum(done for done, _ in self._seen.values()), sum(total for _, total in self._seen.values())
+        if sums != self._reported:
+            self._reported = sums
+            self._progress.report(self._stage, *sums)
+
+
+@contextmanager
+def watch_tasks(spark: SparkSession, progress: Progress | None, stage: str) -> Iterator[None]:
+    """Report the finished tasks of the jobs that this thread runs inside the block.
+
+    Streaming queries run in threads of their own and are not seen; they have listeners.
+    """
+    if progress is None or progress is SILENT:
+        yield
+        return
+    tasks = _Tasks(progress, stage)
+    progress.report(stage, 0, None)
+    watching = _watch_classic if isinstance(spark, SparkSession) else _watch_connect
+    with watching(spark, tasks.report):
+        yield
+    tasks.finish()
+
+
+Report = Callable[[Iterable[tuple[int, int, int]]], None]
+
+
+@contextmanager
+def _watch_classic(spark: SparkSession, report: Report) -> Iterator[None]:
+    context = spark.sparkContext
+    before = context.getLocalProperty(_GROUP)
+    group = f"floodmark-{uuid4().hex}"
+    ended = Event()
+
+    def poll() -> None:
+        while not ended.wait(POLL_SECONDS):
+            report(_stages_of_group(context, group))
+
+    watcher = Thread(target=poll, name="floodmark-progress", daemon=True)
+    context.setLocalProperty(_GROUP, group)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type]  # None takes it away
+    report(_stages_of_group(context, group))
+
+
+def _stages_of_group(context: Any, group: str) -> list[tuple[int, int, int]]:
+    tracker = context.statusTracker()
+    stages = []
+    try:
+        for job_id in tracker.getJobIdsForGroup(group):
+            job = tracker.getJobInfo(job_id)
+            for stage_id in job.stageIds if job is not None else ():
+                stage = tracker.getStageInfo(stage_id)
+                if stage is not None:
+                    stages.append((stage_id, stage.numCompletedTasks, stage.numTasks))
+    except (Py4JError, OSError):
+        # The session may be stopped under the job; whoever runs the job hears of it.
+        return []
+    return stages
+
+
+@contextmanager
+def _watch_connect(spark: Any, report: Report) -> Iterator[None]:
+    def handle(stages: Iterable[Any] | None, **_: object) -> None:
+        report((stage.stage_id, stage.num_completed_tasks, stage.num_tasks) for stage in stages or ())
+
+    spark.registerProgressHandler(handle)
+    try:
+        yield
+    finally:
+        spark.removeProgressHandler(handle)

@@ -1,0 +1,141 @@
+"""A namespace as it was at one version, as a DataFrame.
+
+The driver fixes the version once, and every task reads at it: so all rows belong together, whatever is
+written meanwhile and however the site is cut into partitions.  Spark keeps the plan for as long as the
+DataFrame lives, so that a DataFrame which is used twice shows the same twice.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
+from floodmark.site.arguments import qualify_range
+from floodmark.site.catalog import NamespaceRow
+from floodmark.spark.address import SiteAddress
+from floodmark.spark.filters import is_pushing, narrow
+from floodmark.spark.options import SNAPSHOT, Options
+from floodmark.spark.patience import ask_patiently
+from floodmark.spark.planning import plan_ranges
+from floodmark.spark.reading import SiteReader, protect, require_kept
+from floodmark.spark.rows import RowFormat, snapshot_rows
+from floodmark.spark.schemas import AVAILABLE, HASHED, LIVE, check_schema, default_schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotOptions:
+    """What is read, at which version, and as what.  Without a version, it is the present."""
+
+    address: SiteAddress
+    namespace: str
+    keys: KeyRange
+    at: Version | None
+    rows: str
+    metadata: bool
+    value_format: str | None
+    partitions_min: int | None
+    pushdown: bool
+
+
+@dataclass(frozen=True)
+class RecordRange(InputPartition):
+    """The records of a range of qualified keys at a version."""
+
+    keys: KeyRange
+    version: Version
+    site_id: int
+
+
+class SnapshotReader(DataSourceReader):
+    """Plans the reading of a snapshot on the driver, and reads its parts in the tasks."""
+
+    def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._keys = options.keys
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        with closing(options.address.open_reader()) as reader:
+            namespace = reader.find_namespace(options.namespace)
+            version = fix_version(reader, namespace, options.at)
+            ranges = plan_ranges(
+                reader.partition_ranges(),
+                qualify_range(encode_namespace(namespace.id), self._keys),
+                options.partitions_min,
+                lambda keys: reader.sample_keys(keys, version),
+            )
+            return [RecordRange(keys, version, reader.site_id) for keys in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, RecordRange)
+        options = self._options
+        rows = RowFormat(self._schema, options.value_format, partition.site_id)
+        with closing(ask_patiently(options.address.open_reader)) as reader:
+            batches = reader.scan_records(
+                partition.keys,
+                partition.version,
+                dead=options.rows != LIVE,
+                digests=options.rows == HASHED,
+            )
+            for batch in batches:
+                if batch.num_rows:
+                    yield snapshot_rows(batch, rows)
+
+
+class FilteringSnapshotReader(SnapshotReader):
+    """The same for a session that pushes filters down, and a DataFrame that wants it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._keys, left = narrow(self._keys, filters)
+        return left
+
+
+def read_snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
+    """What the options of a snapshot say."""
+    options = Options(given, SNAPSHOT)
+    options.exclusive("versionAsOf", "timestampAsOf")
+    rows = options.choice("rows", AVAILABLE)
+    return SnapshotOptions(
+        address=options.address(),
+        namespace=options.namespace(),
+        keys=options.keys(),
+        at=options.version("versionAsOf") or options.version("timestampAsOf"),
+        rows=rows,
+        metadata=options.flag("metadata"),
+        value_format=options.value_format(),
+        partitions_min=options.number("minPartitions"),
+        pushdown=options.flag("filterPushdown"),
+    )
+
+
+def snapshot_schema(given: Mapping[str, str]) -> StructType:
+    """The columns of a snapshot, if the user names none."""
+    options = read_snapshot_options(given)
+    return default_schema(options.rows, metadata=options.metadata, value_format=options.value_format)
+
+
+def open_snapshot_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """A reader of a snapshot.  What cannot be read is refused here."""
+    options = read_snapshot_options(given)
+    check_schema(schema, AVAILABLE[options.rows], options.value_format)
+    kind = FilteringSnapshotReader if options.pushdown and is_pushing() else SnapshotReader
+    return kind(options, schema)
+
+
+def fix_version(reader: SiteReader, namespace: NamespaceRow, at: Version | None) -> Version:
+    """The version that a snapshot is taken at, which stays readable while a job runs."""
+    if at is None:
+        version = reader.read_version()
+    else:
+        reader.require_past(at)
+        require_kept(at, reader.oldest_version(namespace), namespace)
+        version = at
+    protect(reader, version, namespace)
+    return version

@@ -1,0 +1,54 @@
+"""The data source `floodmark`: `spark.read.format("floodmark").load(url)`, its streams and its writes.
+
+Spark makes a source in a process of its own, asks it for a schema, and pickles it for the next process,
+which plans the reading or the writing.  Whatever is wrong with the options is said there, on the driver,
+before a job starts; if the user names the schema, not by `load` yet, but by what is done with it first.
+"""
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from floodmark.spark.changes import changes_schema, open_changes_reader
+from floodmark.spark.options import reads_changes
+from floodmark.spark.snapshot import open_snapshot_reader, snapshot_schema
+from floodmark.spark.stream import open_stream_reader
+from floodmark.spark.writing import open_stream_writer, open_writer
+
+FORMAT = "floodmark"
+
+
+class FloodmarkSource(DataSource):
+    """Reads and writes the namespaces of a site."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return changes_schema(self.options) if reads_changes(self.options) else snapshot_schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if reads_changes(self.options):
+            return open_changes_reader(self.options, schema)
+        return open_snapshot_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return open_stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return open_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return open_stream_writer(self.options, schema, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `floodmark` known to a session, where Spark has not found it by itself."""
+    spark.dataSource.register(FloodmarkSource)

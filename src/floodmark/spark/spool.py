@@ -1,0 +1,102 @@
+"""Batches that are put down in their order and taken up again from the last to the first.
+
+What is small stays in memory.  What is not goes to a file without a name, which the system removes when
+the process lets go of it, however that ends.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO, Final
+
+import pyarrow
+import pyarrow.ipc
+
+from floodmark.model.errors import StorageFailed
+from floodmark.model.limits import MIB
+
+MEMORY_BYTES_MAX: Final = 64 * MIB
+
+
+class Spool:
+    """Batches of one schema.  For one thread; close it, or use `with`."""
+
+    def __init__(self, schema: pyarrow.Schema, *, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
+        self._schema = schema
+        self._memory_bytes_max = memory_bytes_max
+        self._memory: list[pyarrow.RecordBatch] = []
+        self._memory_bytes = 0
+        self._file: IO[bytes] | None = None
+        # Where each batch in the file begins, and where the last one ends.
+        self._places = [0]
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def file_bytes(self) -> int:
+        """How much of it is on disk."""
+        return self._places[-1]
+
+    def add(self, batch: pyarrow.RecordBatch) -> None:
+        """Put down a batch."""
+        self._memory.append(batch)
+        self._memory_bytes += batch.nbytes
+        if self._memory_bytes > self._memory_bytes_max:
+            self._move_to_file()
+
+    def drain_reversed(self) -> Iterator[pyarrow.RecordBatch]:
+        """The batches, the last one first; the rows of each stand as they did.  Each is given once."""
+        while self._memory:
+            yield self._memory.pop()
+        while len(self._places) > 1:
+            end = self._places.pop()
+            yield self._read(self._places[-1], end)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._memory.clear()
+        if self._file is not None:
+            self._file.close()
+
+    def _move_to_file(self) -> None:
+        try:
+            if self._file is None:
+                self._file = _open_file()
+            for batch in self._memory:
+                self._file.write(batch.serialize())
+                self._places.append(self._file.tell())
+            self._file.flush()
+        except OSError as error:
+            raise StorageFailed(
+                f"rows on their way to a site do not fit into {_directory() or tempfile.gettempdir()!r} "
+                f"({error.strerror or error}); make room, let Spark use another directory (spark.local.dir), "
+                'cut the rows into more partitions, or set option("distinctKeys", "true") if no key comes '
+                "twice"
+            ) from error
+        self._memory.clear()
+        self._memory_bytes = 0
+
+    def _read(self, start: int, end: int) -> pyarrow.RecordBatch:
+        assert self._file is not None
+        self._file.seek(start)
+        return pyarrow.ipc.read_record_batch(pyarrow.py_buffer(self._file.read(end - start)), self._schema)
+
+
+def _open_file() -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=_directory())
+
+
+def _directory() -> str | None:
+    """Where Spark keeps what does not fit into memory, if it says so to its workers."""
+    directories = [each for each in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if os.path.isdir(each)]
+    return directories[0] if directories else None

@@ -1,0 +1,221 @@
+"""The changes of a namespace as a stream for Spark.
+
+An offset is a version: "everything up to here was read".  A micro-batch ends at a version up to which every
+commit is whole, and is read by key ranges, so that a partition that is split meanwhile does not matter.
+
+Spark asks for the first offset again whenever it runs the first micro-batch, also when it repeats it after a
+crash, and what the first offset is may have changed by then.  So the end of a micro-batch names its beginning
+as well (`since`), and that counts.
+
+The reader's id travels in the offsets too, and names the safe point that the query finds again when it was
+stopped (`query.py`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Event
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from floodmark.feed import LIFETIME
+from floodmark.feed.cut import ChangesCut
+from floodmark.model.errors import InvalidOption
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangesRequest
+from floodmark.model.version import Version, physical_ms
+from floodmark.site.host import Administration
+from floodmark.spark.address import SiteAddress
+from floodmark.spark.options import COMMON, EARLIEST, KEYS, LATEST, STREAM, Options
+from floodmark.spark.patience import ask_patiently
+from floodmark.spark.query import Query
+from floodmark.spark.reading import READERS
+from floodmark.spark.rows import RowFormat, change_rows
+from floodmark.spark.schemas import ALL, AVAILABLE, check_schema
+
+OPTIONS: Final = (
+    COMMON
+    | KEYS
+    | STREAM
+    | {"readChangeFeed", "valueFormat", "startingVersion", "startingTimestamp", "beforeImages"}
+)
+
+# An offset moves on after so long, also if nothing was changed, so that the safe point can follow.
+IDLE_MS: Final = 60_000
+# Spark asks again at once when there was nothing; the site need not be asked that often.
+PAUSE_SECONDS: Final = 0.1
+
+Offset: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """What a stream reads, and how much at a time."""
+
+    address: SiteAddress
+    namespace: str
+    keys: KeyRange
+    start: Version | str
+    before_images: bool
+    value_format: str | None
+    changes_max: int | None
+    lifetime: timedelta
+
+
+@dataclass(frozen=True)
+class ChangeRange(InputPartition):
+    """The changes of a range of qualified keys in `(since, until]`, as they look at a moment."""
+
+    namespace: int
+    keys: KeyRange
+    since: Version
+    until: Version
+    now_ms: int
+    site_id: int
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans the micro-batches of a query on the driver, and reads them in its tasks."""
+
+    idle_ms: int = IDLE_MS
+    pause_seconds: float = PAUSE_SECONDS
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        # Of the driver alone: a reader is pickled for its tasks before it is asked for anything.
+        self._query: Query | None = None
+        self._initial: Offset | None = None
+        self._until: Version | None = None
+        self._cut: ChangesCut | None = None
+
+    # On the driver
+
+    def initialOffset(self) -> Offset:
+        if self._initial is None:
+            reader = READERS + str(uuid4())
+            start = self._driver.begin(reader, lambda each: find_start(self._options, each))
+            self._initial = {"version": start, "reader": reader}
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        changes_max = self._options.changes_max
+        return ReadAllAvailable() if changes_max is None else ReadMaxRows(changes_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._until = self._driver.present()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        since: Version = start["version"]
+        changes_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        self._driver.keep(start["reader"], since)
+        cut = self._cut = self._driver.cut(since, changes_max, self._until)
+        if cut.changes != 0 or physical_ms(cut.version) - physical_ms(since) >= self.idle_ms:
+            return {"version": cut.version, "reader": start["reader"], "since": since}
+        if self._until is None:
+            Event().wait(self.pause_seconds)
+        return start
+
+    def reportLatestOffset(self) -> Offset | None:
+        cut = self._cut
+        if cut is None:
+            return None
+        lag_ms = 0 if cut.changes == 0 else physical_ms(cut.resolved) - physical_ms(cut.version)
+        return {"version": cut.resolved, "lag_ms": lag_ms}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ChangeRange]:
+        if start["reader"] != end["reader"]:
+            self._driver.release(start["reader"])
+        since: Version = end["since"] if "since" in end else end["version"]
+        if since >= end["version"] or start == end:
+            return []
+        query = self._driver
+        query.keep(end["reader"], since)
+        now_ms = query.physical_ms()
+        return [
+            ChangeRange(query.namespace_id, keys, since, end["version"], now_ms, query.site_id)
+            for keys in query.ranges(self._options.keys)
+        ]
+
+    def commit(self, end: Offset) -> None:
+        self._driver.advance(end["reader"], end["version"])
+
+    def stop(self) -> None:
+        if self._query is not None:
+            self._query.close()
+
+    @property
+    def _driver(self) -> Query:
+        if self._query is None:
+            options = self._options
+            self._query = Query(options.address, options.namespace, options.lifetime)
+        return self._query
+
+    # In the tasks
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, ChangeRange)
+        options = self._options
+        rows = RowFormat(self._schema, options.value_format, partition.site_id)
+        request = ChangesRequest(
+            keys=partition.keys,
+            namespace=partition.namespace,
+            since=partition.since,
+            until=partition.until,
+            before_images=options.before_images,
+        )
+        with ask_patiently(options.address.connect) as site:
+            for batch in ask_patiently(lambda: site.host.changes(request)):
+                if batch.keys:
+                    yield change_rows(batch, rows, partition.now_ms)
+
+
+def open_stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
+    """A reader of a namespace's changes.  What cannot be read is refused here."""
+    read = read_stream_options(options)
+    check_schema(schema, AVAILABLE[ALL], read.value_format)
+    return StreamReader(read, schema)
+
+
+def read_stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """What the options of a stream say."""
+    options = Options(given, OPTIONS)
+    if not options.flag("readChangeFeed"):
+        raise InvalidOption(
+            'a stream is made of changes: add .option("readChangeFeed", "true"), which gives their columns',
+            option="readChangeFeed",
+        )
+    address = options.address()
+    address.require_url("streamed")
+    return StreamOptions(
+        address=address,
+        namespace=options.namespace(),
+        keys=options.keys(),
+        start=options.start(),
+        before_images=options.flag("beforeImages"),
+        value_format=options.value_format(),
+        changes_max=options.number("maxChangesPerTrigger"),
+        lifetime=options.duration("safePointLifetime") or LIFETIME,
+    )
+
+
+def find_start(options: StreamOptions, administration: Administration) -> Version:
+    """The version that a new query begins behind."""
+    if options.start == EARLIEST:
+        return administration.oldest_version(options.namespace)
+    if options.start == LATEST:
+        return administration.resolved_version()
+    assert isinstance(options.start, int)
+    if options.start:
+        administration.observe(options.start)
+    return max(options.start, administration.find_namespace(options.namespace).created_at)

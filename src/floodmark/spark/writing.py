@@ -1,0 +1,250 @@
+"""Writing a DataFrame or a stream into a namespace, so that to do it again changes nothing.
+
+Spark runs a task again when it failed, twice at the same time when it is slow, and a whole micro-batch again
+when the driver died before it was noted as done.  Changes of a Floodmark feed carry their stamps and are
+stored where these win: a second time they win nowhere.  Rows from elsewhere have no stamps.  For them a
+version V is drawn once for a batch write, or for an epoch of a query, and each is stored unless its key was
+changed after V: by somebody else, or by the same row at an earlier attempt.
+
+Then of several rows with one key the first to arrive would stay, where users expect the last.  So a task
+puts down its rows, and sends them from the last to the first.  Wherever it is killed, whoever repeats it
+begins with the last rows again: an earlier row of a key never comes before the later one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import numpy
+import pyarrow
+import pyarrow.compute
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from floodmark.model.errors import InvalidConfiguration, InvalidOption
+from floodmark.model.limits import MIB
+from floodmark.model.version import Version
+from floodmark.site.site import Site
+from floodmark.spark.address import SiteAddress
+from floodmark.spark.delivery import Delivery
+from floodmark.spark.incoming import Encoder, Layout, check_columns
+from floodmark.spark.options import COMMON, Options
+from floodmark.spark.patience import ask_patiently
+from floodmark.spark.schemas import JSON
+from floodmark.spark.spool import Spool
+from floodmark.wire.columns import PAIRS, decode_columns
+
+# Of Spark's own, which it hands on with the others.
+_SPARKS: Final = frozenset({"checkpointLocation"})
+OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys"}
+BATCH_BYTES_MAX: Final = 2 * MIB
+
+_QUERY: Final = "sql.streaming.queryId"
+_EPOCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where rows go and what they look like.  It travels to every task."""
+
+    address: SiteAddress
+    namespace: str
+    layout: Layout
+    distinct_keys: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written(WriterCommitMessage):
+    """What a task did: rows that it got, records that it sent, and those of them that were stored.
+
+    How many changes of a feed were stored is not told; then it is None.
+    """
+
+    rows: int = 0
+    records: int = 0
+    stored: int | None = None
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, target: Target, since: Version) -> None:
+        self._target = target
+        self._since = since
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        return write_rows(self._target, iterator, lambda _: self._since)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        return write_rows(self._target, iterator, self._open_epoch)
+
+    def _open_epoch(self, site: Site) -> Version:
+        query, epoch = read_epoch()
+        return site.host.administration.open_epoch(self._target.namespace, f"spark/{query}", epoch)
+
+
+def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """A writer for a DataFrame.  What cannot be written is refused here, before a job starts."""
+    target = read_target(options, schema, overwrite)
+    with target.address.connect() as site:
+        require_writable(site, target.namespace)
+        return BatchWriter(target, site.now())
+
+
+def open_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """A writer for the micro-batches of a query; Spark asks for one before and after each of them."""
+    target = read_target(options, schema, overwrite)
+    with target.address.connect() as site:
+        require_writable(site, target.namespace)
+    return StreamWriter(target)
+
+
+def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Target:
+    """What options and columns say."""
+    if overwrite:
+        raise InvalidOption(
+            "rows are added to a namespace, and take the place of those with the same key: use "
+            'mode("append"). To replace all that a namespace holds at once is a matter for '
+            "`floodmark publish`",
+            option="mode",
+        )
+    options = Options(given, OPTIONS)
+    address = options.address()
+    address.require_url("written")
+    return Target(
+        address=address,
+        namespace=options.namespace(),
+        layout=check_columns(schema, json=options.value_format() == JSON),
+        distinct_keys=options.flag("distinctKeys"),
+    )
+
+
+def require_writable(site: Site, namespace: str) -> None:
+    """Refuse a namespace that is not there, or that the caller may only read."""
+    administration = site.host.administration
+    administration.find_namespace(namespace)
+    # It needs the role to write, which a caller has for all of its namespaces, and it changes nothing.
+    administration.sync()
+
+
+def read_epoch() -> tuple[str, int]:
+    """The query and the micro-batch that a task works for."""
+    context = TaskContext.get()
+    query = context and context.getLocalProperty(_QUERY)
+    epoch = context and context.getLocalProperty(_EPOCH)
+    if not query or not epoch:
+        raise InvalidConfiguration(
+            f"Spark did not tell this task which query and micro-batch it works for ({_QUERY}, {_EPOCH}); a "
+            "stream is written with writeStream, or batch by batch with foreachBatch and write"
+        )
+    return query, int(epoch)
+
+
+def write_rows(
+    target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
+) -> Written:
+    """Write the rows of a task, and return when all of them are acknowledged."""
+    first = next((batch for batch in rows if batch.num_rows), None)
+    if first is None:
+        return Written(stored=0)
+    counted = _Counted(chain([first], rows))
+    with ask_patiently(target.address.connect) as site:
+        namespace = site.host.administration.find_namespace(target.namespace)
+        encoder = Encoder(target.layout, namespace.id, namespace.settings.ttl, site.host.physical_ms)
+        batches = (piece for batch in counted for piece in cut_batch(encoder.encode(batch)))
+        if target.layout.has_origin:
+            delivery = _apply(site, batches)
+            return Written(rows=counted.rows, records=delivery.sent)
+        delivery = _put_unchanged(site, draw_version(site), batches, distinct_keys=target.distinct_keys)
+        return Written(rows=counted.rows, records=delivery.sent, stored=delivery.stored)
+
+
+class _Counted:
+    """Batches as they come, and how many rows there were."""
+
+    def __init__(self, batches: Iterator[pyarrow.RecordBatch]) -> None:
+        self.rows = 0
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _put_unchanged(
+    site: Site, since: Version, batches: Iterator[pyarrow.RecordBatch], *, distinct_keys: bool
+) -> Delivery:
+    with closing(site.host.write_stream(durable=True, unchanged_since=since)) as stream:
+        delivery = Delivery(stream, in_order=True)
+        if distinct_keys:
+            send_rows(delivery, batches)
+        else:
+            with Spool(PAIRS) as spool:
+                send_rows(delivery, reverse(batches, spool))
+        return delivery
+
+
+def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch]) -> Delivery:
+    with closing(site.host.write_stream(durable=True, apply=True)) as stream:
+        # Stamps decide what stays, in whatever order it comes.
+        delivery = Delivery(stream, in_order=False)
+        for batch in batches:
+            for rows in cut_at_repeats(*decode_columns(batch)):
+                delivery.send(rows)
+        delivery.finish()
+        return delivery
+
+
+def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[pyarrow.RecordBatch]:
+    """The batches from the last to the first, when all have come."""
+    for batch in batches:
+        spool.add(batch)
+    return spool.drain_reversed()
+
+
+def send_rows(delivery: Delivery, batches: Iterator[pyarrow.RecordBatch]) -> None:
+    """Send batches of which each may hold a key twice: then its last row counts."""
+    for batch in batches:
+        delivery.send(dict(zip(*decode_columns(batch), strict=True)))
+    delivery.finish()
+
+
+def cut_batch(batch: pyarrow.RecordBatch, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[pyarrow.RecordBatch]:
+    """Pieces of at most some bytes, or of one row."""
+    lengths = [pyarrow.compute.binary_length(column).to_numpy() for column in batch.columns]
+    ends = numpy.cumsum(sum(lengths), dtype=numpy.int64)
+    start, done = 0, 0
+    while start < batch.num_rows:
+        end = max(start + 1, int(numpy.searchsorted(ends, done + bytes_max, side="right")))
+        yield batch.slice(start, end - start)
+        start, done = end, int(ends[end - 1])
+
+
+def cut_at_repeats(keys: list[bytes], values: list[bytes]) -> Iterator[dict[bytes, bytes]]:
+    """Rows in their order, in portions in which each key comes once.
+
+    >>> list(cut_at_repeats([b"a", b"b", b"a"], [b"1", b"2", b"3"]))
+    [{b'a': b'1', b'b': b'2'}, {b'a': b'3'}]
+    """
+    portion = dict(zip(keys, values, strict=True))
+    if len(portion) == len(keys):
+        yield portion
+        return
+    portion = {}
+    for key, value in zip(keys, values, strict=True):
+        if key in portion:
+            yield portion
+            portion = {}
+        portion[key] = value
+    yield portion

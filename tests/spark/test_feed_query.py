@@ -1,0 +1,251 @@
+"""Named feeds, run by Spark: each change delivered, one runner at a time, one checkpoint: the site's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pyarrow.dataset
+import pytest
+from pyspark.sql import SparkSession
+from tests.server.processes import wait_until
+from tests.spark.conftest import Served, ServeSite
+from tests.spark.support_backup import address_of, contents, fill, writing
+
+from floodmark.clock import monotonic_ms
+from floodmark.feed.feeds import FeedState, SinkOptions
+from floodmark.feed.sinks.parquet import SCHEMA
+from floodmark.model.errors import (
+    FeedNotFound,
+    FeedStateConflict,
+    InvalidArgument,
+    LeaseHeld,
+    VersionCollected,
+)
+from floodmark.model.version import Version
+from floodmark.site import Namespace, Site
+from floodmark.spark.jobs import FeedRunSummary, run_feed
+from floodmark.spark.jobs.feed_tasks import LOOK_MS, LeaseWatch
+
+
+@pytest.fixture
+def users(site: Site) -> Namespace:
+    """Two ranges."""
+    users = site.create_namespace("users")
+    site.split("users", b"00150")
+    fill(users)
+    return users
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return tmp_path / "files"
+
+
+class Running:
+    """A feed that is run in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.stop = Event()
+        self.summary: FeedRunSummary | None = None
+        self.failure: BaseException | None = None
+
+    @contextmanager
+    def run(self, served: Served, name: str, spark: SparkSession, **options: Any) -> Iterator["Running"]:
+        def work() -> None:
+            try:
+                self.summary = run_feed(address_of(served.url), name, spark=spark, stop=self.stop, **options)
+            except BaseException as error:
+                self.failure = error
+
+        thread = Thread(target=work)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.stop.set()
+            thread.join()
+
+
+def delivered(files: Path) -> list[tuple[Version, bytes, bytes | None]]:
+    """The rows of a file sink, in order."""
+    if not files.exists():
+        return []
+    table = pyarrow.dataset.dataset(files, schema=SCHEMA, format="parquet").to_table()
+    columns = (table[name].to_pylist() for name in ("_commit_version", "key", "value"))
+    return sorted(zip(*columns, strict=True))
+
+
+def expected(site: Site, until: Version) -> list[tuple[Version, bytes, bytes | None]]:
+    return [(change.version, change.key, change.value) for change in site.changes("users", until=until)]
+
+
+def run_once(served: Served, spark: SparkSession, name: str = "copy", **options: Any) -> FeedRunSummary:
+    return run_feed(address_of(served.url), name, once=True, spark=spark, **options)
+
+
+def test_files_get_each_change_once_and_the_site_keeps_the_checkpoint(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
+) -> None:
+    served.site.feeds.create("copy", "users", f"parquet:{files}", options=SinkOptions(batch_records=50))
+    first = run_once(served, spark)
+    feed = served.site.feeds.show("copy")
+    assert (first.state, first.checkpoint) == (FeedState.NORMAL, feed.checkpoint)
+    assert feed.lease is None
+    assert len(feed.ranges) == 2
+    assert delivered(files) == expected(served.site, first.checkpoint)
+    assert first.batches > 5
+    fill(users, 40)
+    second = run_once(served, spark)
+    assert second.changes == len(expected(served.site, second.checkpoint)) - first.changes > 0
+    # Whoever runs it next goes on from there.
+    fill(users, 20)
+    runner = served.site.feeds.runner("copy")
+    thread = Thread(target=runner.run)
+    thread.start()
+    end = served.site.resolved_version()
+    wait_until(lambda: runner.statistics().checkpoint >= end, 30, "the other runner does not go on")
+    runner.request_stop()
+    thread.join()
+    assert delivered(files) == expected(served.site, served.site.feeds.show("copy").checkpoint)
+
+
+def test_another_site_gets_what_is_written_while_the_feed_runs(
+    served: Served, serve_site: ServeSite, spark: SparkSession, users: Namespace
+) -> None:
+    bergen = serve_site("bergen")
+    bergen.site.create_namespace("people")
+    sink = f"floodmark://{bergen.url.partition('://')[2]}/people"
+    served.site.feeds.create("copy", "users", sink)
+    running = Running()
+    with running.run(served, "copy", spark):
+        with writing(users):
+            people = bergen.site.namespace("people")
+            wait_until(lambda: people.get(b"new 00200") is not None, 60, "nothing is delivered")
+            with pytest.raises(LeaseHeld, match="is run by spark-"):
+                run_once(served, spark)
+        end = served.site.resolved_version()
+        wait_until(
+            lambda: served.site.feeds.show("copy").checkpoint >= end, 60, "it is not delivered to its end"
+        )
+    assert running.failure is None
+    assert running.summary is not None
+    assert running.summary.state is FeedState.NORMAL
+    assert contents(bergen.site, "people") == contents(served.site, "users")
+
+
+def test_a_feed_ends_at_its_target_and_stays_so(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
+) -> None:
+    until = served.site.now()
+    users.put(b"later", b"x")
+    served.site.feeds.create("copy", "users", f"parquet:{files}", until=until)
+    summary = run_feed(address_of(served.url), "copy", spark=spark)
+    assert (summary.state, summary.checkpoint) == (FeedState.FINISHED, until)
+    assert delivered(files) == expected(served.site, until)
+    with pytest.raises(FeedStateConflict, match="finished"):
+        run_once(served, spark)
+
+
+def test_a_sink_that_refuses_is_tried_again(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
+) -> None:
+    # Nobody can make a directory here.
+    files.write_text("in the way")
+    served.site.feeds.create("copy", "users", f"parquet:{files}/inside")
+    running = Running()
+    with running.run(served, "copy", spark, once=True):
+        wait_until(
+            lambda: served.site.feeds.show("copy").state is FeedState.ERROR, 60, "nobody says what is wrong"
+        )
+        error = served.site.feeds.show("copy").error
+        assert error is not None
+        assert str(files) in error.text
+        users.put(b"meanwhile", b"x")
+        files.unlink()
+        wait_until(lambda: running.summary is not None, 60, "it does not get over it")
+    assert running.failure is None
+    feed = served.site.feeds.show("copy")
+    assert (feed.state, feed.error) == (FeedState.NORMAL, None)
+    assert delivered(files / "inside") == expected(served.site, feed.checkpoint)
+
+
+def test_a_feed_that_is_paused_or_removed_is_let_go(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
+) -> None:
+    served.site.feeds.create("copy", "users", f"parquet:{files}")
+    running = Running()
+    with running.run(served, "copy", spark), writing(users):
+        wait_until(lambda: len(delivered(files)) > 0, 60, "nothing is delivered")
+        served.site.feeds.pause("copy")
+        wait_until(lambda: running.summary is not None, 30, "it does not notice the pause")
+    assert running.summary is not None
+    assert running.summary.state is FeedState.STOPPED
+    served.site.feeds.resume("copy")
+    removed = Running()
+    with removed.run(served, "copy", spark):
+        wait_until(lambda: served.site.feeds.show("copy").lease is not None, 60, "it does not begin")
+        served.site.feeds.remove("copy")
+        wait_until(lambda: removed.summary is not None, 30, "it does not notice that it is gone")
+    assert removed.summary is not None
+    assert removed.summary.state is FeedState.REMOVED
+
+
+def test_a_feed_whose_changes_are_gone_has_failed(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
+) -> None:
+    served.site.feeds.create("copy", "users", f"parquet:{files}")
+    served.site.host.administration.release_safe_point("feed/copy")
+    served.site.update_namespace("users", retention=timedelta(0))
+    fill(users)
+    served.site.collect_garbage()
+    with pytest.raises(VersionCollected):
+        run_once(served, spark)
+    assert served.site.feeds.show("copy").state is FeedState.FAILED
+
+
+@pytest.mark.usefixtures("users")
+def test_a_sink_that_says_no_for_good_ends_the_run(served: Served, spark: SparkSession, files: Path) -> None:
+    served.site.feeds.create("copy", "users", f"parquet:{files}")
+    served.site.feeds.create("other", "users", f"parquet:{files}")
+    run_once(served, spark)
+    with pytest.raises(InvalidArgument, match="holds the changes of"):
+        run_once(served, spark, "other")
+    assert served.site.feeds.show("other").state is FeedState.ERROR
+    assert served.site.feeds.show("other").lease is None
+
+
+@pytest.mark.usefixtures("users")
+def test_what_cannot_be_run_here_is_refused(served: Served, spark: SparkSession) -> None:
+    served.site.feeds.create("copy", "users", "stdout:")
+    with pytest.raises(InvalidArgument, match="nobody sees"):
+        run_once(served, spark)
+    with pytest.raises(FeedNotFound):
+        run_once(served, spark, "nothing")
+
+
+@pytest.mark.usefixtures("users")
+def test_a_task_stops_when_its_runner_has_lost_the_lease_or_is_not_heard_of(served: Served) -> None:
+    site, now_ms = served.site, [monotonic_ms()]
+    site.feeds.create("copy", "users", "blackhole:")
+    feed = site.host.feeds.acquire("copy", "one", 0.2)
+    (first, _) = feed.ranges
+    watch = LeaseWatch(site, feed, "one", 0.2, lambda: now_ms[0])
+    assert watch.goes_on(first.id)
+    assert not watch.goes_on(99)
+    lease = feed.lease
+    assert lease is not None
+    # Nobody renews it: the runner is dead.
+    wait_until(lambda: site.host.physical_ms() > lease.expires_at_ms, 10, "time stands still")
+    assert watch.goes_on(first.id), "it looks only now and then"
+    now_ms[0] += LOOK_MS
+    with pytest.raises(LeaseHeld, match="another runner may have taken over"):
+        watch.goes_on(first.id)
+    feed = site.host.feeds.acquire("copy", "other", 60)
+    now_ms[0] += LOOK_MS
+    with pytest.raises(LeaseHeld):
+        watch.goes_on(first.id)
+    site.feeds.pause("copy")
+    assert not LeaseWatch(site, feed, "other", 60).goes_on(first.id)

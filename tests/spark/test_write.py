@@ -1,0 +1,370 @@
+"""Writing a DataFrame: what is stored, what stays when it is done again, and what is refused before it."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from tests.server.support import cut_everything
+from tests.spark.conftest import Served
+from tests.spark.processes import SparkProcess
+from tests.spark.support_write import Pairs, batches_of, write_in_process
+
+from floodmark.codec.joining import join_values, qualify_keys
+from floodmark.model.access import Role
+from floodmark.model.change import Stamp
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidKey,
+    InvalidOption,
+    NamespaceNotFound,
+    NotAllowed,
+    SchemaMismatch,
+    Unreachable,
+)
+from floodmark.model.partition import WriteStream
+from floodmark.server import Server
+from floodmark.site import Namespace, Site
+from floodmark.site.connecting import connect
+from floodmark.spark.delivery import Delivery
+from floodmark.spark.failures import find_error
+from floodmark.spark.spool import Spool
+from floodmark.spark.writing import (
+    BatchWriter,
+    Written,
+    cut_batch,
+    open_stream_writer,
+    open_writer,
+    read_target,
+    reverse,
+    send_rows,
+)
+from floodmark.wire import columns
+
+PAIRS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+FEED = StructType(
+    [
+        *PAIRS,
+        StructField("_change_type", StringType()),
+        StructField("_origin_site", IntegerType()),
+        StructField("_origin_version", LongType()),
+    ]
+)
+
+
+@pytest.fixture
+def users(site: Site) -> Namespace:
+    return site.create_namespace("users")
+
+
+def make_writer(url: str, schema: StructType = PAIRS, **options: str) -> BatchWriter:
+    return open_writer({"path": url, "namespace": "users", **options}, schema, False)
+
+
+def contents(namespace: Namespace) -> dict[bytes, bytes]:
+    return dict(namespace.scan())
+
+
+# Tasks, without Spark
+
+
+def test_the_last_row_of_a_key_counts_in_a_batch_and_over_batches(users: Namespace, url: str) -> None:
+    first = [(b"a", b"1"), (b"b", b"1"), (b"a", b"2")]
+    second = [(b"b", b"2"), (b"c", b"1"), (b"b", b"3")]
+    written = make_writer(url).write(batches_of(first, second))
+    assert contents(users) == {b"a": b"2", b"b": b"3", b"c": b"1"}
+    assert written == Written(rows=6, records=4, stored=3)
+
+
+def test_a_write_that_is_done_again_changes_nothing_and_leaves_later_writes_alone(
+    users: Namespace, site: Site, url: str
+) -> None:
+    writer = make_writer(url)
+    rows = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
+    writer.write(batches_of(rows))
+    users.put(b"a", b"somebody's")
+    users.delete(b"b")
+    before = site.resolved_version()
+    assert writer.write(batches_of(rows)) == Written(rows=3, records=3, stored=0)
+    assert contents(users) == {b"a": b"somebody's", b"c": b"1"}
+    assert list(site.changes("users", since=before)) == []
+
+
+def test_rows_overwrite_what_was_there_before_the_write_began(users: Namespace, url: str) -> None:
+    users.put(b"a", b"old")
+    users.delete(b"b")
+    make_writer(url).write(batches_of([(b"a", b"new"), (b"b", b"new")]))
+    assert contents(users) == {b"a": b"new", b"b": b"new"}
+
+
+def test_a_task_without_rows_writes_nothing_and_asks_nobody() -> None:
+    nobody = {"path": "grpc://127.0.0.1:1", "namespace": "users"}
+    writer = BatchWriter(read_target(nobody, PAIRS, False), 1)
+    empty = pyarrow.record_batch([pyarrow.array([], pyarrow.binary())] * 2, names=["key", "value"])
+    assert writer.write(iter([empty, empty])) == Written(stored=0)
+    assert writer.write(iter([])) == Written(stored=0)
+
+
+class Killed(BaseException):
+    """What a task that is killed dies of, for those who watch it."""
+
+
+class DyingStream:
+    """A stream of writes whose task is killed after some batches were acknowledged."""
+
+    def __init__(self, stream: WriteStream, batches: int) -> None:
+        self._stream = stream
+        self._left = batches
+
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
+        if not self._left:
+            raise Killed
+        self._left -= 1
+        answer = self._stream.send(rows)
+        answer.result()
+        return answer
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@pytest.mark.parametrize("memory_bytes_max", [1, 1 << 20])
+@pytest.mark.parametrize("acknowledged", range(6))
+def test_a_task_that_is_killed_between_any_two_rows_and_run_again_leaves_the_last_rows(
+    users: Namespace, site: Site, acknowledged: int, memory_bytes_max: int
+) -> None:
+    since = site.now()
+    rows = [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"a", b"3"), (b"b", b"2")]
+
+    def attempt(batches_max: int) -> None:
+        stream = DyingStream(site.host.write_stream(durable=True, unchanged_since=since), batches_max)
+        with Spool(columns.PAIRS, memory_bytes_max=memory_bytes_max) as spool:
+            send_rows(Delivery(stream, in_order=True), reverse(encode_one_by_one(users, rows), spool))
+
+    with suppress(Killed):
+        attempt(acknowledged)
+    assert contents(users).items() <= {b"a": b"3", b"b": b"2"}.items()
+    users.put(b"a", b"somebody's")
+    attempt(len(rows))
+    assert contents(users) == {b"a": b"somebody's", b"b": b"2"}
+
+
+def encode_one_by_one(namespace: Namespace, rows: Pairs) -> Iterator[pyarrow.RecordBatch]:
+    for key, value in rows:
+        key_column = qualify_keys(namespace._row.id, pyarrow.array([key]))
+        value_column = join_values(pyarrow.array([value]))
+        yield pyarrow.RecordBatch.from_arrays([key_column, value_column], schema=columns.PAIRS)
+
+
+def test_a_task_that_is_killed_with_9_while_it_writes_and_run_again_leaves_the_last_rows(
+    users: Namespace, url: str
+) -> None:
+    writer, batches = make_writer(url), 2_000
+    process = get_context("spawn").Process(target=write_in_process, args=(writer, batches))
+    process.start()
+    while process.is_alive() and not contents(users):
+        process.join(0.01)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    last = b"%06d" % (batches - 1)
+    assert set(contents(users).values()) == {last}
+    users.put(b"000", b"somebody's")
+    write_in_process(writer, batches)
+    assert contents(users) == {b"%03d" % key: last for key in range(100)} | {b"000": b"somebody's"}
+
+
+def test_changes_of_a_feed_keep_their_stamps_and_all_of_them_are_changes_here(
+    users: Namespace, site: Site, url: str
+) -> None:
+    version = site.now()
+    rows = pyarrow.record_batch(
+        {
+            "key": [b"a", b"b", b"a", b"b"],
+            "value": [b"1", b"1", b"2", None],
+            "_change_type": ["upsert", "upsert", "upsert", "delete"],
+            "_origin_site": pyarrow.array([9, 9, 9, 9], pyarrow.int32()),
+            "_origin_version": [version - 4, version - 3, version - 2, version - 1],
+        }
+    )
+    writer = make_writer(url, FEED)
+    assert writer.write(iter([rows])) == Written(rows=4, records=4)
+    assert contents(users) == {b"a": b"2"}
+    arrived = list(site.changes("users"))
+    assert [change.stamp for change in arrived] == [Stamp(version - 4 + number, 9) for number in range(4)]
+    users.put(b"b", b"later")
+    assert writer.write(iter([rows])) == Written(rows=4, records=4)
+    assert contents(users) == {b"a": b"2", b"b": b"later"}
+    assert len(list(site.changes("users"))) == 5
+
+
+def test_the_time_to_live_of_the_namespace_holds(site: Site, url: str) -> None:
+    users = site.create_namespace("users", ttl=timedelta(hours=1))
+    make_writer(url).write(batches_of([(b"a", b"1")]))
+    record = users.record(b"a")
+    assert record is not None
+    assert record.expires_at is not None
+    assert 3_500 < record.expires_at - datetime.now(UTC).timestamp() < 3_700
+
+
+def test_a_write_whose_connections_are_cut_goes_on(users: Namespace, server: Server, url: str) -> None:
+    # What was on its way then has no answer.
+    writer = make_writer(url, distinctKeys="true")
+
+    def rows() -> Iterator[pyarrow.RecordBatch]:
+        for number in range(40):
+            if number % 10 == 5:
+                cut_everything(server)
+            yield from batches_of([(b"%02d-%03d" % (number, row), b"x" * 1_000) for row in range(1_000)])
+
+    assert writer.write(rows()).records == 40_000
+    assert sum(1 for _ in users.scan()) == 40_000
+
+
+def test_batches_are_cut_by_their_bytes() -> None:
+    rows = pyarrow.RecordBatch.from_arrays(
+        [pyarrow.array([b"k"] * 6), pyarrow.array([b"x" * size for size in (9, 9, 50, 1, 1, 1)])],
+        schema=columns.PAIRS,
+    )
+    pieces = list(cut_batch(rows, 20))
+    assert [piece.num_rows for piece in pieces] == [2, 1, 3]
+    assert pyarrow.Table.from_batches(pieces).equals(pyarrow.Table.from_batches([rows]))
+    assert list(cut_batch(rows.slice(0, 0), 20)) == []
+
+
+# What is refused before a job
+
+
+def refused(
+    kind: type[FloodmarkError], match: str, options: dict[str, str], schema: StructType = PAIRS
+) -> None:
+    for opening in (open_writer, open_stream_writer):
+        with pytest.raises(kind, match=match):
+            opening(options, schema, False)
+
+
+@pytest.mark.usefixtures("users")
+def test_what_cannot_be_written_is_refused_on_the_driver(url: str, tmp_path: Path) -> None:
+    options = {"path": url, "namespace": "users"}
+    refused(NamespaceNotFound, "nobody", {**options, "namespace": "nobody"})
+    refused(InvalidOption, "no namespace is named", {"path": url})
+    refused(InvalidOption, "can be read, but not written", {**options, "path": str(tmp_path)})
+    refused(InvalidOption, "put it into a file", {**options, "token": "secret"})
+    refused(InvalidOption, "did you mean distinctKeys", {**options, "distinctKey": "true"})
+    refused(InvalidOption, "valueFormat is one of", {**options, "valueFormat": "avro"})
+    refused(SchemaMismatch, "no column 'value'", options, StructType([StructField("key", BinaryType())]))
+    refused(Unreachable, "127.0.0.1:1", {**options, "path": "grpc://127.0.0.1:1"})
+
+
+@pytest.mark.usefixtures("users")
+def test_overwrite_is_refused_and_the_error_names_publish(url: str) -> None:
+    for opening in (open_writer, open_stream_writer):
+        with pytest.raises(InvalidOption, match="floodmark publish"):
+            opening({"path": url, "namespace": "users"}, PAIRS, True)
+
+
+def test_who_may_only_read_is_refused_on_the_driver(guarded: Served, token_file: Callable[..., Path]) -> None:
+    for name in ("users", "others"):
+        guarded.site.create_namespace(name)
+    options = {"path": guarded.url, "namespace": "users"}
+    refused(NotAllowed, "role read", {**options, "tokenFile": str(token_file(Role.READ, "users"))})
+    for_users = str(token_file(Role.WRITE, "users"))
+    refused(NotAllowed, "others", {**options, "namespace": "others", "tokenFile": for_users})
+    writer = open_writer({**options, "tokenFile": for_users}, PAIRS, False)
+    assert writer.write(batches_of([(b"a", b"1")])).stored == 1
+
+
+# With Spark
+
+
+def test_a_frame_upserts_deletes_and_expires(users: Namespace, spark: SparkSession, url: str) -> None:
+    users.put_many({b"a": b"old", b"b": b"old", b"c": b"old"})
+    rows = [
+        ("a", "new", "upsert", None),
+        ("b", None, "delete", None),
+        ("d", "brief", "insert", datetime(2100, 1, 1, tzinfo=UTC)),
+        ("c", "not this", "update_preimage", None),
+    ]
+    frame = spark.createDataFrame(
+        rows, "key string, value string, _change_type string, _expires_at timestamp"
+    )
+    frame.write.format("floodmark").mode("append").option("namespace", "users").save(url)
+    assert contents(users) == {b"a": b"new", b"c": b"old", b"d": b"brief"}
+    record = users.record(b"d")
+    assert record is not None
+    assert record.expires_at == 4_102_444_800
+
+
+def test_a_frame_becomes_json_values(users: Namespace, spark: SparkSession, url: str) -> None:
+    frame = spark.sql("SELECT 'ada' AS key, 'Ada' AS name, named_struct('born', 1815) AS life, null AS gone")
+    frame = frame.withColumn("gone", frame.gone.cast("string"))
+    writer = frame.write.format("floodmark").mode("append").option("namespace", "users")
+    writer.option("valueFormat", "json").save(url)
+    assert contents(users) == {b"ada": b'{"name":"Ada","life":{"born":1815}}'}
+
+
+@pytest.mark.usefixtures("users")
+def test_errors_of_tasks_and_of_the_driver_are_ours(spark: SparkSession, url: str) -> None:
+    def error_of(write: Callable[[], None]) -> FloodmarkError | None:
+        with pytest.raises(PySparkException) as caught:
+            write()
+        return find_error(caught.value)
+
+    frame = spark.createDataFrame([(b"a", b"1"), (b"", b"2")], "key binary, value binary")
+    writer = frame.write.format("floodmark").option("namespace", "users")
+    assert isinstance(error_of(lambda: writer.mode("append").save(url)), InvalidKey)
+    assert isinstance(error_of(lambda: writer.mode("overwrite").save(url)), InvalidOption)
+    other = frame.withColumnRenamed("value", "price").write.format("floodmark").option("namespace", "users")
+    error = error_of(lambda: other.mode("append").save(url))
+    assert isinstance(error, SchemaMismatch)
+    assert "there is no column 'value'; the columns are: key, price" in str(error)
+
+
+def die_in_the_middle(url: str) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """A step before the write, whose first attempt dies when the site has half of the rows.
+
+    Before it dies, somebody else writes a key of the first half and one of the second.
+    """
+
+    def work(rows: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        table = pyarrow.Table.from_batches(rows)
+        half = table.num_rows // 2
+        yield from table.slice(0, half).to_batches()
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            with connect(url) as site:
+                changes = site.changes("users", since=0, follow=True)
+                last = table["key"][half - 1].as_py()
+                while next(changes).key != last:
+                    pass
+                site.namespace("users").put_many({b"0001": b"somebody's", b"1999": b"somebody's"})
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from table.slice(half).to_batches()
+
+    return work
+
+
+def write_with_a_death(spark: SparkSession, url: str) -> None:
+    frame = spark.range(2_000).repartition(1).sortWithinPartitions("id")
+    pairs = frame.selectExpr("format_string('%04d', id) AS key", "string(id) AS value")
+    dying = pairs.mapInArrow(die_in_the_middle(url), "key string, value string")
+    writer = dying.write.format("floodmark").mode("append").option("namespace", "users")
+    writer.option("distinctKeys", "true").save(url)
+
+
+def test_a_task_that_spark_runs_again_neither_loses_rows_nor_overwrites_later_writes(
+    users: Namespace, local_cluster: SparkProcess, url: str
+) -> None:
+    local_cluster.run(write_with_a_death, url)
+    expected = {b"%04d" % number: b"%d" % number for number in range(2_000)}
+    assert contents(users) == expected | {b"0001": b"somebody's", b"1999": b"somebody's"}
