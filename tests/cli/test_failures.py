@@ -86,7 +86,13 @@ def test_a_file_or_an_empty_directory_is_no_site(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("kind", set(all_errors(errors.Retryable)) | set(all_errors(errors.Terminal)))
+@pytest.mark.parametrize(
+    "kind",
+    sorted(
+        {*all_errors(errors.Retryable), *all_errors(errors.Terminal)},
+        key=repr,
+    ),
+)
 def test_every_error_has_a_class_of_its_own_choice(kind: type[errors.FloodmarkError]) -> None:
     if kind not in (errors.FloodmarkError, errors.Terminal):
         nearest = next(each for each in kind.__mro__ if each in EXIT_CODES)

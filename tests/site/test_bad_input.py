@@ -89,7 +89,7 @@ Call = Callable[[Bench, Any], object]
 def table(calls: dict[str, Call], bad: Sequence[tuple[Any, str]]) -> list[Any]:
     """Every call with every bad argument and what the error must say of it."""
     return [
-        pytest.param(call, argument, says, id=f"{name}-{argument!r:.20}".encode("ascii", "replace").decode())
+        pytest.param(call, argument, says, id=f"{name}-{argument!r:.10}".encode("ascii", "replace").decode())
         for name, call in calls.items()
         for argument, says in bad
     ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from tests.server.processes import Process, start_server
@@ -67,8 +68,11 @@ def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def local_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkProcess]:
     """A session whose workers are two processes beside the driver, as on a cluster."""
-    # Where the workers keep their logs; else it is the directory that Spark is installed in.
-    with environment(SPARK_WORKER_DIR=str(tmp_path_factory.mktemp("local-cluster"))):
+    # Such workers keep their logs where Spark is: give it a place that is only the tests'.
+    home = tmp_path_factory.mktemp("spark-home")
+    for part in ("bin", "jars", "python"):
+        (home / part).symlink_to(Path(str(pyspark.__file__)).parent / part)
+    with environment(SPARK_HOME=str(home)):
         process = SparkProcess(SparkOptions(master="local-cluster[2,1,1024]", conf=TEST_CONF))
     yield process
     process.close()

@@ -115,7 +115,7 @@ def writing(users: Namespace, keys: int = 300) -> Iterator[None]:
                 users.put(b"%05d" % (number * 7 % keys), b"busy %d" % number)
                 users.put_many([(b"new %05d" % number, b"x"), (b"%05d" % (number * 11 % keys), b"y")])
                 users.delete(b"%05d" % (number * 13 % keys))
-                ended.wait(0.001)
+                ended.wait(0.01)
         except BaseException as failure:
             failures.append(failure)
 

@@ -26,7 +26,7 @@ from floodmark.spark.jobs.export_parquet import ParquetTarget
 from floodmark.spark.jobs.files import Directory
 from floodmark.spark.session import SparkOptions, open_session
 
-Point = Literal["begun", "writing", "written", "renaming", "committed", "never"]
+Point = Literal["writing", "written", "renaming", "committed", "never"]
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +84,7 @@ def die_publishing_nth(count: int) -> None:
 def run_export(session: Any, arguments: Arguments) -> Any:
     target = DeltaTarget if arguments.format == "delta" else ParquetTarget
     directory = Path(arguments.target)
-    if arguments.point == "begun":
-        die_around(target, "prepare", before=True)
-    elif arguments.point == "writing":
+    if arguments.point == "writing":
         # A task has begun its file, and is not at its end.
         die_when(lambda: any(directory.rglob("step-*.parquet")))
     elif arguments.point == "written":
@@ -103,12 +101,25 @@ def run_export(session: Any, arguments: Arguments) -> Any:
 
 def run_replicate(session: Any, arguments: Arguments) -> Any:
     url, _, checkpoint = arguments.target.partition("|")
-    if arguments.point == "writing":
-        copy = connect(url)
-        seen = len(list(copy.changes("users"))) if "users" in copy.namespaces() else 0
-        die_when(lambda: "users" in copy.namespaces() and len(list(copy.changes("users"))) > seen)
+    progress = DyingInNextBatch(url) if arguments.point == "writing" else None
     source, target = SiteAddress(location=arguments.url), SiteAddress(location=url)
-    return replicate(source, target, ["users"], checkpoint=checkpoint, spark=session)
+    return replicate(source, target, ["users"], checkpoint=checkpoint, spark=session, progress=progress)
+
+
+class DyingInNextBatch:
+    """Waits until a batch is over, and dies when something of a later one arrives at the target."""
+
+    def __init__(self, url: str) -> None:
+        self._copy = connect(url)
+        self._arrived: int | None = None
+
+    def report(self, stage: str, done: int, total: int | None) -> None:
+        if done and self._arrived is None:
+            arrived = self._arrived = self._count()
+            die_when(lambda: self._count() > arrived)
+
+    def _count(self) -> int:
+        return len(list(self._copy.changes("users")))
 
 
 def run_the_feed(session: Any, arguments: Arguments) -> Any:

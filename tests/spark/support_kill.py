@@ -25,7 +25,7 @@ from floodmark.spark.jobs.files import Directory
 from floodmark.spark.jobs.restore import restore
 from floodmark.spark.session import SparkOptions, open_session
 
-HANG_SECONDS = 120.0
+HANG_SECONDS = 240.0
 POLL_SECONDS = 0.002
 
 Point = Literal["planned", "writing", "written", "complete", "never"]

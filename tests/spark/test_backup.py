@@ -205,7 +205,7 @@ def test_changes_that_were_collected_call_for_a_full_backup(
 # Plans
 
 
-def leave_plan(site: Site, target: Path, kind: Kind, version: int) -> Plan:
+def leave_plan(site: Site, target: Path, kind: Kind, version: int, safe_point: str | None = None) -> Plan:
     """What a backup that was killed leaves behind."""
     plan = Plan(
         id=uuid4().hex,
@@ -216,7 +216,7 @@ def leave_plan(site: Site, target: Path, kind: Kind, version: int) -> Plan:
         since=0,
         version=version,
         watermark={site.id: version},
-        safe_point=f"spark/backup-{uuid4().hex}",
+        safe_point=safe_point or f"spark/backup-{uuid4().hex}",
     )
     directory_at(str(target)).publish(PLAN, encode_document(plan))
     return plan
@@ -244,6 +244,17 @@ def test_a_plan_of_another_kind_is_given_up_and_that_is_said(
     assert summary.kind == "full"
     assert summary.note is not None
     assert "'changes'" in summary.note
+
+
+def test_a_plan_that_was_carried_out_does_not_stand_in_for_another_kind_of_backup(
+    spark: SparkSession, oslo: Served, target: Path
+) -> None:
+    full = backup(address_of(oslo.url), "users", str(target), spark=spark)
+    leave_plan(oslo.site, target, Kind.FULL, full.version, full.safe_point)
+    changes = backup(address_of(oslo.url), "users", str(target), incremental=True, spark=spark)
+    assert (changes.kind, changes.since, changes.note) == ("changes", full.version, None)
+    assert held_for(oslo.site, "spark/backup-") == {changes.safe_point: changes.version}
+    assert not (target / PLAN).exists()
 
 
 def test_a_directory_with_a_backup_of_something_else_is_refused(

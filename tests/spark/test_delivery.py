@@ -10,6 +10,7 @@ from floodmark.model.errors import (
     InvalidValue,
     OutcomeUnknown,
     PartitionStopped,
+    StorageFull,
     Unreachable,
 )
 from floodmark.spark.delivery import BATCHES_IN_FLIGHT_MAX, Delivery
@@ -109,11 +110,12 @@ def test_after_too_many_attempts_the_error_says_how_many_there_were() -> None:
     assert len(stream.sent) == 3
 
 
-def test_what_will_fail_again_is_not_repeated() -> None:
+@pytest.mark.parametrize("error", [InvalidValue("too large"), StorageFull("no room")])
+def test_what_will_fail_again_is_not_repeated(error: FloodmarkError) -> None:
     stream = ScriptedStream()
-    stream.answer = lambda _, future: future.set_exception(InvalidValue("too large"))
+    stream.answer = lambda _, future: future.set_exception(error)
     delivery = Delivery(stream, in_order=True)
     delivery.send({b"a": b"1"})
-    with pytest.raises(InvalidValue):
+    with pytest.raises(type(error)):
         delivery.finish()
     assert len(stream.sent) == 1

@@ -9,15 +9,11 @@ from tests.cli.support import ROOT
 OUTPUTS = {
     "features_with_delta.py": """\
 b'{"clicks":3,"premium":true}'
-4 changes exported
-1 changes exported
-1 changes exported
-0 changes exported
+changes exported: [4, 1, 0]
 upsert b'ada' b'{"clicks":3,"premium":true}'
 upsert b'alan' b'{"clicks":1,"premium":false}'
 upsert b'grace' b'{"clicks":2,"premium":true}'
 upsert b'ada' b'{"clicks":4,"premium":true}'
-upsert b'ada' b'{"clicks":5,"premium":true}'
 delete b'alan' None
 """,
     "streaming_counts.py": """\

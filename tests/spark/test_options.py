@@ -42,6 +42,8 @@ def test_option_of_changes_names_the_one_that_is_missing(option: str) -> None:
     ("option", "text", "said"),
     [
         ("versionAsOf", "yesterday", "neither a version nor a time"),
+        ("versionAsOf", "0", "up to 64 bits"),
+        ("versionAsOf", str(1 << 64), "up to 64 bits"),
         ("timestampAsOf", "2026-01-01T00:00:00", "no time zone"),
         ("rows", "some", "one of live, all, digests"),
         ("metadata", "yes", "true or false"),
@@ -62,7 +64,7 @@ def test_option_that_cannot_be_read_is_named(option: str, text: str, said: str) 
     ("option", "text", "said"),
     [
         ("startingVersion", "first", "a version, earliest or latest"),
-        ("startingVersion", "0", "up to 64 bits"),
+        ("startingVersion", "18446744073709551617", "up to 64 bits"),
         ("endingVersion", "latest", "up to 64 bits"),
         ("endingVersion", str(1 << 64), "up to 64 bits"),
         ("startingTimestamp", "17", "a time such as"),
@@ -106,6 +108,7 @@ def test_keys_are_a_range_of_text_or_hexadecimal() -> None:
 
 def test_start_is_inclusive_and_becomes_the_version_before() -> None:
     assert Options({"startingVersion": "8"}, CHANGES).start() == 7
+    assert Options({"startingVersion": "0"}, CHANGES).start() == 0
     assert Options({"startingVersion": "Latest"}, CHANGES).start() == "latest"
     assert Options({}, CHANGES).start() == "earliest"
 

@@ -40,7 +40,7 @@ def write(spark: SparkSession, url: str, **options: str) -> None:
 
 USES: dict[str, Callable[..., object]] = {
     "read": load,
-    "read with a schema": lambda *where, **options: load(*where, "key string", **options).collect(),
+    "read with a schema": lambda spark, url, **options: load(spark, url, "key string", **options).collect(),
     "stream": stream,
     "write": write,
 }
@@ -52,7 +52,7 @@ USES: dict[str, Callable[..., object]] = {
     [(URL_WITH_PASSWORD, {}), ("grpc://127.0.0.1:7100", {"Token": SECRET})],
     ids=["password", "token"],
 )
-def test_secret_in_an_option_is_refused_at_once_and_not_repeated(
+def test_secret_in_an_option_is_refused_and_not_repeated(
     spark: SparkSession, use: str, url: str, options: dict[str, str]
 ) -> None:
     with pytest.raises(PySparkException) as caught:

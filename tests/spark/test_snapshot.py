@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.server.support import token_of, write_access
 from tests.spark.conftest import Served, ServeSite
+from tests.spark.processes import SparkProcess
 from tests.spark.support_read import open_reader, plan, read_pairs, read_part, read_parts, read_rows
 
 from floodmark.codec.digest import SEED, hash_bytes
@@ -79,6 +80,31 @@ def test_rows_through_spark_keep_their_types(spark: SparkSession, url: str, user
     (row,) = reader.schema(schema).load(url).selectExpr("*", "year(born) AS year").collect()
     assert (row.key, row.year, row.tags, row._commit_version) == ("ada", 1815, ["x"], version)
     assert row._expires_at is None
+
+
+def read_elsewhere(spark: SparkSession, url: str) -> tuple[dict[bytes, bytes], list[str], int]:
+    """For another process: a snapshot, the changes, and a filter that is pushed down."""
+    reader = spark.read.format("floodmark").option("namespace", "users")
+    rows = reader.option("minPartitions", "3").load(url).collect()
+    changes = reader.option("readChangeFeed", "true").load(url).orderBy("_commit_version").collect()
+    pushing = spark.read.format("floodmark").options(namespace="users", filterPushdown="true").load(url)
+    return (
+        {bytes(row.key): bytes(row.value) for row in rows},
+        [row._change_type for row in changes],
+        pushing.where("key < X'62'").count(),
+    )
+
+
+@pytest.mark.parametrize("session", ["local_cluster", "connect"])
+def test_site_is_read_on_a_cluster_and_over_connect(
+    request: pytest.FixtureRequest, session: str, url: str, users: Namespace
+) -> None:
+    for key in (b"a", b"b", b"c"):
+        users.put(key, b"x" + key)
+    users.delete(b"c")
+    process: SparkProcess = request.getfixturevalue(session)
+    expected = {b"a": b"xa", b"b": b"xb"}, ["upsert", "upsert", "upsert", "delete"], 1
+    assert process.run(read_elsewhere, url) == expected
 
 
 def test_digests_equal_those_of_spark(spark: SparkSession, url: str, users: Namespace) -> None:

@@ -395,13 +395,8 @@ def test_a_running_query_follows_and_tells_its_lag(
         query.processAllAvailable()
     values = [row.value for row in spark.table("followed").orderBy("_commit_version").collect()]
     assert values == [b"0", b"1", b"2"]
-    progress = query.recentProgress[-1]
-    (source,) = progress["sources"]
-    latest = (
-        json.loads(source["latestOffset"])
-        if isinstance(source["latestOffset"], str)
-        else source["latestOffset"]
-    )
+    (source,) = query.recentProgress[-1].sources
+    latest = json.loads(source.latestOffset)
     assert latest["lag_ms"] >= 0
     assert latest["version"] > 0
     query.stop()

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
-from tests.server.support import cut_everything
+from tests.server.support import cut_everything, in_threads
 from tests.spark.conftest import Served
 from tests.spark.processes import SparkProcess
 from tests.spark.support_write import Pairs, batches_of, write_in_process
@@ -157,6 +157,14 @@ def test_a_task_that_is_killed_between_any_two_rows_and_run_again_leaves_the_las
     users.put(b"a", b"somebody's")
     attempt(len(rows))
     assert contents(users) == {b"a": b"somebody's", b"b": b"2"}
+
+
+def test_attempts_that_run_at_the_same_time_leave_the_last_rows(users: Namespace, url: str) -> None:
+    writer = make_writer(url)
+    batches = [[(b"%02d" % key, b"%03d" % number) for key in range(50)] for number in range(60)]
+    written = in_threads(lambda _: writer.write(batches_of(*batches)), 3)
+    assert sum(each.stored or 0 for each in written) == 50
+    assert set(contents(users).values()) == {b"059"}
 
 
 def encode_one_by_one(namespace: Namespace, rows: Pairs) -> Iterator[pyarrow.RecordBatch]:
@@ -330,33 +338,34 @@ def test_errors_of_tasks_and_of_the_driver_are_ours(spark: SparkSession, url: st
     assert "there is no column 'value'; the columns are: key, price" in str(error)
 
 
-def die_in_the_middle(url: str) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """A step before the write, whose first attempt dies when the site has half of the rows.
+ROWS = 40_000
 
-    Before it dies, somebody else writes a key of the first half and one of the second.
+
+def die_in_the_middle(url: str) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """A step before the write, whose first attempt is killed when the site has some of the rows.
+
+    Before that, somebody else writes a key that was written already and one that was not.
     """
 
     def work(rows: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         table = pyarrow.Table.from_batches(rows)
-        half = table.num_rows // 2
-        yield from table.slice(0, half).to_batches()
+        yield from table.slice(0, ROWS // 2).to_batches()
         context = TaskContext.get()
         if context is not None and context.attemptNumber() == 0:
             with connect(url) as site:
-                changes = site.changes("users", since=0, follow=True)
-                last = table["key"][half - 1].as_py()
-                while next(changes).key != last:
-                    pass
-                site.namespace("users").put_many({b"0001": b"somebody's", b"1999": b"somebody's"})
+                next(iter(site.changes("users", follow=True)))
+                site.namespace("users").put_many({b"00000": b"somebody's", b"39999": b"somebody's"})
             os.kill(os.getpid(), signal.SIGKILL)
-        yield from table.slice(half).to_batches()
+        yield from table.slice(ROWS // 2).to_batches()
 
     return work
 
 
 def write_with_a_death(spark: SparkSession, url: str) -> None:
-    frame = spark.range(2_000).repartition(1).sortWithinPartitions("id")
-    pairs = frame.selectExpr("format_string('%04d', id) AS key", "string(id) AS value")
+    # Rows go from one step to the next when there are so many of them.
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 1_000)
+    frame = spark.range(ROWS).repartition(1).sortWithinPartitions("id")
+    pairs = frame.selectExpr("format_string('%05d', id) AS key", "string(id) AS value")
     dying = pairs.mapInArrow(die_in_the_middle(url), "key string, value string")
     writer = dying.write.format("floodmark").mode("append").option("namespace", "users")
     writer.option("distinctKeys", "true").save(url)
@@ -366,5 +375,5 @@ def test_a_task_that_spark_runs_again_neither_loses_rows_nor_overwrites_later_wr
     users: Namespace, local_cluster: SparkProcess, url: str
 ) -> None:
     local_cluster.run(write_with_a_death, url)
-    expected = {b"%04d" % number: b"%d" % number for number in range(2_000)}
-    assert contents(users) == expected | {b"0001": b"somebody's", b"1999": b"somebody's"}
+    expected = {b"%05d" % number: b"%d" % number for number in range(ROWS)}
+    assert contents(users) == expected | {b"00000": b"somebody's", b"39999": b"somebody's"}

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from threading import Event
 from typing import Final
 
-from floodmark.model.errors import FloodmarkError, OutcomeUnknown, Retryable
+from floodmark.model.errors import FloodmarkError, OutcomeUnknown, Retryable, StorageFull
 from floodmark.model.partition import WriteStream
 from floodmark.spark.patience import PAUSES
 
@@ -83,6 +83,9 @@ class Delivery:
                 if isinstance(answer, FloodmarkError):
                     raise answer
                 return answer.result()
+            except StorageFull:
+                # Somebody has to make room; to wait for that is not for a task.
+                raise
             except (Retryable, OutcomeUnknown) as error:
                 pause = next(pauses, None)
                 if pause is None:

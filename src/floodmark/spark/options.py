@@ -67,7 +67,7 @@ class Options:
 
     def version(self, name: str) -> Version | None:
         """An option that is a version, or a moment with its time zone."""
-        return self._read(name, read_at)
+        return self._read(name, _read_at)
 
     def value_format(self) -> str | None:
         """What values are read or written as; None if it is not said."""
@@ -179,6 +179,11 @@ def _read_flag(text: str) -> bool:
     return _TRUE[text.lower()]
 
 
+def _read_at(text: str) -> Version:
+    """A version, or the version of a moment."""
+    return _read_version(text) if text.isdigit() else read_at(text)
+
+
 def _read_version(text: str) -> Version:
     if not (text.isascii() and text.isdigit() and len(text) < 21 and 0 < int(text) <= VERSION_MAX):
         raise ValueError(f"it is a version, a number of up to 64 bits, not {text!r:.60}")
@@ -186,7 +191,9 @@ def _read_version(text: str) -> Version:
 
 
 def _read_starting_version(text: str) -> Version:
-    """The version right before one that is wanted."""
+    """The version right before one that is wanted.  0 stands for the first of all, as it does in Delta."""
+    if text == "0":
+        return 0
     if not text.isdigit():
         raise ValueError(f"it is a version, {EARLIEST} or {LATEST}, not {text!r:.60}")
     return _read_version(text) - 1
@@ -195,7 +202,7 @@ def _read_starting_version(text: str) -> Version:
 def _read_moment(text: str) -> Version:
     if text.isdigit():
         raise ValueError(f"it is a time such as 2026-01-31T12:00:00Z, not {text!r:.60}")
-    return read_at(text)
+    return _read_at(text)
 
 
 def _read_number(text: str) -> int:

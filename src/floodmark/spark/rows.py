@@ -5,7 +5,7 @@ Nothing here is done row by row, except to find out which row is to blame when s
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy
@@ -64,7 +64,8 @@ class _Columns:
 
     keys: pyarrow.BinaryArray
     values: pyarrow.BinaryArray
-    types: pyarrow.StringArray
+    # Made only where they are asked for.
+    types: Callable[[], pyarrow.StringArray]
     versions: pyarrow.UInt64Array
     partitions: pyarrow.UInt32Array
     # Where each was first written; null for this site and this version.
@@ -81,7 +82,7 @@ def snapshot_rows(batch: pyarrow.RecordBatch, rows: RowFormat) -> pyarrow.Record
     columns = _Columns(
         keys=keys,
         values=_where_alive(stored.values, stored.deleted),
-        types=_choose(stored.deleted, ChangeType.DELETE, ChangeType.UPSERT),
+        types=partial(_simple_types, stored.deleted),
         versions=versions,
         partitions=partitions,
         origin_sites=stored.origin_site,
@@ -104,7 +105,7 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
     columns = _Columns(
         keys=compute.binary_slice(qualified, NAMESPACE_BYTES, _QUALIFIED_BYTES_MAX),
         values=_where_alive(stored.values, dead),
-        types=_choose(dead, ChangeType.DELETE, ChangeType.UPSERT),
+        types=partial(_simple_types, dead),
         versions=pyarrow.array(batch.versions, pyarrow.uint64()),
         partitions=pyarrow.array(batch.partitions, pyarrow.uint32()),
         origin_sites=stored.origin_site,
@@ -140,7 +141,7 @@ def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: 
     return _Columns(
         keys=columns.keys.take(changes),
         values=pyarrow.concat_arrays([earlier, columns.values]).take(images),
-        types=pyarrow.array(kinds, pyarrow.string()),
+        types=lambda: pyarrow.array(kinds, pyarrow.string()),
         versions=columns.versions.take(changes),
         partitions=columns.partitions.take(changes),
         origin_sites=columns.origin_sites.take(changes),
@@ -185,7 +186,7 @@ def _expiry_timestamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
 
 _MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
     "digest": lambda columns, _: columns.digests,
-    "_change_type": lambda columns, _: columns.types,
+    "_change_type": lambda columns, _: columns.types(),
     "_commit_version": lambda columns, _: columns.versions.cast(_LONG),
     "_commit_timestamp": _commit_timestamps,
     "_origin_site": lambda columns, rows: compute.fill_null(columns.origin_sites, rows.site_id),
@@ -206,8 +207,8 @@ def _where_alive(array: pyarrow.Array, dead: pyarrow.BooleanArray) -> pyarrow.Ar
     return compute.if_else(dead, None, array) if dead.true_count else array
 
 
-def _choose(chosen: pyarrow.BooleanArray, kind: ChangeType, other: ChangeType) -> pyarrow.StringArray:
-    return compute.if_else(chosen, kind.value, other.value)
+def _simple_types(dead: pyarrow.BooleanArray) -> pyarrow.StringArray:
+    return compute.if_else(dead, ChangeType.DELETE.value, ChangeType.UPSERT.value)
 
 
 def _as_text(keys: pyarrow.BinaryArray, array: pyarrow.BinaryArray, field: pyarrow.Field) -> pyarrow.Array:

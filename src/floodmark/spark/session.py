@@ -43,7 +43,6 @@ _EVERYWHERE: Final = {
 
 # When the workers run on this machine.
 _LOCAL: Final = {
-    "spark.master": "local[*]",
     "spark.driver.host": _LOOPBACK,
     "spark.driver.bindAddress": _LOOPBACK,
     "spark.ui.enabled": "false",
@@ -93,6 +92,8 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
     with _environment({"SPARK_REMOTE": remote, "SPARK_CONNECT_MODE_ENABLED": remote and "1"}):
         session = _start_connect(remote, options, name) if remote else _start_classic(options, name)
         try:
+            if remote is not None:
+                _configure(session, options.conf)
             register(session)
             yield session
         finally:
@@ -139,33 +140,41 @@ def _configure(session: SparkSession, conf: Mapping[str, str]) -> None:
 def _start_connect(remote: str, options: SparkOptions, name: str) -> SparkSession:
     builder = SparkSession.builder.remote(remote).config(map={**_EVERYWHERE, "spark.app.name": name})
     if not remote.startswith("local"):
-        session = builder.getOrCreate()
-        _configure(session, options.conf)
-        return session
-    with _environment(_java_environment() | _python_environment()):
-        return builder.config(map={**_LOCAL, **options.conf}).getOrCreate()
+        return builder.getOrCreate()
+    # The server is started with the session, and takes its settings from its Java.
+    _start_java({**_LOCAL, "spark.connect.grpc.binding.address": _LOOPBACK, **options.conf})
+    with _environment(_python_environment()):
+        return builder.getOrCreate()
 
 
 def _start_classic(options: SparkOptions, name: str) -> SparkSession:
     asked = dict(options.conf)
     if options.master is not None:
         asked["spark.master"] = options.master
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not submitted:
+    if not _submitted():
         asked.setdefault("spark.app.name", name)
-    if submitted or SparkContext._gateway is not None:
-        SparkContext._ensure_initialized()
-    else:
-        at_start = SparkConf(loadDefaults=False).setAll(list((_AT_START | asked).items()))
-        with _environment(_java_environment()):
-            SparkContext._ensure_initialized(conf=at_start)
+    _start_java(asked)
     # Now that Java runs, this is all that Spark was configured with.
-    conf = SparkConf().setAll(list(asked.items()))
-    local = str(conf.get("spark.master", "local")).startswith("local")
+    conf = SparkConf().setAll(list(asked.items())).setIfMissing("spark.master", "local[*]")
+    local = str(conf.get("spark.master")).startswith("local")
     for key, value in (_EVERYWHERE | _LOCAL if local else _EVERYWHERE).items():
         conf.setIfMissing(key, value)
     with _environment(_python_environment() if local else {}):
         return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start Spark's Java, unless it runs: under spark-submit, or since an earlier session."""
+    if _submitted() or SparkContext._gateway is not None:
+        SparkContext._ensure_initialized()
+        return
+    conf = SparkConf(loadDefaults=False).setAll([*_AT_START.items(), *settings.items()])
+    with _environment(_java_environment()):
+        SparkContext._ensure_initialized(conf=conf)
 
 
 def _java_environment() -> dict[str, str | None]:
@@ -176,6 +185,8 @@ def _java_environment() -> dict[str, str | None]:
         "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
         "SPARK_DRIVER_MEMORY": os.environ.get("SPARK_DRIVER_MEMORY", "2g"),
         "SPARK_HOME": spark_home,
+        # Else it would look for a server instead of being one.
+        "SPARK_REMOTE": None,
     }
     conf_directory = os.environ.get("SPARK_CONF_DIR") or str(Path(spark_home, "conf"))
     if not Path(conf_directory, _LOG4J).exists():

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from floodmark.model.errors import InvalidConfiguration, InvalidOption
-from floodmark.model.limits import MIB
+from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
@@ -40,7 +40,8 @@ from floodmark.wire.columns import PAIRS, decode_columns
 # Of Spark's own, which it hands on with the others.
 _SPARKS: Final = frozenset({"checkpointLocation"})
 OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys"}
-BATCH_BYTES_MAX: Final = 2 * MIB
+# A batch becomes one row of the site's change log, which it packs fastest.
+BATCH_BYTES_MAX: Final = LOG_ROW_BYTES_MAX
 
 _QUERY: Final = "sql.streaming.queryId"
 _EPOCH: Final = "streaming.sql.batchId"

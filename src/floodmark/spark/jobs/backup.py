@@ -184,6 +184,11 @@ def _find_plan(job: _Job, kind: Kind) -> tuple[Plan | None, str | None]:
         return None, None
     plan = decode_document(content, Plan, f"{job.target.location}/{PLAN}")
     _require_same(job, plan.site, plan.site_id, plan.namespace)
+    if read_manifest(job.target, plan.part) is not None:
+        if plan.kind is kind:
+            return plan, None
+        _finish(job, plan, HOLD)
+        return None, None
     reason = _reason_to_abandon(job, plan, kind)
     if reason is None:
         return plan, None
@@ -194,8 +199,6 @@ def _find_plan(job: _Job, kind: Kind) -> tuple[Plan | None, str | None]:
 
 
 def _reason_to_abandon(job: _Job, plan: Plan, kind: Kind) -> str | None:
-    if read_manifest(job.target, plan.part) is not None:
-        return None
     if plan.kind is not kind:
         return f"it was to be of kind {plan.kind.value!r}, and now {kind.value!r} is asked for"
     if plan.kind is Kind.CHANGES and plan.since != _newest_version(job.target):
@@ -373,16 +376,7 @@ def _collected_horizon(site: Site, namespace: str) -> Version:
 
 def _finish(job: _Job, plan: Plan, hold: timedelta) -> bool:
     """Hold what the next incremental backup needs and nothing else; whether that is held."""
-    held = False
-    if hold:
-        try:
-            job.site.host.administration.hold_safe_point(
-                plan.safe_point, plan.version, hold, job.namespace.name
-            )
-            held = True
-        except VersionCollected:
-            # The part was complete long ago, and only this step was missing.
-            held = False
+    held = _hold_for_next(job, plan, hold)
     if not held:
         release(job.site, plan.safe_point)
     for manifest in read_manifests(job.target):
@@ -390,6 +384,17 @@ def _finish(job: _Job, plan: Plan, hold: timedelta) -> bool:
             release(job.site, manifest.safe_point)
     job.target.remove(PLAN)
     return held
+
+
+def _hold_for_next(job: _Job, plan: Plan, hold: timedelta) -> bool:
+    if not hold:
+        return False
+    try:
+        job.site.host.administration.hold_safe_point(plan.safe_point, plan.version, hold, job.namespace.name)
+    except VersionCollected:
+        # The part was complete long ago, and only this step was missing.
+        return False
+    return True
 
 
 def _require_hold(hold: object) -> None:
