@@ -4,7 +4,7 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-feed bench-server soak clean
+.PHONY: help setup demo test check format bench bench-feed bench-server bench-spark soak clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ bench-feed: $(STAMP) ## Measure feeds beside PostgreSQL, Redis and NATS (see ben
 
 bench-server: $(STAMP) ## Measure the server beside Redis and PostgreSQL
 	@$(BIN)/python benchmarks/server.py $(ARGS)
+
+bench-spark: $(STAMP) ## Measure Spark on a site beside Parquet files and PostgreSQL
+	@$(BIN)/python benchmarks/spark.py $(ARGS)
 
 soak: $(STAMP) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m soak $(ARGS)

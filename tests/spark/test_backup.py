@@ -19,6 +19,7 @@ from tests.spark.support_backup import (
     stored_rows,
     writing,
 )
+from tests.spark.support_garbage import collect_old
 
 from floodmark.model.access import Role
 from floodmark.model.errors import (
@@ -73,7 +74,7 @@ def collect(site: Site) -> None:
         if not point.name.startswith("spark/backup-"):
             site.host.administration.release_safe_point(point.name)
     site.update_namespace("users", retention=timedelta(0))
-    site.collect_garbage()
+    collect_old(site)
 
 
 # Full

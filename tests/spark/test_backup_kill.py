@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of, contents, fill, held_for, stored_contents, writing
-from tests.spark.support_kill import Arguments, run_job
+from tests.spark.support_kill import Arguments, Point, run_job
 
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs.backup import PLAN, Plan, backup, list_backups
@@ -41,18 +41,21 @@ def read_plan(target: Path) -> Plan:
     return decode_document(content, Plan, PLAN)
 
 
-def test_a_backup_that_is_killed_again_and_again_ends_like_one_that_was_not(
-    spark: SparkSession, served: Served, users: Namespace, target: Path
+@pytest.mark.parametrize(
+    "points", [["writing"], pytest.param(["planned", "writing", "written"], marks=pytest.mark.soak)]
+)
+def test_a_backup_that_is_killed_ends_like_one_that_was_not(
+    spark: SparkSession, served: Served, users: Namespace, target: Path, points: list[Point]
 ) -> None:
     plans = []
     with writing(users, KEYS):
-        for point in ("planned", "writing", "written"):
+        for point in points:
             outcome = run_job(Arguments(job="backup", url=served.url, directory=str(target), point=point))
             assert outcome.killed, outcome.said
             assert list_backups(str(target)) == []
             plans.append(read_plan(target))
         summary = backup(address_of(served.url), "users", str(target), spark=spark)
-    assert plans == [plans[0]] * 3
+    assert plans == [plans[0]] * len(points)
     assert summary.resumed
     assert summary.version == plans[0].version
     (manifest,) = list_backups(str(target))
@@ -62,6 +65,7 @@ def test_a_backup_that_is_killed_again_and_again_ends_like_one_that_was_not(
     assert check_backup(str(target), spark=spark).findings == []
 
 
+@pytest.mark.soak
 def test_changes_that_were_complete_when_the_backup_was_killed_are_not_taken_twice(
     spark: SparkSession, served: Served, users: Namespace, target: Path
 ) -> None:
@@ -79,6 +83,7 @@ def test_changes_that_were_complete_when_the_backup_was_killed_are_not_taken_twi
     assert not (target / PLAN).exists()
 
 
+@pytest.mark.soak
 def test_a_restore_that_is_killed_again_and_again_ends_like_one_that_was_not(
     spark: SparkSession, served: Served, users: Namespace, serve_site: ServeSite, target: Path
 ) -> None:

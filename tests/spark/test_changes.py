@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.spark.conftest import Served
+from tests.spark.support_garbage import collect_old
 from tests.spark.support_read import open_reader, plan, read_part, read_rows
 
 from floodmark.codec.ordered import encode_namespace
@@ -225,7 +226,7 @@ def test_changes_that_were_collected_are_refused(location: Callable[[], str], si
     users = site.create_namespace("users", retention=timedelta(0))
     first = users.put(b"a", b"1")
     users.put(b"a", b"2")
-    site.collect_garbage()
+    collect_old(site)
     last = users.put(b"a", b"3")
     place = location()
     with pytest.raises(VersionCollected, match=r"of 'users' was collected; the oldest that can be read"):
@@ -245,5 +246,5 @@ def test_what_is_kept_is_held_while_a_job_runs(guarded: Served, token_file: Call
     (point,) = site.safe_points()
     assert (point.version, point.namespace) == (part.since, users._row.id)
     site.update_namespace("users", retention=timedelta(0))
-    site.collect_garbage()
+    collect_old(site)
     assert [row["value"] for row in read_part(reader, part)] == [b"1", b"2"]

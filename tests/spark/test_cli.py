@@ -79,7 +79,7 @@ def test_changes_come_into_a_table_each_once(oslo: Path, tmp_path: Path) -> None
 
 def test_a_feed_runs_on_spark(oslo: Path, tmp_path: Path) -> None:
     files = tmp_path / "files"
-    assert run("feed", "create", oslo, "lake", "users", f"parquet:{files}").code == 0
+    assert run("feed", "create", oslo, "lake", "users", "--sink", f"parquet:{files}").code == 0
     delivered = run("feed", "run", oslo, "lake", "--runner", "spark", "--once", "--json")
     assert delivered.code == 0, delivered.errors
     assert delivered.json["changes"] == 301
@@ -101,7 +101,7 @@ def test_the_summary_can_be_read(oslo: Path, tmp_path: Path) -> None:
         (("backup", "SITE", "users", "BACKUP", "--conf", "oops"), 64, "--conf"),
         (("backup", "MISSING", "users", "BACKUP"), 69, "there is no site"),
         (("backup", "--check", "MISSING"), 64, "no backup"),
-        (("restore", "MISSING", "SITE", "users-2"), 64, "no backup"),
+        (("restore", "MISSING", "SITE", "users-2"), 64, "no complete full backup"),
         (("export", "SITE", "users", "TABLE", "--view", "sideways"), 64, "--view is history or current"),
         (("replicate", "SITE", "SITE", "--checkpoint", "STATE"), 69, "open"),
         (("feed", "run", "SITE", "nothing", "--runner", "spark"), 1, "nothing"),

@@ -1,11 +1,15 @@
 """Exports as Parquet directories: each change once, whatever happens on the way."""
 
+import os
+import re
+import resource
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
@@ -21,6 +25,7 @@ from tests.spark.support_export import (
     require_agreement,
     writing_pairs,
 )
+from tests.spark.support_garbage import collect_old
 
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.model.change import Heartbeat
@@ -30,11 +35,13 @@ from floodmark.model.errors import (
     InvalidVersion,
     LeaseHeld,
     NamespaceNotFound,
+    StorageFull,
     VersionCollected,
 )
+from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import common_cut, export, read_export
-from floodmark.spark.jobs.export_files import DataFile
+from floodmark.spark.jobs.export_files import DataFile, FileWriter
 from floodmark.spark.jobs.export_parquet import ParquetTarget
 from floodmark.spark.jobs.export_state import ExportIdentity, View, only_writer
 from floodmark.spark.jobs.files import Directory
@@ -161,7 +168,7 @@ def test_what_is_gone_from_the_site_takes_a_new_target(
     # As if it had been away for longer than its safe point lives.
     served.site.host.administration.release_safe_point(held.name)
     served.site.update_namespace("users", retention=timedelta(0))
-    served.site.collect_garbage()
+    collect_old(served.site)
     with pytest.raises(VersionCollected, match="Export to a new target"):
         export_users(served, spark, target)
     export_users(served, spark, target.with_name("another"))
@@ -199,6 +206,26 @@ def test_two_exports_to_one_target_do_not_run_at_once(
 # Without Spark: every step of a commit, and a crash before each of them
 
 
+def test_a_full_disk_is_named_and_the_file_that_was_begun_is_gone(tmp_path: Path) -> None:
+    batch = pyarrow.RecordBatch.from_pylist(
+        [make_row(View.HISTORY, version, os.urandom(1000)) for version in range(1, 500)],
+        schema=View.HISTORY.schema,
+    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(StorageFull, match=re.escape(str(tmp_path))):
+            list(FileWriter(str(tmp_path), View.HISTORY.schema, "step-")([batch]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    (report,) = FileWriter(str(tmp_path), View.HISTORY.schema, "step-")([batch])
+    (file,) = tmp_path.iterdir()
+    assert report.to_pylist() == [
+        {"name": file.name, "rows": 499, "bytes": file.stat().st_size, "first": 1, "last": 499}
+    ]
+
+
 class _Crash(BaseException):
     """The machine stops here."""
 
@@ -225,22 +252,26 @@ def identify(view: View) -> ExportIdentity:
     return ExportIdentity(id="x", site="oslo", site_id=1, namespace="users", namespace_id=1, view=view)
 
 
+def make_row(view: View, version: Version, value: bytes = b"") -> dict[str, object]:
+    row = {
+        "key": b"%d" % version,
+        "value": value,
+        "_change_type": "upsert",
+        "_commit_version": version,
+        "_commit_timestamp": version,
+        "_origin_site": 1,
+        "_origin_version": version,
+        "_site_partition": 1,
+        "_expires_at": None,
+    }
+    return {name: row[name] for name in view.schema.names}
+
+
 def write_rows(place: Path, view: View, versions: range) -> list[DataFile]:
     """Files as tasks write them, a row in each."""
     files = []
     for version in versions:
-        row = dict.fromkeys(view.schema.names) | {
-            "key": b"%d" % version,
-            "value": b"",
-            "_change_type": "upsert",
-            "_commit_version": version,
-            "_commit_timestamp": version,
-            "_origin_site": 1,
-            "_origin_version": version,
-            "_site_partition": 1,
-        }
-        columns = {name: row[name] for name in view.schema.names}
-        table = pyarrow.Table.from_pylist([columns], schema=view.schema)
+        table = pyarrow.Table.from_pylist([make_row(view, version)], schema=view.schema)
         pyarrow.parquet.write_table(table, place / f"{version}.parquet")
         files.append(DataFile(name=f"{version}.parquet", rows=1, bytes=1, first=version, last=version))
     return files

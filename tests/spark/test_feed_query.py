@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.server.processes import wait_until
 from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of, contents, fill, writing
+from tests.spark.support_garbage import collect_old
 
 from floodmark.clock import monotonic_ms
 from floodmark.feed.feeds import FeedState, SinkOptions
@@ -200,7 +201,7 @@ def test_a_feed_whose_changes_are_gone_has_failed(
     served.site.host.administration.release_safe_point("feed/copy")
     served.site.update_namespace("users", retention=timedelta(0))
     fill(users)
-    served.site.collect_garbage()
+    collect_old(served.site)
     with pytest.raises(VersionCollected):
         run_once(served, spark)
     assert served.site.feeds.show("copy").state is FeedState.FAILED

@@ -38,11 +38,13 @@ def target(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("format", "points"),
     [
-        ("parquet", ["writing", "renaming"]),
-        ("delta", ["written", "committed"]),
+        ("parquet", ["renaming"]),
+        ("delta", ["written"]),
+        pytest.param("parquet", ["writing", "renaming"], marks=pytest.mark.soak),
+        pytest.param("delta", ["written", "committed"], marks=pytest.mark.soak),
     ],
 )
-def test_a_history_that_is_killed_again_and_again_holds_every_change_once(
+def test_a_history_that_is_killed_holds_every_change_once(
     served: Served, spark: SparkSession, users: Namespace, target: Path, format: Any, points: list[Point]
 ) -> None:
     with writing(users, KEYS):
@@ -66,6 +68,7 @@ def exported_files(target: Path) -> list[str]:
     return [str(file) for file in target.rglob("*.parquet") if "_delta_log" not in file.parts]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("format", "point"), [("parquet", "written"), ("delta", "committed")])
 def test_a_current_view_that_is_killed_in_a_merge_is_what_is_live_in_the_end(
     served: Served, spark: SparkSession, users: Namespace, target: Path, format: Any, point: Point
@@ -106,6 +109,7 @@ def test_a_replication_that_is_killed_loses_nothing(
     assert summary.changes < len(list(served.site.changes("users")))
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("users")
 def test_a_feed_whose_runner_is_killed_is_taken_over(
     served: Served, spark: SparkSession, tmp_path: Path

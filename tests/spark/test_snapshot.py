@@ -16,6 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.server.support import token_of, write_access
 from tests.spark.conftest import Served, ServeSite
 from tests.spark.processes import SparkProcess
+from tests.spark.support_garbage import collect_old
 from tests.spark.support_read import open_reader, plan, read_pairs, read_part, read_parts, read_rows
 
 from floodmark.codec.digest import SEED, hash_bytes
@@ -276,7 +277,7 @@ def test_collected_version_is_refused(location: Callable[[], str], site: Site) -
     users = site.create_namespace("users", retention=timedelta(0))
     first = users.put(b"a", b"1")
     users.put(b"a", b"2")
-    site.collect_garbage()
+    collect_old(site)
     place = location()
     with pytest.raises(VersionCollected, match=f"version {first} of 'users' was collected; the oldest"):
         plan(place, versionAsOf=first)
@@ -291,7 +292,7 @@ def test_version_that_is_collected_before_a_task_reads_it_is_refused_there(
     (part,) = reader.partitions()
     served.site.update_namespace("users", retention=timedelta(0))
     users.put(b"a", b"2")
-    served.site.collect_garbage()
+    collect_old(served.site)
     with pytest.raises(VersionCollected):
         list(reader.read(part))
 
@@ -376,7 +377,7 @@ def test_version_about_to_be_collected_is_held_for_an_hour(served: Served, users
     assert 0 < point.expires_at_ms - physical_ms(part.version) - HOUR // timedelta(milliseconds=1) < 60_000
     served.site.update_namespace("users", retention=timedelta(0))
     users.put(b"a", b"2")
-    served.site.collect_garbage()
+    collect_old(served.site)
     assert read_part(reader, part) == [{"key": b"a", "value": b"1"}]
 
 

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.spark.conftest import Served
+from tests.spark.support_garbage import collect_old
 from tests.spark.support_stream import HANG_SECONDS
 
 from floodmark.model.access import Role
@@ -225,20 +226,35 @@ def test_garbage_collection_does_not_overtake_a_stopped_query(
     reader.stop()
     users.put(b"a", b"2")
     users.put(b"a", b"3")
-    served.site.collect_garbage()
+    collect_old(served.site)
     reader = open_stream_reader(given, CHANGES)
     end = step(reader, start)
     assert [row["value"] for row in read(reader, start, end)] == [b"1", b"2", b"3"]
     # Without its safe point it is told what happened, and what to do.
     reader.stop()
     served.site.host.administration.release_safe_point(start["reader"])
-    served.site.collect_garbage()
+    collect_old(served.site)
     reader = open_stream_reader(given, CHANGES)
     with pytest.raises(VersionCollected, match=r"not read are gone.*safePointLifetime.*another checkpoint"):
         reader.latestOffset(start, EVERYTHING)
     with pytest.raises(VersionCollected, match="another checkpoint"):
         reader.partitions(start, end)
     reader.stop()
+
+
+def test_a_checkpoint_of_another_place_is_refused(
+    users: Namespace, serve_site: Callable[..., Served], make_reader: Callable[..., StreamReader]
+) -> None:
+    users.put(b"a", b"1")
+    rome = serve_site("rome")
+    rome.site.create_namespace("users").put(b"a", b"1")
+    start = make_reader().initialOffset()
+    end = step(make_reader(), start)
+    elsewhere = make_reader(path=rome.url)
+    with pytest.raises(InvalidOption, match=r"site oslo .* this is .* site rome"):
+        elsewhere.latestOffset(start, EVERYTHING)
+    with pytest.raises(InvalidOption, match="new checkpoint"):
+        elsewhere.partitions(start, end)
 
 
 def test_a_query_begins_where_it_is_told_to(
@@ -420,7 +436,7 @@ def test_a_query_whose_changes_are_gone_says_so(
     served.site.host.administration.release_safe_point(point.name)
     for number in range(3):
         users.put(b"a", b"%d" % number)
-    served.site.collect_garbage()
+    collect_old(served.site)
     with pytest.raises(StreamingQueryException) as caught:
         run().awaitTermination(HANG_SECONDS)
     assert isinstance(find_error(caught.value), VersionCollected)

@@ -147,6 +147,7 @@ def check_copy(serve_site: ServeSite, copy: Callable[[str, str], None]) -> None:
     assert [change.key for change in rome.site.changes("users", since=before)] == [b"9"]
 
 
+@pytest.mark.soak
 def test_a_driver_that_is_killed_with_9_goes_on_from_its_checkpoint(
     serve_site: ServeSite, tmp_path: Path
 ) -> None:

@@ -51,7 +51,10 @@ class Query:
         self._told_at_ms = 0
         self._site = address.connect()
         self.site_id = self._site.id
-        self.namespace_id = self.ask(lambda each: each.find_namespace(namespace)).id
+        row = self.ask(lambda each: each.find_namespace(namespace))
+        self.namespace_id = row.id
+        # Where versions mean something.  A namespace that was dropped and made again is another one.
+        self.place = f"namespace {namespace} ({row.id}) of site {self._site.name} ({self.site_id})"
 
     def ask(self, question: Callable[[Administration], Result]) -> Result:
         """Ask the site, also if it is being restarted."""

@@ -8,7 +8,7 @@ crash, and what the first offset is may have changed by then.  So the end of a m
 as well (`since`), and that counts.
 
 The reader's id travels in the offsets too, and names the safe point that the query finds again when it was
-stopped (`query.py`).
+stopped (`query.py`); and so does the place that the versions belong to.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             reader = READERS + str(uuid4())
             start = self._driver.begin(reader, lambda each: find_start(self._options, each))
-            self._initial = {"version": start, "reader": reader}
+            self._initial = {"version": start, "reader": reader, "place": self._driver.place}
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -116,12 +116,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = self._driver.present()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        self._require_place(start)
         since: Version = start["version"]
         changes_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         self._driver.keep(start["reader"], since)
         cut = self._cut = self._driver.cut(since, changes_max, self._until)
         if cut.changes != 0 or physical_ms(cut.version) - physical_ms(since) >= self.idle_ms:
-            return {"version": cut.version, "reader": start["reader"], "since": since}
+            return start | {"version": cut.version, "since": since}
         if self._until is None:
             Event().wait(self.pause_seconds)
         return start
@@ -134,6 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"version": cut.resolved, "lag_ms": lag_ms}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[ChangeRange]:
+        self._require_place(end)
         if start["reader"] != end["reader"]:
             self._driver.release(start["reader"])
         since: Version = end["since"] if "since" in end else end["version"]
@@ -160,6 +162,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             self._query = Query(options.address, options.namespace, options.lifetime)
         return self._query
+
+    def _require_place(self, offset: Offset) -> None:
+        """Refuse a checkpoint of another site or namespace: its versions mean nothing here."""
+        if offset["place"] != self._driver.place:
+            raise InvalidOption(
+                f"the query's checkpoint directory belongs to {offset['place']}, and this is "
+                f"{self._driver.place}; a version of one site means nothing at another. Use a new checkpoint "
+                "directory",
+                option="path",
+            )
 
     # In the tasks
 

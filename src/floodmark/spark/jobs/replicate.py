@@ -48,6 +48,10 @@ BACKOFF_MS: Final = 500
 _OWNER: Final = "_floodmark.json"
 _FORMAT: Final = "floodmark"
 _OBSERVED: Final = "replicated"
+_CHECKPOINT_FILES: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_QUICK_FILES: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 # The shares of a batch's changes whose lag is told, oldest first: 1 in 100 waits longer than the first says.
 _SHARES: Final = tuple(number / 100 for number in (0, 1, 5, *range(10, 100, 10), 95, 99, 100))
 
@@ -170,7 +174,25 @@ class _Replication:
         )
         if self._once:
             writer = writer.trigger(availableNow=True)
-        tally.began(writer.start())
+        with self._quick_notes():
+            tally.began(writer.start())
+
+    @contextmanager
+    def _quick_notes(self) -> Iterator[None]:
+        """Let the query that is started here write its checkpoint in the quicker way, where there are two.
+
+        For a local directory Spark starts programs to set the modes of the two files that it writes for
+        each batch, unless it is told to go by the other of its two interfaces to file systems.
+        """
+        conf = self._spark.conf
+        if not self._checkpoint.url.startswith("file:") or conf.get(_CHECKPOINT_FILES, None) is not None:
+            yield
+            return
+        conf.set(_CHECKPOINT_FILES, _QUICK_FILES)
+        try:
+            yield
+        finally:
+            conf.unset(_CHECKPOINT_FILES)
 
     def _goes_on(self, tally: "_Tally", stop: Event) -> bool:
         """Whether a query goes on; one that failed for the time being is begun again."""
