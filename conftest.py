@@ -1,10 +1,11 @@
 """Loaded before any test: how assertions are explained, and what tests need to be divided among processes."""
 
 from collections.abc import Generator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("floodmark.testing")
 
@@ -16,13 +17,16 @@ settings.load_profile("shared")
 TOGETHER = {"tests/spark": "spark", "tests/server/test_stalled.py": "stalled"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests stay together."""
-    for item in items:
-        for place, group in TOGETHER.items():
-            if item.path.is_relative_to(Path(__file__).parent / place):
-                item.add_marker(pytest.mark.xdist_group(group))
+class Scheduling(LoadScopeScheduling):
+    """Gives tests away one by one, except for those that stay together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((group for place, group in TOGETHER.items() if nodeid.startswith(place)), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """How tests are divided among processes; the largest group is begun first."""
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,10 +37,12 @@ def parse(words: list[str]) -> str:
 
 def test_all_commands_are_there() -> None:
     assert {" ".join(path) for path in COMMANDS} == {
+        "backup",
         "changes",
         "delete",
         "demo",
         "doctor",
+        "export",
         "feed create",
         "feed list",
         "feed pause",
@@ -64,6 +66,8 @@ def test_all_commands_are_there() -> None:
         "partition merge",
         "partition split",
         "put",
+        "replicate",
+        "restore",
         "safepoint hold",
         "safepoint list",
         "safepoint release",

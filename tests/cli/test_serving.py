@@ -14,9 +14,11 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 # Says what it does, and goes on for ever after it was asked to stop.
 STUBBORN = """
+import os
 from threading import Event
 from floodmark.cli.signals import on_stop_signal
-with on_stop_signal(lambda: print("asked", flush=True)):
+# Not by print, which the signal may have interrupted.
+with on_stop_signal(lambda: os.write(1, b"asked\\n")):
     print("ready", flush=True)
     while True:
         Event().wait()

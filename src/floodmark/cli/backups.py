@@ -53,10 +53,11 @@ def backup(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Back up a namespace at one version, with its history's stamps and tombstones, to Parquet files.
+    """Back up a namespace, as of one version, to Parquet files.
 
-    Writes go on meanwhile. A backup that was cut off is taken up again by the same command. The
-    version that is printed is where a feed goes on: restore, then follow, misses nothing.
+    Stamps, tombstones and times to live are in it. Writes go on meanwhile. A backup that was cut
+    off is taken up again by the same command. The version that is printed is where a feed goes on:
+    restore, then follow, misses nothing.
 
     \b
     Examples:
@@ -106,10 +107,11 @@ def restore(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Restore a backup into a new namespace, as of its newest version or any before it that it holds.
+    """Restore a backup into a new namespace.
 
-    Stamps, tombstones and times to live come back as they were. A restore that was cut off is
-    taken up again by the same command; a namespace that holds something else is refused.
+    As of its newest version, or of any before that it holds (--at). Stamps, tombstones and times to
+    live come back as they were. A restore that was cut off is taken up again by the same command;
+    a namespace that holds something else is refused.
 
     \b
     Examples:

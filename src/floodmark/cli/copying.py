@@ -132,9 +132,10 @@ def export(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Bring the changes of a namespace into a Delta or Parquet table, each exactly once.
+    """Bring changes into a Delta or Parquet table.
 
-    The same command goes on where the last one ended, also after a crash.
+    Each change exactly once: the same command goes on where the last one ended, also after a
+    crash.
 
     \b
     Examples:

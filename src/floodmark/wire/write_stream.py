@@ -103,9 +103,11 @@ class RemoteWriteStream:
         sent = _Sent(future, batch.nbytes)
         with self._sending:
             line = self._take_place(sent)
-            # If this fails, reading fails as well, and whoever reads knows what to say to everyone.
-            with suppress(*TRANSPORT_ERRORS):
+            try:
                 line.writer.write_batch(batch)
+            except TRANSPORT_ERRORS as error:
+                # Then reading fails as well, and whoever reads tells everyone; but why is only told once.
+                line.failure = error
         return future
 
     def close(self) -> None:
@@ -186,6 +188,8 @@ class RemoteWriteStream:
         if answer is None:
             # The stream has ended; why, is told to whoever closes it.
             line.writer.close()
+            if line.failure is not None:
+                raise line.failure
             raise OutcomeUnknown(
                 f"{self._connection.url} ended a stream of writes without an answer; read before you repeat"
             )
@@ -226,6 +230,8 @@ class _Line:
         self.writer = writer
         self.reader = reader
         self.waiting: deque[_Sent] = deque()
+        # What sending ended with, if it did before reading.
+        self.failure: Exception | None = None
         self.thread = Thread(
             target=stream.receive, args=(self,), name="floodmark-acknowledgements", daemon=True
         )

@@ -124,7 +124,7 @@ def require_package() -> None:
     if deltalake is None:
         raise InvalidConfiguration(
             "Delta tables are written by the package deltalake, which is not installed; install "
-            "floodmark[delta], or export as Parquet"
+            "floodmark[spark], which brings it, or export as Parquet"
         )
 
 

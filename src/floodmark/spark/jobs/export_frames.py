@@ -18,7 +18,7 @@ from floodmark.spark.jobs.parts import read_site
 TASK_CHANGES: Final = 50_000
 TASKS_MAX: Final = 8
 # About how large the files of a current view are to be.
-VIEW_FILE_BYTES: Final = 128 * MIB
+VIEW_FILE_BYTES: Final = 32 * MIB
 
 
 def read_changes(
