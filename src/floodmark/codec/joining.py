@@ -17,7 +17,6 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import DELETED, HAS_EXPIRY, HAS_ORIGIN, PLAIN
 
 _BINARY: Final = pyarrow.binary()
-_NOTHING: Final = pyarrow.scalar(b"", _BINARY)
 _TAIL: Final = numpy.dtype([("version", ">u8"), ("site", "u1"), ("expiry", ">u8"), ("flags", "u1")])
 _ORIGIN_END: Final = 9
 _EXPIRY_END: Final = 17
@@ -68,7 +67,7 @@ def join_values(
 
 
 def _join(left: Any, right: Any) -> pyarrow.BinaryArray:
-    return pyarrow.compute.binary_join_element_wise(left, right, _NOTHING)
+    return pyarrow.compute.binary_join_element_wise(left, right, pyarrow.scalar(b"", _BINARY))
 
 
 def _numbers(column: pyarrow.Array) -> NDArray[Any]:

@@ -66,6 +66,10 @@ class Engine(Protocol):
         """
         ...
 
+    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
+        """The first row that starts with each of some prefixes: `ceiling` of many, at less than its cost."""
+        ...
+
     def scan(
         self,
         family: str,

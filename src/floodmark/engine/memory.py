@@ -43,6 +43,9 @@ class MemoryEngine:
             found = rows.keys[index]
             return found, rows.values[found]
 
+    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
+        return [self.ceiling(family, prefix, prefix) for prefix in prefixes]
+
     def scan(
         self,
         family: str,

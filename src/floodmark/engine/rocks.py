@@ -116,6 +116,25 @@ class _Database:
         except Exception as error:
             raise self._read_error(error) from error
 
+    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
+        if not prefixes:
+            return []
+        filtered = self._prefix_bytes.get(family, _NO_PREFIX) <= min(map(len, prefixes))
+        found: list[Row | None] = []
+        with self._read_errors():
+            # One iterator for all of them: making it costs as much as a look-up.
+            iterator = self._columns[family].iter(None if filtered else self._in_total_order)
+            seek, read_key, read_value = iterator.seek, iterator.key, iterator.value
+            for prefix in prefixes:
+                seek(prefix)
+                key: bytes | None = read_key()
+                if key is None:
+                    iterator.status()
+                    found.append(None)
+                else:
+                    found.append((key, read_value()) if key.startswith(prefix) else None)
+        return found
+
     def scan(
         self,
         family: str,

@@ -23,9 +23,9 @@ _PROBE_ROWS: Final = 16
 _PAGE_ROWS_MAX: Final = 512
 _PAGE_BYTES_MAX: Final = 1 * MIB
 # Reading this many rows takes about as long as looking up one key.
-_ROWS_PER_LOOK_UP: Final = 3
+_ROWS_PER_LOOK_UP: Final = 2
 # Keys that are looked up one by one before another page is tried.
-_LOOK_UPS: Final = 64
+_LOOK_UPS: Final = 256
 
 # Behind every version of a key.
 _BEHIND: Final = b"\xff" * (VERSION_BYTES + 1)
@@ -73,7 +73,7 @@ def _find_newest(engine: Engine, prefixes: Sequence[bytes]) -> list[Row | None]:
             continue
         rows_max = _PROBE_ROWS
         end = min(index + _LOOK_UPS, len(prefixes))
-        found[index:end] = [engine.ceiling(DATA, prefix, prefix) for prefix in prefixes[index:end]]
+        found[index:end] = engine.ceilings(DATA, prefixes[index:end])
         index = end
     return found
 

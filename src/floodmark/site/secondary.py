@@ -21,7 +21,7 @@ from typing import Final
 import pyarrow
 
 from floodmark.codec.changelog import decode_log_key, decode_row, encode_log_range
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, encode_prefix
+from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_namespace, encode_prefix
 from floodmark.engine import Row
 from floodmark.engine.rocks import RocksSecondary
 from floodmark.feed.columns import Columns
@@ -41,7 +41,7 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX, Version, moment_of
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.partition.changelog import look_up_value, read_logs
-from floodmark.partition.families import COLLECTED, LOG, LOG_TRIMMED
+from floodmark.partition.families import COLLECTED, DATA, LOG, LOG_TRIMMED
 from floodmark.partition.layout import LogRow, load_logs, load_partitions, load_version
 from floodmark.partition.node import NODE
 from floodmark.partition.records import find_before, require_kept, scan_records_page
@@ -115,6 +115,18 @@ class DirectoryReader:
     def partitions(self) -> list[tuple[int, KeyRange]]:
         """The ids and the qualified keys of the partitions, in order of keys."""
         return [(row.id, row.range) for row in load_partitions(self._engine)]
+
+    def sample_keys(self, keys: KeyRange, count: int) -> list[bytes]:
+        """A few qualified keys from both ends of a range, of any version."""
+        assert keys.end is not None
+        start, end = encode_prefix(keys.start), encode_prefix(keys.end)
+        found: list[Row] = []
+        for reverse in (False, True):
+            found += self._engine.scan(
+                DATA, start, end, rows_max=count, bytes_max=PAGE_BYTES_MAX, reverse=reverse
+            )
+        decoded = [decode_key(key) for key, _ in found]
+        return [encode_namespace(namespace) + key for namespace, key, _ in decoded]
 
     # Versions
 

@@ -49,7 +49,6 @@ from floodmark.spark.schemas import require_column
 from floodmark.wire.columns import PAIRS
 
 _BINARY: Final = pyarrow.binary()
-_EMPTY: Final = pyarrow.scalar(b"", _BINARY)
 _MICROSECONDS: Final = 1_000_000
 
 _BYTES: Final = (BinaryType(), StringType())
@@ -64,7 +63,8 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
 # What a feed tells besides, and a record does not hold: where and when the change was committed there.
 _IGNORED: Final = frozenset({"_commit_version", "_commit_timestamp", "_site_partition"})
 
-_KINDS: Final = pyarrow.array([kind.value for kind in ChangeType], pyarrow.string())
+# Not an Arrow array: to make one loads pandas, and most who load this module only plan.
+_KINDS: Final = [kind.value for kind in ChangeType]
 
 _JSON_TYPES: Final = (
     StringType,
@@ -187,7 +187,7 @@ class Encoder:
         else:
             values = _to_binary(rows["value"])
         if deleted is not None:
-            values = pyarrow.compute.if_else(deleted, _EMPTY, values)
+            values = pyarrow.compute.if_else(deleted, pyarrow.scalar(b"", _BINARY), values)
         if values.null_count:
             raise _refuse(
                 InvalidValue,
@@ -286,7 +286,7 @@ def _check_keys(keys: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
 
 
 def _check_kinds(keys: pyarrow.Array, kinds: pyarrow.Array) -> None:
-    known = pyarrow.compute.is_in(kinds, value_set=_KINDS)
+    known = pyarrow.compute.is_in(kinds, value_set=pyarrow.array(_KINDS, pyarrow.string()))
     if not pyarrow.compute.all(known, min_count=0).as_py():
         wrong = pyarrow.compute.invert(known)
         raise _refuse(
@@ -294,7 +294,7 @@ def _check_kinds(keys: pyarrow.Array, kinds: pyarrow.Array) -> None:
             "_change_type",
             keys,
             wrong,
-            f"is {kinds.filter(wrong)[0].as_py()!r:.60}; it is one of {', '.join(_KINDS.to_pylist())}",
+            f"is {kinds.filter(wrong)[0].as_py()!r:.60}; it is one of {', '.join(_KINDS)}",
         )
 
 

@@ -8,7 +8,6 @@ that reach a site by its URL do without it.
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
-from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import uuid4
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 # How many keys are looked at, from each end of a range, to guess how its keys are spread.
 SAMPLE_KEYS: Final = 16
-# By how many bytes of their beginning keys are told apart in this.
-SEARCH_BYTES: Final = 64
 # How long the version of a batch job is kept at least.
 JOB_TIME: Final = timedelta(hours=1)
 # What the names of readers' safe points begin with; for these it is enough to have the role "read".
@@ -216,34 +213,7 @@ class LocalReader:
         pass
 
     def sample_keys(self, keys: KeyRange, at: Version) -> list[bytes]:
-        assert keys.end is not None
-        first, is_last = self._first_page(keys, at)
-        if not first:
-            return []
-        # There is no reading backwards here, so the last page is searched for.  Where nothing is found, the
-        # end moves down, which costs next to nothing.
-        last, low, high = first, _to_number(max(first)), _to_number(keys.end)
-        while not is_last and high - low > 1:
-            middle = (low + high) // 2
-            found, is_last = self._first_page(KeyRange(_to_bound(middle), keys.end), at)
-            if found:
-                last, low = found, max(middle, _to_number(max(found)))
-            else:
-                high, is_last = middle, False
-        return first + last
-
-    def _first_page(self, keys: KeyRange, at: Version) -> tuple[list[bytes], bool]:
-        """A few keys of the first page of a range, and whether it is the last one as well."""
-        if keys.end is not None and keys.start >= keys.end:
-            return [], True
-        namespace = keys.start[:NAMESPACE_BYTES]
-        batches = self._directory.scan_records(keys, at, dead=True)
-        pages = list(islice((batch.column(0) for batch in batches if batch.num_rows), 2))
-        if not pages:
-            return [], True
-        count = len(pages[0])
-        chosen = pyarrow.array([*range(0, count, -(count // -SAMPLE_KEYS)), count - 1])
-        return [namespace + key for key in pages[0].take(chosen).to_pylist()], len(pages) == 1
+        return self._directory.sample_keys(keys, SAMPLE_KEYS)
 
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
@@ -255,15 +225,6 @@ class LocalReader:
 
     def close(self) -> None:
         self._directory.close()
-
-
-def _to_number(key: bytes) -> int:
-    """The first bytes of a key as a number: numbers are in the order of their keys."""
-    return int.from_bytes(key[:SEARCH_BYTES].ljust(SEARCH_BYTES, b"\0"), "big")
-
-
-def _to_bound(number: int) -> bytes:
-    return number.to_bytes(SEARCH_BYTES, "big")
 
 
 def require_kept(version: Version, oldest: Version, namespace: NamespaceRow) -> None:

@@ -118,6 +118,13 @@ class EngineContract:
         assert engine.ceiling(LEFT, b"a\x00", b"a") == (long + b"2", b"1")
         assert engine.ceiling(LEFT, b"a\xff", b"a") is None
 
+    def test_ceilings_are_the_ceiling_of_each_prefix(self, engine: Engine) -> None:
+        long = b"a prefix of some length/"
+        assert engine.write([(LEFT, long + b"2", b"1"), (LEFT, b"a", b"2"), (LEFT, b"b", b"3")])
+        for prefixes in ([], [long], [b"z", long + b"1", long, b"b", b"", b"a"]):
+            expected = [engine.ceiling(LEFT, prefix, prefix) for prefix in prefixes]
+            assert engine.ceilings(LEFT, prefixes) == expected
+
     def test_large_values_and_batches_within_the_limits_are_taken(self, engine: Engine) -> None:
         assert 0 < engine.limits.value_bytes_max <= engine.limits.batch_bytes_max
         size = min(2 * MIB, engine.limits.value_bytes_max)

@@ -204,6 +204,9 @@ class FaultyEngine:
     def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
         return self._read(lambda engine: engine.ceiling(family, key, prefix))
 
+    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
+        return self._read(lambda engine: engine.ceilings(family, prefixes))
+
     def scan(
         self,
         family: str,
