@@ -16,7 +16,7 @@ demo: $(STAMP) ## Run the demo
 	@$(BIN)/floodmark demo
 
 test: $(STAMP) ## Run the tests and the doctests, two at a time (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadscope $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types, layers and tidiness
 	@$(BIN)/ruff format --check

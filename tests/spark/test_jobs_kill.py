@@ -39,7 +39,6 @@ def target(tmp_path: Path) -> Path:
     ("format", "points"),
     [
         ("parquet", ["renaming"]),
-        ("delta", ["written"]),
         pytest.param("parquet", ["writing", "renaming"], marks=pytest.mark.soak),
         pytest.param("delta", ["written", "committed"], marks=pytest.mark.soak),
     ],
