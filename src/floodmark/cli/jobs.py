@@ -202,7 +202,9 @@ def print_summary(output: Output, summary: object) -> None:
         output.object(fields)
         return
     pairs = [
-        (name.replace("_", " "), _show(name, value)) for name, value in fields.items() if value is not None
+        (name.removesuffix("_ms").replace("_", " "), _show(name, value))
+        for name, value in fields.items()
+        if value is not None
     ]
     output.fields(pairs)
 
