@@ -29,10 +29,11 @@ from floodmark.model.errors import (
 )
 from floodmark.model.version import Version, moment_of
 from floodmark.site import Namespace, Site
+from floodmark.spark.changes import ChangeInterval
 from floodmark.spark.failures import find_error
 from floodmark.spark.query import Query
 from floodmark.spark.schemas import CHANGES
-from floodmark.spark.stream import ChangeRange, StreamReader, open_stream_reader
+from floodmark.spark.stream import StreamReader, open_stream_reader
 
 Offset = dict[str, Any]
 EVERYTHING = ReadAllAvailable()
@@ -138,7 +139,7 @@ def test_each_partition_of_the_site_is_a_task_and_a_split_between_plan_and_read_
     reader = make_reader()
     start = reader.initialOffset()
     partitions = reader.partitions(start, step(reader, start))
-    assert len([each for each in partitions if isinstance(each, ChangeRange)]) == 2
+    assert len([each for each in partitions if isinstance(each, ChangeInterval)]) == 2
     site.split("users", b"25")
     site.merge(*[each.id for each in site.partitions()][-2:])
     rows = [row for each in partitions for batch in reader.read(each) for row in batch.to_pylist()]

@@ -85,17 +85,7 @@ class ChangesReader(DataSourceReader):
         assert isinstance(partition, ChangeInterval)
         options = self._options
         rows = RowFormat(self._schema, options.value_format, partition.site_id)
-        request = ChangesRequest(
-            keys=partition.keys,
-            namespace=partition.namespace,
-            since=partition.since,
-            until=partition.until,
-            before_images=options.before_images,
-        )
-        with closing(ask_patiently(options.address.open_reader)) as reader:
-            for batch in reader.changes(request):
-                if batch.keys:
-                    yield change_rows(batch, rows, partition.now_ms)
+        return read_interval(options.address, partition, rows, before_images=options.before_images)
 
 
 class FilteringChangesReader(ChangesReader):
@@ -104,6 +94,23 @@ class FilteringChangesReader(ChangesReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._keys, left = narrow(self._keys, filters)
         return left
+
+
+def read_interval(
+    address: SiteAddress, interval: ChangeInterval, rows: RowFormat, *, before_images: bool
+) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of an interval, in a task."""
+    request = ChangesRequest(
+        keys=interval.keys,
+        namespace=interval.namespace,
+        since=interval.since,
+        until=interval.until,
+        before_images=before_images,
+    )
+    with closing(ask_patiently(address.open_reader)) as reader:
+        for batch in ask_patiently(lambda: reader.changes(request)):
+            if batch.keys:
+                yield change_rows(batch, rows, interval.now_ms)
 
 
 def read_changes_options(given: Mapping[str, str], *, streaming: bool = False) -> ChangesOptions:

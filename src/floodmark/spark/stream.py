@@ -32,15 +32,14 @@ from floodmark.feed import LIFETIME
 from floodmark.feed.cut import ChangesCut
 from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, physical_ms
 from floodmark.site.host import Administration
 from floodmark.spark.address import SiteAddress
+from floodmark.spark.changes import ChangeInterval, read_interval
 from floodmark.spark.options import COMMON, EARLIEST, KEYS, LATEST, STREAM, Options
-from floodmark.spark.patience import ask_patiently
 from floodmark.spark.query import Query
 from floodmark.spark.reading import READERS
-from floodmark.spark.rows import RowFormat, change_rows
+from floodmark.spark.rows import RowFormat
 from floodmark.spark.schemas import ALL, AVAILABLE, check_schema
 
 OPTIONS: Final = (
@@ -70,18 +69,6 @@ class StreamOptions:
     value_format: str | None
     changes_max: int | None
     lifetime: timedelta
-
-
-@dataclass(frozen=True)
-class ChangeRange(InputPartition):
-    """The changes of a range of qualified keys in `(since, until]`, as they look at a moment."""
-
-    namespace: int
-    keys: KeyRange
-    since: Version
-    until: Version
-    now_ms: int
-    site_id: int
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -134,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lag_ms = 0 if cut.changes == 0 else physical_ms(cut.resolved) - physical_ms(cut.version)
         return {"version": cut.resolved, "lag_ms": lag_ms}
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[ChangeRange]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ChangeInterval]:
         self._require_place(end)
         if start["reader"] != end["reader"]:
             self._driver.release(start["reader"])
@@ -145,7 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         query.keep(end["reader"], since)
         now_ms = query.physical_ms()
         return [
-            ChangeRange(query.namespace_id, keys, since, end["version"], now_ms, query.site_id)
+            ChangeInterval(query.namespace_id, keys, since, end["version"], now_ms, query.site_id)
             for keys in query.ranges(self._options.keys)
         ]
 
@@ -176,20 +163,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # In the tasks
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        assert isinstance(partition, ChangeRange)
+        assert isinstance(partition, ChangeInterval)
         options = self._options
         rows = RowFormat(self._schema, options.value_format, partition.site_id)
-        request = ChangesRequest(
-            keys=partition.keys,
-            namespace=partition.namespace,
-            since=partition.since,
-            until=partition.until,
-            before_images=options.before_images,
-        )
-        with ask_patiently(options.address.connect) as site:
-            for batch in ask_patiently(lambda: site.host.changes(request)):
-                if batch.keys:
-                    yield change_rows(batch, rows, partition.now_ms)
+        return read_interval(options.address, partition, rows, before_images=options.before_images)
 
 
 def open_stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
