@@ -284,7 +284,7 @@ class RangeWork:
                 feed=feed.name,
                 namespace=feed.spec.namespace,
                 range_id=self.id,
-                keys=_user_keys(self._keys, feed.namespace_id),
+                keys=user_keys(self._keys, feed.namespace_id),
                 since=self.checkpoint,
             )
             self._sink = self._round.surroundings.open_sink(feed.spec.sink, context)
@@ -322,7 +322,8 @@ def _closed_after(batches: Iterator[ChangeBatch]) -> Iterator[Iterator[ChangeBat
             close()
 
 
-def _user_keys(keys: KeyRange, namespace: int) -> KeyRange:
+def user_keys(keys: KeyRange, namespace: int) -> KeyRange:
+    """A range of a namespace's qualified keys as its users see it."""
     end = keys.end
     if end is not None and end == prefix_end(encode_namespace(namespace)):
         end = None

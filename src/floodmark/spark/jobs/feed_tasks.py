@@ -17,11 +17,11 @@ import msgspec
 import pyarrow
 
 from floodmark.clock import TimeSource, monotonic_ms
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed import Decoder
 from floodmark.feed.feeds import Feed, FeedState, RangeProgress
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.runner_buffer import Batch, RangeBuffer, measure_bytes
+from floodmark.feed.runner_round import user_keys
 from floodmark.feed.sinks import Sink, SinkContext, open_sink
 from floodmark.feed.store import FeedStore
 from floodmark.model.errors import (
@@ -33,7 +33,6 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
-from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
 from floodmark.site.site import Site
@@ -268,7 +267,7 @@ class RangeDelivery:
             feed=self._feed.name,
             namespace=self._feed.spec.namespace,
             range_id=self._progress.id,
-            keys=_user_keys(self._progress.keys, self._feed.namespace_id),
+            keys=user_keys(self._progress.keys, self._feed.namespace_id),
             since=self._checkpoint,
         )
 
@@ -297,10 +296,3 @@ def _failed(progress: RangeProgress, error: FloodmarkError) -> RangeReport:
 
 def _with_error(report: RangeReport, error: FloodmarkError, *, collected: bool) -> RangeReport:
     return msgspec.structs.replace(report, error=pickle.dumps(error), collected=collected)
-
-
-def _user_keys(keys: KeyRange, namespace: int) -> KeyRange:
-    end = keys.end
-    if end is not None and end == prefix_end(encode_namespace(namespace)):
-        end = None
-    return KeyRange(keys.start[NAMESPACE_BYTES:], None if end is None else end[NAMESPACE_BYTES:])
