@@ -1,5 +1,6 @@
 """Loaded before any test: how assertions are explained, and what tests need to be divided among processes."""
 
+import os
 from collections.abc import Generator
 from typing import Any
 
@@ -13,8 +14,22 @@ pytest.register_assert_rewrite("floodmark.testing")
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
-# Tests that one process takes: those of Spark share a session, those of stalled clients much data.
-TOGETHER = {"tests/spark": "spark", "tests/server/test_stalled.py": "stalled"}
+# Spark's Java runs for seconds here: to start quickly is worth more than to become fast.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Tests that one process takes: those that share a Spark session, those that start Spark in processes of their
+# own and would crowd each other, those of stalled clients that share much data.  The first that fits counts.
+TOGETHER = {
+    "tests/spark/test_backup_kill.py": "spark processes",
+    "tests/spark/test_cli.py": "spark processes",
+    "tests/spark/test_examples.py": "spark processes",
+    "tests/spark/test_java.py": "spark processes",
+    "tests/spark/test_jobs_kill.py": "spark processes",
+    "tests/spark/test_secrets.py": "spark processes",
+    "tests/spark/test_session.py": "spark processes",
+    "tests/spark": "spark session",
+    "tests/server/test_stalled.py": "stalled",
+}
 
 
 class Scheduling(LoadScopeScheduling):

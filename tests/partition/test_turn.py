@@ -17,6 +17,9 @@ from floodmark.partition import turn as turn_module
 from floodmark.partition.turn import Turn, Waiter, chain, wake
 from floodmark.site import Namespace, Site
 
+# How often a signal is sent until it has come through.
+SIGNAL_SECONDS = 0.01
+
 
 class TrickGate:
     """A gate at which something happens to the one who waits."""
@@ -190,11 +193,18 @@ def test_keyboard_interrupt_of_a_waiting_writer_leaves_the_others_alone(
             syncing.set()
             interrupted.wait(HANG_SECONDS)
 
+    def interrupt_once(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     def send_signal() -> None:
         line.wait_length(1)
-        signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
+        # A signal that comes just before a thread goes to sleep does not wake it.
+        while not interrupted.wait(SIGNAL_SECONDS):
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
 
     users.put(b"warm", b"up")
+    handler = signal.signal(signal.SIGINT, interrupt_once)
     engine.before = hold_first_sync
     slow = Thread(target=users.put, args=(b"slow", b"1"), daemon=True)
     slow.start()
@@ -204,8 +214,9 @@ def test_keyboard_interrupt_of_a_waiting_writer_leaves_the_others_alone(
     with pytest.raises(KeyboardInterrupt):
         users.put(b"main", b"1")
     interrupted.set()
-    slow.join(HANG_SECONDS)
     sender.join(HANG_SECONDS)
+    signal.signal(signal.SIGINT, handler)
+    slow.join(HANG_SECONDS)
     run_threads(*(partial(users.put, b"key-%d" % index, b"1") for index in range(4)))
     keys = {change.key for change in site.changes("users")}
     assert keys == {b"warm", b"slow", b"key-0", b"key-1", b"key-2", b"key-3"}

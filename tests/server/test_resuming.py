@@ -63,7 +63,7 @@ def read_and_cut(server: Server, rows: Iterator[Item]) -> list[Item]:
         seen.append(row)
         if cuts < CUTS and len(seen) % 100 == 0:
             cuts += cut_streams(server)
-    assert cuts == CUTS, "the stream was never cut: this proves nothing"
+    assert cuts >= CUTS, "the stream was never cut: this proves nothing"
     return seen
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final
@@ -163,7 +163,7 @@ class _Database:
                 wanted = min(_GULP, max(_FIRST_GULP, len(page)), rows_max - len(page))
                 gulp = list(islice(rows, wanted))
                 page += gulp
-                size += sum([len(key) + len(value) for key, value in gulp])
+                size += sum(map(len, chain.from_iterable(gulp)))
                 if reverse and gulp and gulp[-1][0] < start:
                     return [row for row in page if row[0] >= start]
                 if len(gulp) < wanted:

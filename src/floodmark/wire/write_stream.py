@@ -103,11 +103,15 @@ class RemoteWriteStream:
         sent = _Sent(future, batch.nbytes)
         with self._sending:
             line = self._take_place(sent)
+            failure: Exception | None = None
             try:
                 line.writer.write_batch(batch)
             except TRANSPORT_ERRORS as error:
                 # Then reading fails as well, and whoever reads tells everyone; but why is only told once.
-                line.failure = error
+                failure = error
+            with self._changed:
+                line.failure, line.is_sending = line.failure or failure, False
+                self._changed.notify_all()
         return future
 
     def close(self) -> None:
@@ -137,6 +141,7 @@ class RemoteWriteStream:
                     raise Closed("the stream of writes was closed; open another")
                 if self._line is not None:
                     self._line.waiting.append(sent)
+                    self._line.is_sending = True
                     self._changed.notify_all()
                     return self._line
             line = self._open_line()
@@ -188,6 +193,9 @@ class RemoteWriteStream:
         if answer is None:
             # The stream has ended; why, is told to whoever closes it.
             line.writer.close()
+            with self._changed:
+                # Unless a sender was told, who may be about to say so.
+                self._changed.wait_for(lambda: not line.is_sending, self._connection.timeout_seconds)
             if line.failure is not None:
                 raise line.failure
             raise OutcomeUnknown(
@@ -230,7 +238,9 @@ class _Line:
         self.writer = writer
         self.reader = reader
         self.waiting: deque[_Sent] = deque()
-        # What sending ended with, if it did before reading.
+        # Whether a batch is being handed to the network, and what sending ended with, if it did before
+        # reading.
+        self.is_sending = False
         self.failure: Exception | None = None
         self.thread = Thread(
             target=stream.receive, args=(self,), name="floodmark-acknowledgements", daemon=True
