@@ -4,10 +4,10 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-feed bench-server bench-spark soak clean
+.PHONY: help setup demo test check format bench bench-feed bench-server bench-spark bench-replication soak clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Make .venv with everything that development needs
 	@:
@@ -40,6 +40,9 @@ bench-server: $(STAMP) ## Measure the server beside Redis and PostgreSQL
 
 bench-spark: $(STAMP) ## Measure Spark on a site beside Parquet files and PostgreSQL
 	@$(BIN)/python benchmarks/spark.py $(ARGS)
+
+bench-replication: $(STAMP) ## Measure sites that copy each other: positions, lag, catching up, idling
+	@$(BIN)/python benchmarks/replication.py $(ARGS)
 
 soak: $(STAMP) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m soak $(ARGS)

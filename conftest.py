@@ -25,6 +25,7 @@ TOGETHER = {
     "tests/spark/test_examples.py": "spark processes",
     "tests/spark/test_java.py": "spark processes",
     "tests/spark/test_jobs_kill.py": "spark processes",
+    "tests/spark/test_links_kill.py": "spark processes",
     "tests/spark/test_secrets.py": "spark processes",
     "tests/spark/test_session.py": "spark processes",
     "tests/spark": "spark session",

@@ -1,4 +1,4 @@
-"""put, get, delete and scan, for people and for programs."""
+"""put, get, update, add, delete and scan, for people and for programs."""
 
 from pathlib import Path
 
@@ -134,3 +134,49 @@ def test_output_that_is_not_unicode_gets_json_that_is_ascii(directory: Path) -> 
     assert outcome.output.isascii()
     assert outcome.json == {"key": "blåbær", "value": "blå"}
     assert run("scan", directory, "users", "--prefix", "b", encoding="ascii").code == 0
+
+
+# Records that are merged
+
+
+def test_update_writes_fields_and_delete_takes_them(directory: Path) -> None:
+    assert run("namespace", "create", directory, "profiles", "--merge", "fields").code == 0
+    put = run("put", directory, "profiles", "ada", '{"name": "Ada", "city": "Paris"}')
+    update = run("update", directory, "profiles", "ada", '{"city": "London", "born": 1815}', "--json").json
+    assert int(update["version"]) > int(put.text)
+    assert run("get", directory, "profiles", "ada").text == '{"born":1815,"city":"London","name":"Ada"}\n'
+    assert run("delete", directory, "profiles", "ada", "--field", "born", "--field", "city").code == 0
+    assert run("update", directory, "profiles", "ada", "-", stdin=b'{"title":"countess"}').code == 0
+    assert run("get", directory, "profiles", "ada").text == '{"name":"Ada","title":"countess"}\n'
+    run("delete", directory, "profiles", "ada")
+    assert run("get", directory, "profiles", "ada").code == 1
+
+
+def test_add_counts(directory: Path) -> None:
+    assert run("namespace", "create", directory, "visits", "--merge", "counter").code == 0
+    assert run("add", directory, "visits", "home").code == 0
+    version = run("add", directory, "visits", "home", "44").text
+    assert run("add", directory, "visits", "home", "--", "-3").code == 0
+    assert run("get", directory, "visits", "home").text == "42\n"
+    assert run("get", directory, "visits", "home", "--at", version.strip()).text == "45\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("update", "users", "ada", "{}"), "update is not possible in namespace 'users'"),
+        (("add", "users", "ada"), "add is not possible in namespace 'users'"),
+        (("delete", "users", "ada", "--field", "name"), "delete_field is not possible in namespace 'users'"),
+        (("put", "visits", "home", "1"), "put is not possible in namespace 'visits'"),
+        (("update", "profiles", "ada", "[]"), "must be a JSON object"),
+    ],
+)
+def test_wrong_kind_of_record_is_a_matter_of_usage(
+    directory: Path, words: tuple[str, ...], said: str
+) -> None:
+    run("namespace", "create", directory, "profiles", "--merge", "fields")
+    run("namespace", "create", directory, "visits", "--merge", "counter")
+    command, *rest = words
+    outcome = run(command, directory, *rest)
+    assert outcome.code == 64
+    assert said in outcome.errors

@@ -37,6 +37,7 @@ def parse(words: list[str]) -> str:
 
 def test_all_commands_are_there() -> None:
     assert {" ".join(path) for path in COMMANDS} == {
+        "add",
         "backup",
         "changes",
         "delete",
@@ -59,6 +60,7 @@ def test_all_commands_are_there() -> None:
         "namespace create",
         "namespace drop",
         "namespace list",
+        "namespace rewrite",
         "namespace show",
         "namespace update",
         "partition heat",
@@ -79,6 +81,10 @@ def test_all_commands_are_there() -> None:
         "subscription seek",
         "subscription show",
         "token",
+        "topology remove",
+        "topology set",
+        "topology show",
+        "update",
         "version",
     }
 

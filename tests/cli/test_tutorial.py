@@ -1,4 +1,4 @@
-"""The tutorial: every block of it runs, in order, and prints what the page says that it prints."""
+"""The tutorial and its like: every block runs, in order, and prints what the page says that it prints."""
 
 import doctest
 import io
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, ROOT
 
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "merging.md"]
 MARKER = "=== end of a command ==="
 
 
@@ -63,7 +63,7 @@ def run_shell(commands: list[Command], directory: Path) -> list[str]:
 def run_python(code: str, names: dict[str, object]) -> str:
     output = io.StringIO()
     with redirect_stdout(output):
-        exec(compile(code, str(TUTORIAL), "exec"), names)
+        exec(compile(code, "page", "exec"), names)
     return output.getvalue()
 
 
@@ -72,7 +72,7 @@ def is_as_shown(shown: str, printed: str) -> bool:
 
 
 def check_block(block: Block, following: Block | None, directory: Path, names: dict[str, object]) -> None:
-    where = f"{TUTORIAL.name}, line {block.line}"
+    where = f"line {block.line}"
     if block.language == "console":
         commands = list(find_commands(block.text))
         printed = run_shell(commands, directory)
@@ -87,11 +87,12 @@ def check_block(block: Block, following: Block | None, directory: Path, names: d
         assert block.language == "text", f"{where}: a block must be console, python or text"
 
 
-def test_every_block_of_the_tutorial_prints_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = find_blocks(TUTORIAL.read_text("utf-8"))
+    blocks = find_blocks(page.read_text("utf-8"))
     assert {block.language for block in blocks} == {"console", "python", "text"}
     names: dict[str, object] = {"__name__": "tutorial"}
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):

@@ -154,8 +154,34 @@ def test_large_values_make_no_row_large() -> None:
 # Heartbeats
 
 
+SMALL = Heartbeat(
+    version=VERSION,
+    node=3,
+    wall_ms=(VERSION >> 18) + 1,
+    since=VERSION - 64,
+    through=VERSION,
+    watermark={1: {7: VERSION - 2, 8: VERSION + 300}, 3: {7: VERSION - 2}},
+    sums={1: Sums(Tally(2, 3), Tally(4, 5))},
+    log=127,
+)
+
+
 def test_heartbeat_row_is_as_drawn() -> None:
-    heartbeat = Heartbeat(
+    drawn = (
+        "03 03" + VERSION.to_bytes(8, "little").hex() + "02 7f 8001"
+        "02  07 02  01 03  02 00  08 01  01 d804"
+        "01  000001 02000000 0300000000000000 04000000 0500000000000000"
+    )
+    assert encode_heartbeat(SMALL) == bytes.fromhex(drawn)
+
+
+def test_heartbeat_row_of_the_older_kind_is_read_as_it_was_drawn() -> None:
+    drawn = (
+        "02 03 ffffffff 0100000000000000 0200000000000000 0500000000000000"
+        "01000000 000001 07 0600000000000000"
+        "01000000 000001 02000000 0300000000000000 04000000 0500000000000000"
+    )
+    assert decode_row(VERSION, bytes.fromhex(drawn)) == Heartbeat(
         version=VERSION,
         node=3,
         wall_ms=1,
@@ -164,12 +190,30 @@ def test_heartbeat_row_is_as_drawn() -> None:
         watermark={1: {7: 6}},
         sums={1: Sums(Tally(2, 3), Tally(4, 5))},
     )
-    drawn = (
-        "02 03 ffffffff 0100000000000000 0200000000000000 0500000000000000"
-        "01000000 000001 07 0600000000000000"
-        "01000000 000001 02000000 0300000000000000 04000000 0500000000000000"
+
+
+@pytest.mark.parametrize("apart_ms", [0, 700])
+def test_idle_heartbeat_of_three_namespaces_at_three_sites_takes_less_than_100_bytes(apart_ms: int) -> None:
+    """With its key.  The marks lie up to two seconds back, at one version a site or at one each."""
+    second = 1000 << 18
+    watermark = {
+        namespace: {
+            site: VERSION - second - (site * 3 + namespace) * (apart_ms << 18) // 9 for site in range(3)
+        }
+        for namespace in (1, 2, 300)
+    }
+    heartbeat = Heartbeat(
+        version=VERSION + 1,
+        node=0,
+        wall_ms=VERSION >> 18,
+        since=VERSION - second,
+        through=VERSION,
+        watermark=watermark,
+        sums={},
     )
-    assert encode_heartbeat(heartbeat) == bytes.fromhex(drawn)
+    row = encode_heartbeat(heartbeat)
+    assert len(encode_log_key(0, VERSION + 1)) + len(row) < 100
+    assert decode_row(VERSION + 1, row) == heartbeat
 
 
 @DETERMINISTIC
@@ -189,28 +233,27 @@ def test_heartbeat_can_name_every_namespace_that_a_site_may_have() -> None:
 
 SMALL_COMMIT = encode_commit([b"\0\0\1a", b"\0\0\1bc", b"\0\0\1d"], [b"x\0", LARGE, b"\2"])[0]
 COMMIT_LENGTHS_END = 1 + 4 + 3 * 2 + 3 * 4
-SMALL_HEARTBEAT = encode_heartbeat(
-    Heartbeat(
-        version=VERSION,
-        node=0,
-        wall_ms=1,
-        since=2,
-        through=3,
-        watermark={1: {7: 6, 8: 9}, 2: {7: 1}},
-        sums={1: Sums(Tally(2, 3), Tally(4, 5)), 2: Sums()},
-    )
+SMALL_HEARTBEAT = encode_heartbeat(SMALL)
+WIDE_HEARTBEAT = bytes.fromhex(
+    "02 00 ffffffff 0100000000000000 0200000000000000 0300000000000000 03000000"
+    "000001 07 0600000000000000 000001 08 0900000000000000 000002 07 0100000000000000 02000000"
+    "000001 02000000 0300000000000000 04000000 0500000000000000"
+    "000002 00000000 0000000000000000 00000000 0000000000000000"
 )
-HEARTBEAT_COUNTS = [*range(30, 34), *range(34 + 3 * 12, 38 + 3 * 12)]
+WIDE_COUNTS = [*range(30, 34), *range(34 + 3 * 12, 38 + 3 * 12)]
+ROWS = pytest.mark.parametrize(
+    "row", [SMALL_COMMIT, SMALL_HEARTBEAT, WIDE_HEARTBEAT], ids=["commit", "heartbeat", "wide heartbeat"]
+)
 
 
-@pytest.mark.parametrize("row", [SMALL_COMMIT, SMALL_HEARTBEAT], ids=["commit", "heartbeat"])
+@ROWS
 def test_row_cut_short_anywhere_is_refused(row: bytes) -> None:
     for length in range(len(row)):
         with pytest.raises(Corruption):
             decode_row(VERSION, row[:length])
 
 
-@pytest.mark.parametrize("row", [SMALL_COMMIT, SMALL_HEARTBEAT], ids=["commit", "heartbeat"])
+@ROWS
 def test_row_with_something_behind_it_is_refused(row: bytes) -> None:
     with pytest.raises(Corruption):
         decode_row(VERSION, row + b"\0")
@@ -222,14 +265,14 @@ def test_bit_flipped_in_the_kind_or_the_lengths_of_a_commit_is_refused() -> None
             decode_row(VERSION, flip(SMALL_COMMIT, bit))
 
 
-def test_bit_flipped_in_the_kind_or_the_counts_of_a_heartbeat_is_refused() -> None:
-    for byte in [0, *HEARTBEAT_COUNTS]:
+def test_bit_flipped_in_the_kind_or_the_counts_of_a_wide_heartbeat_is_refused() -> None:
+    for byte in [0, *WIDE_COUNTS]:
         for bit in range(8):
             with pytest.raises(Corruption):
-                decode_row(VERSION, flip(SMALL_HEARTBEAT, byte * 8 + bit))
+                decode_row(VERSION, flip(WIDE_HEARTBEAT, byte * 8 + bit))
 
 
-@pytest.mark.parametrize("row", [SMALL_COMMIT, SMALL_HEARTBEAT], ids=["commit", "heartbeat"])
+@ROWS
 def test_bit_flipped_anywhere_is_refused_or_seen_and_never_another_exception(row: bytes) -> None:
     """Rows carry no checksum of their own (the engine's blocks do), so content cannot be refused here."""
     whole = decode_row(VERSION, row)
@@ -239,7 +282,7 @@ def test_bit_flipped_anywhere_is_refused_or_seen_and_never_another_exception(row
 
 
 @MANY_EXAMPLES
-@given(st.sampled_from([b"", b"\1", b"\2", b"\3"]), st.binary(max_size=90))
+@given(st.sampled_from([b"", b"\1", b"\2", b"\3", b"\4"]), st.binary(max_size=90))
 @example(b"\1", b"\xff\xff\xff\xff")
 @example(b"\1", b"\xff\xff\xff\x7f" + bytes(80))
 def test_any_bytes_decode_or_are_refused_as_corrupt(kind: bytes, rest: bytes) -> None:

@@ -8,18 +8,21 @@ import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codec.strategies import STATES, fields_states
 
 from floodmark.codec.columns import (
     RECORDS,
     RECORDS_WITH_DIGESTS,
     StoredRows,
     decode_keys,
+    has_expiring_fields,
     records_schema,
     split_values,
 )
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import decode_key, encode_key
-from floodmark.codec.values import decode_value, encode_value
+from floodmark.codec.states import Field, FieldsState, encode_state, live_value
+from floodmark.codec.values import EXPIRING_FIELDS, decode_value, encode_value
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import KEY_BYTES_MAX
@@ -33,13 +36,20 @@ SECONDS_MAX = (1 << 63) - 1
 KEYS = st.binary(min_size=1, max_size=30) | st.integers(1, KEY_BYTES_MAX).map(lambda size: b"\xff" * size)
 VERSIONS = st.integers(0, VERSION_MAX)
 ENGINE_KEYS = st.builds(encode_key, st.integers(0, (1 << 24) - 1), KEYS, VERSIONS)
-STORED = st.builds(
+ORIGINS = st.none() | st.builds(Stamp, st.integers(1, VERSION_MAX), st.integers(1, 255))
+PLAIN_RECORDS = st.builds(
     lambda value, expires_at, deleted, origin: encode_value(value, expires_at, deleted, origin=origin),
     st.binary(max_size=30),
     st.none() | st.integers(0, SECONDS_MAX),
     st.booleans(),
-    st.none() | st.builds(Stamp, st.integers(1, VERSION_MAX), st.integers(1, 255)),
+    ORIGINS,
 )
+MERGED_RECORDS = st.builds(encode_state, STATES, ORIGINS)
+STORED = PLAIN_RECORDS | MERGED_RECORDS
+
+
+# Where the expiries of fields lie.
+MOMENTS = st.integers(0, 60_000)
 
 
 def column(values: Sequence[bytes]) -> pyarrow.BinaryArray:
@@ -98,10 +108,41 @@ def test_values_split_as_each_does(arrange: type, stored: list[bytes]) -> None:
     columns.values.validate(full=True)
     assert columns.values.to_pylist() == [record.value for record in records]
     assert columns.deleted.to_pylist() == [record.deleted for record in records]
-    assert columns.expires_at.to_pylist() == [record.expires_at for record in records]
+    expiries = [record.expires_at for record in records]
+    assert columns.expires_at.to_pylist() == [expiry and min(expiry, SECONDS_MAX) for expiry in expiries]
     assert columns.origin_site.to_pylist() == [record.origin and record.origin.site for record in records]
     versions = [record.origin and record.origin.version for record in records]
     assert columns.origin_version.to_pylist() == versions
+
+
+@pytest.mark.parametrize("arrange", [column, middle])
+@given(st.lists(PLAIN_RECORDS | st.builds(encode_state, fields_states(), ORIGINS), max_size=8), MOMENTS)
+@DETERMINISTIC
+def test_values_split_as_each_is_read_at_a_moment(arrange: type, stored: list[bytes], now_ms: int) -> None:
+    columns = split_values(arrange(stored), now_ms)
+    columns.values.validate(full=True)
+    live = [live_value(value, now_ms) for value in stored]
+    expected = [
+        decode_value(value).value if found is None else found
+        for value, found in zip(stored, live, strict=True)
+    ]
+    assert columns.values.to_pylist() == expected
+    assert columns[1:] == split_values(arrange(stored))[1:]
+
+
+@given(st.lists(STORED, max_size=10))
+@DETERMINISTIC
+def test_column_knows_whether_a_value_depends_on_the_moment(stored: list[bytes]) -> None:
+    kinds = [(decode_value(value).stamps or b"\0")[0] for value in stored]
+    assert has_expiring_fields(column(stored)) == (EXPIRING_FIELDS in kinds)
+
+
+def test_fields_that_expire_leave_a_column_of_values_one_by_one() -> None:
+    brief, lasting = Field("brief", b"1", Stamp(7, 1), expires_at=5), Field("lasting", b"2", Stamp(7, 1))
+    stored = column([encode_value(b"plain"), encode_state(FieldsState(None, (brief, lasting)))])
+    assert split_values(stored, 4_999).values.to_pylist() == [b"plain", b'{"brief":1,"lasting":2}']
+    assert split_values(stored, 5_000).values.to_pylist() == [b"plain", b'{"lasting":2}']
+    assert split_values(stored).values.to_pylist() == [b"plain", b'{"brief":1,"lasting":2}']
 
 
 def test_split_columns_have_the_same_types_with_and_without_rows_that_need_them() -> None:
@@ -131,9 +172,18 @@ def test_expiry_beyond_signed_numbers_is_as_late_as_they_can_say() -> None:
         ("0000000000000001", "too short"),
         ("000000000000000004", "too short"),
         ("00000000000000000000000000000005", "too short"),
+        ("00000120", "too short"),
+        ("010000000220", "too short"),
+        ("01ffffffff20", "too short"),
+        ("010000000124", "too short"),
+        ("0100000000000020", "unknown kind"),
+        ("000000000120", "unknown kind"),
+        ("040000000120", "unknown kind"),
     ],
 )
 def test_damaged_value_is_refused(damaged: str, message: str) -> None:
+    with pytest.raises(Corruption, match=message):
+        decode_value(bytes.fromhex(damaged))
     with pytest.raises(Corruption, match=message):
         split_values(column([encode_value(b"a"), bytes.fromhex(damaged), encode_value(b"b")]))
 
@@ -185,6 +235,19 @@ def test_taken_rows_are_records_with_or_without_digests(
     assert digests.column("value").to_pylist() == [
         encode_value(b"", record.expires_at, record.deleted, origin=record.origin) for record in records
     ]
+
+
+@given(st.lists(PLAIN_RECORDS | st.builds(encode_state, fields_states()), min_size=1, max_size=10), MOMENTS)
+@DETERMINISTIC
+def test_digests_are_those_of_the_values_that_a_reader_finds_at_the_moment(
+    stored: list[bytes], now_ms: int
+) -> None:
+    rows = StoredRows([(encode_key(1, b"key", 1), value) for value in stored])
+    everything = numpy.arange(len(stored))
+    found = split_values(column(stored), now_ms).values.to_pylist()
+    for chosen in (everything, everything[::2]):
+        digests = rows.take_digests(chosen, 64, now_ms).column("digest").to_pylist()
+        assert digests == [signed_digest(found[row]) for row in chosen]
 
 
 def signed_digest(value: bytes) -> int:

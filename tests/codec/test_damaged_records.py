@@ -22,6 +22,8 @@ DAMAGE = {
     "another flag byte": b"value\x00\x80",
     "expiry without its bytes": b"short\x01",
     "origin without its bytes": b"short\x04",
+    "stamps without their bytes": b"\x01\x00\x00\x00\x09\x20",
+    "stamps of an unknown kind": b"\x09\x00\x00\x00\x01\x20",
 }
 
 

@@ -10,7 +10,9 @@ from floodmark.codec.values import (
     DELETED,
     HAS_EXPIRY,
     HAS_ORIGIN,
+    HAS_STAMPS,
     PLAIN,
+    STATE_KINDS,
     TOMBSTONE,
     decode_value,
     encode_value,
@@ -23,13 +25,30 @@ from floodmark.model.version import VERSION_MAX
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 STAMPS = st.builds(Stamp, st.integers(1, VERSION_MAX), st.integers(1, 255))
+# What stamps may end with, so that random bytes get past it now and then.
+TAILS = st.builds(
+    lambda kind, length, flags: bytes([kind, 0, 0, 0, length, flags]),
+    st.sampled_from((0, *STATE_KINDS)),
+    st.integers(0, 4),
+    st.sampled_from((32, 34, 36)),
+)
+BODIES = st.builds(
+    lambda kind, rest: bytes([kind]) + rest, st.sampled_from(STATE_KINDS), st.binary(max_size=9)
+)
 RECORDS = st.builds(
     Record,
     value=st.binary(max_size=30),
     expires_at=st.none() | st.integers(0, VERSION_MAX),
     deleted=st.booleans(),
     origin=st.none() | STAMPS,
+    stamps=st.none() | BODIES,
 )
+
+
+def encode_record(record: Record) -> bytes:
+    return encode_value(
+        record.value, record.expires_at, record.deleted, origin=record.origin, stamps=record.stamps
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,30 +73,42 @@ def test_origin_stands_before_the_expiry_as_drawn() -> None:
     assert stored.hex() == "61" + "010203040506070809" + "0000000000000002" + "05"
 
 
+def test_stamps_stand_between_origin_and_expiry_with_their_length_behind_them() -> None:
+    stored = encode_value(b"a", 2, origin=Stamp(7, 9), stamps=b"\x01body")
+    assert stored.hex() == "61" + "000000000000000709" + "01626f6479" + "00000005" + "0000000000000002" + "25"
+
+
 def test_shortcuts_are_what_the_encoder_gives() -> None:
     assert encode_value(b"a") == b"a" + PLAIN
     assert encode_value(b"", deleted=True) == TOMBSTONE
 
 
 @pytest.mark.parametrize(
-    ("value", "expires_at", "deleted", "origin"),
-    list(product((b"", b"a", b"\0\xff" * 20), (None, 0, VERSION_MAX), (False, True), (None, Stamp(7, 255)))),
+    ("value", "expires_at", "deleted", "origin", "stamps"),
+    list(
+        product(
+            (b"", b"a", b"\0\xff" * 20),
+            (None, 0, VERSION_MAX),
+            (False, True),
+            (None, Stamp(7, 255)),
+            (None, b"\x01", b"\x02" * 300),
+        )
+    ),
 )
 def test_every_combination_survives_a_round_trip(
-    value: bytes, expires_at: int | None, deleted: bool, origin: Stamp | None
+    value: bytes, expires_at: int | None, deleted: bool, origin: Stamp | None, stamps: bytes | None
 ) -> None:
-    record = Record(value, expires_at, deleted, origin)
-    assert decode_value(encode_value(value, expires_at, deleted, origin=origin)) == record
+    record = Record(value, expires_at, deleted, origin, stamps)
+    assert decode_value(encode_record(record)) == record
 
 
 @DETERMINISTIC
 @given(RECORDS)
 def test_records_survive_a_round_trip(record: Record) -> None:
-    stored = encode_value(record.value, record.expires_at, record.deleted, origin=record.origin)
-    assert decode_value(stored) == record
+    assert decode_value(encode_record(record)) == record
 
 
-@pytest.mark.parametrize("flags", [flags for flags in range(256) if flags & ~0b111])
+@pytest.mark.parametrize("flags", [flags for flags in range(256) if flags & ~0b100111])
 def test_unknown_flags_are_refused(flags: int) -> None:
     with pytest.raises(Corruption, match="unknown flags"):
         decode_value(bytes(40) + bytes([flags]))
@@ -100,16 +131,38 @@ def test_promised_extension_must_be_there_in_full(flags: int, needed: int) -> No
     assert decode_value(bytes(needed) + bytes([flags])).value == b""
 
 
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ("000020", "too short for the length of its stamps"),
+        ("010000000220", "too short for the stamps"),
+        ("01ffffffff20", "too short for the stamps"),
+        ("610000000020", "unknown kind"),
+        ("000000000120", r"unknown kind \(00\)"),
+        ("040000000120", r"unknown kind \(04\)"),
+        ("010000000124", "too short for the origin"),
+    ],
+)
+def test_stamps_must_be_there_in_full_and_of_a_known_kind(stored: str, message: str) -> None:
+    with pytest.raises(Corruption, match=message):
+        decode_value(bytes.fromhex(stored))
+    assert decode_value(bytes.fromhex("010000000120")).stamps == b"\x01"
+
+
+def test_every_flag_has_its_own_bit() -> None:
+    assert [HAS_EXPIRY, DELETED, HAS_ORIGIN, HAS_STAMPS] == [1, 2, 4, 32]
+
+
 def test_empty_record_is_refused() -> None:
     with pytest.raises(Corruption, match="empty"):
         decode_value(b"")
 
 
 @DETERMINISTIC
-@given(st.binary(max_size=40))
+@given(st.binary(max_size=40) | st.builds(lambda head, tail: head + tail, st.binary(max_size=20), TAILS))
 def test_any_bytes_decode_to_what_encodes_to_them_or_are_refused(stored: bytes) -> None:
     try:
         record = decode_value(stored)
     except Corruption:
         return
-    assert encode_value(record.value, record.expires_at, record.deleted, origin=record.origin) == stored
+    assert encode_record(record) == stored

@@ -57,6 +57,16 @@ def merge_first_two(site: Site) -> int:
     return site.merge(left.id, right.id)
 
 
+def write_merged(site: Site, _: SimulatedTime) -> None:
+    """Give operations on merged records something to merge into."""
+    people = site.create_namespace("people", merge="fields", retention=RETENTION)
+    visits = site.create_namespace("visits", merge="counter", retention=RETENTION)
+    people.put_many({key: {"name": "old", "city": "old"} for key in (b"a", b"b", b"c")})
+    people.update(b"a", {"city": "Oslo"})
+    visits.add(b"a", 2)
+    visits.add(b"a", 3)
+
+
 def write_history(site: Site) -> list[tuple[str, bytes, bytes | None, Version]]:
     """Make the site that all operations start from; the writes that it acknowledged as durable."""
     acknowledged: list[tuple[str, bytes, bytes | None, Version]] = []
@@ -116,6 +126,29 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "compare_and_set that is refused": Operation(
         run=lambda site: users(site).compare_and_set(b"m", b"wrong", b"new"), durable=False, writes=False
     ),
+    "update": Operation(
+        run=lambda site: site.namespace("people").update(b"a", {"name": "new", "city": None}),
+        prepare=write_merged,
+    ),
+    "update of a large field, async": Operation(
+        run=lambda site: site.namespace("people").update(b"a", {"text": LARGE.decode()}, durability="async"),
+        prepare=write_merged,
+        durable=False,
+    ),
+    "put_many of fields": Operation(
+        run=lambda site: site.namespace("people").put_many({b"a": {"name": "new"}, b"d": {"name": "new"}}),
+        prepare=write_merged,
+    ),
+    "delete_range of fields": Operation(
+        run=lambda site: site.namespace("people").delete_range(), prepare=write_merged
+    ),
+    "compare_and_set of fields": Operation(
+        run=lambda site: site.namespace("people").compare_and_set(
+            b"b", b'{"city":"old","name":"old"}', {"name": "new"}
+        ),
+        prepare=write_merged,
+    ),
+    "add": Operation(run=lambda site: site.namespace("visits").add(b"a", 7), prepare=write_merged),
     "create_namespace": Operation(run=lambda site: site.create_namespace("fresh")),
     "drop_namespace": Operation(run=lambda site: site.drop_namespace("users")),
     "update_namespace": Operation(

@@ -21,7 +21,7 @@ from floodmark.partition.layout import LogRow
 LOG = LogRow(65, 64, b"", None, [], 0)
 NODE_LOG = LogRow(0, None, b"", None, [], 0)
 EVERYTHING = KeyRange()
-LARGE = b"L" * (LOG_INLINE_VALUE_BYTES_MAX + 1)
+LARGE = b"L" * LOG_INLINE_VALUE_BYTES_MAX + PLAIN
 
 Row = tuple[Version, int, bytes, bytes]
 
@@ -65,7 +65,9 @@ def columns(keys: KeyRange = EVERYTHING, data: Data | None = None, *, heartbeats
 commits = st.lists(
     st.dictionaries(
         st.sampled_from([b"a", b"b", b"bb", b"c", b"d"]),
-        st.sampled_from([PLAIN, b"1" + PLAIN, TOMBSTONE, LARGE, b"x" * LOG_INLINE_VALUE_BYTES_MAX]),
+        st.sampled_from(
+            [PLAIN, b"1" + PLAIN, TOMBSTONE, LARGE, b"x" * (LOG_INLINE_VALUE_BYTES_MAX - 1) + PLAIN]
+        ),
         min_size=1,
     ),
     max_size=6,
@@ -134,7 +136,7 @@ def test_bytes_grow_with_what_is_gathered_and_not_with_what_is_left_out() -> Non
     assert gathered.bytes == 0
     gathered.add_line(line(3, encode_single(b"b-large", LARGE)))
     assert gathered.bytes >= 50_000
-    gathered.add_commit(4, 64, [b"b1", b"b2"], [b"x" * 1000, b"x" * 1000])
+    gathered.add_commit(4, 64, [b"b1", b"b2"], [b"x" * 1000 + PLAIN] * 2)
     assert gathered.bytes >= 52_000
     list(gathered.drain(4, Way.LOG))
     assert gathered.bytes == 0

@@ -20,6 +20,7 @@ from floodmark.model.errors import (
     NotAllowed,
     NotAuthenticated,
     SinkFailed,
+    WrongPolicy,
 )
 from floodmark.model.version import Version
 from floodmark.server import Server, ServerOptions, hash_token
@@ -149,6 +150,27 @@ def test_a_feed_copies_a_namespace_to_another_site(served: tuple[Site, Server]) 
 def test_a_namespace_that_is_not_there_is_told_at_once(served: tuple[Site, Server]) -> None:
     with pytest.raises(NamespaceNotFound, match="nowhere"):
         opened(uri(served[1], "nowhere"))
+
+
+@pytest.mark.parametrize("merge", ["fields", "counter"])
+def test_a_namespace_that_holds_no_whole_values_is_refused_at_once(
+    served: tuple[Site, Server], merge: str
+) -> None:
+    site, server = served
+    site.create_namespace("merged", merge=merge)
+    with pytest.raises(WrongPolicy, match="floodmark replicate"):
+        opened(uri(server, "merged"))
+
+
+def test_a_feed_carries_whole_records_of_fields(served: tuple[Site, Server]) -> None:
+    copy, server = served
+    with open_memory("bergen") as source:
+        people = source.create_namespace("people", merge="fields")
+        people.put(b"ada", {"name": "Ada"})
+        until = people.update(b"ada", {"city": "London"})
+        source.feeds.create("copy", "people", uri(server), until=until)
+        assert source.feeds.runner("copy").run() is FeedState.FINISHED
+        assert dict(copy.namespace("copies").scan()) == dict(people.scan())
 
 
 def test_a_feed_into_itself_is_refused(served: tuple[Site, Server]) -> None:

@@ -25,6 +25,7 @@ class Watched:
     def __init__(self) -> None:
         self.unhealthy: str | None = None
         self.unready: str | None = None
+        self.alarms: list[str] = []
         self.metrics: Callable[[], bytes] = lambda: b"floodmark_site_up 1\n"
 
     def render(self) -> bytes:
@@ -37,6 +38,7 @@ class Watched:
             metrics=self.render,
             is_healthy=lambda: self.unhealthy,
             is_ready=lambda: self.unready,
+            find_alarms=lambda: self.alarms,
             request_seconds_max=request_seconds_max,
         )
 
@@ -89,6 +91,13 @@ def has_ipv6_loopback() -> bool:
 # Pages
 
 
+def test_page_for_those_who_watch_names_every_alarm(server: HealthServer, watched: Watched) -> None:
+    assert ask(server, "/health")[::2] == (200, b"ok\n")
+    watched.alarms = ["oslo to rome: silent", "bonn to rome: stalled"]
+    assert ask(server, "/health")[::2] == (503, b"oslo to rome: silent\nbonn to rome: stalled\n")
+    assert ask(server, "/healthz")[0] == ask(server, "/readyz")[0] == 200
+
+
 def test_healthy_and_ready_server_says_ok(server: HealthServer) -> None:
     for path in ("/healthz", "/readyz", "/healthz?verbose=1"):
         status, headers, body = ask(server, path)
@@ -125,7 +134,7 @@ def test_head_is_answered_without_the_page(server: HealthServer) -> None:
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/../etc/passwd", "/%2e%2e/", "/healthz/x"])
 def test_there_are_no_other_pages(server: HealthServer, path: str) -> None:
     status, _, body = ask(server, path)
-    assert (status, body) == (404, b"try /metrics, /healthz or /readyz\n")
+    assert (status, body) == (404, b"try /metrics, /healthz, /readyz or /health\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "<b>"])

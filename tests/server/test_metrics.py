@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.replication.support_links import Mesh
 
 from floodmark.engine import MemoryEngine
 from floodmark.model.errors import (
@@ -223,6 +224,37 @@ def test_page_of_a_site_that_does_not_answer_has_the_servers_own_metrics(
     assert value(page, "floodmark_commits_total") is None
     assert value(page, "floodmark_requests_total", action="put", outcome="done") == 1
     assert "was closed" in caplog.text
+
+
+# Links
+
+
+def test_links_show_how_they_are_and_what_is_wrong(server: ServerMetrics) -> None:
+    mesh = Mesh("oslo", "rome")
+    mesh.put("rome", b"ada")
+    mesh.exchange()
+    oslo = mesh["oslo"]
+    page = MetricsPage("oslo", oslo.statistics, server, replication=oslo.replication)
+    link = {"source": "rome", "namespace": "users"}
+    mesh.time.advance(2_500)
+    assert value(page, "floodmark_link_heartbeat_age_seconds", **link) == 2.5
+    assert value(page, "floodmark_link_backlog_seconds", **link) == 2.5
+    assert value(page, "floodmark_link_lag_seconds", quantile="0.99", **link) == 1.0
+    assert value(page, "floodmark_link_intervals_unchecked_total", **link) == 1
+    assert value(page, "floodmark_link_intervals_wrong_total", **link) == 0
+    assert value(page, "floodmark_link_alarm", kind="overdue", **link) == 0
+    mesh.time.advance(10_000)
+    assert value(page, "floodmark_link_alarm", kind="overdue", **link) == 1
+    assert value(page, "floodmark_link_alarm", kind="finding", **link) == 0
+
+
+def test_link_of_which_nothing_has_come_has_no_age(server: ServerMetrics) -> None:
+    oslo = Mesh("oslo", "rome")["oslo"]
+    page = MetricsPage("oslo", oslo.statistics, server, replication=oslo.replication)
+    link = {"source": "rome", "namespace": "users"}
+    assert value(page, "floodmark_link_heartbeat_age_seconds", **link) is None
+    assert value(page, "floodmark_link_lag_seconds", quantile="0.5", **link) is None
+    assert value(page, "floodmark_link_alarm", kind="stalled", **link) == 0
 
 
 # Feeds

@@ -12,11 +12,15 @@ from floodmark.codec.values import encode_value
 from floodmark.feed.acknowledgement import Progress
 from floodmark.feed.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscriptions import SubscriptionSpec
+from floodmark.merge.states import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, NotAllowed
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
+from floodmark.replication.applied import Applied
+from floodmark.replication.step import LinkStep, NamespaceStep
+from floodmark.replication.topology import Topology
 from floodmark.server import Server, ServerOptions
 from floodmark.server.calls import PORTS
 from floodmark.server.data import DataPlane
@@ -50,6 +54,14 @@ def _write_stream(site: Site, namespace: str) -> object:
         stream.close()
 
 
+def _load_stream(site: Site, namespace: str) -> object:
+    stream = site.host.write_stream(durable=True, load=True)
+    try:
+        return stream.send({_key(namespace): _copied()}).result(20)
+    finally:
+        stream.close()
+
+
 def _changes(site: Site, namespace: str | None) -> object:
     if namespace is None:
         return list(site.host.changes(ChangesRequest()))
@@ -70,6 +82,17 @@ def _copied() -> bytes:
 
 def _feed(namespace: str, name: str) -> FeedSpec:
     return FeedSpec(name=name, namespace=namespace, sink="blackhole:")
+
+
+def _step(*namespaces: str) -> LinkStep:
+    parts = tuple(
+        NamespaceStep(name=name, source_id=1, target_id=_key(name)[2], since=0, until=0)
+        for name in namespaces
+    )
+    return LinkStep(source="rome", source_id=9, namespaces=parts)
+
+
+TOPOLOGY = Topology(epoch=1, sites={})
 
 
 def _subscription(namespace: str) -> SubscriptionSpec:
@@ -93,10 +116,19 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
         Role.WRITE,
         lambda site, name: _partition(site).put([_key(name)], [stored(b"x")], durable=True),
     ),
+    "merge": (
+        Role.WRITE,
+        lambda site, name: _partition(site).merge([_key(name)], [add_to_counter(1)], durable=True),
+    ),
     "apply": (
         Role.WRITE,
         lambda site, name: _partition(site).apply([_key(name)], [_copied()], durable=True),
     ),
+    "load": (
+        Role.ADMIN,
+        lambda site, name: _partition(site).load([_key(name)], [_copied()], durable=True),
+    ),
+    "load_stream": (Role.ADMIN, _load_stream),
     "compare_and_set": (
         Role.WRITE,
         lambda site, name: _partition(site).compare_and_set(_key(name), b"?", stored(b"x"), durable=True),
@@ -134,6 +166,16 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.hold_safe_point": lambda name: ("point", 1, timedelta(1), name),
     "administration.release_safe_point": lambda _: ("point",),
     "administration.oldest_version": lambda name: (name,),
+    "administration.set_topology": lambda _: (TOPOLOGY,),
+    "administration.rewritable_version": lambda name: (name,),
+    "administration.shared_since": lambda name: (name, 0),
+    "administration.declare_loaded": lambda name: (name,),
+    "administration.adopt_watermark": lambda name: (name, {}, 0),
+    "administration.finish_rejoining": lambda _: (),
+    "administration.note_rewritten": lambda name: (name, 1),
+    "administration.advance_link": lambda name: (_step(name), Applied()),
+    "administration.stall_link": lambda name: (9, [name], "reason"),
+    "administration.watermark": lambda name: (name, None),
     "administration.examine": lambda _: (True,),
     # A feed and a subscription have the name of the namespace that they read.
     "feeds.create": lambda name: (_feed(name, "another"),),
@@ -203,6 +245,14 @@ def test_a_batch_over_several_namespaces_needs_all_of_them(server: Server) -> No
     assert not is_allowed(server, Role.WRITE, MINE, put_both)
 
 
+def test_a_step_over_several_namespaces_needs_all_of_them(server: Server) -> None:
+    def advance(site: Site) -> None:
+        site.host.administration.advance_link(_step(MINE, OTHER), Applied())
+
+    assert is_allowed(server, Role.WRITE, None, advance)
+    assert not is_allowed(server, Role.WRITE, MINE, advance)
+
+
 def test_the_changes_of_all_namespaces_need_all_of_them(server: Server) -> None:
     assert is_allowed(server, Role.READ, None, lambda site: _changes(site, None))
     assert not is_allowed(server, Role.ADMIN, MINE, lambda site: _changes(site, None))
@@ -219,7 +269,7 @@ def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
         handler.method.name
         for handler in DataPlane(nothing, Guard(nothing), Leases(nothing, nothing)).handlers()
     }
-    assert offered | {"scan", "changes", "write_stream"} == DATA.keys() | OPEN.keys()
+    assert offered | {"scan", "changes", "write_stream", "load_stream"} == DATA.keys() | OPEN.keys()
 
 
 CALLS = [
@@ -248,7 +298,7 @@ def test_every_call_is_refused_to_those_without_the_role(
         if role < rule.role:
             assert not is_allowed(server, role, None, use(OTHER)), f"{role} may {full_name}"
             assert not is_allowed(server, role, OTHER, use(OTHER)), f"{role} may {full_name} in its namespace"
-    if rule.scope is not None:
+    if rule.scope is not None or rule.each is not None:
         assert not is_allowed(server, rule.role, MINE, use(OTHER)), f"{full_name} in another's namespace"
     if rule.role is Role.READ:
         assert is_allowed(server, rule.role, None, use(MINE))

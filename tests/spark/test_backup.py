@@ -9,6 +9,7 @@ import msgspec
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
+from tests.replication.support_links import IDS, Mesh
 from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import (
     address_of,
@@ -33,7 +34,7 @@ from floodmark.model.errors import (
 )
 from floodmark.site import Namespace, Site
 from floodmark.spark.address import SiteAddress
-from floodmark.spark.jobs.backup import PLAN, Plan, backup, list_backups
+from floodmark.spark.jobs.backup import PLAN, Plan, backup, find_position, list_backups
 from floodmark.spark.jobs.check import check_backup
 from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.jobs.manifest import FORMAT, MANIFEST, Kind, encode_document, read_manifests
@@ -201,6 +202,19 @@ def test_changes_that_were_collected_call_for_a_full_backup(
     assert sorted(path.name for path in target.iterdir()) == [list_backups(str(target))[0].part]
     again = backup(address_of(served.url), "users", str(target), spark=spark)
     assert again.kind == "full"
+
+
+def test_position_of_a_backup_has_the_watermark_as_of_its_version() -> None:
+    mesh = Mesh("oslo", "rome", "bonn")
+    mesh.put("oslo", b"ada")
+    mesh.exchange()
+    row = mesh["rome"].host.administration.find_namespace("users")
+    version, watermark = find_position(mesh["rome"], row)
+    assert watermark == mesh.watermark("rome") | {IDS["rome"]: version}
+    assert watermark.keys() == set(IDS.values())
+    before = mesh.watermark("rome", version)
+    mesh.exchange()
+    assert mesh.watermark("rome", version) == before != mesh.watermark("rome")
 
 
 # Plans

@@ -16,7 +16,6 @@ from tests.spark.support_backup import address_of, contents, fill, writing
 from floodmark.model.errors import InvalidArgument, InvalidOption, NamespaceNotFound
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import ReplicateSummary, replicate
-from floodmark.spark.jobs.replicate import LagCounts, round_lag
 
 
 @pytest.fixture
@@ -169,14 +168,3 @@ def test_what_cannot_be_copied_is_refused_before_anything_is_done(
     run(source, target, ["users"])
     with pytest.raises(InvalidArgument, match="name another checkpoint"):
         run(source, address_of(serve_site("troms").url), ["users"])
-
-
-def test_percentiles_of_lags_are_those_of_changes_and_not_of_batches() -> None:
-    counts = LagCounts()
-    assert counts.percentile(0.5) is None
-    counts.add([10] * 14, changes=980)
-    counts.add([5_000] * 14, changes=20)
-    assert counts.percentile(0.5) == 10
-    assert counts.percentile(0.98) == 10
-    assert counts.percentile(0.99) == 5_000
-    assert round_lag(123_456) == 123_000

@@ -1,15 +1,27 @@
 """backup and restore: a namespace in Parquet files, and back."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from floodmark.cli.arguments import AtOption, EndKey, Json, NamespaceName, Prefix, StartKey, parse
 from floodmark.cli.failures import FINDING, Usage
-from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice, print_summary, reach, spark_job
+from floodmark.cli.jobs import (
+    Conf,
+    Master,
+    Remote,
+    SparkChoice,
+    print_summary,
+    reach,
+    shared_credentials,
+    spark_job,
+)
 from floodmark.cli.output import Output
+from floodmark.model.ranges import KeyRange
 from floodmark.model.text import read_duration
+from floodmark.replication.topology import parse_topology
 from floodmark.site.arguments import check_range
 
 HOLD: Final = timedelta(hours=24)
@@ -102,6 +114,16 @@ def restore(
     start_key: StartKey = None,
     end_key: EndKey = None,
     prefix: Prefix = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Build up a new site of a topology, from a backup of another.")
+    ] = False,
+    rejoin: Annotated[
+        bool, typer.Option("--rejoin", help="Build up a site of a topology again that has lost its data.")
+    ] = False,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", metavar="FILE", help="With --rejoin: the topology, in TOML."),
+    ] = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -117,11 +139,39 @@ def restore(
     Examples:
       floodmark restore backups/users data/oslo users-restored
       floodmark restore backups/users grpc://127.0.0.1:7100 users --at 2026-01-31T12:00:00Z --prefix eu/
+      floodmark restore backups/users data/lund users --join
+      floodmark restore backups/users data/oslo users --rejoin --topology topology.toml
     """
     keys = check_range(start_key or b"", end_key, prefix)
     choice = SparkChoice(master=master, remote=remote, conf=conf)
+    if join or rejoin:
+        if (join and rejoin) or at is not None or keys != KeyRange() or rejoin is not (topology is not None):
+            raise Usage(
+                "a site is built up from the whole of a backup, as it is",
+                "floodmark restore BACKUP SITE NAMESPACE --join, or --rejoin --topology FILE",
+            )
+        built = _build_up(source, location, namespace, topology, choice)
+        print_summary(Output(json=json), built)
+        return
     with reach(location) as (target,), spark_job(choice, "restore") as job:
         summary = job.functions.restore(
             source, target, namespace, at=at, keys=keys, spark=job.session, progress=job.progress
         )
     print_summary(Output(json=json), summary)
+
+
+def _build_up(source: str, location: str, namespace: str, file: Path | None, choice: SparkChoice) -> object:
+    topology = None if file is None else parse_topology(file.read_bytes(), str(file))
+    credentials = shared_credentials()
+    with reach(location) as (target,), spark_job(choice, "restore") as job:
+        if topology is None:
+            return job.functions.join(source, target, namespace, spark=job.session, progress=job.progress)
+        return job.functions.rejoin(
+            source,
+            target,
+            namespace,
+            topology=topology,
+            addresses=job.functions.site_addresses(topology, **credentials),
+            spark=job.session,
+            progress=job.progress,
+        )

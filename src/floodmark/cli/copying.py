@@ -1,17 +1,30 @@
 """replicate and export: changes on their way to another site, or into a lakehouse table."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from floodmark.cli.arguments import Json, Location, NamespaceName, parse
 from floodmark.cli.failures import Usage
-from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice, print_summary, reach, spark_job
+from floodmark.cli.jobs import (
+    Conf,
+    Master,
+    Remote,
+    SparkChoice,
+    print_summary,
+    reach,
+    shared_credentials,
+    spark_job,
+)
 from floodmark.cli.opening import ConnectionOptions, connection_options
 from floodmark.cli.output import Output
 from floodmark.model import Version
 from floodmark.model.text import read_at
+from floodmark.replication.topology import parse_topology
+
+if TYPE_CHECKING:
+    from floodmark.spark import SiteAddress
 
 TargetTokenFile = Annotated[
     Path | None,
@@ -32,16 +45,27 @@ Once = Annotated[bool, typer.Option("--once", help="End when everything up to th
 
 
 def replicate(
-    source: Location,
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[SOURCE", help="A site: its directory, or its server's URL."),
+    ] = None,
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The other site: its directory, or its server's URL.")
-    ],
-    checkpoint: Annotated[
-        str,
+        str | None, typer.Argument(metavar="TARGET]", help="Another site, to which its changes are copied.")
+    ] = None,
+    topology: Annotated[
+        Path | None,
         typer.Option(
-            "--checkpoint", metavar="DIRECTORY", help="Where Spark keeps how far it is: one for each pair."
+            "--topology", metavar="FILE", help="Sites and what they share, in TOML: copy in all directions."
         ),
-    ],
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="DIRECTORY",
+            help="From SOURCE to TARGET: where Spark keeps how far it is, one for each pair.",
+        ),
+    ] = None,
     namespace: Annotated[
         list[str] | None,
         typer.Option("--namespace", metavar="NAMESPACE", help="May be given several times; all if not said."),
@@ -56,44 +80,94 @@ def replicate(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Copy the changes of a site to another one, until Ctrl-C.
+    """Let sites copy each other, or one another, until Ctrl-C.
 
-    Every change keeps its stamp and is stored where that stamp is the highest, so it does no harm
-    to begin anew, to copy twice, or to write at the target meanwhile: the last write wins.
+    With a topology, every site gets what was first written at each of the others. The sites
+    keep how far they are and check that nothing is lost: `floodmark status` shows it.
+
+    From one site to another, all changes are copied, wherever they were first written. Either way
+    a change keeps its stamp, and it does no harm to begin anew or to copy twice.
 
     \b
     Examples:
+      floodmark replicate --topology topology.toml
       floodmark replicate grpc://oslo:7100 grpc://rome:7100 --checkpoint state/oslo-rome
       floodmark replicate data/oslo data/rome --namespace users --checkpoint state/oslo-rome --once
     """
-    own = ConnectionOptions(
-        token_file=target_token_file,
-        tls_root=target_tls_root,
-        tls_certificate=target_tls_certificate,
-        tls_key=target_tls_key,
+    choice = SparkChoice(master=master, remote=remote, conf=conf)
+    own = (target_token_file, target_tls_root, target_tls_certificate, target_tls_key)
+    if topology is not None:
+        if source or target or checkpoint or namespace or any(own):
+            raise Usage(
+                "--topology says what is copied where, and the sites keep how far they are",
+                "floodmark replicate --topology FILE [--once]",
+            )
+        summary = _replicate_topology(topology, choice, once=once)
+    elif source is None or target is None or checkpoint is None:
+        raise Usage(
+            "name a topology, or a source, a target and a checkpoint directory", "floodmark replicate --help"
+        )
+    else:
+        with reach(source, target, target=_target_options(*own)) as (source_site, target_site):
+            names = namespace or _all_namespaces(source_site)
+            if not names:
+                raise Usage(f"{source} has no namespace to copy", "floodmark namespace create SITE NAME")
+            summary = _replicate_pair(source_site, target_site, names, checkpoint, choice, once=once)
+    print_summary(Output(json=json), summary)
+
+
+def _target_options(
+    token_file: Path | None, tls_root: Path | None, tls_certificate: Path | None, tls_key: Path | None
+) -> ConnectionOptions | None:
+    if not any((token_file, tls_root, tls_certificate, tls_key)):
+        return None
+    return ConnectionOptions(
+        token_file=token_file,
+        tls_root=tls_root,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
         timeout=connection_options.get().timeout,
     )
-    has_own = any((target_token_file, target_tls_root, target_tls_certificate, target_tls_key))
-    choice = SparkChoice(master=master, remote=remote, conf=conf)
-    with reach(source, target, target=own if has_own else None) as (source_site, target_site):
-        names = namespace
-        if not names:
-            with source_site.connect() as site:
-                names = site.namespaces()
-        if not names:
-            raise Usage(f"{source} has no namespace to copy", "floodmark namespace create SITE NAME")
-        with spark_job(choice, "replicate") as job:
-            summary = job.functions.replicate(
-                source_site,
-                target_site,
-                names,
-                checkpoint=checkpoint,
-                once=once,
-                spark=job.session,
-                progress=job.progress,
-                stop=job.stop,
-            )
-    print_summary(Output(json=json), summary)
+
+
+def _replicate_pair(
+    source: "SiteAddress",
+    target: "SiteAddress",
+    names: list[str],
+    checkpoint: str,
+    choice: SparkChoice,
+    *,
+    once: bool,
+) -> object:
+    with spark_job(choice, "replicate") as job:
+        return job.functions.replicate(
+            source,
+            target,
+            names,
+            checkpoint=checkpoint,
+            once=once,
+            spark=job.session,
+            progress=job.progress,
+            stop=job.stop,
+        )
+
+
+def _all_namespaces(address: "SiteAddress") -> list[str]:
+    with address.connect() as site:
+        return site.namespaces()
+
+
+def _replicate_topology(file: Path, choice: SparkChoice, *, once: bool) -> object:
+    topology = parse_topology(file.read_bytes(), str(file))
+    with spark_job(choice, "replicate") as job:
+        return job.functions.replicate_topology(
+            topology,
+            job.functions.site_addresses(topology, **shared_credentials()),
+            once=once,
+            spark=job.session,
+            progress=job.progress,
+            stop=job.stop,
+        )
 
 
 def export(

@@ -1,4 +1,4 @@
-"""put, get, delete and scan: one key or a range of keys of one namespace."""
+"""put, get, update, add, delete and scan: one key or a range of keys of one namespace."""
 
 import sys
 from typing import Annotated
@@ -30,6 +30,12 @@ Value = Annotated[
         metavar="VALUE", help=f"The value: {BYTES_HELP} A single - reads it from stdin, as it is."
     ),
 ]
+Fields = Annotated[
+    str,
+    typer.Argument(
+        metavar="JSON", help="A JSON object of the fields to write. A single - reads it from stdin."
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Write the value's bytes and nothing else.")]
 
 
@@ -52,9 +58,55 @@ def put(
       floodmark put data/oslo sessions 0x00ff token --ttl 90s
       floodmark put data/oslo users portrait - < ada.png
     """
-    content = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if value == "-" else parse(read_bytes)(value)
     with open_site(location) as site:
-        version = site.namespace(namespace).put(key, content, ttl=ttl)
+        version = site.namespace(namespace).put(key, _read_value(value), ttl=ttl)
+    _print_version(namespace, key, version, json=json)
+
+
+def update(
+    location: Location,
+    namespace: NamespaceName,
+    key: Key,
+    fields: Fields,
+    ttl: Ttl = None,
+    json: Json = False,
+) -> None:
+    """Write some fields of a record, and print the version.
+
+    For a namespace that was created with --merge fields. The other fields stay as they are;
+    a field that is null is deleted; --ttl holds for the fields that are named.
+
+    \b
+    Examples:
+      floodmark update data/oslo profiles ada '{"city": "London", "title": null}'
+      floodmark update data/oslo profiles ada '{"session": "x1"}' --ttl 30m
+    """
+    content = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if fields == "-" else fields.encode()
+    with open_site(location) as site:
+        version = site.namespace(namespace).update(key, content, ttl=ttl)
+    _print_version(namespace, key, version, json=json)
+
+
+def add(
+    location: Location,
+    namespace: NamespaceName,
+    key: Key,
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", help="A whole number; behind -- if negative.")
+    ] = 1,
+    json: Json = False,
+) -> None:
+    """Add to a counter, and print the version.
+
+    For a namespace that was created with --merge counter. A counter begins at 0.
+
+    \b
+    Examples:
+      floodmark add data/oslo visits home
+      floodmark add data/oslo visits home -- -3
+    """
+    with open_site(location) as site:
+        version = site.namespace(namespace).add(key, number)
     _print_version(namespace, key, version, json=json)
 
 
@@ -105,18 +157,29 @@ def get(
         output.line(_show_text(record.value))
 
 
-def delete(location: Location, namespace: NamespaceName, key: Key, json: Json = False) -> None:
+def delete(
+    location: Location,
+    namespace: NamespaceName,
+    key: Key,
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="NAME", help="Delete only this field; may be given several times."),
+    ] = None,
+    json: Json = False,
+) -> None:
     """Delete a key, and print the version of the deletion.
 
     It is no error if the key is not there. Older versions can still be read
     with --at until they are collected.
 
     \b
-    Example:
+    Examples:
       floodmark delete data/oslo users ada
+      floodmark delete data/oslo profiles ada --field city --field title
     """
     with open_site(location) as site:
-        version = site.namespace(namespace).delete(key)
+        records = site.namespace(namespace)
+        version = records.delete_field(key, *field) if field else records.delete(key)
     _print_version(namespace, key, version, json=json)
 
 
@@ -159,6 +222,11 @@ def scan(
                 output.object({**json_bytes("key", key), **json_bytes("value", value)})
             else:
                 output.line((show_bytes(key), "cyan"), "\t", show_bytes(value))
+
+
+def _read_value(value: str) -> bytes:
+    """What an argument says, or what comes from stdin."""
+    return sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if value == "-" else parse(read_bytes)(value)
 
 
 def _print_version(namespace: str, key: bytes, version: Version, *, json: bool) -> None:

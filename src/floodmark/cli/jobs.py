@@ -118,14 +118,23 @@ def reach(*locations: str, target: ConnectionOptions | None = None) -> Iterator[
         yield found
 
 
-def _address(url: str, options: ConnectionOptions) -> "SiteAddress":
+def shared_credentials() -> dict[str, str]:
+    """The files that the options before the command name, for all sites that have none of their own."""
+    return _files(connection_options.get())
+
+
+def _files(options: ConnectionOptions) -> dict[str, str]:
     files = {
         "token_file": options.token_file,
         "tls_root": options.tls_root,
         "tls_certificate": options.tls_certificate,
         "tls_key": options.tls_key,
     }
-    given = {name: os.fspath(file.absolute()) for name, file in files.items() if file is not None}
+    return {name: os.fspath(file.absolute()) for name, file in files.items() if file is not None}
+
+
+def _address(url: str, options: ConnectionOptions) -> "SiteAddress":
+    given = _files(options)
     timeout = {} if options.timeout is None else {"timeout": options.timeout}
     address: SiteAddress = _load("floodmark.spark").SiteAddress(location=url, **given, **timeout)
     return address

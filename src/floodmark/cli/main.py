@@ -13,16 +13,17 @@ from typing import Annotated, Final
 import typer
 from typer.main import get_command
 
-from floodmark.cli import feeds, namespaces, partitions, safepoints, subscriptions
+from floodmark.cli import feeds, namespaces, partitions, safepoints, subscriptions, topology
 from floodmark.cli.arguments import parse
 from floodmark.cli.backups import backup, restore
 from floodmark.cli.changes import changes
 from floodmark.cli.copying import export, replicate
-from floodmark.cli.data import delete, get, put, scan
+from floodmark.cli.data import add, delete, get, put, scan, update
 from floodmark.cli.demo import demo
 from floodmark.cli.doctor import doctor
 from floodmark.cli.failures import DONE, INTERRUPTED, report
 from floodmark.cli.opening import ConnectionOptions, connection_options
+from floodmark.cli.rewriting import rewrite
 from floodmark.cli.serving import serve
 from floodmark.cli.sites import gc, init, version
 from floodmark.cli.status import status
@@ -139,6 +140,8 @@ for command in (
     token,
     put,
     get,
+    update,
+    add,
     delete,
     scan,
     changes,
@@ -152,7 +155,9 @@ for command in (
     version,
 ):
     app.command()(command)
+namespaces.commands.command()(rewrite)
 app.add_typer(namespaces.commands, name="namespace")
+app.add_typer(topology.commands, name="topology")
 app.add_typer(partitions.commands, name="partition")
 app.add_typer(safepoints.commands, name="safepoint")
 app.add_typer(feeds.commands, name="feed")

@@ -19,7 +19,11 @@ commands = typer.Typer(help="Create, look at, change and drop namespaces.")
 
 Merge = Annotated[
     str,
-    typer.Option("--merge", metavar="POLICY", help="How writes of several sites become one: last_write."),
+    typer.Option(
+        "--merge",
+        metavar="POLICY",
+        help="What a record is, and how writes of several sites become one: last_write, fields, counter.",
+    ),
 ]
 
 
@@ -37,11 +41,14 @@ def create(
 ) -> None:
     """Add a namespace to a site.
 
+    With --merge last_write a record is a value, which the last write replaces; with fields, a
+    JSON object whose fields are written one by one; with counter, a number that writes add to.
     --ttl holds for writes that name none; --retention is 24h if not given.
 
     \b
     Examples:
       floodmark namespace create data/oslo users
+      floodmark namespace create data/oslo profiles --merge fields
       floodmark namespace create data/oslo sessions --ttl 30m --retention 7d
     """
     with open_site(location) as site:
@@ -86,7 +93,7 @@ def list_namespaces(location: Location, json: Json = False) -> None:
 
 @commands.command()
 def show(location: Location, name: NamespaceName, json: Json = False) -> None:
-    """Show the settings of a namespace, and how far back it can be read.
+    """Show a namespace's settings, and how far back it can be read.
 
     \b
     Example:

@@ -5,7 +5,7 @@ Only `init`, `serve` and `demo` make a site: a typo must not leave an empty one.
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +14,8 @@ from typing import Final
 
 import floodmark
 from floodmark.cli.failures import Usage
-from floodmark.model.errors import NotASite
+from floodmark.model.errors import InvalidConfiguration, NotASite
+from floodmark.replication.topology import Topology
 from floodmark.site.connecting import TIMEOUT, connect
 
 SITE_FILE: Final = "floodmark.json"
@@ -88,12 +89,32 @@ def open_site(location: str, *, background: bool = False) -> Iterator[floodmark.
         yield site
 
 
-def _connect(url: str) -> floodmark.Site:
+@contextmanager
+def open_members(topology: Topology, *, without: str) -> Iterator[dict[str, floodmark.Site]]:
+    """The active sites of a topology by name, but one, all of which must be there."""
+    with ExitStack() as stack:
+        opened: dict[str, floodmark.Site] = {}
+        for name, site in topology.sites.items():
+            if not site.is_active or name == without:
+                continue
+            if site.url is None:
+                raise InvalidConfiguration(f"site {name!r} has no url in the topology; add it", site=name)
+            token_file, root = site.token_file, site.tls_root_certificate
+            member = _connect(
+                site.url,
+                token_file=None if token_file is None else Path(token_file),
+                tls_root=None if root is None else Path(root),
+            )
+            opened[name] = stack.enter_context(member)
+        yield opened
+
+
+def _connect(url: str, *, token_file: Path | None = None, tls_root: Path | None = None) -> floodmark.Site:
     options = connection_options.get()
     return connect(
         url,
-        token_file=options.token_file,
-        tls_root=options.tls_root,
+        token_file=token_file or options.token_file,
+        tls_root=tls_root or options.tls_root,
         tls_certificate=options.tls_certificate,
         tls_key=options.tls_key,
         timeout=TIMEOUT if options.timeout is None else options.timeout,

@@ -30,7 +30,12 @@ from floodmark.feed import ReaderStatistics
 from floodmark.feed.feeds import FeedStatistics, measure
 from floodmark.model.stream import Way
 from floodmark.model.version import physical_ms
-from floodmark.site.statistics import PartitionHeat, SiteStatistics
+from floodmark.site.statistics import (
+    LinkStatistics,
+    PartitionHeat,
+    ReplicationStatistics,
+    SiteStatistics,
+)
 
 REFRESH_SECONDS: Final = 1.0
 ROWS_MAX: Final = 10
@@ -50,6 +55,7 @@ class Look:
     safe_points: int
     feeds: Sequence[FeedStatistics]
     heat: Sequence[PartitionHeat]
+    replication: ReplicationStatistics
 
     @property
     def names(self) -> dict[int, str]:
@@ -94,6 +100,7 @@ def look_at(site: floodmark.Site) -> Look:
         safe_points=len(site.safe_points()),
         feeds=[measure(feed, resolved, now_ms) for feed in site.feeds.list()],
         heat=site.heat(),
+        replication=site.replication(),
     )
 
 
@@ -138,6 +145,7 @@ def _fields(location: str, look: Look) -> dict[str, object]:
         "safe_points": look.safe_points,
         "lag_ms": look.lag_ms,
         "feeds": [plain(feed) for feed in look.feeds],
+        "replication": {**plain(look.replication), "alarms": look.replication.alarms},
     }
 
 
@@ -160,11 +168,56 @@ def _pairs(location: str, look: Look) -> list[tuple[str, str]]:
         pairs.append(("readers", _show_readers(statistics.readers.open)))
     if look.feeds:
         pairs.append(("feeds", ", ".join(f"{feed.name} {feed.state}" for feed in look.feeds[:ROWS_MAX])))
+    pairs += _link_pairs(look.replication)
     if statistics.clock_ahead_ms:
         pairs.append(("clock", f"{statistics.clock_ahead_ms:,} ms ahead of the machine's"))
     if statistics.background_error:
         pairs.append(("error", statistics.background_error))
     return pairs
+
+
+def _link_pairs(replication: ReplicationStatistics) -> list[tuple[str, str]]:
+    """One line for each other site, and one for each alarm."""
+    sources: dict[str, list[LinkStatistics]] = {}
+    for link in replication.links:
+        sources.setdefault(link.source, []).append(link)
+    pairs = [(f"from {source}", _show_links(links)) for source, links in sources.items()]
+    return pairs + [("alarm", alarm) for alarm in replication.alarms]
+
+
+def _show_links(links: Sequence[LinkStatistics]) -> str:
+    """The worst of the namespaces that come from one site."""
+    ages = [link.heartbeat_age_ms for link in links if link.heartbeat_age_ms is not None]
+    heartbeat = f"heartbeat {show_lag(max(ages))} ago" if len(ages) == len(links) else "no heartbeat yet"
+    parts = [f"{len(links):,} namespaces" if len(links) > 1 else links[0].namespace, heartbeat]
+    for name, lags in (
+        ("p50", [link.lag_ms_p50 for link in links if link.lag_ms_p50 is not None]),
+        ("p99", [link.lag_ms_p99 for link in links if link.lag_ms_p99 is not None]),
+    ):
+        if lags:
+            parts.append(f"lag {name} {show_lag(max(lags))}")
+    return ", ".join([*parts, f"{show_lag(max(link.backlog_ms for link in links))} behind"])
+
+
+def _link_rows(links: Sequence[LinkStatistics]) -> list[Sequence[str]]:
+    """Links in trouble first, then those that are furthest behind."""
+
+    def lag(lag_ms: int | None) -> str:
+        return "-" if lag_ms is None else show_lag(lag_ms)
+
+    worst = sorted(links, key=lambda link: (bool(link.alarms), link.backlog_ms), reverse=True)
+    return [
+        (
+            link.source,
+            link.namespace,
+            lag(link.heartbeat_age_ms),
+            lag(link.lag_ms_p50),
+            lag(link.lag_ms_p99),
+            show_lag(link.backlog_ms),
+            ", ".join(alarm.kind for alarm in link.alarms) or "no",
+        )
+        for link in worst[:ROWS_MAX]
+    ]
 
 
 def _show_readers(readers: Sequence[ReaderStatistics]) -> str:
@@ -179,6 +232,8 @@ def draw(location: str, before: Look, look: Look, bars: str) -> list[Line]:
     width = max(len(name) for name, _ in pairs) + 2
     lines: list[Line] = [[(name.ljust(width), "dim"), value] for name, value in pairs]
     lines += _table(("feed", "state", "lag", "run by"), _feed_rows(look.feeds))
+    header = ("source", "namespace", "heartbeat", "lag p50", "lag p99", "backlog", "alarm")
+    lines += _table(header, _link_rows(look.replication.links))
     lines += _table(("partition", "from", "to", "writes/s", "share", "over time"), _heat_rows(look, bars))
     return lines
 

@@ -14,10 +14,25 @@ values, column by column, so that a thousand changes are packed and unpacked by 
     +---+-------+--------------------+----------------------+------+--------+
 
 Numbers in it are little-endian.  A value length of 0xFFFFFFFF means that the value is large and is
-read from the data, where it stands under the same key and version.  A commit that does not fit into
-one row goes on in the next chunk; chunks are written together.
+read from the data, where it stands under the same key and version.  Only a state never is: there stands
+what the record became, and here what was written to it.  A commit that does not fit into one row goes on
+in the next chunk; chunks are written together.
 
-A heartbeat row:
+A heartbeat row is written each second, so it is small: most numbers in it lie close to `through`.
+
+    +---+------+---------+---------+-------+---------+-----------+------------+
+    | 3 | node | through | wall ms | since | log + 1 | watermark | sums       |
+    | 1 |   1  |    8    |   +-    |   +-  |    n    |           | n + 27 * n |
+    +---+------+---------+---------+-------+---------+-----------+------------+
+
+    n                 a number in groups of 7 bits, the lowest first; bit 7 says that another follows
+    +-                a distance from `through`, or from its milliseconds: 2 * d, or -2 * d - 1 below 0, as n
+    log + 1           0 if the account is about all logs of the node
+    watermark         number of sites n, and of each: site 1, number of marks n, and the marks
+    mark              namespace n, version +-; of a site's second mark on, from the mark before
+    sums entry        namespace 3, own count 4, own digest 8, all count 4, all digest 8
+
+Older rows say the same in numbers of fixed width:
 
     +---+------+-----+---------+-------+---------+------------+------------+
     | 2 | node | log | wall ms | since | through | watermark  | sums       |
@@ -25,34 +40,39 @@ A heartbeat row:
     +---+------+-----+---------+-------+---------+------------+------------+
 
     watermark entry   namespace 3, site 1, version 8
-    sums entry        namespace 3, own count 4, own digest 8, all count 4, all digest 8
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from struct import Struct, iter_unpack, pack, unpack_from
 from struct import error as StructError
 from typing import Final, NamedTuple
 
+from floodmark.codec.stamps import is_first_written_at
+from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import VERSION_MAX, Version
+from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 LOG_ID_BYTES: Final = 4
 
 _KEY: Final = Struct(">IQH")
 _COMMIT: Final = 1
-_HEARTBEAT: Final = 2
+_WIDE_HEARTBEAT: Final = 2
+_HEARTBEAT: Final = 3
 _COMMIT_HEAD: Final = Struct("<BI")
 _SINGLE: Final = Struct("<BIHI")
 _COMMIT_BYTE: Final = bytes([_COMMIT])
 _BY_REFERENCE: Final = 0xFFFFFFFF
 _ONE_CHANGE: Final = _COMMIT_HEAD.pack(_COMMIT, 1)
 
-_HEARTBEAT_HEAD: Final = Struct("<BBIQQQ")
+_HEARTBEAT_HEAD: Final = Struct("<BBQ")
+_WIDE_HEARTBEAT_HEAD: Final = Struct("<BBIQQQ")
 _NO_LOG: Final = 0xFFFFFFFF
+_SITES_MAX: Final = 256
+_NAMESPACE_MAX: Final = (1 << 24) - 1
 _COUNT: Final = Struct("<I")
 _MARK: Final = Struct("<3sBQ")
 _SUMS: Final = Struct("<3sIQIQ")
@@ -90,7 +110,7 @@ def _key_above(log: int, version: Version) -> bytes:
 
 def encode_single(key: bytes, value: bytes) -> bytes:
     """The row of a commit of one key: what `encode_commit` gives, without its lists."""
-    if len(value) > LOG_INLINE_VALUE_BYTES_MAX:
+    if len(value) > LOG_INLINE_VALUE_BYTES_MAX and not value[-1] & HAS_STAMPS:
         return _SINGLE.pack(_COMMIT, 1, len(key), _BY_REFERENCE) + key
     return _SINGLE.pack(_COMMIT, 1, len(key), len(value)) + key + value
 
@@ -103,7 +123,7 @@ def encode_commit(keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]
     rows: list[bytes] = []
     start = size = 0
     for index, (key, value) in enumerate(zip(keys, values, strict=True)):
-        inline = len(value) if len(value) <= LOG_INLINE_VALUE_BYTES_MAX else 0
+        inline = 0 if _is_named(value) else len(value)
         if size and size + len(key) + inline > LOG_ROW_BYTES_MAX:
             rows.append(_encode_chunk(keys[start:index], values[start:index]))
             start, size = index, 0
@@ -112,12 +132,17 @@ def encode_commit(keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]
     return rows
 
 
+def _is_named(value: bytes) -> bool:
+    return len(value) > LOG_INLINE_VALUE_BYTES_MAX and not value[-1] & HAS_STAMPS
+
+
 def _encode_chunk(keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
     count = len(keys)
     lengths = list(map(len, values))
     if max(lengths) > LOG_INLINE_VALUE_BYTES_MAX:
-        values = [value if len(value) <= LOG_INLINE_VALUE_BYTES_MAX else b"" for value in values]
-        lengths = [length if length <= LOG_INLINE_VALUE_BYTES_MAX else _BY_REFERENCE for length in lengths]
+        named = list(map(_is_named, values))
+        lengths = [_BY_REFERENCE if by else length for by, length in zip(named, lengths, strict=True)]
+        values = [b"" if by else value for by, value in zip(named, values, strict=True)]
     return b"".join(
         (
             _COMMIT_HEAD.pack(_COMMIT, count),
@@ -168,6 +193,28 @@ def count_changes(row: bytes, keys: KeyRange) -> int:
     return sum(map(keys.contains, written))
 
 
+def is_own(row: bytes, site: int) -> bool:
+    """Whether a commit at a site was first made there.  If no value in its row can tell, it may have been.
+
+    The changes of a commit are all of one kind, so the last value that is not large tells for all of them.
+
+    >>> from floodmark.codec.values import encode_value
+    >>> from floodmark.model.change import Stamp
+    >>> own, copy = encode_value(b"1"), encode_value(b"1", origin=Stamp(7, 2))
+    >>> [is_own(encode_commit([b"a"], [value])[0], site) for value, site in ((own, 1), (copy, 1), (copy, 2))]
+    [True, False, True]
+    """
+    if row[:1] != _COMMIT_BYTE:
+        return True
+    (count,) = _COUNT.unpack_from(row, 1)
+    lengths = row[_COMMIT_HEAD.size + 2 * count : _COMMIT_HEAD.size + 6 * count]
+    # A row whose values are all large ends with a key.
+    if lengths == b"\xff" * len(lengths) or not row[-1] & HAS_ORIGIN:
+        return True
+    last = [length for (length,) in _COUNT.iter_unpack(lengths) if length != _BY_REFERENCE][-1]
+    return is_first_written_at(site, row[-last:])
+
+
 def decode_row(version: Version, row: bytes) -> CommitRow | Heartbeat:
     """A row is a commit or a heartbeat; anything else is corrupt."""
     kind = row[0] if row else None
@@ -176,6 +223,8 @@ def decode_row(version: Version, row: bytes) -> CommitRow | Heartbeat:
             return _decode_commit(row)
         if kind == _HEARTBEAT:
             return _decode_heartbeat(version, row)
+        if kind == _WIDE_HEARTBEAT:
+            return _decode_wide_heartbeat(version, row)
     except StructError as error:
         raise Corruption(f"the change-log row at version {version} is too short") from error
     raise Corruption(f"the change-log row at version {version} is of an unknown kind {kind}")
@@ -214,25 +263,130 @@ def _cut(row: bytes, position: int, lengths: Sequence[int]) -> list[bytes]:
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     """The row of a heartbeat; its version is in the row's key."""
-    marks = [
-        _MARK.pack(namespace.to_bytes(3, "big"), site, version)
-        for namespace, entries in sorted(heartbeat.watermark.items())
-        for site, version in sorted(entries.items())
+    through = heartbeat.through
+    numbers = [
+        _fold(heartbeat.wall_ms - physical_ms(through)),
+        _fold(heartbeat.since - through),
+        0 if heartbeat.log is None else heartbeat.log + 1,
+        *_watermark_numbers(heartbeat.watermark, through),
+        len(heartbeat.sums),
     ]
     sums = [
         _SUMS.pack(namespace.to_bytes(3, "big"), *own, *everything)
         for namespace, (own, everything) in sorted(heartbeat.sums.items())
     ]
-    log = _NO_LOG if heartbeat.log is None else heartbeat.log
-    head = _HEARTBEAT_HEAD.pack(
-        _HEARTBEAT, heartbeat.node, log, heartbeat.wall_ms, heartbeat.since, heartbeat.through
-    )
-    return b"".join((head, _COUNT.pack(len(marks)), *marks, _COUNT.pack(len(sums)), *sums))
+    head = _HEARTBEAT_HEAD.pack(_HEARTBEAT, heartbeat.node, through)
+    return b"".join((head, *map(_encode_number, numbers), *sums))
+
+
+def _watermark_numbers(watermark: Mapping[int, Mapping[int, Version]], through: Version) -> Iterator[int]:
+    """The marks by site: one site's marks lie close together."""
+    by_site: dict[int, list[tuple[int, Version]]] = {}
+    for namespace, marks in sorted(watermark.items()):
+        for site, mark in marks.items():
+            by_site.setdefault(site, []).append((namespace, mark))
+    yield len(by_site)
+    for site, entries in sorted(by_site.items()):
+        yield from (site, len(entries))
+        before, last = 0, through
+        for namespace, mark in entries:
+            yield from (namespace - before, _fold(mark - last))
+            before, last = namespace, mark
+
+
+def _fold(number: int) -> int:
+    """A number of either sign as one that is small where the number is."""
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _unfold(number: int) -> int:
+    return number // 2 if number % 2 == 0 else -(number + 1) // 2
+
+
+def _encode_number(number: int) -> bytes:
+    groups = bytearray()
+    while number >= 0x80:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+class _Numbers:
+    """Reads the numbers of a heartbeat one after the other."""
+
+    def __init__(self, row: bytes, place: int) -> None:
+        self._row = row
+        self.place = place
+
+    def read(self, highest: int) -> int:
+        number = shift = 0
+        while True:
+            if self.place >= len(self._row):
+                raise Corruption("a heartbeat ends in the middle of a number")
+            group = self._row[self.place]
+            self.place += 1
+            number |= (group & 0x7F) << shift
+            shift += 7
+            if group < 0x80:
+                break
+        if number > highest or (shift > 7 and not group):
+            raise Corruption(f"a heartbeat holds {number} where at most {highest} can be")
+        return number
+
+    def read_near(self, number: int) -> int:
+        near = number + _unfold(self.read(2 * VERSION_MAX + 1))
+        if not 0 <= near <= VERSION_MAX:
+            raise Corruption(f"a heartbeat holds {near}, which is no number of 64 bits")
+        return near
 
 
 def _decode_heartbeat(version: Version, row: bytes) -> Heartbeat:
-    _, node, log, wall_ms, since, through = _HEARTBEAT_HEAD.unpack_from(row)
-    position = _HEARTBEAT_HEAD.size
+    _, node, through = _HEARTBEAT_HEAD.unpack_from(row)
+    numbers = _Numbers(row, _HEARTBEAT_HEAD.size)
+    wall_ms = numbers.read_near(physical_ms(through))
+    since = numbers.read_near(through)
+    log = numbers.read(_NO_LOG)
+    watermark = _decode_watermark(numbers, through)
+    count = numbers.read(len(row) // _SUMS.size)
+    return Heartbeat(
+        version=version,
+        node=node,
+        wall_ms=wall_ms,
+        since=since,
+        through=through,
+        watermark=watermark,
+        sums=_decode_sums(version, row, numbers.place, count),
+        log=log - 1 if log else None,
+    )
+
+
+def _decode_watermark(numbers: _Numbers, through: Version) -> dict[int, dict[int, Version]]:
+    watermark: dict[int, dict[int, Version]] = {}
+    for _ in range(numbers.read(_SITES_MAX)):
+        site = numbers.read(_SITES_MAX - 1)
+        namespace, mark = 0, through
+        for _ in range(numbers.read(_NAMESPACE_MAX + 1)):
+            namespace += numbers.read(_NAMESPACE_MAX)
+            mark = numbers.read_near(mark)
+            if namespace > _NAMESPACE_MAX or site in watermark.get(namespace, {}):
+                raise Corruption(f"a heartbeat has a mark of namespace {namespace} that cannot be")
+            watermark.setdefault(namespace, {})[site] = mark
+    return watermark
+
+
+def _decode_sums(version: Version, row: bytes, position: int, count: int) -> Mapping[int, Sums]:
+    if position + count * _SUMS.size != len(row):
+        raise Corruption(f"the heartbeat at version {version} does not match its own lengths")
+    return {
+        int.from_bytes(namespace, "big"): Sums(Tally(own, own_digest), Tally(every, digest))
+        for namespace, own, own_digest, every, digest in _SUMS.iter_unpack(row[position:])
+    }
+
+
+def _decode_wide_heartbeat(version: Version, row: bytes) -> Heartbeat:
+    _, node, log, wall_ms, since, through = _WIDE_HEARTBEAT_HEAD.unpack_from(row)
+    position = _WIDE_HEARTBEAT_HEAD.size
     watermark: dict[int, dict[int, Version]] = {}
     (count,) = _COUNT.unpack_from(row, position)
     position += _COUNT.size
@@ -241,16 +395,6 @@ def _decode_heartbeat(version: Version, row: bytes) -> Heartbeat:
         watermark.setdefault(int.from_bytes(namespace, "big"), {})[site] = mark
     position += count * _MARK.size
     (count,) = _COUNT.unpack_from(row, position)
-    position += _COUNT.size
-    sums: Mapping[int, Sums] = {
-        int.from_bytes(namespace, "big"): Sums(Tally(own, own_digest), Tally(every, digest))
-        for namespace, own, own_digest, every, digest in (
-            _SUMS.unpack_from(row, offset)
-            for offset in range(position, position + count * _SUMS.size, _SUMS.size)
-        )
-    }
-    if position + count * _SUMS.size != len(row):
-        raise Corruption(f"the heartbeat at version {version} does not match its own lengths")
     return Heartbeat(
         version=version,
         node=node,
@@ -258,6 +402,6 @@ def _decode_heartbeat(version: Version, row: bytes) -> Heartbeat:
         since=since,
         through=through,
         watermark=watermark,
-        sums=sums,
+        sums=_decode_sums(version, row, position + _COUNT.size, count),
         log=None if log == _NO_LOG else log,
     )

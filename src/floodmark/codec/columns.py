@@ -18,11 +18,24 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy
 import pyarrow
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import GROUP, MARKED_GROUP, NAMESPACE_BYTES, RAW, VERSION_BYTES
-from floodmark.codec.values import DELETED, HAS_EXPIRY, HAS_ORIGIN
+from floodmark.codec.states import live_value
+from floodmark.codec.values import (
+    DELETED,
+    EXPIRING_FIELDS,
+    HAS_EXPIRY,
+    HAS_ORIGIN,
+    HAS_STAMPS,
+    KNOWN_FLAGS,
+    STAMPS_LENGTH_BYTES,
+    STATE_KINDS,
+    decode_value,
+    encode_value,
+)
 from floodmark.model.errors import Corruption
 
 _BINARY: Final = pyarrow.binary()
@@ -44,16 +57,17 @@ Versions: TypeAlias = NDArray[numpy.uint64]
 
 _PAIRS: Final = pyarrow.list_(_BINARY)
 _BIG_ENDIAN: Final = numpy.dtype(">u8")
+_LENGTH: Final = numpy.dtype(">u4")
 _WHOLE_GROUP: Final = 0xFF
 # 'r' and the namespace, which stand before the user's key.
 _SKIPPED: Final = len(RAW) + NAMESPACE_BYTES
 _KEY_BYTES_MIN: Final = MARKED_GROUP + VERSION_BYTES
 
-_KNOWN_FLAGS: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN
 _FLAGS_BYTES: Final = 1
 _EXPIRY_BYTES: Final = 8
 _ORIGIN_BYTES: Final = 9
 _INT64_MAX: Final = (1 << 63) - 1
+_NO_ROWS: Final[Places] = numpy.zeros(0, numpy.int64)
 
 
 class StoredColumns(NamedTuple):
@@ -90,8 +104,11 @@ def decode_keys(encoded: pyarrow.BinaryArray) -> tuple[pyarrow.BinaryArray, Vers
     return _cut_user_keys(data, starts, ends), versions
 
 
-def split_values(stored: pyarrow.BinaryArray) -> StoredColumns:
+def split_values(stored: pyarrow.BinaryArray, physical_ms: int | None = None) -> StoredColumns:
     """Take stored values apart; `decode_value` for a whole column.
+
+    With a moment, the values of live records are without the fields that have expired by then; without one,
+    they are as they are stored (`has_expiring_fields`).
 
     >>> columns = split_values(pyarrow.array([bytes.fromhex("6100"), bytes.fromhex("61000000000000000201")]))
     >>> columns.values.to_pylist(), columns.expires_at.to_pylist()
@@ -100,8 +117,11 @@ def split_values(stored: pyarrow.BinaryArray) -> StoredColumns:
     data, places = _layout(stored)
     records = _Records(data, places[:-1], places[1:])
     has_expiry, has_origin = records.has(HAS_EXPIRY), records.has(HAS_ORIGIN)
+    values = _take_even(_halve(stored, places, records.cuts))
+    if physical_ms is not None and len(records.expiring):
+        values = _render_values(stored, values, records.expiring, physical_ms)
     return StoredColumns(
-        values=_take_even(_halve(stored, places, records.cuts)),
+        values=values,
         deleted=pyarrow.array(records.has(DELETED)),
         expires_at=_with_nulls(
             numpy.minimum(records.expiries(has_expiry), _INT64_MAX), has_expiry, pyarrow.int64()
@@ -109,6 +129,12 @@ def split_values(stored: pyarrow.BinaryArray) -> StoredColumns:
         origin_site=_with_nulls(records.origin_sites(has_origin), has_origin, pyarrow.int32()),
         origin_version=_with_nulls(records.origin_versions(has_origin), has_origin, pyarrow.uint64()),
     )
+
+
+def has_expiring_fields(stored: pyarrow.BinaryArray) -> bool:
+    """Whether the value of one of some stored records depends on the moment at which it is read."""
+    data, places = _layout(stored)
+    return len(_Records(data, places[:-1], places[1:]).expiring) > 0
 
 
 class StoredRows:
@@ -146,15 +172,28 @@ class StoredRows:
         values = self._pairs.take(pyarrow.array(2 * chosen + 1))
         return pyarrow.RecordBatch.from_arrays(self._columns(chosen, partition, values), schema=RECORDS)
 
-    def take_digests(self, chosen: Places, partition: int) -> pyarrow.RecordBatch:
-        """Some rows as records whose values are empty, with the digests of their values beside them."""
+    def take_digests(
+        self, chosen: Places, partition: int, physical_ms: int | None = None
+    ) -> pyarrow.RecordBatch:
+        """Some rows as records whose values are empty, with the digests of their values beside them.
+
+        With a moment, the digests are those of the values that a reader finds then.  The records have no
+        stamps: without their values these would mean nothing.
+        """
         records = _Records(self._data, self._ends[chosen], self._value_ends[chosen])
-        rests = _gather(self._data, records.cuts, records.ends)
         tails = (records.ends - records.cuts).tolist()
         rows = self._rows
         digests = [
             hash_bytes(rows[row][1][:-tail], SEED) for row, tail in zip(chosen.tolist(), tails, strict=True)
         ]
+        if physical_ms is not None:
+            for index in records.expiring.tolist():
+                live = live_value(rows[chosen[index]][1], physical_ms)
+                digests[index] = digests[index] if live is None else hash_bytes(live, SEED)
+        if records.has(HAS_STAMPS).any():
+            rests = pyarrow.array([_without_content(rows[row][1]) for row in chosen.tolist()], _BINARY)
+        else:
+            rests = _gather(self._data, records.cuts, records.ends)
         # Spark knows no unsigned numbers: the same bits, signed.
         signed = numpy.array(digests, numpy.uint64).view(numpy.int64)
         columns = [*self._columns(chosen, partition, rests), pyarrow.array(signed)]
@@ -170,21 +209,41 @@ class StoredRows:
 
 
 class _Records:
-    """Stored values in a buffer: where they begin and end, and where the user's value ends."""
+    """Stored values in a buffer: where they begin and end, and where the user's value ends.
+
+    `expiring` are the rows with fields that are gone before the record is.
+    """
 
     def __init__(self, data: Bytes, starts: Places, ends: Places) -> None:
         self._data = data
         self.ends = ends
+        self.expiring = _NO_ROWS
         if (starts == ends).any():
             raise Corruption("a stored record is empty; it must end with a byte of flags")
         self._flags = data[ends - _FLAGS_BYTES]
-        if unknown := self._flags[(self._flags & ~numpy.uint8(_KNOWN_FLAGS)) != 0].tolist():
+        if unknown := self._flags[(self._flags & ~numpy.uint8(KNOWN_FLAGS)) != 0].tolist():
             raise Corruption(f"a stored record has unknown flags {unknown[0]:#04x}")
         self.cuts = ends - _FLAGS_BYTES
         if self._flags.any():
-            self.cuts -= _EXPIRY_BYTES * self.has(HAS_EXPIRY) + _ORIGIN_BYTES * self.has(HAS_ORIGIN)
-            if (self.cuts < starts).any():
-                raise Corruption("a stored record is too short for what its flags promise")
+            self.cuts -= _EXPIRY_BYTES * self.has(HAS_EXPIRY)
+            self._skip_stamps(starts, numpy.flatnonzero(self.has(HAS_STAMPS)))
+            self.cuts -= _ORIGIN_BYTES * self.has(HAS_ORIGIN)
+            _require_room(self.cuts, starts)
+
+    def _skip_stamps(self, starts: Places, stamped: Places) -> None:
+        """Move the cuts of the rows that have stamps to where these begin, and look at their kinds."""
+        if not len(stamped):
+            return
+        places = self.cuts[stamped] - STAMPS_LENGTH_BYTES
+        _require_room(places, starts[stamped])
+        lengths = _window(self._data, _LENGTH)[places].astype(numpy.int64)
+        places -= lengths
+        _require_room(places, starts[stamped])
+        kinds = self._data[places]
+        if not lengths.all() or not numpy.isin(kinds, STATE_KINDS).all():
+            raise Corruption("a stored record has stamps of an unknown kind")
+        self.cuts[stamped] = places
+        self.expiring = stamped[kinds == EXPIRING_FIELDS]
 
     def has(self, flag: int) -> Flags:
         having: Flags = (self._flags & flag) != 0
@@ -207,6 +266,29 @@ class _Records:
         if len(places):
             numbers[having] = _window(self._data, _BIG_ENDIAN)[places]
         return numbers
+
+
+def _require_room(places: Places, starts: Places) -> None:
+    if (places < starts).any():
+        raise Corruption("a stored record is too short for what its flags promise")
+
+
+def _render_values(
+    stored: pyarrow.BinaryArray, values: pyarrow.BinaryArray, rows: Places, physical_ms: int
+) -> pyarrow.BinaryArray:
+    """Values, those in some rows as a reader at a moment finds them; dead records keep theirs."""
+    rendered = []
+    for row in rows.tolist():
+        live = live_value(stored[row].as_py(), physical_ms)
+        rendered.append(values[row].as_py() if live is None else live)
+    chosen = numpy.zeros(len(values), numpy.bool_)
+    chosen[rows] = True
+    return pyarrow.compute.replace_with_mask(values, pyarrow.array(chosen), pyarrow.array(rendered, _BINARY))
+
+
+def _without_content(stored: bytes) -> bytes:
+    record = decode_value(stored)
+    return encode_value(b"", record.expires_at, record.deleted, origin=record.origin)
 
 
 def _layout(array: pyarrow.BinaryArray) -> tuple[Bytes, Places]:

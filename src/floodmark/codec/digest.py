@@ -4,7 +4,7 @@ XXH64 with seed 42 (Spark's `xxhash64` of a binary column) over
 
     stamp version: 8 bytes | stamp site: 1 byte | key length: 2 bytes | user key | content
 
-where the content is the record as `encode_value` gives it without extensions: value, expiry, flags.
+where the content is the record as `encode_value` gives it without its origin: value, stamps, expiry, flags.
 It names the origin and not the place, so a change has the same digest at every site.
 """
 

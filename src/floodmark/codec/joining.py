@@ -1,7 +1,7 @@
 """Qualified keys and stored values, made a whole column at a time: the way back from `columns.py`.
 
-What stands behind the user's value in a record (`values.py`) is at most 18 bytes.  They are laid out for all
-rows as if every record had them all, and then those that a record does not have are left out:
+What stands behind the user's value in a record without stamps (`values.py`) is at most 18 bytes.  They are
+laid out for all rows as if every record had them all, and then what a record does not have is left out:
 
     | origin version 8 | origin site 1 | expiry 8 | flags 1 |
 """

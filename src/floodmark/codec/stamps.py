@@ -14,7 +14,15 @@ from typing import Final
 
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES
-from floodmark.codec.values import DELETED, HAS_EXPIRY, HAS_ORIGIN, PLAIN, decode_value
+from floodmark.codec.values import (
+    DELETED,
+    HAS_EXPIRY,
+    HAS_ORIGIN,
+    HAS_STAMPS,
+    PLAIN,
+    decode_value,
+    find_stamps,
+)
 from floodmark.model.version import Version
 
 STAMP_BYTES: Final = VERSION_BYTES + 1
@@ -32,7 +40,8 @@ def _origin_place(flags: int) -> slice:
     return slice(end - STAMP_BYTES, end)
 
 
-# Where the origin stands in a record, by the flags that the record ends with.
+# Where the origin stands in a record, by the flags that the record ends with.  Before stamps it stands at no
+# fixed place.
 _PLACES: Final = {flags: _origin_place(flags) for flags in range(1 + (HAS_EXPIRY | DELETED | HAS_ORIGIN))}
 
 
@@ -77,34 +86,60 @@ def find_origins(records: Sequence[bytes]) -> list[bytes]:
 
 
 def _decode_origins(records: Sequence[bytes]) -> list[bytes]:
-    """The same the long way, which says what is wrong with a record."""
+    """The same the long way, which finds them before stamps too, and says what is wrong with a record."""
     origins = [decode_value(record).origin for record in records]
     return [NO_STAMP if origin is None else encode_stamp(origin.version, origin.site) for origin in origins]
 
 
 def _take_origin(record: bytes) -> tuple[bytes, bytes]:
     """The origin of a record, and the record as it was where it was first written."""
-    flags, place = record[-1], _PLACES[record[-1]]
+    flags = record[-1]
+    place = _place_before_stamps(record) if flags & HAS_STAMPS else _PLACES[flags]
     return record[place], record[: place.start] + record[place.stop : -1] + bytes([flags ^ HAS_ORIGIN])
 
 
-def digest_copies(keys: Sequence[bytes], records: Sequence[bytes]) -> Iterator[tuple[bytes, int, int]]:
+def _place_before_stamps(record: bytes) -> slice:
+    expiry = _EXPIRY_BYTES if record[-1] & HAS_EXPIRY else 0
+    end = find_stamps(record, len(record) - 1 - expiry)
+    return slice(end - STAMP_BYTES, end)
+
+
+def is_first_written_at(site: int, record: bytes) -> bool:
+    """Whether a record that is stored at a site was first written there.
+
+    It carries no origin then, unless the site has lost it and got it back from another one.
+
+    >>> from floodmark.codec.values import encode_value
+    >>> from floodmark.model.change import Stamp
+    >>> records = [encode_value(b"own"), *(encode_value(b"x", origin=Stamp(7, site)) for site in (1, 2))]
+    >>> [is_first_written_at(1, record) for record in records]
+    [True, True, False]
+    """
+    return not record[-1] & HAS_ORIGIN or find_origins((record,))[0][-1] == site
+
+
+def digest_copies(
+    keys: Sequence[bytes], records: Sequence[bytes], site: int
+) -> Iterator[tuple[bytes, int, int, bool]]:
     """`digest_changes` for records that carry their origin, each its own.
 
-    The content of a record is what remains without the origin and the flag that announces it.
+    The content of a record is what remains without the origin and the flag that announces it.  A run ends
+    also where records follow that were first written at `site`, or others after them; the last thing told of
+    each run is whether its records were.
     """
     lengths = {length: (length - NAMESPACE_BYTES).to_bytes(2, "big") for length in set(map(len, keys))}
     namespace, digest_of, seed = keys[0][:NAMESPACE_BYTES], hash_bytes, SEED
     plain, plain_end = HAS_ORIGIN, -1 - STAMP_BYTES
     start = digest = 0
+    own = is_first_written_at(site, records[0])
     for index, (key, record) in enumerate(zip(keys, records, strict=True)):
-        if not key.startswith(namespace):
-            yield namespace, index - start, digest
-            namespace, start, digest = key[:NAMESPACE_BYTES], index, 0
         # Most records have neither an expiry nor a tombstone.
         if record[-1] == plain:
             origin, content = record[plain_end:-1], record[:plain_end] + PLAIN
         else:
             origin, content = _take_origin(record)
+        if (origin[-1] == site) is not own or not key.startswith(namespace):
+            yield namespace, index - start, digest, own
+            namespace, start, digest, own = key[:NAMESPACE_BYTES], index, 0, origin[-1] == site
         digest ^= digest_of(origin + lengths[len(key)] + key[NAMESPACE_BYTES:] + content, seed)
-    yield namespace, len(keys) - start, digest
+    yield namespace, len(keys) - start, digest, own

@@ -8,10 +8,14 @@
     bit 0   an expiry is present
     bit 1   deleted: a tombstone
     bit 2   origin: version (8 bytes, big-endian), then site id (1 byte)
+    bit 5   stamps: a body (`states.py`), then its length (4 bytes, big-endian)
     bit 7   another flag byte precedes
 
 A record with no bit but 0 and 1 is exactly TiKV's.  Extensions stand in the order of their bits.  A
 bit that this version does not know is an error: to ignore it would be to lose data.
+
+Stamps make a record a state, which is merged with others of its key and does not only replace them.  The
+first byte of their body says of which kind.
 """
 
 from struct import Struct
@@ -24,10 +28,21 @@ from floodmark.model.record import Record
 HAS_EXPIRY: Final = 1 << 0
 DELETED: Final = 1 << 1
 HAS_ORIGIN: Final = 1 << 2
-_KNOWN: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN
+HAS_STAMPS: Final = 1 << 5
+KNOWN_FLAGS: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN | HAS_STAMPS
+
+# What a body of stamps begins with.
+FIELDS: Final = 1
+COUNTER: Final = 2
+# Fields of which one is gone before the record is: a reader has to ask which are left (`states.py`).
+EXPIRING_FIELDS: Final = 3
+STATE_KINDS: Final = (FIELDS, COUNTER, EXPIRING_FIELDS)
+
+STAMPS_LENGTH_BYTES: Final = 4
 
 _EXPIRY: Final = Struct(">Q")
 _ORIGIN: Final = Struct(">QB")
+_LENGTH: Final = Struct(">I")
 
 PLAIN: Final = b"\x00"
 TOMBSTONE: Final = b"\x02"
@@ -39,8 +54,9 @@ def encode_value(
     deleted: bool = False,
     *,
     origin: Stamp | None = None,
+    stamps: bytes | None = None,
 ) -> bytes:
-    """Encode a record.
+    """Encode a record; `stamps` is the body of its stamps.
 
     >>> encode_value(b"a").hex(), encode_value(b"a", expires_at=2).hex()
     ('6100', '61000000000000000201')
@@ -50,6 +66,9 @@ def encode_value(
     if origin is not None:
         flags |= HAS_ORIGIN
         parts.append(_ORIGIN.pack(origin.version, origin.site))
+    if stamps is not None:
+        flags |= HAS_STAMPS
+        parts += stamps, _LENGTH.pack(len(stamps))
     if expires_at is not None:
         flags |= HAS_EXPIRY
         parts.append(_EXPIRY.pack(expires_at))
@@ -61,25 +80,42 @@ def decode_value(stored: bytes) -> Record:
     """Undo `encode_value`.
 
     >>> decode_value(bytes.fromhex("61000000000000000201"))
-    Record(value=b'a', expires_at=2, deleted=False, origin=None)
+    Record(value=b'a', expires_at=2, deleted=False, origin=None, stamps=None)
     """
     if not stored:
         raise Corruption("a stored record is empty; it must end with a byte of flags")
     flags = stored[-1]
-    if flags & ~_KNOWN:
+    if flags & ~KNOWN_FLAGS:
         raise Corruption(f"a stored record has unknown flags {flags:#04x}")
     end = len(stored) - 1
     expires_at: int | None = None
     origin: Stamp | None = None
+    stamps: bytes | None = None
     if flags & HAS_EXPIRY:
         end -= _EXPIRY.size
         _require(end, "expiry")
         (expires_at,) = _EXPIRY.unpack_from(stored, end)
+    if flags & HAS_STAMPS:
+        start = find_stamps(stored, end)
+        stamps, end = stored[start : end - STAMPS_LENGTH_BYTES], start
     if flags & HAS_ORIGIN:
         end -= _ORIGIN.size
         _require(end, "origin")
         origin = Stamp(*_ORIGIN.unpack_from(stored, end))
-    return Record(stored[:end], expires_at, bool(flags & DELETED), origin)
+    return Record(stored[:end], expires_at, bool(flags & DELETED), origin, stamps)
+
+
+def find_stamps(stored: bytes, end: int) -> int:
+    """Where the stamps begin that end at a place in a stored record."""
+    body_end = end - STAMPS_LENGTH_BYTES
+    _require(body_end, "length of its stamps")
+    (length,) = _LENGTH.unpack_from(stored, body_end)
+    start: int = body_end - length
+    _require(start, "stamps")
+    if not length or stored[start] not in STATE_KINDS:
+        kind = stored[start : start + min(1, length)].hex() or "none"
+        raise Corruption(f"a stored record has stamps of an unknown kind ({kind})")
+    return start
 
 
 def _require(position: int, extension: str) -> None:

@@ -1,10 +1,13 @@
 """Columns of changes on their way into a batch."""
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final
 
 from floodmark.codec.changelog import decode_row, decode_single
 from floodmark.codec.ordered import VERSION_BYTES
+from floodmark.codec.stamps import is_first_written_at
+from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
 from floodmark.model.change import Heartbeat
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.ranges import KeyRange
@@ -21,15 +24,37 @@ LookUp = Callable[[bytes, Version], bytes | None]
 Before = Callable[[bytes, Version], bytes | None]
 
 
+# Above all flags.
+_NEVER: Final = b"\xff\xff"
+_WITH_ORIGIN: Final = frozenset(bytes([flags]) for flags in range(256) if flags & HAS_ORIGIN)
+_NO_FLAGS: Final[frozenset[bytes]] = frozenset()
+_flags: Final = itemgetter(slice(-1, None))
+
+
 class Columns:
-    """Gathers the changes of a key range, and gives them away as batches."""
+    """Gathers the changes of a key range, and gives them away as batches.
+
+    With `own`, the id of the site, only those that were first written there.
+    """
 
     def __init__(
-        self, keys: KeyRange, look_up: LookUp, before: Before | None, *, heartbeats: bool = False
+        self,
+        keys: KeyRange,
+        look_up: LookUp,
+        before: Before | None,
+        *,
+        heartbeats: bool = False,
+        own: int | None = None,
+        partial: bool = False,
     ) -> None:
         self.bytes = 0
         self._range = keys
         self._heartbeats_wanted = heartbeats
+        # From which flags on a value in the log is not the whole record, which is looked up then.
+        self._incomplete = _NEVER if partial else bytes([HAS_STAMPS])
+        # The flags of records that have to be looked into: they came from other sites, if not from this one.
+        self._doubtful = _NO_FLAGS if own is None else _WITH_ORIGIN
+        self._own = own or 0
         self._look_up = look_up
         self._before = before
         self.clear()
@@ -57,6 +82,11 @@ class Columns:
             key, value = single
             start, end = self._range
             if key >= start and (end is None or key < end):
+                if value[-1:] >= self._incomplete:
+                    self.add_commit(version, log.partition or 0, (key,), (None,))
+                    return
+                if not self.wants(value):
+                    return
                 self._keys.append(key)
                 self._values.append(value)
                 self._versions.append(version)
@@ -71,8 +101,12 @@ class Columns:
         keys, values = decoded
         self.add_commit(version, log.partition or 0, keys, values)
 
+    def wants(self, stored: bytes) -> bool:
+        """Whether a record is among those that were asked for, wherever its key lies."""
+        return stored[-1:] not in self._doubtful or is_first_written_at(self._own, stored)
+
     def add_change(self, version: Version, partition: int, key: bytes, value: bytes) -> None:
-        """Take a change that is known to lie in the range."""
+        """Take a change that is known to lie in the range, and to be wanted."""
         self._versions.append(version)
         self._partitions.append(partition)
         self._keys.append(key)
@@ -84,9 +118,9 @@ class Columns:
     ) -> None:
         """Take the changes of a commit that lie in the range; a value of None is looked up."""
         start, end = self._range
-        if len(keys) == 1 and (value := values[0]) is not None:
+        if len(keys) == 1 and (value := values[0]) is not None and value[-1:] < self._incomplete:
             key = keys[0]
-            if key >= start and (end is None or key < end):
+            if key >= start and (end is None or key < end) and self.wants(value):
                 self.add_change(version, partition, key, value)
             return
         if min(keys) < start or (end is not None and max(keys) >= end):
@@ -97,8 +131,11 @@ class Columns:
             ]
             keys, values = [key for key, _ in inside], [value for _, value in inside]
         found = [value for value in values if value is not None]
-        if len(found) < len(values):
+        if len(found) < len(values) or max(map(_flags, found), default=b"") >= self._incomplete:
             keys, found = self._complete(version, keys, values)
+        if self._doubtful and not all(map(self.wants, found)):
+            keys = [key for key, stored in zip(keys, found, strict=True) if self.wants(stored)]
+            found = list(filter(self.wants, found))
         self._keys += keys
         self._values += found
         self._versions += [version] * len(keys)
@@ -112,9 +149,12 @@ class Columns:
         complete = [
             (key, stored)
             for key, value in zip(keys, values, strict=True)
-            if (stored := self._look_up(key, version) if value is None else value) is not None
+            if (stored := self._look_up(key, version) if self._is_named(value) else value) is not None
         ]
         return [key for key, _ in complete], [stored for _, stored in complete]
+
+    def _is_named(self, value: bytes | None) -> bool:
+        return value is None or value[-1:] >= self._incomplete
 
     def drain(self, through: Version, way: Way) -> Iterator[ChangeBatch]:
         """Everything gathered so far, as batches of which the last goes through `through`.

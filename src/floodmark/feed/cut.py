@@ -13,7 +13,7 @@ from itertools import chain, groupby
 
 import msgspec
 
-from floodmark.codec.changelog import count_changes, decode_row
+from floodmark.codec.changelog import count_changes, decode_row, is_own
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.change import Heartbeat
@@ -43,7 +43,8 @@ class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     It goes up to `until` or the resolved version, and holds at most `changes_max` changes, but always a
     whole commit.  With `at_heartbeat` it ends where the last heartbeat in it says that all is there, so
-    that several readers come to the same end; in a step without a heartbeat that changes nothing.
+    that several readers come to the same end; in a step without a heartbeat that changes nothing.  With
+    `own`, only changes that were first written at this site are counted.
     """
 
     namespace: int
@@ -51,6 +52,7 @@ class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
     until: Version | None = None
     changes_max: int | None = None
     at_heartbeat: bool = False
+    own: bool = False
 
     def __post_init__(self) -> None:
         if self.changes_max is not None and self.changes_max < 1:
@@ -73,29 +75,29 @@ def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> Cha
             return ChangesCut(max(end, request.since), 0, resolved)
         prefix = encode_namespace(request.namespace)
         keys = KeyRange(prefix, prefix_end(prefix))
-        version, changes = _cut(node, keys, since, end, request.changes_max)
+        version, changes = _cut(node, keys, since, end, request)
         if request.at_heartbeat:
             through = _last_heartbeat(node, since, version)
             if since < through < version:
-                version, changes = _cut(node, keys, since, through, request.changes_max)
+                version, changes = _cut(node, keys, since, through, request)
         return ChangesCut(version, changes, resolved)
 
 
 def _cut(
-    node: Node, keys: KeyRange, since: Version, end: Version, changes_max: int | None
+    node: Node, keys: KeyRange, since: Version, end: Version, request: CutRequest
 ) -> tuple[Version, int | None]:
     try:
-        return _count(node, keys, since, end, changes_max)
+        return _count(node, keys, since, end, request)
     except VersionCollected:
-        return end if changes_max is None else min(end, node.retention.trimmed_version()), None
+        return end if request.changes_max is None else min(end, node.retention.trimmed_version()), None
 
 
 def _count(
-    node: Node, keys: KeyRange, since: Version, end: Version, changes_max: int | None
+    node: Node, keys: KeyRange, since: Version, end: Version, request: CutRequest
 ) -> tuple[Version, int]:
     """Go through commits until the next would be too much."""
-    total = 0
-    for version, changes in _commits(node, keys, since, end):
+    total, changes_max = 0, request.changes_max
+    for version, changes in _commits(node, keys, since, end, own=request.own):
         if changes_max is None:
             return end, changes
         if total and total + changes > changes_max:
@@ -104,11 +106,14 @@ def _count(
     return end, total
 
 
-def _commits(node: Node, keys: KeyRange, since: Version, end: Version) -> Iterator[tuple[Version, int]]:
+def _commits(
+    node: Node, keys: KeyRange, since: Version, end: Version, *, own: bool
+) -> Iterator[tuple[Version, int]]:
     """The commits with changes of some keys, and how many each has.  A large one has several lines."""
     lines = chain.from_iterable(node.read_log(since, end, keys))
     for version, parts in groupby(lines, version_of):
-        changes = sum([count_changes(row, keys) for _, row, _ in parts])
+        counted = [row for _, row, _ in parts if not own or is_own(row, node.site_id)]
+        changes = sum([count_changes(row, keys) for row in counted])
         if changes:
             yield version, changes
 

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.states import render_value
 from floodmark.codec.values import PLAIN, decode_value
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.record import Record
 from floodmark.model.stream import ChangeBatch
-from floodmark.model.version import Version
+from floodmark.model.version import Version, physical_ms
 
 Item: TypeAlias = Change | Resolved | Heartbeat
 
@@ -94,7 +97,7 @@ class Decoder:
     def _decode_one(
         self, name: str, user_key: bytes, stored: bytes, version: Version, partition: int, now_ms: int
     ) -> Change:
-        record = _decode(user_key, version, stored)
+        record = _decode(user_key, version, stored, now_ms)
         dead = record.is_dead_at(now_ms)
         return Change(
             name,
@@ -117,8 +120,10 @@ class Decoder:
             if name is None:
                 continue
             user_key = key[NAMESPACE_BYTES:]
-            record = _decode(user_key, version, stored)
-            earlier = _DEAD if before is None else _decode(user_key, version, before)
+            record = _decode(user_key, version, stored, now_ms)
+            # Who reads just before a change sees what has not expired by then.
+            before_ms = physical_ms(version)
+            earlier = _DEAD if before is None else _decode(user_key, version, before, before_ms)
             stamp = record.origin or Stamp(version, self._site_id)
 
             def change(
@@ -153,9 +158,13 @@ def _version(item: Change | Heartbeat) -> Version:
     return item.version
 
 
-def _decode(user_key: bytes, version: Version, stored: bytes) -> Record:
+def _decode(user_key: bytes, version: Version, stored: bytes, at_ms: int) -> Record:
+    """A stored record, without those of its fields that have expired at a time."""
     try:
-        return decode_value(stored)
+        record = decode_value(stored)
+        if record.stamps is None or record.is_dead_at(at_ms):
+            return record
+        return replace(record, value=render_value(record, at_ms))
     except Corruption as error:
         raise Corruption(
             f"the change of {user_key!r:.60} at version {version} is damaged: {error}. Restore it from a "

@@ -140,7 +140,14 @@ class _Stream:
         self._seen: Position = request.since, b""
         self._way = Way.LOG
         before = node.find_before if request.before_images else None
-        self._columns = Columns(request.keys, look_up, before, heartbeats=request.heartbeats)
+        self._columns = Columns(
+            request.keys,
+            look_up,
+            before,
+            heartbeats=request.heartbeats,
+            own=node.site_id if request.own else None,
+            partial=request.partial,
+        )
         self._rest = Event()
 
     def statistics(self) -> ReaderStatistics:

@@ -39,7 +39,13 @@ def scan_changes(
     nothing_yet = ChangeBatch(through=since, way=Way.SCAN)
     for page in node.scan_versions(keys, since, until):
         route = node.map.route
-        sorter.add_page([(version, key, route(key).id, stored) for version, key, stored in page.rows])
+        sorter.add_page(
+            [
+                (version, key, route(key).id, stored)
+                for version, key, stored in page.rows
+                if columns.wants(stored)
+            ]
+        )
         rate.spend(page.bytes_read)
         yield nothing_yet
     last: Version = since

@@ -99,3 +99,39 @@ class Heartbeat(msgspec.Struct, frozen=True):
     watermark: Mapping[int, Mapping[int, Version]]
     sums: Mapping[int, Sums]
     log: int | None = None
+
+
+class NamespaceBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A heartbeat as one namespace sees it, wherever it has travelled: whose it is, and its account.
+
+    `own` and `all` are the namespace's tallies over `(since, through]`, and `watermark` says how far the
+    site `site` has the changes of each other one.  Its own entry is not in it: that is `through`.
+    """
+
+    site: int
+    node: int
+    version: Version
+    wall_ms: int
+    since: Version
+    through: Version
+    log: int | None = None
+    own: Tally = Tally()
+    all: Tally = Tally()
+    watermark: dict[int, Version] = {}
+
+
+def narrow_heartbeat(heartbeat: Heartbeat, site: int, namespace: int) -> NamespaceBeat:
+    """What a heartbeat of a site says about one namespace, named by its id there."""
+    sums = heartbeat.sums.get(namespace, Sums())
+    return NamespaceBeat(
+        site=site,
+        node=heartbeat.node,
+        version=heartbeat.version,
+        wall_ms=heartbeat.wall_ms,
+        since=heartbeat.since,
+        through=heartbeat.through,
+        log=heartbeat.log,
+        own=sums.own,
+        all=sums.all,
+        watermark=dict(heartbeat.watermark.get(namespace, {})),
+    )

@@ -5,7 +5,10 @@
     │   ├── PartitionMoved           ask the site for the partition map again
     │   ├── PartitionStopped         a failed write is being recovered from
     │   ├── LeaseHeld                another process does this work; wait for it, or let it
+    │   ├── LinkStalled              changes of another site do not come; the target shows why
+    │   ├── Rejoining                a site that was restored has not got everything back yet
     │   ├── SinkFailed               what a feed writes to refused
+    │   ├── StaleLink                a link stands elsewhere than the step supposed: plan the step again
     │   ├── Unreachable              no answer from a server; nothing was done, or nothing changed
     │   └── StorageFailed            the disk or the database refused; nothing was written
     │       └── StorageFull          make room, then call again
@@ -22,6 +25,7 @@
         │   ├── InvalidName
         │   ├── InvalidOption
         │   └── SchemaMismatch
+        ├── WrongPolicy              the namespace merges its records in another way
         ├── LimitExceeded
         │   └── CommitTooLarge
         ├── NamespaceNotFound
@@ -36,6 +40,7 @@
         │   └── NotAuthenticated
         ├── VersionCollected
         ├── ClockSkew
+        ├── Fenced                   a link from a site that was removed, or restored since
         ├── Corruption
         ├── Closed
         └── CannotOpen
@@ -101,8 +106,20 @@ class LeaseHeld(Retryable):
     """Another process holds the lease of a feed or a subscription, or has taken it over."""
 
 
+class LinkStalled(Retryable):
+    """Nothing has come over a link for a long time, though there is something to come."""
+
+
+class Rejoining(Retryable):
+    """A site that was restored takes no writes before it has got back what it wrote in its earlier life."""
+
+
 class SinkFailed(Retryable):
     """The sink of a feed did not take what was written to it."""
+
+
+class StaleLink(Retryable):
+    """A step of a link that does not begin where the link stands."""
 
 
 class Unreachable(Retryable):
@@ -155,6 +172,10 @@ class InvalidOption(InvalidArgument):
 
 class SchemaMismatch(InvalidArgument):
     """Columns that are not the ones that are read or written here, or whose types do not fit."""
+
+
+class WrongPolicy(Terminal):
+    """Something that the merge policy of the namespace does not allow."""
 
 
 class LimitExceeded(Terminal):
@@ -211,6 +232,10 @@ class VersionCollected(Terminal):
 
 class ClockSkew(Terminal):
     """A remote version lies too far ahead of this site's clock."""
+
+
+class Fenced(Terminal):
+    """A link whose source has been removed from the topology, or replaced by a later incarnation."""
 
 
 class Corruption(Terminal):

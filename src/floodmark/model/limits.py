@@ -13,6 +13,13 @@ MIB: Final = 1024 * KIB
 KEY_BYTES_MAX: Final = 4 * KIB
 VALUE_BYTES_MAX: Final = 1 * MIB
 COMMIT_BYTES_MAX: Final = 64 * MIB
+
+# A record that is merged field by field; fields that were deleted count, for they are remembered.
+FIELDS_MAX: Final = 4_096
+FIELD_NAME_BYTES_MAX: Final = 1 * KIB
+# What one site has added to a counter, in either direction.
+COUNTER_TOTAL_MAX: Final = (1 << 63) - 1
+
 NAMESPACES_MAX: Final = 1 << 24
 NAMESPACE_NAME_CHARACTERS_MAX: Final = 128
 PARTITIONS_MAX: Final = 10_000

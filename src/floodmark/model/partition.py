@@ -5,10 +5,12 @@ A *qualified* key is the three bytes of a namespace followed by the user's key. 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
@@ -69,19 +71,47 @@ class Partition(Protocol):
         """Store encoded values under distinct qualified keys, as one commit."""
         ...
 
+    def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        """Merge unstamped states into what distinct qualified keys hold, as one commit.
+
+        They get the stamp of the commit.  What the change log then holds is what was written and no more,
+        so that it can be merged at another site as well.
+        """
+        ...
+
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
-        """Store an encoded value if the present one is as expected (None: absent); 0 if it is not."""
+        """Store an encoded value if the present one is as expected (None: absent); 0 if it is not.
+
+        An unstamped state is merged instead.
+        """
         ...
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         """Delete those keys that were not written after `since`, as one commit; how many."""
         ...
 
-    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+    def apply(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        durable: bool,
+        admit: Callable[[], None] | None = None,
+    ) -> Version:
         """Store encoded values that carry their origin, as one commit, where they win.
 
-        A value whose stamp is not above the stamp of what is there is left out, so applying twice, or
-        late, changes nothing.  The version of the commit; 0 if nothing was left to store.
+        `admit` is asked inside the commit, and raises if it is too late for it.
+        A value whose stamp is not above the stamp of what is there is left out, and a state is merged with
+        what is there, so applying twice, or late, changes nothing.  The version of the commit; 0 if nothing
+        was left to store.
+        """
+        ...
+
+    def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        """`apply` without a trace in the change log, for what all who read that have heard of already.
+
+        A site that joins from a backup of another, or comes back from its own, holds then what it would hold
+        if it had been there all the time, and tells nobody of it as if it were new.
         """
         ...
 
@@ -92,7 +122,8 @@ class Partition(Protocol):
 
         A key is changed if the stamp of its newest record, dead or alive, lies above `since`; the clock is
         moved past `since` first, so what is stored here counts as changed.  How many were stored.
-        A deletion that garbage collection has removed is not known any more.
+        A deletion that garbage collection has removed is not known any more.  Of unstamped states of fields,
+        those fields are written that were not changed; those of counters are refused.
         """
         ...
 
@@ -131,6 +162,19 @@ class PartitionMaps(Protocol):
     def refresh(self) -> None:
         """Learn the map anew, after a partition refused with `PartitionMoved`."""
         ...
+
+
+class LinkGuard(msgspec.Struct, frozen=True):
+    """What a stream of a link supposes: the positions that namespaces have, by their ids, for its source.
+
+    A batch that comes when a position has moved on is refused: what it brings is there already, and may have
+    been deleted since, without a trace.  So is one of an earlier life of the source, or of a source that was
+    removed: what the others have of that is being counted, and nothing may be added.
+    """
+
+    source: int
+    positions: Mapping[int, Version]
+    incarnation: int = 1
 
 
 class WriteStream(Protocol):

@@ -27,7 +27,11 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which changes a reader wants: those of qualified keys in `(since, until]`.
 
     Without `until` the stream ends at the present, or never if it follows.  `namespace` is the id of the
-    one namespace that the keys are in; None means all of them.
+    one namespace that the keys are in; None means all of them.  `own` leaves out what came from other sites.
+
+    Where records are merged, a change wrote only a part of one.  Its value is the whole record as it was
+    then; with `partial` it is what was written, to be merged elsewhere.  Who catches up by scanning gets
+    whole records in both cases.
     """
 
     keys: KeyRange = KeyRange()
@@ -37,6 +41,8 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     follow: bool = False
     before_images: bool = False
     heartbeats: bool = False
+    own: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,10 +34,12 @@ class Writer(Protocol):
 class Writes:
     """What a commit stores: qualified keys in order, their encoded prefixes, and the stored values.
 
-    `own` is False for changes that come from another site and carry their origin.
+    `own` is False for changes that come from another site and carry their origin.  Where records are
+    merged, `logged` is what was written to them, and `values` is what they became.  What is `loaded` is no
+    change: it was one elsewhere, and everybody who wants to know has heard of it.
     """
 
-    __slots__ = ("keys", "own", "prefixes", "size", "values")
+    __slots__ = ("keys", "loaded", "logged", "own", "prefixes", "size", "values")
 
     def __init__(
         self,
@@ -47,12 +49,21 @@ class Writes:
         size: int,
         *,
         own: bool = True,
+        loaded: bool = False,
+        logged: Sequence[bytes] | None = None,
     ) -> None:
         self.own = own
+        self.loaded = loaded
+        self.logged = logged
         self.keys = keys
         self.prefixes = prefixes
         self.values = values
         self.size = size
+
+    @property
+    def changes(self) -> Sequence[bytes]:
+        """What the change log holds, and the sums count."""
+        return self.values if self.logged is None else self.logged
 
     def only(self, wanted: Sequence[bool]) -> "Writes | None":
         """Those of the writes that are wanted; None if there are none."""
@@ -62,11 +73,27 @@ class Writes:
         if not keys:
             return None
         size = sum(map(len, keys)) + sum(map(len, values))
-        return Writes(keys, list(compress(self.prefixes, wanted)), values, size, own=self.own)
+        prefixes = list(compress(self.prefixes, wanted))
+        return Writes(keys, prefixes, values, size, own=self.own, loaded=self.loaded)
+
+
+class Mint:
+    """The version of a commit, which is minted when it is first asked for: one that is refused needs none."""
+
+    __slots__ = ("_now", "_version")
+
+    def __init__(self, now: Callable[[], Version]) -> None:
+        self._now = now
+        self._version: Version = 0
+
+    def __call__(self) -> Version:
+        if not self._version:
+            self._version = self._now()
+        return self._version
 
 
 # Decides inside the commit, when all earlier commits can be read; None refuses.
-Decide: TypeAlias = Callable[[], Writes | None]
+Decide: TypeAlias = Callable[[Mint], Writes | None]
 
 
 class Commit(Waiter):
@@ -97,28 +124,30 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
     assert writes is not None
     commit.version = version
     suffix = encode_version(version)
-    keys, values = writes.keys, writes.values
+    keys, values, changes = writes.keys, writes.values, writes.changes
+    if writes.loaded:
+        return [(DATA, prefix + suffix, value) for prefix, value in zip(writes.prefixes, values, strict=True)]
     if not writes.own:
         commit.tallies = [
-            (version, namespace, count, digest, False)
-            for namespace, count, digest in digest_copies(keys, values)
+            (version, namespace, count, digest, own)
+            for namespace, count, digest, own in digest_copies(keys, changes, site_id)
         ]
     elif len(keys) == 1:
-        commit.tallies = (tally_one(version, site_id, keys[0], values[0]),)
+        commit.tallies = (tally_one(version, site_id, keys[0], changes[0]),)
     else:
         commit.tallies = [
             (version, namespace, count, digest, True)
-            for namespace, count, digest in digest_changes(version, site_id, keys, values)
+            for namespace, count, digest in digest_changes(version, site_id, keys, changes)
         ]
     if len(keys) == 1:
         return [
             (DATA, writes.prefixes[0] + suffix, values[0]),
-            (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], values[0])),
+            (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], changes[0])),
         ]
     rows: list[WriteRow] = [
         (DATA, prefix + suffix, value) for prefix, value in zip(writes.prefixes, values, strict=True)
     ]
-    for chunk, row in enumerate(encode_commit(keys, values)):
+    for chunk, row in enumerate(encode_commit(keys, changes)):
         rows.append((LOG, encode_log_key(writer.log_id, version, chunk), row))
     return rows
 

@@ -25,6 +25,7 @@ from floodmark.model.version import Version
 from floodmark.partition.commit import (
     Commit,
     CommitTally,
+    Mint,
     Writer,
     Writes,
     encode_commit_rows,
@@ -301,16 +302,19 @@ class Committer:
             if commit.decide is not None and rows:
                 self._engine.write(rows)
                 rows = []
+            mint = Mint(self._clock.now)
             try:
                 if commit.decide is not None:
-                    commit.writes = commit.decide()
+                    commit.writes = commit.decide(mint)
                 if commit.writes is not None and self._storage.dropped:
                     self._storage.require_not_dropped(commit.writes.keys)
+                if self._storage.is_unusual and commit.writes is not None and commit.writes.own:
+                    self._storage.require_writers()
             except FloodmarkError as error:
                 commit.error = error
                 continue
             if commit.writes is not None:
-                rows += encode_commit_rows(commit, self._clock.now(), self._site_id)
+                rows += encode_commit_rows(commit, mint(), self._site_id)
                 durable = durable or commit.durable
         if rows:
             self._engine.write(rows)
@@ -322,7 +326,8 @@ class Committer:
             if commit.version and commit.error is None:
                 assert commit.writer is not None
                 assert commit.writes is not None
-                self.tail.add(commit.version, commit.writer.id, commit.writes.keys, commit.writes.values)
+                if not commit.writes.loaded:
+                    self.tail.add(commit.version, commit.writer.id, commit.writes.keys, commit.writes.changes)
 
     def _count(self, batch: list[Commit]) -> None:
         counters = self.counters
@@ -392,6 +397,10 @@ class Committer:
 
     def _is_written(self, commit: Commit) -> bool:
         assert commit.writer is not None
+        assert commit.writes is not None
+        if commit.writes.loaded:
+            record = commit.writes.prefixes[0] + encode_version(commit.version)
+            return self._engine.get(DATA, record) is not None
         key = encode_log_key(commit.writer.log_id, commit.version)
         return self._engine.get(LOG, key) is not None
 

@@ -1,18 +1,19 @@
 """A node: the partitions that one process serves from one engine, under one clock."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
+from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, PartitionNotFound
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap
-from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
@@ -77,11 +78,13 @@ class Node:
         self._limits = _commit_limits(engine)
         self.storage = Storage(engine)
         self.committer = Committer(self.storage, clock, site_id, round_bytes_max=self._limits.bytes_max)
-        self._site_id = site_id
+        self.site_id = site_id
         self.retention = Retention(self.storage)
         # Sums begin with the first heartbeat after a start; 0 says "not observed from the beginning".
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
+        # How far each namespace has the changes of other sites, for the heartbeats to tell.
+        self.watermarks: Callable[[], Mapping[int, Mapping[int, Version]]] = dict
         self._retired_writes = self._retired_bytes = 0
         self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
         self._logs: Sequence[LogRow] = ()
@@ -137,7 +140,7 @@ class Node:
             engine=self.engine,
             clock=self.clock,
             committer=self.committer,
-            site_id=self._site_id,
+            site_id=self.site_id,
             limits=self._limits,
             collected=self.retention.collected,
         )
@@ -248,7 +251,7 @@ class Node:
             wall_ms=self.clock.time_source(),
             since=0 if self.committer.lost_count else self._counted_through,
             through=through,
-            watermark={},
+            watermark=self.watermarks(),
             sums=drain_sums(partitions, through),
             log=log,
         )
@@ -277,6 +280,14 @@ class Node:
     def scan_versions(self, keys: KeyRange, since: Version, until: Version) -> Iterator[VersionsPage]:
         """All stored versions in `(since, until]` of the qualified keys of a range, in order of keys."""
         return scan_versions(self.engine, keys, since, until)
+
+    def is_unwritten(self, namespace: int) -> bool:
+        """Whether nothing is stored in a namespace, and no key was ever removed from it entirely."""
+        prefix = encode_namespace(namespace)
+        keys = KeyRange(prefix, prefix_end(prefix))
+        return not any(scan_versions(self.engine, keys, 0, VERSION_MAX)) and not (
+            self.retention.collected_horizon(namespace)
+        )
 
     def find_before(self, key: bytes, version: Version) -> bytes | None:
         """What a reader just before `version` found under a qualified key, as stored."""

@@ -27,13 +27,25 @@ from floodmark.model.partition import CommitLimits
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
-from floodmark.partition.commit import Commit, CommitTally, Writes
+from floodmark.partition.commit import Commit, CommitTally, Decide, Mint, Writes
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.families import DATA
 from floodmark.partition.heat import Heat
+from floodmark.partition.merging import (
+    Merge,
+    apply_at,
+    delete_at,
+    has_states,
+    is_state,
+    merge_writes,
+    newest_version,
+    require_states,
+    write_at,
+    write_unchanged_at,
+)
 from floodmark.partition.records import (
-    decode_record,
     find_stored,
+    read_record,
     require_kept,
     scan_page,
     scan_records_page,
@@ -84,19 +96,20 @@ class LocalPartition:
             stored = row[1]
             if stored[-1:] == PLAIN:
                 return stored[:-1]
-        record = self._live(prefix, self._find_at(key, prefix, at), at)
-        return None if record is None else record.value
+        found = self._live(prefix, self._find_at(key, prefix, at), at)
+        return None if found is None else found[1]
 
     def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
         self.heat.reads += 1
         prefix = encode_prefix(key)
         found = self._find_at(key, prefix, at)
-        record = self._live(prefix, found, at)
-        if found is None or record is None:
+        live = self._live(prefix, found, at)
+        if found is None or live is None:
             return None
+        record, value = live
         return Versioned(
             key=key[NAMESPACE_BYTES:],
-            value=record.value,
+            value=value,
             version=found[0],
             stamp=record.origin or Stamp(found[0], self._site_id),
             expires_at=record.expires_at,
@@ -154,13 +167,15 @@ class LocalPartition:
         self._require_kept(namespace, at)
         return found
 
-    def _live(self, prefix: bytes, found: tuple[Version, bytes] | None, at: Version | None) -> Record | None:
+    def _live(
+        self, prefix: bytes, found: tuple[Version, bytes] | None, at: Version | None
+    ) -> tuple[Record, bytes] | None:
+        """The record that was found, and its value; None if it is dead."""
         if found is None:
             return None
         version, stored = found
-        record = decode_record(prefix + encode_version(version), stored)
         now_ms = self._clock.physical_ms() if at is None else physical_ms(at)
-        return None if record.is_dead_at(now_ms) else record
+        return read_record(prefix + encode_version(version), stored, now_ms)
 
     def _prepare_read(self, namespace: bytes, at: Version) -> None:
         """Make sure that nothing at or below `at` is still to come, and that it is still there."""
@@ -181,41 +196,90 @@ class LocalPartition:
             return self._committer.commit_one(self, key, encode_bytes(b"r" + key), values[0], durable=durable)
         return self._committer.commit(Commit(self, _writes(keys, values), durable=durable))
 
+    def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        require_states(keys, values)
+        writes = _distinct_writes(keys, values)
+
+        def decide(mint: Mint) -> Writes | None:
+            return self._merged(writes, write_at(mint(), self._site_id))
+
+        return self._commit_decided(decide, durable=durable)[0]
+
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
         writes = _writes([key], [value])
 
-        def decide() -> Writes | None:
-            return writes if self.get(key) == expected else None
+        def decide(mint: Mint) -> Writes | None:
+            if self.get(key) != expected:
+                return None
+            return self._merged(writes, write_at(mint(), self._site_id)) if is_state(value) else writes
 
         return self._commit_decided(decide, durable=durable)[0]
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
-        def decide() -> Writes | None:
-            unchanged = [key for key in keys if self._is_live_since(key, since)]
-            return _writes(unchanged, [TOMBSTONE] * len(unchanged)) if unchanged else None
+        def decide(mint: Mint) -> Writes | None:
+            found = {key: stored for key in keys if (stored := self._live_since(key, since)) is not None}
+            if not found:
+                return None
+            writes = _writes(list(found), [TOMBSTONE] * len(found))
+            if has_states(list(found.values())):
+                return self._merged(writes, delete_at(mint(), self._site_id))
+            return writes
 
         return self._commit_decided(decide, durable=durable)[1]
 
-    def _commit_decided(self, decide: Callable[[], Writes | None], *, durable: bool) -> tuple[Version, int]:
+    def _merged(self, writes: Writes, merge: Merge) -> Writes | None:
+        return merge_writes(self._engine, writes, self.limits, merge)
+
+    def _commit_decided(self, decide: Decide, *, durable: bool) -> tuple[Version, int]:
         commit = Commit(self, None, durable=durable, decide=decide)
         version = self._committer.commit(commit)
         if commit.writes is None:
             return 0, 0
         return version, len(commit.writes.keys)
 
-    def _is_live_since(self, key: bytes, since: Version) -> bool:
+    def _live_since(self, key: bytes, since: Version) -> bytes | None:
+        """What is stored under a key that is there, and was not written after a version."""
         prefix = encode_prefix(key)
         found = find_stored(self._engine, prefix, None)
-        return found is not None and found[0] <= since and self._live(prefix, found, None) is not None
+        if found is None or found[0] > since or self._live(prefix, found, None) is None:
+            return None
+        return found[1]
 
-    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        writes = _distinct_writes(keys, values, own=False)
+    def apply(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        durable: bool,
+        admit: Callable[[], None] | None = None,
+    ) -> Version:
+        return self._apply(_distinct_writes(keys, values, own=False), admit, durable=durable)
+
+    def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        return self._apply(_distinct_writes(keys, values, own=False, loaded=True), None, durable=durable)
+
+    def _apply(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
         origins = _origins_of(writes)
         self._committer.observe(stamp_version(max(origins)))
+        if has_states(writes.values):
+            return self._apply_states(writes, admit, durable=durable)
 
-        def decide() -> Writes | None:
+        def decide(_: Mint) -> Writes | None:
+            if admit is not None:
+                admit()
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
             return writes.only([origin > stamp for origin, stamp in zip(origins, newest, strict=True)])
+
+        return self._commit_decided(decide, durable=durable)[0]
+
+    def _apply_states(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
+        # What is written here from now on must win over every stamp in a state, and not only over its origin.
+        self._committer.observe(max(map(newest_version, filter(is_state, writes.values))))
+
+        def decide(mint: Mint) -> Writes | None:
+            if admit is not None:
+                admit()
+            return self._merged(writes, apply_at(mint(), self._site_id))
 
         return self._commit_decided(decide, durable=durable)[0]
 
@@ -226,8 +290,11 @@ class LocalPartition:
         self._committer.observe(since)
         # The highest stamp of that version, of whichever site.
         unchanged = encode_stamp(since, SITE_IDS_MAX)
+        stated = has_states(values)
 
-        def decide() -> Writes | None:
+        def decide(mint: Mint) -> Writes | None:
+            if stated:
+                return self._merged(writes, write_unchanged_at(mint(), self._site_id, since))
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
             return writes.only([stamp <= unchanged for stamp in newest])
 
@@ -257,17 +324,21 @@ def _origins_of(writes: Writes) -> list[bytes]:
     return origins
 
 
-def _distinct_writes(keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True) -> Writes:
+def _distinct_writes(
+    keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
+) -> Writes:
     if len(set(keys)) < len(keys):
         raise InvalidArgument("a key stands twice among the changes of one commit; write them one by one")
-    return _writes(keys, values, own=own)
+    return _writes(keys, values, own=own, loaded=loaded)
 
 
-def _writes(keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True) -> Writes:
+def _writes(
+    keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
+) -> Writes:
     """What a commit stores, in order of keys: the order in which every reader gets the changes."""
     ordered = sorted(keys)
     if ordered != keys:
         by_key = dict(zip(keys, values, strict=True))
         values = [by_key[key] for key in ordered]
     size = sum(map(len, ordered)) + sum(map(len, values))
-    return Writes(ordered, encode_prefixes(ordered), values, size, own=own)
+    return Writes(ordered, encode_prefixes(ordered), values, size, own=own, loaded=loaded)

@@ -21,6 +21,7 @@ from floodmark.codec.ordered import (
     encode_version,
     user_key_shape,
 )
+from floodmark.codec.states import decode_state, render_value
 from floodmark.codec.values import PLAIN, decode_value
 from floodmark.engine import Engine, Row
 from floodmark.model.errors import Corruption, VersionCollected
@@ -58,6 +59,31 @@ def find_before(engine: Engine, key: bytes, version: Version) -> bytes | None:
         return None
     record = decode_record(prefix + encode_version(found[0]), found[1])
     return None if record.is_dead_at(physical_ms(version)) else found[1]
+
+
+def read_record(engine_key: bytes, stored: bytes, physical_ms: int) -> tuple[Record, bytes] | None:
+    """A stored record and the value that a reader finds in it at a time; None if it is dead then."""
+    try:
+        record = decode_value(stored)
+        return None if record.is_dead_at(physical_ms) else (record, render_value(record, physical_ms))
+    except Corruption as error:
+        raise _name_key(engine_key, error) from error
+
+
+def decode_whole(stored: bytes) -> Record:
+    """`decode_value`, and a look into every part of what is merged."""
+    record = decode_value(stored)
+    if record.stamps is not None:
+        decode_state(stored)
+    return record
+
+
+def require_sound(engine_key: bytes, stored: bytes) -> None:
+    """Look into every part of a stored record; the key is in the error if it is damaged."""
+    try:
+        decode_whole(stored)
+    except Corruption as error:
+        raise _name_key(engine_key, error) from error
 
 
 def decode_record(engine_key: bytes, stored: bytes) -> Record:
@@ -120,9 +146,9 @@ def _newest_forward(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: in
                     shape, unpack = markers, user_key_shape(markers)
                 append((join(unpack(prefix)), stored[:-1]))
             else:
-                record = decode_record(engine_key, stored)
-                if not record.is_dead_at(physical_ms):
-                    append((decode_user_key(prefix), record.value))
+                live = read_record(engine_key, stored, physical_ms)
+                if live is not None:
+                    append((decode_user_key(prefix), live[1]))
     except StructError as error:
         raise Corruption(f"engine key {engine_key.hex()} is not made of whole groups") from error
     last = rows[-1][0]
@@ -149,9 +175,9 @@ def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes
     found: list[Row] = []
     for prefix in prefixes:
         if prefix in newest:
-            record = decode_record(*newest[prefix])
-            if not record.is_dead_at(physical_ms):
-                found.append((decode_user_key(prefix), record.value))
+            live = read_record(*newest[prefix], physical_ms)
+            if live is not None:
+                found.append((decode_user_key(prefix), live[1]))
     return Page(found, last)
 
 
@@ -183,8 +209,10 @@ def scan_records_page(
         gone = columns.dead(chosen, physical_ms(at))
         if not dead:
             chosen = chosen[~gone]
-        take = columns.take_digests if digests else columns.take
-        batch = take(chosen, partition)
+        if digests:
+            batch = columns.take_digests(chosen, partition, physical_ms(at))
+        else:
+            batch = columns.take(chosen, partition)
     except Corruption:
         _require_sound(rows, chosen)
         raise

@@ -5,10 +5,11 @@ from typing import Final
 
 from floodmark.codec.changelog import encode_log_range
 from floodmark.codec.ordered import RAW, encode_namespace
+from floodmark.engine import WriteRow
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.collect import Collected, Collector
-from floodmark.partition.families import COLLECTED, DATA, HORIZON, LOG, LOG_TRIMMED, META
+from floodmark.partition.families import COLLECTED, DATA, HORIZON, LOADED, LOG, LOG_TRIMMED, META
 from floodmark.partition.layout import load_version, read_metadata, store_version
 from floodmark.partition.storage import Storage
 
@@ -28,6 +29,7 @@ class Retention:
         self._engine = storage.engine
         # By the namespace's bytes; shared with the partitions, which check their readers against it.
         self.collected: dict[bytes, Version] = {}
+        self._loaded: dict[bytes, Version] = {}
         self._trimmed: Version = 0
         self._load()
         storage.on_recovery.append(self._load)
@@ -37,6 +39,10 @@ class Retention:
         for key, stored in read_metadata(self._engine, COLLECTED):
             namespace, version = key[len(COLLECTED) :], int.from_bytes(stored, "big")
             self.collected[namespace] = max(version, self.collected.get(namespace, 0))
+        self._loaded = {
+            key[len(LOADED) :]: int.from_bytes(stored, "big")
+            for key, stored in read_metadata(self._engine, LOADED)
+        }
         self._trimmed = max(self._trimmed, load_version(self._engine, LOG_TRIMMED))
 
     def collected_version(self, namespace: int) -> Version:
@@ -46,6 +52,24 @@ class Retention:
     def collected_horizon(self, namespace: int) -> Version:
         """The highest stamp of a tombstone or expired record that was removed."""
         return load_version(self._engine, HORIZON + encode_namespace(namespace))
+
+    def loaded_version(self, namespace: int) -> Version:
+        """What a namespace was loaded with is stored at or below this, and was no change; 0 if nothing."""
+        return self._loaded.get(encode_namespace(namespace), 0)
+
+    def declare_loaded(self, namespace: int, version: Version) -> None:
+        """Let the history of a namespace begin behind what it was loaded with.  The caller has the turn."""
+        encoded = encode_namespace(namespace)
+        collected = max(version, self.collected.get(encoded, 0))
+        self._storage.store(
+            [store_version(LOADED + encoded, version), store_version(COLLECTED + encoded, collected)]
+        )
+        self._load()
+
+    def raise_horizon(self, namespace: int, horizon: Version) -> WriteRow:
+        """The write that takes over a collected horizon from those that a namespace was loaded from."""
+        raised = max(horizon, self.collected_horizon(namespace))
+        return store_version(HORIZON + encode_namespace(namespace), raised)
 
     def trimmed_version(self) -> Version:
         """Changes at or below this are no longer in the logs."""
@@ -95,8 +119,9 @@ class Retention:
         """Remove all data of a namespace that was dropped."""
         encoded = encode_namespace(namespace)
         self._storage.remove_range(DATA, *_namespace_bounds(encoded))
-        self._storage.remove([(META, COLLECTED + encoded, None), (META, HORIZON + encoded, None)])
+        self._storage.remove([(META, kind + encoded, None) for kind in (COLLECTED, HORIZON, LOADED)])
         self.collected.pop(encoded, None)
+        self._loaded.pop(encoded, None)
 
 
 def _namespace_bounds(encoded: bytes) -> tuple[bytes, bytes]:

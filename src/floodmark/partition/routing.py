@@ -69,6 +69,10 @@ class Router:
             self.maps.refresh()
             return self.call(key, lambda partition: partition.put((key,), (stored,), durable=durable))
 
+    def merge_one(self, key: bytes, state: bytes, *, durable: bool) -> Version:
+        """Merge an unstamped state into one qualified key."""
+        return self.call(key, lambda partition: partition.merge((key,), (state,), durable=durable))
+
     def get_many(self, keys: Sequence[bytes], at: Version | None) -> list[bytes | None]:
         """The values of qualified keys, in their order."""
         found: dict[bytes, bytes | None] = {}
@@ -92,15 +96,35 @@ class Router:
             default=0,
         )
 
-    def apply(self, rows: Rows, *, durable: bool) -> Version:
-        """`put` for values that carry their origin: each is stored where its stamp wins.
+    def merge(self, rows: Rows, *, durable: bool) -> Version:
+        """`put` for unstamped states, each of which is merged into what its key holds."""
+        return max(
+            self._commit_groups(
+                rows, lambda partition, keys, values: partition.merge(keys, values, durable=durable)
+            ),
+            default=0,
+        )
+
+    def apply(self, rows: Rows, *, durable: bool, admit: Callable[[], None] | None = None) -> Version:
+        """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
 
         The partition of the highest stamp comes first: if that lies too far ahead, nothing is stored.
         """
         return max(
             self._commit_groups(
                 rows,
-                lambda partition, keys, values: partition.apply(keys, values, durable=durable),
+                lambda partition, keys, values: partition.apply(keys, values, durable=durable, admit=admit),
+                rank=_highest_stamp,
+            ),
+            default=0,
+        )
+
+    def load(self, rows: Rows, *, durable: bool) -> Version:
+        """`apply` without a trace in the change log."""
+        return max(
+            self._commit_groups(
+                rows,
+                lambda partition, keys, values: partition.load(keys, values, durable=durable),
                 rank=_highest_stamp,
             ),
             default=0,

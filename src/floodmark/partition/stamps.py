@@ -33,7 +33,7 @@ _BEHIND: Final = b"\xff" * (VERSION_BYTES + 1)
 
 def newest_stamps(engine: Engine, prefixes: Sequence[bytes], site_id: int) -> list[bytes]:
     """The stamps of the newest records under encoded keys, which are in order; `NO_STAMP` of no record."""
-    rows = _find_newest(engine, prefixes)
+    rows = newest_rows(engine, prefixes)
     stored = [row for row in rows if row is not None]
     if not stored:
         return [NO_STAMP] * len(prefixes)
@@ -53,8 +53,8 @@ def newest_stamps(engine: Engine, prefixes: Sequence[bytes], site_id: int) -> li
     return [NO_STAMP if row is None else next(found) for row in rows]
 
 
-def _find_newest(engine: Engine, prefixes: Sequence[bytes]) -> list[Row | None]:
-    """The newest stored version under each prefix."""
+def newest_rows(engine: Engine, prefixes: Sequence[bytes]) -> list[Row | None]:
+    """The newest stored version under each of some encoded keys, which are in order."""
     found: list[Row | None] = [None] * len(prefixes)
     index, rows_max = 0, _PROBE_ROWS
     while index < len(prefixes):

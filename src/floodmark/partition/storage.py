@@ -41,6 +41,7 @@ class Storage:
         # Called after each recovery by whoever has the turn.
         self.on_recovery: list[Callable[[], None]] = []
         self._refusal: FloodmarkError | None = None
+        self._writers_refusal: FloodmarkError | None = None
         # Called before a refusal is passed on, to see whether it still holds.
         self.reconsider: Callable[[], object] = lambda: None
 
@@ -66,6 +67,11 @@ class Storage:
         self._refusal = refusal
         self._look_around()
 
+    def refuse_writers(self, refusal: FloodmarkError | None) -> None:
+        """Take in only what was first written elsewhere from now on; None accepts all writes again."""
+        self._writers_refusal = refusal
+        self._look_around()
+
     def stop(self) -> None:
         """Write nothing more before the engine has recovered."""
         self.stopped = True
@@ -76,7 +82,8 @@ class Storage:
         self.dropped.add(namespace)
 
     def _look_around(self) -> None:
-        self.is_unusual = self.stopped or self._refusal is not None
+        refusals = self._refusal, self._writers_refusal
+        self.is_unusual = self.stopped or refusals != (None, None)
 
     def require_wanted(self) -> None:
         """Refuse if writes are not wanted."""
@@ -84,6 +91,11 @@ class Storage:
             self.reconsider()
         if self._refusal is not None:
             raise self._refusal.again()
+
+    def require_writers(self) -> None:
+        """Refuse if nothing is to be written here for the first time."""
+        if self._writers_refusal is not None:
+            raise self._writers_refusal.again()
 
     def require_not_dropped(self, keys: Sequence[bytes]) -> None:
         """Refuse a writer of qualified keys whose namespace was dropped meanwhile."""

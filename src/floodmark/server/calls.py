@@ -25,11 +25,11 @@ from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.access import Role
 from floodmark.model.errors import FeedNotFound, InvalidKey, SafePointNotFound, SubscriptionNotFound
-from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.limits import KEY_BYTES_MAX, REQUEST_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.server.access import Caller
 from floodmark.server.checks import check_position
-from floodmark.server.data import Handler
+from floodmark.server.data import WRITE_BYTES_MAX, Handler
 from floodmark.server.logs import log_administration
 from floodmark.site.host import Administration, Host
 from floodmark.wire.calls import CallSpec, call_specs
@@ -73,12 +73,16 @@ class Rule:
     scope: Scope | None = None
     # Whether what the call is about may be gone: then there is nothing left to protect.
     may_be_gone: bool = False
+    # Namespaces besides, on each of which the role must be held.
+    each: Callable[[Arguments], Iterable[str]] | None = None
     # Whether it is noted who did it.
     audited: bool = False
     # What of a result a caller may see, by the namespace of each item.
     shown_by: Callable[[Any], str] | None = None
     # Calls for which it is enough to read a namespace: which one; None for all others.
     for_readers: Scope | None = None
+    # How large a call may be.
+    bytes_max: int = REQUEST_BYTES_MAX
 
 
 def _administers(scope: Scope, for_readers: Scope | None = None) -> Rule:
@@ -142,6 +146,24 @@ ADMINISTRATION: Final[Mapping[str, Rule]] = {
     "safe_points": Rule(Role.READ, _whole_site),
     "oldest_version": Rule(Role.READ, _named),
     "collect_garbage": _administers(_whole_site),
+    "topology": Rule(Role.READ, _whole_site),
+    "set_topology": _administers(_whole_site),
+    "rewritable_version": Rule(Role.READ, _named),
+    "shared_since": Rule(Role.READ, _named),
+    "note_rewritten": Rule(Role.WRITE, _named),
+    "declare_loaded": _administers(_named),
+    "adopt_watermark": _administers(_named),
+    "finish_rejoining": _administers(_whole_site),
+    "links": Rule(Role.READ, shown_by=lambda link: link.namespace),
+    # A site that was away brings along all heartbeats that it has missed.
+    "advance_link": Rule(
+        Role.WRITE,
+        each=lambda arguments: [part.name for part in arguments["step"].namespaces],
+        bytes_max=WRITE_BYTES_MAX,
+    ),
+    "stall_link": Rule(Role.WRITE, each=lambda arguments: arguments["namespaces"]),
+    "watermark": Rule(Role.READ, _named),
+    "replication": Rule(Role.READ, _whole_site),
     "statistics": Rule(Role.READ, _whole_site),
     "examine": Rule(Role.ADMIN, _whole_site),
 }
@@ -201,7 +223,10 @@ def _port_handlers(host: Host, port: Port) -> list[Handler]:
     if specs.keys() != port.rules.keys():
         odd = ", ".join(sorted(specs.keys() ^ port.rules.keys()))
         raise TypeError(f"the rules of {port.prefix} and its methods do not match: {odd}")
-    return [Handler(spec.method, _Call(host, port, spec, port.rules[name])) for name, spec in specs.items()]
+    return [
+        Handler(spec.method, _Call(host, port, spec, rule), bytes_max=rule.bytes_max)
+        for spec, rule in ((spec, port.rules[name]) for name, spec in specs.items())
+    ]
 
 
 class _Call:
@@ -220,6 +245,8 @@ class _Call:
         _check_arguments(arguments)
         if rule.scope is not None:
             self._require_scope(caller, rule, rule.scope, arguments)
+        for namespace in () if rule.each is None else rule.each(arguments):
+            caller.require(rule.role, namespace)
         if rule.audited:
             log_administration(caller, self._spec.method.name, arguments)
         result: Any = self._spec.call(self._port.target(self._host), request)
@@ -253,7 +280,7 @@ def _check_arguments(arguments: Arguments) -> None:
     """What a site checks of its users' arguments, checked again: nobody has to be a site to call."""
     if "key" in arguments and not 0 < len(arguments["key"]) <= KEY_BYTES_MAX:
         raise InvalidKey(f"a key has 1 to {KEY_BYTES_MAX:,} bytes, not {len(arguments['key']):,}")
-    for version in ("version", "since", "until"):
+    for version in ("version", "since", "until", "at", "position", "horizon"):
         if version in arguments:
             check_position(arguments[version])
     if "name" in arguments:

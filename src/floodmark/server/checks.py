@@ -1,10 +1,13 @@
 """What a request may hold.  A client checks its users' arguments too, but a server cannot rely on that:
 whoever speaks the protocol may send anything, and what is stored stays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.codec.values import PLAIN, decode_value
+from floodmark.codec.states import CounterState, decode_state, is_unstamped
+from floodmark.codec.values import HAS_STAMPS, PLAIN, decode_value
+from floodmark.merge.fields import parse_object
 from floodmark.model.errors import (
     CommitTooLarge,
     Corruption,
@@ -15,11 +18,17 @@ from floodmark.model.errors import (
     InvalidVersion,
     LimitExceeded,
     PartitionMoved,
+    WrongPolicy,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.record import Record
 from floodmark.model.version import VERSION_MAX, Version
+from floodmark.site.catalog import COUNTER, FIELDS, LAST_WRITE
+
+# The merge policies of namespaces, by the bytes that their keys begin with.
+Policies: TypeAlias = Mapping[bytes, str]
 
 _QUALIFIED_BYTES_MAX = NAMESPACE_BYTES + KEY_BYTES_MAX
 # A range may begin right behind the longest key.
@@ -48,27 +57,51 @@ def check_keys(keys: Sequence[bytes]) -> None:
         raise InvalidArgument("a commit must name each key once")
 
 
-def check_values(keys: Sequence[bytes], values: Sequence[bytes], *, with_origin: bool) -> None:
-    """Stored records, one for each key.  Only what is copied from another site carries its origin."""
+def check_values(
+    keys: Sequence[bytes], values: Sequence[bytes], policies: Policies, *, with_origin: bool
+) -> None:
+    """Stored records, one for each key, of the kind that its namespace holds.
+
+    Only what is copied from another site carries its origin.
+    """
     if len(values) != len(keys):
         raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
+    plain = set(policies.values()) <= {LAST_WRITE}
     for key, value in zip(keys, values, strict=True):
-        if value[-1:] == PLAIN and not with_origin:
+        if value[-1:] == PLAIN and plain and not with_origin:
             size = len(value) - len(PLAIN)
         else:
-            size = _check_record(key, value, with_origin=with_origin)
-        if size > VALUE_BYTES_MAX:
+            size = _check_record(key, value, policies[key[:NAMESPACE_BYTES]], with_origin=with_origin)
+        if size > VALUE_BYTES_MAX and not (with_origin and value[-1] & HAS_STAMPS):
             raise InvalidValue(
                 f"the value of {_shown(key)} has {size:,} bytes; at most {VALUE_BYTES_MAX:,} are allowed",
                 size=size,
             )
 
 
-def _check_record(key: bytes, value: bytes, *, with_origin: bool) -> int:
+def check_mergeable(keys: Sequence[bytes], policies: Policies, *, merges: bool) -> None:
+    """Refuse to put where records are merged, and to merge where they are put."""
+    for namespace, policy in policies.items():
+        if (policy != LAST_WRITE) != merges:
+            raise _wrong_policy(next(key for key in keys if key.startswith(namespace)), policy)
+
+
+def _wrong_policy(key: bytes, policy: str) -> WrongPolicy:
+    return WrongPolicy(
+        f"{_shown(key)} is in a namespace that merges by {policy}, and something else is written to it; "
+        "upgrade the client, or write to another namespace",
+        key=key[NAMESPACE_BYTES:],
+    )
+
+
+def _check_record(key: bytes, value: bytes, policy: str, *, with_origin: bool) -> int:
     try:
         record = decode_value(value)
-    except Corruption as error:
+        kind = LAST_WRITE if record.stamps is None else _check_state(record, value, stamped=with_origin)
+    except (Corruption, InvalidValue) as error:
         raise InvalidValue(f"the value of {_shown(key)} is not a record: {error}") from error
+    if kind != policy:
+        raise _wrong_policy(key, policy)
     if record.deleted and record.value:
         raise InvalidValue(f"the value of {_shown(key)} is deleted and not empty")
     if (record.origin is not None) != with_origin:
@@ -78,6 +111,18 @@ def _check_record(key: bytes, value: bytes, *, with_origin: bool) -> int:
             else f"the value of {_shown(key)} carries an origin; use apply"
         )
     return len(record.value)
+
+
+def _check_state(record: Record, value: bytes, *, stamped: bool) -> str:
+    """The policy that a state belongs to.  What is new gets its stamps here, what is copied has them."""
+    state = decode_state(value)
+    if is_unstamped(state) == stamped:
+        raise Corruption("it has no stamps of its own" if stamped else "it has stamps before it is committed")
+    if isinstance(state, CounterState):
+        return COUNTER
+    if record.value:
+        parse_object(record.value)
+    return FIELDS
 
 
 def check_commit(partition: Partition, keys: Sequence[bytes], values: Sequence[bytes]) -> None:

@@ -11,9 +11,11 @@ from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.server.access import Caller
 from floodmark.server.checks import (
+    Policies,
     check_commit,
     check_inside,
     check_keys,
+    check_mergeable,
     check_position,
     check_size,
     check_values,
@@ -32,7 +34,9 @@ from floodmark.wire.messages import (
     GET_MANY_KEYS_MAX,
     HELLO,
     HOLD,
+    LOAD,
     MAP,
+    MERGE,
     PUT,
     PUT_UNCHANGED,
     RELEASE,
@@ -103,7 +107,9 @@ class DataPlane:
             Handler(HOLD, self._hold),
             Handler(RELEASE, self._release),
             Handler(PUT, self._put, bytes_max=WRITE_BYTES_MAX),
+            Handler(MERGE, self._merge, bytes_max=WRITE_BYTES_MAX),
             Handler(APPLY, self._apply, bytes_max=WRITE_BYTES_MAX),
+            Handler(LOAD, self._load, bytes_max=WRITE_BYTES_MAX),
             Handler(PUT_UNCHANGED, self._put_unchanged, bytes_max=WRITE_BYTES_MAX),
             Handler(COMPARE_AND_SET, self._compare_and_set, bytes_max=REQUEST_MARGIN_BYTES),
             Handler(DELETE_UNCHANGED, self._delete_unchanged, bytes_max=WRITE_BYTES_MAX),
@@ -168,41 +174,57 @@ class DataPlane:
     # Writes
 
     def _put(self, caller: Caller, request: PutRequest) -> Version:
-        partition = self._writable(caller, request.partition, request.keys)
-        check_values(request.keys, request.values, with_origin=False)
+        partition, policies = self._writable(caller, request.partition, request.keys)
+        check_mergeable(request.keys, policies, merges=False)
+        check_values(request.keys, request.values, policies, with_origin=False)
         check_commit(partition, request.keys, request.values)
         return partition.put(request.keys, request.values, durable=request.durable)
 
+    def _merge(self, caller: Caller, request: PutRequest) -> Version:
+        partition, policies = self._writable(caller, request.partition, request.keys)
+        check_mergeable(request.keys, policies, merges=True)
+        check_values(request.keys, request.values, policies, with_origin=False)
+        check_commit(partition, request.keys, request.values)
+        return partition.merge(request.keys, request.values, durable=request.durable)
+
     def _apply(self, caller: Caller, request: PutRequest) -> Version:
-        partition = self._writable(caller, request.partition, request.keys)
-        check_values(request.keys, request.values, with_origin=True)
+        partition, policies = self._writable(caller, request.partition, request.keys)
+        check_values(request.keys, request.values, policies, with_origin=True)
         check_commit(partition, request.keys, request.values)
         return partition.apply(request.keys, request.values, durable=request.durable)
 
+    def _load(self, caller: Caller, request: PutRequest) -> Version:
+        partition, policies = self._writable(caller, request.partition, request.keys, Role.ADMIN)
+        check_values(request.keys, request.values, policies, with_origin=True)
+        check_commit(partition, request.keys, request.values)
+        return partition.load(request.keys, request.values, durable=request.durable)
+
     def _put_unchanged(self, caller: Caller, request: PutUnchangedRequest) -> int:
-        partition = self._writable(caller, request.partition, request.keys)
+        partition, policies = self._writable(caller, request.partition, request.keys)
         check_position(request.since)
-        check_values(request.keys, request.values, with_origin=False)
+        check_values(request.keys, request.values, policies, with_origin=False)
         check_commit(partition, request.keys, request.values)
         return partition.put_unchanged(request.keys, request.values, request.since, durable=request.durable)
 
     def _compare_and_set(self, caller: Caller, request: CompareAndSetRequest) -> Version:
         keys, values = (request.key,), (request.value,)
-        partition = self._writable(caller, request.partition, keys)
-        check_values(keys, values, with_origin=False)
+        partition, policies = self._writable(caller, request.partition, keys)
+        check_values(keys, values, policies, with_origin=False)
         return partition.compare_and_set(
             request.key, request.expected, request.value, durable=request.durable
         )
 
     def _delete_unchanged(self, caller: Caller, request: DeleteUnchangedRequest) -> int:
-        partition = self._writable(caller, request.partition, request.keys)
+        partition, _ = self._writable(caller, request.partition, request.keys)
         check_position(request.since)
         check_commit(partition, request.keys, ())
         return partition.delete_unchanged(request.keys, request.since, durable=request.durable)
 
-    def _writable(self, caller: Caller, partition_id: int, keys: Sequence[bytes]) -> Partition:
+    def _writable(
+        self, caller: Caller, partition_id: int, keys: Sequence[bytes], role: Role = Role.WRITE
+    ) -> tuple[Partition, Policies]:
         check_keys(keys)
-        self._guard.require_keys(caller, Role.WRITE, keys)
+        policies = self._guard.require_keys(caller, role, keys)
         partition = self._guard.partition(partition_id)
         check_inside(partition, keys)
-        return partition
+        return partition, policies

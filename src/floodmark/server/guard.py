@@ -11,6 +11,7 @@ from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound, PartitionMoved
 from floodmark.model.partition import Partition, PartitionMap
 from floodmark.server.access import Caller
+from floodmark.server.checks import Policies
 from floodmark.site.catalog import NamespaceRow
 from floodmark.site.host import Host
 
@@ -24,10 +25,14 @@ class Guard:
         self._map: PartitionMap[Partition] | None = None
         self._partitions: dict[int, Partition] = {}
 
-    def require_keys(self, caller: Caller, role: Role, keys: Iterable[bytes]) -> None:
-        """Refuse a caller who may not touch the namespaces of some qualified keys."""
+    def require_keys(self, caller: Caller, role: Role, keys: Iterable[bytes]) -> Policies:
+        """Refuse a caller who may not touch the namespaces of some qualified keys; how these merge."""
+        policies: dict[bytes, str] = {}
         for namespace in {key[:NAMESPACE_BYTES] for key in keys}:
-            caller.require(role, self.name(namespace))
+            row = self._row(namespace)
+            caller.require(role, row.name)
+            policies[namespace] = row.merge
+        return policies
 
     def require_namespace(self, caller: Caller, role: Role, namespace: int | None) -> None:
         """The same by the id of a namespace; None stands for all of them."""
@@ -41,6 +46,9 @@ class Guard:
 
     def name(self, namespace: bytes) -> str:
         """The name of a namespace by the bytes that its keys begin with."""
+        return self._row(namespace).name
+
+    def _row(self, namespace: bytes) -> NamespaceRow:
         row = self._namespaces.get(namespace)
         if row is None:
             rows = self._host.administration.list_namespaces()
@@ -54,7 +62,7 @@ class Guard:
                 f"site.create_namespace({row.name!r})",
                 namespace=row.name,
             )
-        return row.name
+        return row
 
     def partition(self, partition_id: int) -> Partition:
         """The partition of an id, if it is still there."""

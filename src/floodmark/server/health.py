@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, what does it do: three pages on a port of their own.
+"""Is it alive, is it ready, is all well, what does it do: four pages on a port of their own.
 
 Whoever watches a server must be able to ask when the server is busy, and without a credential.  So
 this is a second, very small one: plain HTTP, one request a connection, and nothing that a caller can
@@ -8,7 +8,7 @@ seconds for each.
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,10 +35,12 @@ _Page: TypeAlias = Callable[[], _Answer]
 
 
 class HealthServer:
-    """Serves GET /metrics, /healthz and /readyz from construction until it is closed.
+    """Serves GET /metrics, /healthz, /readyz and /health from construction until it is closed.
 
-    Healthy means that the process should go on; ready, that it should get requests.  Port 0 takes any
-    that is free: `address` says which.
+    Healthy means that the process should go on; ready, that it should get requests.  The page /health is for
+    those who watch the site: it names whatever somebody should look at, such as a link to another site that
+    has fallen silent, of which restarting this process would cure nothing.  Port 0 takes any that is free:
+    `address` says which.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class HealthServer:
         metrics: Callable[[], bytes],
         is_healthy: Check,
         is_ready: Check,
+        find_alarms: Callable[[], Sequence[str]] = tuple,
         request_seconds_max: float = REQUEST_SECONDS_MAX,
     ) -> None:
         pages: dict[str, _Page] = {
             "/metrics": lambda: (HTTPStatus.OK, _METRICS, metrics()),
             "/healthz": lambda: _say(is_healthy()),
             "/readyz": lambda: _say(is_ready()),
+            "/health": lambda: _say("\n".join(find_alarms()) or None),
         }
         try:
             self._server = _Server(host, port, pages, request_seconds_max)
@@ -176,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         page = self.server.pages.get(path)
         if page is None:
-            self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"try /metrics, /healthz or /readyz\n")
+            self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"try /metrics, /healthz, /readyz or /health\n")
             return
         try:
             answer = page()

@@ -163,6 +163,7 @@ class Server:
             host.administration.statistics,
             self._service.metrics,
             feeds=lambda: _feed_lags(host.feeds),
+            replication=host.administration.replication,
         )
         return HealthServer(
             listen.host,
@@ -170,6 +171,7 @@ class Server:
             metrics=page.render,
             is_healthy=self._why_unhealthy,
             is_ready=self._why_not_ready,
+            find_alarms=self._find_alarms,
         )
 
     def _why_unhealthy(self) -> str | None:
@@ -183,6 +185,14 @@ class Server:
         except FloodmarkError as error:
             return str(error)
         return None
+
+    def _find_alarms(self) -> list[str]:
+        problems = [self._why_unhealthy(), self._why_not_ready()]
+        found = [problem for problem in problems if problem is not None]
+        try:
+            return [*found, *self._site.host.administration.replication().alarms]
+        except FloodmarkError as error:
+            return found or [str(error)]
 
 
 def parse_listen(listen: str) -> Listen:

@@ -18,18 +18,29 @@ from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError, InvalidArgument
 from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.partition import WriteStream
-from floodmark.server.checks import check_keys, check_position, check_size, check_values
+from floodmark.server.checks import (
+    Policies,
+    check_keys,
+    check_mergeable,
+    check_position,
+    check_size,
+    check_values,
+)
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import Guard
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import Visit, unexpected, waiting
+from floodmark.site.catalog import LAST_WRITE
 from floodmark.site.host import Host
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
 from floodmark.wire.errors import describe_error
 from floodmark.wire.messages import (
     ApplyStreamCommand,
+    LoadStreamCommand,
+    MergeStreamCommand,
     PutUnchangedStreamCommand,
     StreamCommand,
+    WriteStreamCommand,
     encode,
 )
 from floodmark.wire.write_stream import Acknowledgement
@@ -54,10 +65,9 @@ class Writes:
         """Take batches until there are no more."""
         if not reader.schema.equals(PAIRS):
             raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
-        applies = isinstance(command, ApplyStreamCommand)
         with closing(self._open(command)) as stream:
             for batch in _received(visit, reader):
-                answer = encode(self._answer(visit, stream, batch, with_origin=applies))
+                answer = encode(self._answer(visit, command, stream, batch))
                 with waiting(visit):
                     writer.write(pyarrow.py_buffer(answer))
 
@@ -65,13 +75,19 @@ class Writes:
         if isinstance(command, PutUnchangedStreamCommand):
             check_position(command.since)
             return self._host.write_stream(durable=command.durable, unchanged_since=command.since)
-        return self._host.write_stream(durable=command.durable, apply=isinstance(command, ApplyStreamCommand))
+        return self._host.write_stream(
+            durable=command.durable,
+            apply=isinstance(command, ApplyStreamCommand),
+            link=command.link if isinstance(command, ApplyStreamCommand) else None,
+            load=isinstance(command, LoadStreamCommand),
+            merge=isinstance(command, MergeStreamCommand),
+        )
 
     def _answer(
-        self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None, *, with_origin: bool
+        self, visit: Visit, command: StreamCommand, stream: WriteStream, batch: pyarrow.RecordBatch | None
     ) -> Acknowledgement:
         try:
-            return Acknowledgement(self._commit(visit, stream, batch, with_origin=with_origin))
+            return Acknowledgement(self._commit(visit, command, stream, batch))
         except FloodmarkError as error:
             return Acknowledgement(error=describe_error(error))
         except Exception:
@@ -79,7 +95,7 @@ class Writes:
             return Acknowledgement(error=describe_error(unexpected(writes=True)))
 
     def _commit(
-        self, visit: Visit, stream: WriteStream, batch: pyarrow.RecordBatch | None, *, with_origin: bool
+        self, visit: Visit, command: StreamCommand, stream: WriteStream, batch: pyarrow.RecordBatch | None
     ) -> int:
         if batch is None:
             raise InvalidArgument("a message of a write stream holds no rows")
@@ -88,16 +104,22 @@ class Writes:
         check_size("a batch of writes", batch.nbytes, WRITE_BYTES_MAX)
         keys, values = decode_columns(batch)
         check_keys(keys)
-        self._guard.require_keys(visit.caller, Role.WRITE, keys)
-        if with_origin:
-            _check_copies(keys, values)
+        role = Role.ADMIN if isinstance(command, LoadStreamCommand) else Role.WRITE
+        policies = self._guard.require_keys(visit.caller, role, keys)
+        if isinstance(command, WriteStreamCommand | MergeStreamCommand):
+            check_mergeable(keys, policies, merges=isinstance(command, MergeStreamCommand))
+        if isinstance(command, ApplyStreamCommand | LoadStreamCommand):
+            _check_copies(keys, values, policies)
         else:
-            check_values(keys, values, with_origin=False)
+            check_values(keys, values, policies, with_origin=False)
         return stream.send(dict(zip(keys, values, strict=True))).result()
 
 
-def _check_copies(keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+def _check_copies(keys: Sequence[bytes], values: Sequence[bytes], policies: Policies) -> None:
     """`check_values` for copies, most of which are plain but for their origin, and seen to be so at once."""
+    if set(policies.values()) != {LAST_WRITE}:
+        check_values(keys, values, policies, with_origin=True)
+        return
     unusual = [
         index
         for index, value in enumerate(values)
@@ -105,7 +127,10 @@ def _check_copies(keys: Sequence[bytes], values: Sequence[bytes]) -> None:
     ]
     if unusual:
         check_values(
-            [keys[index] for index in unusual], [values[index] for index in unusual], with_origin=True
+            [keys[index] for index in unusual],
+            [values[index] for index in unusual],
+            policies,
+            with_origin=True,
         )
 
 

@@ -21,6 +21,10 @@ from floodmark.model.names import require_name
 from floodmark.model.version import Version
 from floodmark.partition import META, Storage, load_metadata
 
+LAST_WRITE: Final = "last_write"
+FIELDS: Final = "fields"
+COUNTER: Final = "counter"
+
 RETENTION: Final = timedelta(hours=24)
 
 _NAMESPACES: Final = b"namespaces/"
@@ -31,11 +35,12 @@ _NEXT_ID: Final = b"next-namespace"
 class NamespaceSettings:
     """How a namespace treats its records.
 
+    `merge` says how writes of several sites to one key become one: "last_write", "fields" or "counter".
     `ttl` is the time to live of writes that name none; `retention` is how long old versions and
     changes are kept at least.
     """
 
-    merge: str = "last_write"
+    merge: str = LAST_WRITE
     ttl: timedelta | None = None
     retention: timedelta = RETENTION
 
@@ -47,6 +52,8 @@ class NamespaceSettings:
             _require_duration("ttl", self.ttl)
             if self.ttl <= timedelta(0):
                 raise InvalidName(f"a namespace's ttl must be positive, not {self.ttl}")
+            if self.merge == COUNTER:
+                raise InvalidName("counters do not expire: leave out the ttl, and delete them instead")
         _require_duration("retention", self.retention)
 
 

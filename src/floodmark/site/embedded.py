@@ -17,9 +17,15 @@ from floodmark.feed.store import LocalFeedStore
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import FloodmarkError
+from floodmark.model.partition import LinkGuard
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import Node, Router
+from floodmark.replication.applied import Applied
+from floodmark.replication.links import LinkPosition, Links
+from floodmark.replication.members import Members
+from floodmark.replication.step import LinkStep
+from floodmark.replication.topology import Topology
 from floodmark.site.background import Background
 from floodmark.site.catalog import Catalog, NamespaceRow, NamespaceSettings
 from floodmark.site.directory import Identity
@@ -27,11 +33,14 @@ from floodmark.site.epochs import Epochs
 from floodmark.site.examination import Finding, examine
 from floodmark.site.garbage import GarbageCollection
 from floodmark.site.host import NamespaceUpdate, check_stream_kind
+from floodmark.site.linking import LocalLinks
+from floodmark.site.sharing import Sharing
 from floodmark.site.statistics import (
     GarbageReport,
     NamespaceStatistics,
     PartitionHeat,
     PartitionStatistics,
+    ReplicationStatistics,
     SiteStatistics,
 )
 
@@ -49,6 +58,8 @@ class LocalAdministration:
         self._garbage = host.garbage
         self._background = host.background
         self._reader = host.reader
+        self._sharing = host.sharing
+        self._links = LocalLinks(host.identity, host.node, host.catalog, host.links, host.members)
 
     # Namespaces
 
@@ -135,13 +146,17 @@ class LocalAdministration:
         changes_max: int | None,
         until: Version | None,
         at_heartbeat: bool,
+        own: bool = False,
     ) -> ChangesCut:
+        if own:
+            self._host.members.require_rejoined()
         request = CutRequest(
             namespace=self._catalog.get(namespace).id,
             since=since,
             until=until,
             changes_max=changes_max,
             at_heartbeat=at_heartbeat,
+            own=own,
         )
         return cut_changes(self._node, self._safe_points, request)
 
@@ -167,6 +182,47 @@ class LocalAdministration:
 
     def collect_garbage(self) -> GarbageReport:
         return self._garbage.run()
+
+    # Other sites
+
+    def topology(self) -> Topology | None:
+        return self._sharing.topology()
+
+    def set_topology(self, topology: Topology) -> None:
+        self._sharing.set_topology(topology)
+
+    def rewritable_version(self, namespace: str) -> Version:
+        return self._links.rewritable_version(namespace)
+
+    def shared_since(self, namespace: str, position: Version) -> Version:
+        return self._sharing.shared_since(namespace, position)
+
+    def note_rewritten(self, namespace: str, since: Version) -> None:
+        self._sharing.note_rewritten(namespace, since)
+
+    def declare_loaded(self, namespace: str) -> Version:
+        return self._sharing.declare_loaded(namespace)
+
+    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
+        self._links.adopt(namespace, watermark, horizon)
+
+    def finish_rejoining(self) -> list[str]:
+        return self._links.finish_rejoining()
+
+    def links(self) -> list[LinkPosition]:
+        return self._links.positions()
+
+    def advance_link(self, step: LinkStep, applied: Applied) -> None:
+        self._links.advance(step, applied)
+
+    def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
+        self._links.stall(source_id, namespaces, reason)
+
+    def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
+        return self._links.watermark(namespace, at)
+
+    def replication(self) -> ReplicationStatistics:
+        return self._links.statistics()
 
     # Statistics
 
@@ -253,8 +309,18 @@ class EmbeddedHost:
             node.storage, node.clock.time_source, self.catalog.live_ids, node.retention
         )
         self.epochs = Epochs(node.storage, node.committer.now, node.clock.time_source, self.catalog.is_live)
+        self.members = Members(node.storage, node.clock.time_source, identity.site, identity.site_id)
+        self.links = Links(node, self.members, identity.site_id)
+        node.watermarks = self.links.watermarks
+        self.sharing = Sharing(node, self.catalog, self.members, self.safe_points)
         self.garbage = GarbageCollection(
-            node, self.catalog, self.safe_points, log_retention, epochs=self.epochs
+            node,
+            self.catalog,
+            self.safe_points,
+            log_retention,
+            epochs=self.epochs,
+            links=self.links,
+            members=self.members,
         )
         self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
         self.background = start_background(node, self.garbage)
@@ -289,17 +355,30 @@ class EmbeddedHost:
         return self.safe_points.reading(version, namespace)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        if request.own:
+            self.members.require_rejoined()
         return self.reader.read(request)
 
     def write_stream(
-        self, *, durable: bool, apply: bool = False, unchanged_since: Version | None = None
+        self,
+        *,
+        durable: bool,
+        apply: bool = False,
+        load: bool = False,
+        merge: bool = False,
+        unchanged_since: Version | None = None,
+        link: LinkGuard | None = None,
     ) -> LocalWriteStream:
-        check_stream_kind(apply, unchanged_since)
+        check_stream_kind(apply, load, merge, unchanged_since)
         self.node.require_open()
         router = self.router
         if unchanged_since is not None:
             return LocalWriteStream(partial(router.put_unchanged, since=unchanged_since, durable=durable))
-        return LocalWriteStream(partial(router.apply if apply else router.put, durable=durable))
+        if link is not None:
+            admit = partial(self.links.admit, link)
+            return LocalWriteStream(partial(router.apply, durable=durable, admit=admit))
+        commit = router.apply if apply else router.load if load else router.merge if merge else router.put
+        return LocalWriteStream(partial(commit, durable=durable))
 
     def close(self) -> None:
         if self._closed:

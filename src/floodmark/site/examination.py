@@ -17,7 +17,6 @@ from typing import Final, NamedTuple, Protocol
 
 from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_prefix, encode_version
-from floodmark.codec.values import decode_value
 from floodmark.engine import Row
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.feed import SafePoints
@@ -32,6 +31,8 @@ from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition import Node
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.layout import LogRow, load_logs, load_partitions
+from floodmark.partition.merging import contains
+from floodmark.partition.records import decode_whole
 from floodmark.site.background import CLOCK_AHEAD_MS_MAX, Background
 from floodmark.site.catalog import Catalog
 from floodmark.site.directory import Identity
@@ -379,7 +380,7 @@ class Walk:
             for engine_key, stored in page:
                 try:
                     namespace, key, version = decode_key(engine_key)
-                    decode_value(stored)
+                    decode_whole(stored)
                 except Corruption as error:
                     damage.add(f"{_say_key(engine_key, namespaces)}: {error}")
                     continue
@@ -445,7 +446,7 @@ class Walk:
         for key, logged, found in zip(row.keys, row.values, stored, strict=True):
             if found is None and not self._may_be_gone(key, version):
                 return f"it names {key[NAMESPACE_BYTES:]!r:.60} at version {version}, and the data is gone"
-            if found is not None and logged is not None and logged != found:
+            if found is not None and logged is not None and not contains(found, logged):
                 return f"{key[NAMESPACE_BYTES:]!r:.60} at version {version} is not what it says"
         return None
 

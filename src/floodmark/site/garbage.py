@@ -7,8 +7,10 @@ from threading import Lock
 
 from floodmark.feed import SafePoints
 from floodmark.model.errors import Corruption
-from floodmark.model.version import COUNTER_BITS, Version
+from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition import Node
+from floodmark.replication.links import Links
+from floodmark.replication.members import Members
 from floodmark.site.catalog import Catalog, NamespaceRow
 from floodmark.site.epochs import Epochs
 from floodmark.site.statistics import GarbageReport
@@ -25,8 +27,12 @@ class GarbageCollection:
         log_retention: timedelta | None = None,
         *,
         epochs: Epochs,
+        links: Links,
+        members: Members,
     ) -> None:
         self._epochs = epochs
+        self._links = links
+        self._members = members
         self._log_retention = log_retention
         self._node = node
         self._catalog = catalog
@@ -44,16 +50,18 @@ class GarbageCollection:
                 if row.dropped_at is not None:
                     if row.dropped_at <= safe_points[row.id]:
                         self._node.retention.remove_namespace(row.id)
+                        self._links.forget(row.id)
+                        self._members.forget(row.id)
                         self._catalog.forget(row.id)
                         namespaces += 1
                     continue
                 try:
-                    settled = self._epochs.oldest_version(row.id)
-                    collected = self._node.retention.collect(row.id, pause, settled)
+                    collected = self._node.retention.collect(row.id, pause, self._settled_version(row))
                 except Corruption as error:
                     # One damaged record must not let the others, and the logs, grow without end.
                     damage = damage or error
                     continue
+                self._links.forget_marks(row.id, safe_points[row.id])
                 read += collected.versions_read
                 removed += collected.versions_removed
                 keys += collected.keys_removed
@@ -79,6 +87,15 @@ class GarbageCollection:
             if damage is not None:
                 raise damage
             return report
+
+    def _settled_version(self, row: NamespaceRow) -> Version:
+        """What was deleted at or below this need not be remembered: nothing older can come any more.
+
+        Neither from a stream from outside that writes an epoch again, nor from another site.
+        """
+        members = self._members.of(row.name)
+        settled = self._links.settled_version(row.id, members) if members else VERSION_MAX
+        return min(settled, self._epochs.oldest_version(row.id))
 
     def _raise_safe_points(self) -> tuple[list[NamespaceRow], dict[int, Version]]:
         resolved = self._node.resolved_version()

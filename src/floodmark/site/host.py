@@ -19,10 +19,14 @@ from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, InvalidVersion
-from floodmark.model.partition import WriteStream
+from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import Router
+from floodmark.replication.applied import Applied
+from floodmark.replication.links import LinkPosition
+from floodmark.replication.step import LinkStep
+from floodmark.replication.topology import Topology
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
 from floodmark.site.directory import Identity
 from floodmark.site.examination import Finding
@@ -30,6 +34,7 @@ from floodmark.site.statistics import (
     GarbageReport,
     PartitionHeat,
     PartitionStatistics,
+    ReplicationStatistics,
     SiteStatistics,
 )
 
@@ -120,8 +125,12 @@ class Administration(Protocol):
         changes_max: int | None,
         until: Version | None,
         at_heartbeat: bool,
+        own: bool = False,
     ) -> ChangesCut:
-        """The version up to which a reader of a namespace's changes goes in its next step."""
+        """The version up to which a reader of a namespace's changes goes in its next step.
+
+        With `own` it reads, and counts, only what was first written at this site.
+        """
         ...
 
     def hold_safe_point(
@@ -146,6 +155,62 @@ class Administration(Protocol):
         """Remove versions and changes behind the safe points."""
         ...
 
+    def topology(self) -> Topology | None:
+        """The sites and the namespaces that they share, as known here; None if this site shares nothing."""
+        ...
+
+    def set_topology(self, topology: Topology) -> None:
+        """Put a topology in force, with namespaces that are missing here.  The same again does nothing."""
+        ...
+
+    def rewritable_version(self, namespace: str) -> Version:
+        """All that other sites wrote into a namespace up to here is in; 0 if one of them sent nothing yet."""
+        ...
+
+    def shared_since(self, namespace: str, position: Version) -> Version:
+        """All that a site which is at a position still needs of a namespace was written after this."""
+        ...
+
+    def note_rewritten(self, namespace: str, since: Version) -> None:
+        """Remember that all data of a namespace was written again above a version: it may be shared."""
+        ...
+
+    def declare_loaded(self, namespace: str) -> Version:
+        """End the loading of a namespace: its history begins here, and this is its first version.
+
+        What was loaded is no change, and cannot be told apart by those who read changes; so nobody may read
+        changes from before.  The same again does nothing.
+        """
+        ...
+
+    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
+        """Let links go on from where the site stood from which a namespace was loaded."""
+        ...
+
+    def finish_rejoining(self) -> list[str]:
+        """Let a site that was restored take part again, unless it lacks namespaces: these."""
+        ...
+
+    def links(self) -> list[LinkPosition]:
+        """How far this site is with the changes of others, by source and namespace."""
+        ...
+
+    def advance_link(self, step: LinkStep, applied: Applied) -> None:
+        """Take note of a step whose changes are applied and durable.  The same again does nothing."""
+        ...
+
+    def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
+        """Say why a link does not go on.  Shown until it does."""
+        ...
+
+    def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
+        """Up to which versions of other sites their changes were in, now or as of a version of this one."""
+        ...
+
+    def replication(self) -> ReplicationStatistics:
+        """How the changes of other sites come in."""
+        ...
+
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
         ...
@@ -155,12 +220,15 @@ class Administration(Protocol):
         ...
 
 
-def check_stream_kind(apply: bool, unchanged_since: Version | None) -> None:
+def check_stream_kind(apply: bool, load: bool, merge: bool, unchanged_since: Version | None) -> None:
     """Refuse a write stream that would decide in two ways, or by what is no version."""
+    if apply + load + merge + (unchanged_since is not None) > 1:
+        raise InvalidArgument(
+            "a stream of writes applies changes, loads them, merges states or puts what is unchanged: one of "
+            "them"
+        )
     if unchanged_since is None:
         return
-    if apply:
-        raise InvalidArgument("a stream of writes applies changes or puts what is unchanged, not both")
     if not 0 <= unchanged_since <= VERSION_MAX:
         raise InvalidVersion(f"{unchanged_since} is not a version; versions have 64 bits")
 
@@ -206,13 +274,23 @@ class Host(Protocol):
         ...
 
     def write_stream(
-        self, *, durable: bool, apply: bool = False, unchanged_since: Version | None = None
+        self,
+        *,
+        durable: bool,
+        apply: bool = False,
+        load: bool = False,
+        merge: bool = False,
+        unchanged_since: Version | None = None,
+        link: LinkGuard | None = None,
     ) -> WriteStream:
         """A stream of writes.
 
         With `apply` the values carry their origin, and each is stored where its stamp wins; with
         `unchanged_since`, each is stored unless the newest stamp of its key lies above that version.
-        Either may be sent again, in whole or in part, and changes nothing then.
+        Either may be sent again, in whole or in part, and changes nothing then.  With `link` what is applied
+        is refused once the link has moved on.  `load` is `apply` without a
+        trace in the change log, for those who build a site up.  With `merge` the values are
+        unstamped states, to be merged into what their keys hold.
         """
         ...
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
@@ -26,9 +26,12 @@ from floodmark.site.arguments import (
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
 from floodmark.site.host import Host
 from floodmark.site.paging import Pages, rows_of
+from floodmark.site.policies import POLICIES, Fields
 from floodmark.site.writer import BATCH_RECORDS, Writer
 
 DELETE_RANGE_ROWS: Final = 1_000
+
+Pairs: TypeAlias = Mapping[bytes, Fields] | Iterable[tuple[bytes, Fields]]
 
 
 class Namespace:
@@ -53,6 +56,7 @@ class Namespace:
     ) -> None:
         self._row = row
         self._prefix = encode_namespace(row.id)
+        self._policy = POLICIES[row.merge](row.name)
         self._host = host
         self._router = host.router
         self._durable = durable
@@ -119,7 +123,7 @@ class Namespace:
     def put(
         self,
         key: bytes,
-        value: bytes,
+        value: Fields,
         *,
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
@@ -141,7 +145,7 @@ class Namespace:
 
     def put_many(
         self,
-        pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+        pairs: Pairs,
         *,
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
@@ -171,7 +175,8 @@ class Namespace:
         """
         durable = self._durable if durability is None else check_durability(durability)
         self._require_there()
-        return Writer(self._host.write_stream(durable=durable), self._encode, batch_records)
+        stream = self._host.write_stream(durable=durable, merge=self._policy.merges)
+        return Writer(stream, self._policy, self._qualify, self._expiry, batch_records)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
         """Delete a key, whether or not it is there; the version of the deletion."""
@@ -212,7 +217,7 @@ class Namespace:
         self,
         key: bytes,
         expected: bytes | None,
-        value: bytes | None,
+        value: Fields | None,
         *,
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
@@ -224,27 +229,73 @@ class Namespace:
         qualified = self._qualify(key)
         if expected is not None and type(expected) is not bytes:
             raise refuse_value(key, expected)
-        if value is not None and (type(value) is not bytes or len(value) > VALUE_BYTES_MAX):
-            raise refuse_value(key, value)
+        stored = self._policy.compare(key, value, None if value is None else self._expiry(ttl))
         if expected is not None and len(expected) > VALUE_BYTES_MAX:
             # No value is that large.
             return False
-        stored = TOMBSTONE if value is None else encode_value(value, self._expiry(ttl))
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.call(
             qualified,
             lambda partition: partition.compare_and_set(qualified, expected, stored, durable=durable) != 0,
         )
 
+    # Writes of records that are merged
+
+    def update(
+        self,
+        key: bytes,
+        fields: Fields,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """Write some fields of a record, and leave the others as they are; null deletes a field.
+
+        For a namespace that merges by "fields".  A time to live holds for the fields that are written.
+
+        >>> import floodmark, tempfile
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     users = site.create_namespace("users", merge="fields")
+        ...     _ = users.put(b"ada", {"name": "Ada", "city": "London"})
+        ...     _ = users.update(b"ada", {"city": None, "title": "countess"})
+        ...     users.get(b"ada")
+        b'{"name":"Ada","title":"countess"}'
+        """
+        self._require_key(key)
+        return self._merge(key, self._policy.update(key, fields, self._expiry(ttl)), durability)
+
+    def delete_field(self, key: bytes, *names: str, durability: Durability | None = None) -> Version:
+        """Delete some fields of a record, whether or not they are there.
+
+        For a namespace that merges by "fields".  A record without fields is not there.
+        """
+        self._require_key(key)
+        return self._merge(key, self._policy.delete_field(key, names), durability)
+
+    def add(self, key: bytes, number: int = 1, *, durability: Durability | None = None) -> Version:
+        """Add to a counter, which begins at 0; a negative number takes away.
+
+        For a namespace that merges by "counter".  Sites that add at the same time all count.
+
+        >>> import floodmark, tempfile
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     visits = site.create_namespace("visits", merge="counter")
+        ...     _ = visits.add(b"home", 3), visits.add(b"home", -1)
+        ...     visits.get(b"home")
+        b'2'
+        """
+        self._require_key(key)
+        return self._merge(key, self._policy.add(key, number), durability)
+
     # From arguments to rows
 
-    def _encode(self, key: bytes, value: bytes | None, ttl: timedelta | float | None) -> tuple[bytes, bytes]:
-        qualified = self._qualify(key)
-        if value is None:
-            return qualified, TOMBSTONE
-        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
-            raise refuse_value(key, value)
-        return qualified, encode_value(value, self._expiry(ttl))
+    def _merge(self, key: bytes, state: bytes, durability: Durability | None) -> Version:
+        durable = self._durable if durability is None else check_durability(durability)
+        return self._router.merge_one(self._qualify(key), state, durable=durable)
+
+    def _require_key(self, key: bytes) -> None:
+        """Refuse a key before what is to be written to it."""
+        self._qualify(key)
 
     def _qualify(self, key: bytes) -> bytes:
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
@@ -288,13 +339,20 @@ class Namespace:
             yield from pages
 
 
-def _encode_pairs(
-    pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]], prefix: bytes, suffix: bytes
-) -> dict[bytes, bytes]:
+def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, bytes]:
     """Qualified keys and stored values; of a key that comes twice, the last."""
+    rows: dict[bytes, bytes] = {}
+    for key, value in checked_pairs(pairs):
+        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
+            raise refuse_value(key, value)
+        rows[prefix + key] = value + suffix
+    return rows
+
+
+def checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
+    """Pairs, whose keys may be keys; their values are still to be looked at."""
     if not isinstance(pairs, Iterable):
         raise InvalidArgument(f"put_many takes a mapping or pairs, not {pairs!r:.60}")
-    rows: dict[bytes, bytes] = {}
     for pair in list(pairs.items() if isinstance(pairs, Mapping) else pairs):
         try:
             key, value = pair
@@ -302,10 +360,7 @@ def _encode_pairs(
             raise InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}") from error
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             raise refuse_key(key)
-        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
-            raise refuse_value(key, value)
-        rows[prefix + key] = value + suffix
-    return rows
+        yield key, value
 
 
 class View:

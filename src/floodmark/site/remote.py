@@ -9,6 +9,7 @@ from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.errors import FloodmarkError
+from floodmark.model.partition import LinkGuard
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.partition import Router
@@ -42,6 +43,19 @@ REPEATABLE: Final[Mapping[str, Sequence[str]]] = {
         "hold_safe_point",
         "safe_points",
         "oldest_version",
+        "topology",
+        "set_topology",
+        "rewritable_version",
+        "shared_since",
+        "note_rewritten",
+        "declare_loaded",
+        "adopt_watermark",
+        "finish_rejoining",
+        "links",
+        "advance_link",
+        "stall_link",
+        "watermark",
+        "replication",
         "statistics",
         "examine",
     ),
@@ -104,11 +118,24 @@ class RemoteHost:
                 hold.version = max(hold.version, batch.through)
 
     def write_stream(
-        self, *, durable: bool, apply: bool = False, unchanged_since: Version | None = None
+        self,
+        *,
+        durable: bool,
+        apply: bool = False,
+        load: bool = False,
+        merge: bool = False,
+        unchanged_since: Version | None = None,
+        link: LinkGuard | None = None,
     ) -> RemoteWriteStream:
-        check_stream_kind(apply, unchanged_since)
+        check_stream_kind(apply, load, merge, unchanged_since)
         return RemoteWriteStream(
-            self._connection, durable=durable, apply=apply, unchanged_since=unchanged_since
+            self._connection,
+            durable=durable,
+            apply=apply,
+            load=load,
+            merge=merge,
+            unchanged_since=unchanged_since,
+            link=link,
         )
 
     def close(self) -> None:

@@ -249,7 +249,9 @@ class DirectoryReader:
             )
         ]
         before = self._find_before if request.before_images else None
-        columns = Columns(request.keys, self._look_up, before, heartbeats=request.heartbeats)
+        columns = Columns(
+            request.keys, self._look_up, before, heartbeats=request.heartbeats, partial=request.partial
+        )
         pages = read_logs(self._engine, relevant, since, until, self._trimmed_version)
         return gather_lines(pages, until, columns)
 

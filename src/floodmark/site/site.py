@@ -25,6 +25,7 @@ from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
+from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
     Since,
@@ -36,11 +37,13 @@ from floodmark.site.arguments import (
 from floodmark.site.catalog import RETENTION, NamespaceSettings
 from floodmark.site.feeds import Feeds, Subscriptions
 from floodmark.site.host import Host, NamespaceUpdate
+from floodmark.site.merged import open_namespace
 from floodmark.site.namespace import Namespace
 from floodmark.site.statistics import (
     GarbageReport,
     PartitionHeat,
     PartitionStatistics,
+    ReplicationStatistics,
     SiteStatistics,
 )
 
@@ -99,21 +102,27 @@ class Site:
         ttl: timedelta | None = None,
         retention: timedelta | None = None,
     ) -> Namespace:
-        """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given."""
+        """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given.
+
+        `merge` says what a record is, and how writes of several sites to it become one: "last_write", a
+        value that the last of them replaces; "fields", a JSON object whose fields are written one by one;
+        "counter", a number that all of them add to.
+        """
         require_name(name, "namespace")
         settings = (
             NamespaceSettings(merge=merge, ttl=ttl)
             if retention is None
             else NamespaceSettings(merge=merge, ttl=ttl, retention=retention)
         )
-        return Namespace(
+        return open_namespace(
             self.host.administration.create_namespace(name, settings), self._host, durable=self._durable
         )
 
     def namespace(self, name: str) -> Namespace:
         """The namespace of a name, which must be there."""
         require_name(name, "namespace")
-        return Namespace(self.host.administration.find_namespace(name), self._host, durable=self._durable)
+        row = self.host.administration.find_namespace(name)
+        return open_namespace(row, self._host, durable=self._durable)
 
     def namespaces(self) -> list[str]:
         """The names of all namespaces, in order."""
@@ -133,7 +142,7 @@ class Site:
             ttl=None if ttl is UNSET else ttl, retention=RETENTION if retention is UNSET else retention
         )
         update = NamespaceUpdate(ttl=ttl, retention=retention)
-        return Namespace(
+        return open_namespace(
             self.host.administration.update_namespace(name, update), self._host, durable=self._durable
         )
 
@@ -412,6 +421,23 @@ class Site:
     def collect_garbage(self) -> GarbageReport:
         """Remove versions and changes behind the safe points.  A site does so by itself as well."""
         return self.host.administration.collect_garbage()
+
+    # Other sites
+
+    def topology(self) -> Topology | None:
+        """The sites and the namespaces that they share, as known here; None if this site shares nothing."""
+        return self.host.administration.topology()
+
+    def set_topology(self, topology: Topology) -> None:
+        """Put a topology in force here, with the namespaces that are missing.
+
+        Each change of it counts `epoch` up, and is made at every site.  The same again does nothing.
+        """
+        self.host.administration.set_topology(topology)
+
+    def replication(self) -> ReplicationStatistics:
+        """How the changes of other sites come in, and what is wrong with that."""
+        return self.host.administration.replication()
 
     # Statistics
 

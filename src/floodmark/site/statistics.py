@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from floodmark.feed import ChangeStatistics
 from floodmark.model.ranges import KeyRange
@@ -78,3 +79,78 @@ class SiteStatistics:
     partitions: list[PartitionStatistics]
     garbage: GarbageReport
     readers: ChangeStatistics
+
+
+class AlarmKind(StrEnum):
+    """What somebody should look at."""
+
+    OVERDUE = "overdue"
+    FINDING = "finding"
+    STALLED = "stalled"
+    SKEW = "skew"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkAlarm:
+    """Something is wrong with a link: what, and in words."""
+
+    kind: AlarmKind
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkStatistics:
+    """How one namespace's changes come from one other site.
+
+    `through` is the version of the source up to which they are in, and `backlog_ms` how far that lies
+    behind.  `heartbeat_age_ms` is the time since the source wrote the last heartbeat that came, None if none
+    ever did.  The lag of changes is that of the last minutes, None if none came.  The counts are of intervals
+    between heartbeats: checked and right, not to be checked, and checked and wrong.
+    """
+
+    source: str
+    source_id: int
+    namespace: str
+    incarnation: int
+    through: Version
+    heartbeat_age_ms: int | None
+    backlog_ms: int
+    changes: int
+    lag_ms_p50: int | None
+    lag_ms_p99: int | None
+    intervals_checked: int
+    intervals_unchecked: int
+    intervals_wrong: int
+    findings: list[str]
+    stalled: str | None
+    alarms: list[LinkAlarm]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicationStatistics:
+    """What comes to a site from others: one entry for each source and namespace, by name.
+
+    A site that is `rejoining` was restored, and takes no writes before it has got everything back.
+    """
+
+    site: str
+    site_id: int
+    epoch: int | None
+    links: list[LinkStatistics]
+    rejoining: bool = False
+
+    @property
+    def alarms(self) -> list[str]:
+        """All that somebody should look at, in words."""
+        rejoining = [f"{self.site} was restored and takes no writes yet; finish its return"]
+        return [
+            *(rejoining if self.rejoining else []),
+            *self._link_alarms(),
+        ]
+
+    def _link_alarms(self) -> list[str]:
+        return [
+            f"{link.source} to {self.site}, {link.namespace}: {alarm.text}"
+            for link in self.links
+            for alarm in link.alarms
+        ]

@@ -10,32 +10,44 @@ from typing import Final
 from floodmark.model.errors import Closed, FloodmarkError, InvalidArgument
 from floodmark.model.partition import WriteStream
 from floodmark.model.version import Version
+from floodmark.site.policies import Fields, LastWrite
 
 BATCH_RECORDS: Final = 1_000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 # Batches whose acknowledgement nobody has looked at yet; more are waited for.
 UNSETTLED_MAX: Final = 64
 
-# A key and a value, checked and encoded: the qualified key and the stored value.
-Encode = Callable[[bytes, bytes | None, timedelta | float | None], tuple[bytes, bytes]]
+# A user's key, checked and qualified; and a time to live as the second at which it is over.
+Qualify = Callable[[bytes], bytes]
+Expire = Callable[[timedelta | float | None], int | None]
 
 
 class Writer:
-    """Puts and deletes on their way to a namespace.  Made by `Namespace.writer`; for one thread.
+    """Writes on their way to a namespace.  Made by `Namespace.writer`; for one thread.
 
-    Each batch is one commit per partition, and batches are committed in order.  `put` and `delete` return
-    before the write is acknowledged; when `flush` or the `with` block has ended without an error, all of
-    them are.  After an error nothing more is sent: `acknowledged` tells how many records were written for
-    certain, counted from the first.
+    Each batch is one commit per partition, and batches are committed in order.  Of several writes to a key in
+    one batch there is one change, which does what all of them do.  `put` and the others return before the
+    write is acknowledged; when `flush` or the `with` block has ended without an error, all of them are.
+    After an error nothing more is sent: `acknowledged` tells how many records were written for certain,
+    counted from the first.
     """
 
-    def __init__(self, stream: WriteStream, encode: Encode, batch_records: int = BATCH_RECORDS) -> None:
+    def __init__(
+        self,
+        stream: WriteStream,
+        policy: LastWrite,
+        qualify: Qualify,
+        expire: Expire,
+        batch_records: int = BATCH_RECORDS,
+    ) -> None:
         if type(batch_records) is not int or batch_records < 1:
             raise InvalidArgument(f"a batch has at least one record, not {batch_records!r}")
         self.acknowledged = 0
         self.version: Version = 0
         self._stream = stream
-        self._encode = encode
+        self._policy = policy
+        self._qualify = qualify
+        self._expire = expire
         self._batch_records = batch_records
         self._rows: dict[bytes, bytes] = {}
         self._bytes = 0
@@ -59,13 +71,25 @@ class Writer:
             self._failure = self._failure or Closed("the block that wrote ended with an error")
         self.close()
 
-    def put(self, key: bytes, value: bytes, *, ttl: timedelta | float | None = None) -> None:
+    def put(self, key: bytes, value: Fields, *, ttl: timedelta | float | None = None) -> None:
         """Write a value soon."""
-        self._add(*self._encode(key, value, ttl))
+        self._add(self._qualify(key), self._policy.put(key, value, self._expire(ttl)))
 
     def delete(self, key: bytes) -> None:
         """Delete a key soon."""
-        self._add(*self._encode(key, None, None))
+        self._add(self._qualify(key), self._policy.delete())
+
+    def update(self, key: bytes, fields: Fields, *, ttl: timedelta | float | None = None) -> None:
+        """Write some fields of a record soon."""
+        self._add(self._qualify(key), self._policy.update(key, fields, self._expire(ttl)))
+
+    def delete_field(self, key: bytes, *names: str) -> None:
+        """Delete some fields of a record soon."""
+        self._add(self._qualify(key), self._policy.delete_field(key, names))
+
+    def add(self, key: bytes, number: int = 1) -> None:
+        """Add to a counter soon."""
+        self._add(self._qualify(key), self._policy.add(key, number))
 
     def flush(self) -> Version:
         """Return when everything written so far is acknowledged; the highest version of this writer."""
@@ -88,6 +112,12 @@ class Writer:
 
     def _add(self, key: bytes, stored: bytes) -> None:
         self._require_usable()
+        if self._policy.merges and (earlier := self._rows.get(key)) is not None:
+            joined = self._policy.join(earlier, stored)
+            if joined is None:
+                self._send()
+            else:
+                stored = joined
         self._rows[key] = stored
         self._bytes += len(key) + len(stored)
         self._records += 1

@@ -35,16 +35,20 @@ from pyspark.sql.types import (
 )
 
 from floodmark.codec.joining import join_values, qualify_keys
-from floodmark.model.change import ChangeType
+from floodmark.codec.values import encode_value
+from floodmark.model.change import ChangeType, Stamp
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidKey,
     InvalidTimeToLive,
     InvalidValue,
     SchemaMismatch,
+    WrongPolicy,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, SITE_IDS_MAX, VALUE_BYTES_MAX
 from floodmark.site.arguments import to_expiry
+from floodmark.site.catalog import COUNTER, FIELDS, LAST_WRITE, NamespaceRow
+from floodmark.site.policies import FieldsPolicy
 from floodmark.spark.schemas import require_column
 from floodmark.wire.columns import PAIRS
 
@@ -59,6 +63,7 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
     "_expires_at": (TimestampType(),),
     "_origin_site": (IntegerType(), LongType()),
     "_origin_version": (LongType(),),
+    "_stamps": (BinaryType(),),
 }
 # What a feed tells besides, and a record does not hold: where and when the change was committed there.
 _IGNORED: Final = frozenset({"_commit_version", "_commit_timestamp", "_site_partition"})
@@ -95,6 +100,11 @@ class Layout:
         """Whether the rows are changes of a Floodmark feed."""
         return _ORIGIN[0] in self.names
 
+    @property
+    def has_stamps(self) -> bool:
+        """Whether the rows are whole records of fields or counters, as another site held them."""
+        return "_stamps" in self.names
+
 
 def check_columns(schema: StructType, *, json: bool) -> Layout:
     """The layout of rows to be written; SchemaMismatch names the column that does not fit."""
@@ -126,6 +136,11 @@ def check_columns(schema: StructType, *, json: bool) -> Layout:
         raise _mismatch("there is no column besides the key that could be a field of a JSON value", "value")
     if len(missing := [name for name in _ORIGIN if name not in names]) == 1:
         raise _mismatch(f"a change of a feed has both of {' and '.join(_ORIGIN)}", missing[0])
+    if "_stamps" in names and (json or missing):
+        raise _mismatch(
+            "records with their stamps have the columns value, _origin_site and _origin_version as well",
+            "_stamps",
+        )
     return Layout(names=frozenset(names), fields=fields if json else None)
 
 
@@ -148,14 +163,48 @@ def _require_json(column: str, kind: DataType) -> None:
         )
 
 
+def check_policy(layout: Layout, namespace: NamespaceRow) -> None:
+    """Refuse rows that the merge policy of a namespace has no use for."""
+    name, merge = namespace.name, namespace.merge
+    if layout.has_stamps:
+        problem = "" if merge != LAST_WRITE else "its records have no stamps inside: drop the column _stamps"
+    elif merge == COUNTER:
+        problem = (
+            "Spark may write a row twice, and what is added twice counts twice: write the numbers to a "
+            "namespace that merges by last_write"
+        )
+    elif merge == FIELDS and layout.has_origin:
+        problem = (
+            "a change of a feed is a whole record, and does not tell when each field was written: drop "
+            f"{' and '.join(_ORIGIN)} to write its fields anew, or copy it with floodmark replicate"
+        )
+    else:
+        problem = ""
+    if problem:
+        raise WrongPolicy(
+            f"these rows cannot be written into namespace {name!r}, which merges by {merge}: {problem}",
+            namespace=name,
+        )
+
+
 class Encoder:
-    """Makes stored records of rows.  `physical_ms` tells the site's time, at which a time to live begins."""
+    """Makes stored records of rows.  `physical_ms` tells the site's time, at which a time to live begins.
+
+    Of a namespace of fields a row is an update: the fields that it has are written, and those that are null
+    are deleted; the others stay as they are.
+    """
 
     def __init__(
-        self, layout: Layout, namespace: int, ttl: timedelta | None, physical_ms: Callable[[], int]
+        self,
+        layout: Layout,
+        namespace: int,
+        ttl: timedelta | None,
+        physical_ms: Callable[[], int],
+        merge: str = LAST_WRITE,
     ) -> None:
         self._layout = layout
         self._namespace = namespace
+        self._updates = merge == FIELDS and not layout.has_stamps
         # A change of a feed expires when it does where it was written, or never.
         self._ttl = None if layout.has_origin else ttl
         self._physical_ms = physical_ms
@@ -171,19 +220,20 @@ class Encoder:
                 rows, keys, kinds = rows.filter(kept), keys.filter(kept), kinds.filter(kept)
             deleted = _is_deleted(kinds)
         values = self._values(keys, rows, deleted)
-        stored = join_values(
-            values,
-            deleted=deleted,
-            expires_at=self._expiries(keys, rows, deleted),
-            **self._origins(keys, rows),
-        )
+        expiries = self._expiries(keys, rows, deleted)
+        if self._updates:
+            stored = _to_updates(keys, values, deleted, expiries)
+        elif self._layout.has_stamps:
+            stored = _to_states(values, deleted, expiries, rows)
+        else:
+            stored = join_values(values, deleted=deleted, expires_at=expiries, **self._origins(keys, rows))
         return pyarrow.RecordBatch.from_arrays([qualify_keys(self._namespace, keys), stored], schema=PAIRS)
 
     def _values(
         self, keys: pyarrow.Array, rows: pyarrow.RecordBatch, deleted: pyarrow.Array | None
     ) -> pyarrow.BinaryArray:
         if self._layout.fields is not None:
-            values = _to_json(rows.select(self._layout.fields))
+            values = _to_json(rows.select(self._layout.fields), with_nulls=self._updates)
         else:
             values = _to_binary(rows["value"])
         if deleted is not None:
@@ -241,16 +291,67 @@ def _to_binary(column: pyarrow.Array) -> pyarrow.BinaryArray:
     return column if column.type == _BINARY else column.cast(_BINARY)
 
 
-def _to_json(rows: pyarrow.RecordBatch) -> pyarrow.BinaryArray:
-    """Each row as a JSON object without the fields that are null, as Spark's to_json makes it."""
+def _to_json(rows: pyarrow.RecordBatch, *, with_nulls: bool) -> pyarrow.BinaryArray:
+    """Each row as a JSON object, with the fields that are null or without, as Spark's to_json makes it."""
     objects = rows.to_pylist(maps_as_pydicts="strict")
     return pyarrow.array(
         [
-            _encode_json({name: value for name, value in each.items() if value is not None})
+            _encode_json({name: value for name, value in each.items() if with_nulls or value is not None})
             for each in objects
         ],
         _BINARY,
     )
+
+
+def _to_updates(
+    keys: pyarrow.Array,
+    values: pyarrow.BinaryArray,
+    deleted: pyarrow.BooleanArray | None,
+    expiries: pyarrow.Int64Array | None,
+) -> pyarrow.BinaryArray:
+    """Each row as an unstamped write of the fields of a JSON object, or of a deletion."""
+    policy = FieldsPolicy("")
+    return pyarrow.array(
+        [
+            policy.delete() if is_deleted else policy.update(key, value, expires_at)
+            for key, value, is_deleted, expires_at in zip(
+                keys.to_pylist(),
+                values.to_pylist(),
+                _listed(deleted, keys),
+                _listed(expiries, keys),
+                strict=True,
+            )
+        ],
+        _BINARY,
+    )
+
+
+def _to_states(
+    values: pyarrow.BinaryArray,
+    deleted: pyarrow.BooleanArray | None,
+    expiries: pyarrow.Int64Array | None,
+    rows: pyarrow.RecordBatch,
+) -> pyarrow.BinaryArray:
+    """Each row as the record that it was where it comes from."""
+    origins = zip(rows[_ORIGIN[1]].to_pylist(), rows[_ORIGIN[0]].to_pylist(), strict=True)
+    return pyarrow.array(
+        [
+            encode_value(value, expires_at, bool(is_deleted), origin=Stamp(*origin), stamps=stamps)
+            for value, is_deleted, expires_at, origin, stamps in zip(
+                values.to_pylist(),
+                _listed(deleted, values),
+                _listed(expiries, values),
+                origins,
+                rows["_stamps"].to_pylist(),
+                strict=True,
+            )
+        ],
+        _BINARY,
+    )
+
+
+def _listed(column: pyarrow.Array | None, others: pyarrow.Array) -> list[Any]:
+    return [None] * len(others) if column is None else column.to_pylist()
 
 
 def _to_seconds(keys: pyarrow.Array, moments: pyarrow.Array) -> pyarrow.Int64Array:

@@ -13,16 +13,17 @@ import pyarrow
 import pyarrow.compute as compute
 from pyspark.sql.types import StructType
 
-from floodmark.codec.columns import StoredColumns, split_values
+from floodmark.codec.columns import StoredColumns, has_expiring_fields, split_values
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.codec.values import TOMBSTONE
+from floodmark.codec.states import live_value
+from floodmark.codec.values import TOMBSTONE, decode_value
 from floodmark.model.change import ChangeType
 from floodmark.model.errors import SchemaMismatch
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.stream import ChangeBatch
-from floodmark.model.version import COUNTER_BITS
+from floodmark.model.version import COUNTER_BITS, physical_ms
 from floodmark.spark.fields import find_first, read_fields
-from floodmark.spark.schemas import JSON, KEY, RECORDS, VALUE, arrow_schema
+from floodmark.spark.schemas import JSON, KEY, STAMPS, STATES, VALUE, arrow_schema
 
 _BINARY: Final = pyarrow.binary()
 _LONG: Final = pyarrow.int64()
@@ -33,7 +34,7 @@ _EXPIRY_MAX: Final = 253_402_300_799
 # Arrow miscounts where no end is named.
 _QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
 
-_OWN: Final = frozenset({*RECORDS.names, "digest"})
+_OWN: Final = frozenset({*STATES.names, "digest"})
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class RowFormat:
     def arrow(self) -> pyarrow.Schema:
         """The columns as Arrow has them."""
         return arrow_schema(self.schema)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether records are to be as they are stored, so that they can be written elsewhere."""
+        return STAMPS.name in self.arrow.names
 
     @cached_property
     def fields(self) -> pyarrow.Schema:
@@ -73,12 +79,16 @@ class _Columns:
     origin_versions: pyarrow.UInt64Array
     expiries: pyarrow.Int64Array
     digests: pyarrow.Int64Array | None = None
+    # As they are stored.
+    records: pyarrow.BinaryArray | None = None
 
 
-def snapshot_rows(batch: pyarrow.RecordBatch, rows: RowFormat) -> pyarrow.RecordBatch:
-    """Records of a scan as rows."""
+def snapshot_rows(
+    batch: pyarrow.RecordBatch, rows: RowFormat, at_ms: int | None = None
+) -> pyarrow.RecordBatch:
+    """Records of a scan as rows; with a moment, without the fields that have expired by then."""
     keys, versions, partitions, values, *digests = batch.columns
-    stored = split_values(values)
+    stored = split_values(values, None if rows.whole else at_ms)
     columns = _Columns(
         keys=keys,
         values=_where_alive(stored.values, stored.deleted),
@@ -89,6 +99,7 @@ def snapshot_rows(batch: pyarrow.RecordBatch, rows: RowFormat) -> pyarrow.Record
         origin_versions=stored.origin_version,
         expiries=stored.expires_at,
         digests=_where_alive(digests[0], stored.deleted) if digests else None,
+        records=values,
     )
     return _finish(columns, rows)
 
@@ -100,8 +111,9 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
     not bring it back to life.
     """
     qualified = pyarrow.array(batch.keys, _BINARY)
-    stored = split_values(pyarrow.array(batch.values, _BINARY))
-    dead = _dead(stored, now_ms)
+    values = pyarrow.array(batch.values, _BINARY)
+    stored = split_values(values, None if rows.whole else now_ms)
+    dead = stored.deleted if rows.whole else _dead(stored, now_ms)
     columns = _Columns(
         keys=compute.binary_slice(qualified, NAMESPACE_BYTES, _QUALIFIED_BYTES_MAX),
         values=_where_alive(stored.values, dead),
@@ -111,11 +123,24 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
         origin_sites=stored.origin_site,
         origin_versions=stored.origin_version,
         expiries=stored.expires_at,
+        records=values,
     )
     if batch.befores is not None:
-        befores = pyarrow.array(batch.befores, _BINARY)
-        columns = _with_before_images(columns, dead, split_values(compute.fill_null(befores, TOMBSTONE)))
+        columns = _with_before_images(columns, dead, _split_befores(batch))
     return _finish(columns, rows)
+
+
+def _split_befores(batch: ChangeBatch) -> StoredColumns:
+    """What was there before each change, as somebody saw it who read just before."""
+    befores = compute.fill_null(pyarrow.array(batch.befores, _BINARY), TOMBSTONE)
+    columns = split_values(befores)
+    if not has_expiring_fields(befores):
+        return columns
+    moments = [physical_ms(version) for version in batch.versions]
+    values = [
+        live_value(before, moment) or b"" for before, moment in zip(befores.to_pylist(), moments, strict=True)
+    ]
+    return columns._replace(values=pyarrow.array(values, _BINARY))
 
 
 def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: StoredColumns) -> _Columns:
@@ -147,6 +172,7 @@ def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: 
         origin_sites=columns.origin_sites.take(changes),
         origin_versions=columns.origin_versions.take(changes),
         expiries=pyarrow.concat_arrays([befores.expires_at, columns.expiries]).take(images),
+        records=None if columns.records is None else columns.records.take(changes),
     )
 
 
@@ -184,6 +210,11 @@ def _expiry_timestamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
     return compute.multiply(seconds, 1_000_000).cast(_MOMENT)
 
 
+def _stamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
+    stored = [] if columns.records is None else columns.records.to_pylist()
+    return pyarrow.array([decode_value(record).stamps for record in stored], _BINARY)
+
+
 _MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
     "digest": lambda columns, _: columns.digests,
     "_change_type": lambda columns, _: columns.types(),
@@ -193,6 +224,7 @@ _MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
     "_origin_version": _origin_versions,
     "_site_partition": lambda columns, _: columns.partitions.cast(_LONG),
     "_expires_at": _expiry_timestamps,
+    STAMPS.name: _stamps,
 }
 
 

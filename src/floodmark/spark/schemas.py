@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 )
 
 from floodmark.model.errors import SchemaMismatch
+from floodmark.site.catalog import LAST_WRITE
 
 KEY: Final = StructField("key", BinaryType(), nullable=False)
 VALUE: Final = StructField("value", BinaryType())
@@ -46,6 +47,9 @@ METADATA: Final = (
 PAIRS: Final = StructType([KEY, StructField("value", BinaryType(), nullable=False)])
 PAIRS_WITH_METADATA: Final = StructType([*PAIRS, *METADATA])
 RECORDS: Final = StructType([KEY, VALUE, CHANGE_TYPE, *METADATA])
+# What makes records of fields and counters whole, for those who copy them; only for those who ask for it.
+STAMPS: Final = StructField("_stamps", BinaryType())
+STATES: Final = StructType([*RECORDS, STAMPS])
 DIGESTS: Final = StructType([KEY, DIGEST, CHANGE_TYPE, *METADATA])
 CHANGES: Final = RECORDS
 
@@ -82,6 +86,11 @@ def arrow_schema(schema: StructType) -> Any:
     return to_arrow_schema(schema, timezone="UTC")
 
 
+def record_columns(merge: str) -> StructType:
+    """The columns in which records of a namespace with a merge policy are whole."""
+    return RECORDS if merge == LAST_WRITE else STATES
+
+
 def default_schema(rows: str, *, metadata: bool, value_format: str | None) -> StructType:
     """The columns of rows whose schema the user leaves to us."""
     if value_format == JSON:
@@ -107,6 +116,8 @@ def check_schema(schema: StructType, available: StructType, value_format: str | 
     name that does not begin with an underscore is a field of the value.
     """
     known = {field.name: field for field in available}
+    if available == RECORDS:
+        known[STAMPS.name] = STAMPS
     for field in schema:
         if field.name == KEY.name:
             require_column(field, _BYTES)

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version
+from floodmark.model.version import Version, physical_ms
 from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.spark.address import SiteAddress
@@ -86,7 +86,7 @@ class SnapshotReader(DataSourceReader):
             )
             for batch in batches:
                 if batch.num_rows:
-                    yield snapshot_rows(batch, rows)
+                    yield snapshot_rows(batch, rows, physical_ms(partition.version))
 
 
 class FilteringSnapshotReader(SnapshotReader):

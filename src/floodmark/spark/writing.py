@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+import msgspec
 import numpy
 import pyarrow
 import pyarrow.compute
@@ -27,10 +28,12 @@ from pyspark.sql.types import StructType
 from floodmark.model.errors import InvalidConfiguration, InvalidOption
 from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.version import Version
+from floodmark.replication.returning import Portion
+from floodmark.site.policies import POLICIES, LastWrite
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.delivery import Delivery
-from floodmark.spark.incoming import Encoder, Layout, check_columns
+from floodmark.spark.incoming import Encoder, Layout, check_columns, check_policy
 from floodmark.spark.options import COMMON, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.schemas import JSON
@@ -40,8 +43,12 @@ from floodmark.wire.columns import PAIRS, decode_columns
 # Of Spark's own, which it hands on with the others.
 _SPARKS: Final = frozenset({"checkpointLocation"})
 OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys"}
+# What of each record is written, for the jobs that build a site up: a `Portion` in JSON.
+PORTION: Final = "portion"
 # A batch becomes one row of the site's change log, which it packs fastest.
 BATCH_BYTES_MAX: Final = LOG_ROW_BYTES_MAX
+
+LAST_WRITE: Final = LastWrite("")
 
 _QUERY: Final = "sql.streaming.queryId"
 _EPOCH: Final = "streaming.sql.batchId"
@@ -55,6 +62,7 @@ class Target:
     namespace: str
     layout: Layout
     distinct_keys: bool
+    portion: Portion | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +106,7 @@ def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
     """A writer for a DataFrame.  What cannot be written is refused here, before a job starts."""
     target = read_target(options, schema, overwrite)
     with target.address.connect() as site:
-        require_writable(site, target.namespace)
+        require_writable(site, target)
         return BatchWriter(target, site.now())
 
 
@@ -106,7 +114,7 @@ def open_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
     """A writer for the micro-batches of a query; Spark asks for one before and after each of them."""
     target = read_target(options, schema, overwrite)
     with target.address.connect() as site:
-        require_writable(site, target.namespace)
+        require_writable(site, target)
     return StreamWriter(target)
 
 
@@ -119,7 +127,7 @@ def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -
             "`floodmark publish`",
             option="mode",
         )
-    options = Options(given, OPTIONS)
+    options = Options(given, OPTIONS | {PORTION})
     address = options.address()
     address.require_url("written")
     return Target(
@@ -127,13 +135,21 @@ def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -
         namespace=options.namespace(),
         layout=check_columns(schema, json=options.value_format() == JSON),
         distinct_keys=options.flag("distinctKeys"),
+        portion=_read_portion(options.text(PORTION)),
     )
 
 
-def require_writable(site: Site, namespace: str) -> None:
-    """Refuse a namespace that is not there, or that the caller may only read."""
+def _read_portion(text: str | None) -> Portion | None:
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Portion)
+    except msgspec.MsgspecError as error:
+        raise InvalidOption(f"the option {PORTION!r} is for jobs of Floodmark: {error}") from error
+
+
+def require_writable(site: Site, target: Target) -> None:
+    """Refuse a namespace that is not there, that the caller may only read, or that holds something else."""
     administration = site.host.administration
-    administration.find_namespace(namespace)
+    check_policy(target.layout, administration.find_namespace(target.namespace))
     # It needs the role to write, which a caller has for all of its namespaces, and it changes nothing.
     administration.sync()
 
@@ -161,12 +177,17 @@ def write_rows(
     counted = _Counted(chain([first], rows))
     with ask_patiently(target.address.connect) as site:
         namespace = site.host.administration.find_namespace(target.namespace)
-        encoder = Encoder(target.layout, namespace.id, namespace.settings.ttl, site.host.physical_ms)
+        encoder = Encoder(
+            target.layout, namespace.id, namespace.settings.ttl, site.host.physical_ms, namespace.merge
+        )
         batches = (piece for batch in counted for piece in cut_batch(encoder.encode(batch)))
         if target.layout.has_origin:
-            delivery = _apply(site, batches)
+            delivery = _apply(site, batches, target.portion)
             return Written(rows=counted.rows, records=delivery.sent)
-        delivery = _put_unchanged(site, draw_version(site), batches, distinct_keys=target.distinct_keys)
+        policy = POLICIES[namespace.merge](namespace.name)
+        delivery = _put_unchanged(
+            site, draw_version(site), batches, policy, distinct_keys=target.distinct_keys
+        )
         return Written(rows=counted.rows, records=delivery.sent, stored=delivery.stored)
 
 
@@ -184,27 +205,40 @@ class _Counted:
 
 
 def _put_unchanged(
-    site: Site, since: Version, batches: Iterator[pyarrow.RecordBatch], *, distinct_keys: bool
+    site: Site,
+    since: Version,
+    batches: Iterator[pyarrow.RecordBatch],
+    policy: LastWrite,
+    *,
+    distinct_keys: bool,
 ) -> Delivery:
     with closing(site.host.write_stream(durable=True, unchanged_since=since)) as stream:
         delivery = Delivery(stream, in_order=True)
         if distinct_keys:
-            send_rows(delivery, batches)
+            send_rows(delivery, batches, policy)
         else:
             with Spool(PAIRS) as spool:
-                send_rows(delivery, reverse(batches, spool))
+                send_rows(delivery, reverse(batches, spool), policy)
         return delivery
 
 
-def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch]) -> Delivery:
-    with closing(site.host.write_stream(durable=True, apply=True)) as stream:
+def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch], portion: Portion | None) -> Delivery:
+    load = portion is not None and portion.load
+    with closing(site.host.write_stream(durable=True, apply=not load, load=load)) as stream:
         # Stamps decide what stays, in whatever order it comes.
         delivery = Delivery(stream, in_order=False)
         for batch in batches:
             for rows in cut_at_repeats(*decode_columns(batch)):
-                delivery.send(rows)
+                chosen = rows if portion is None else _choose(rows, portion)
+                if chosen:
+                    delivery.send(chosen)
         delivery.finish()
         return delivery
+
+
+def _choose(rows: dict[bytes, bytes], portion: Portion) -> dict[bytes, bytes]:
+    taken = ((key, portion.take(record)) for key, record in rows.items())
+    return {key: part for key, part in taken if part is not None}
 
 
 def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[pyarrow.RecordBatch]:
@@ -214,11 +248,26 @@ def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[py
     return spool.drain_reversed()
 
 
-def send_rows(delivery: Delivery, batches: Iterator[pyarrow.RecordBatch]) -> None:
-    """Send batches of which each may hold a key twice: then its last row counts."""
+def send_rows(
+    delivery: Delivery, batches: Iterator[pyarrow.RecordBatch], policy: LastWrite = LAST_WRITE
+) -> None:
+    """Send batches of which each may hold a key twice: then its last row counts, or of each field."""
     for batch in batches:
-        delivery.send(dict(zip(*decode_columns(batch), strict=True)))
+        keys, values = decode_columns(batch)
+        delivery.send(join_rows(keys, values, policy))
     delivery.finish()
+
+
+def join_rows(keys: list[bytes], values: list[bytes], policy: LastWrite) -> dict[bytes, bytes]:
+    """Rows in their order, of which those with one key become one."""
+    rows = dict(zip(keys, values, strict=True))
+    if policy.merges and len(rows) < len(keys):
+        rows = {}
+        for key, value in zip(keys, values, strict=True):
+            joined = policy.join(rows[key], value) if key in rows else value
+            assert joined is not None
+            rows[key] = joined
+    return rows
 
 
 def cut_batch(batch: pyarrow.RecordBatch, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[pyarrow.RecordBatch]:

@@ -15,7 +15,7 @@ Where something is to be "the same", it is compared with a site of this process 
 memory: results, the classes, messages and details of errors, and the versions of long histories.
 
 The parts stand in files of their own, and may be run alone: namespaces, writes, the writer, scans, changes,
-subscriptions, feeds, streams from outside, administration, refusals, closing, histories.
+subscriptions, feeds, streams from outside, merging, administration, refusals, closing, histories.
 """
 
 from floodmark.testing.site_contract_administration import AdministrationContract
@@ -23,6 +23,8 @@ from floodmark.testing.site_contract_changes import ChangeContract
 from floodmark.testing.site_contract_closing import ClosingContract
 from floodmark.testing.site_contract_feeds import FeedContract
 from floodmark.testing.site_contract_histories import HistoryContract
+from floodmark.testing.site_contract_merged_copies import MergedCopiesContract
+from floodmark.testing.site_contract_merging import MergingContract
 from floodmark.testing.site_contract_namespaces import NamespaceContract
 from floodmark.testing.site_contract_refusals import RefusalContract
 from floodmark.testing.site_contract_scans import ScanContract
@@ -41,6 +43,8 @@ class SiteContract(
     SubscriptionContract,
     FeedContract,
     StreamContract,
+    MergingContract,
+    MergedCopiesContract,
     AdministrationContract,
     RefusalContract,
     ClosingContract,

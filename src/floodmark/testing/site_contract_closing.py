@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pytest
 
 from floodmark.feed.subscription import Subscription, SubscriptionOptions
 from floodmark.model.errors import Closed
+from floodmark.replication.topology import MemberSite, Topology
 from floodmark.site import Namespace, Site, View
 from floodmark.site.feeds import Feeds, Subscriptions
 from floodmark.testing.site_contract_base import SiteContractBase, fill, refused
@@ -29,12 +31,15 @@ SITE_CALLS: Final[Calls] = {
     "now": (),
     "partitions": (),
     "release_safe_point": ("lost",),
+    "replication": (),
     "resolved_version": (),
     "safe_points": (),
+    "set_topology": (Topology(epoch=1, sites={"oslo": MemberSite(id=7), "rome": MemberSite(id=8)}),),
     "split": ("users", b"k"),
     "statistics": (),
     "subscribe": ("indexer", "users"),
     "sync": (),
+    "topology": (),
     "update_namespace": ("users",),
 }
 VIEW_CALLS: Final[Calls] = {"get": (b"ada",), "get_many": ([b"ada"],), "record": (b"ada",), "scan": ()}
@@ -45,6 +50,16 @@ NAMESPACE_CALLS: Final[Calls] = VIEW_CALLS | {
     "put": (b"ada", b"x"),
     "put_many": ({b"ada": b"x"},),
 }
+FIELDS_CALLS: Final[Calls] = VIEW_CALLS | {
+    "compare_and_set": (b"ada", None, b"{}"),
+    "delete": (b"ada",),
+    "delete_field": (b"ada", "name"),
+    "delete_range": (),
+    "put": (b"ada", b"{}"),
+    "put_many": ({b"ada": b"{}"},),
+    "update": (b"ada", {"name": "Ada"}),
+}
+COUNTER_CALLS: Final[Calls] = VIEW_CALLS | {"add": (b"ada", 2), "delete": (b"ada",), "delete_range": ()}
 FEED_CALLS: Final[Calls] = {
     "create": ("new", "users", "blackhole:"),
     "list": (),
@@ -75,7 +90,8 @@ class ClosingContract(SiteContractBase):
 
     def test_tables_of_calls_name_every_method(self) -> None:
         assert set(SITE_CALLS) == public_methods(Site) - {"close"}
-        assert set(NAMESPACE_CALLS) == public_methods(Namespace) - {"as_of", "writer"}
+        calls = set(NAMESPACE_CALLS) | set(FIELDS_CALLS) | set(COUNTER_CALLS)
+        assert calls == public_methods(Namespace) - {"as_of", "writer"}
         assert set(VIEW_CALLS) == public_methods(View)
         assert set(FEED_CALLS) == public_methods(Feeds) - {"runner"}
         assert set(SUBSCRIPTION_CALLS) == public_methods(Subscriptions)
@@ -88,6 +104,14 @@ class ClosingContract(SiteContractBase):
         with site as same:
             assert same is site
         refused(Closed, site.namespaces)
+
+    def test_closed_site_refuses_every_call_about_merged_records(self, site: Site) -> None:
+        people = site.create_namespace("people", merge="fields")
+        visits = site.create_namespace("visits", merge="counter")
+        site.close()
+        for namespace, calls in ((people, FIELDS_CALLS), (visits, COUNTER_CALLS)):
+            for name, arguments in calls.items():
+                refused(Closed, partial(getattr(namespace, name), *arguments))
 
     def test_closed_site_refuses_every_call(self, site: Site, users: Namespace) -> None:
         users.put(b"ada", b"countess")

@@ -11,7 +11,7 @@ import msgspec
 
 from floodmark.model.errors import FloodmarkError, InvalidArgument, WireMismatch
 from floodmark.model.limits import MIB
-from floodmark.model.partition import CommitLimits
+from floodmark.model.partition import CommitLimits, LinkGuard
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.stream import ChangesRequest
@@ -253,8 +253,21 @@ class WriteStreamCommand(msgspec.Struct, frozen=True, tag="write"):
     durable: bool
 
 
+class MergeStreamCommand(msgspec.Struct, frozen=True, tag="merge"):
+    """A stream of unstamped states, each to be merged into what its key holds."""
+
+    durable: bool
+
+
 class ApplyStreamCommand(msgspec.Struct, frozen=True, tag="apply"):
-    """A stream of changes that carry their origin."""
+    """A stream of changes that carry their origin, and maybe of what a link supposes."""
+
+    durable: bool
+    link: LinkGuard | None = None
+
+
+class LoadStreamCommand(msgspec.Struct, frozen=True, tag="load"):
+    """A stream of records that carry their origin, and are no changes here."""
 
     durable: bool
 
@@ -274,7 +287,9 @@ GET_MANY: Final = Method[GetManyRequest, list[bytes | None]](
     "get_many", GetManyRequest, list[bytes | None], frequent=True
 )
 PUT: Final = Method[PutRequest, Version]("put", PutRequest, Version, writes=True, frequent=True)
+MERGE: Final = Method[PutRequest, Version]("merge", PutRequest, Version, writes=True, frequent=True)
 APPLY: Final = Method[PutRequest, Version]("apply", PutRequest, Version, writes=True, frequent=True)
+LOAD: Final = Method[PutRequest, Version]("load", PutRequest, Version, writes=True, frequent=True)
 COMPARE_AND_SET: Final = Method[CompareAndSetRequest, Version](
     "compare_and_set", CompareAndSetRequest, Version, writes=True, frequent=True
 )
@@ -294,5 +309,11 @@ RELEASE: Final = Method[ReleaseRequest, None]("release", ReleaseRequest, None, f
 TICKET: Final = Method[ScanTicket | RecordsTicket | ChangesTicket, None](
     "stream", ScanTicket | RecordsTicket | ChangesTicket, None
 )
-StreamCommand: TypeAlias = WriteStreamCommand | ApplyStreamCommand | PutUnchangedStreamCommand
+StreamCommand: TypeAlias = (
+    WriteStreamCommand
+    | MergeStreamCommand
+    | ApplyStreamCommand
+    | LoadStreamCommand
+    | PutUnchangedStreamCommand
+)
 COMMAND: Final = Method[StreamCommand, None]("write stream", StreamCommand, None, writes=True)

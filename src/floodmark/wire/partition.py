@@ -1,6 +1,6 @@
 """Partitions behind a server, which look like those of this process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from threading import Lock
 
@@ -24,7 +24,9 @@ from floodmark.wire.messages import (
     GET,
     GET_MANY,
     GET_MANY_KEYS_MAX,
+    LOAD,
     MAP,
+    MERGE,
     PUT,
     PUT_UNCHANGED,
     RESOLVED,
@@ -129,8 +131,22 @@ class RemotePartition:
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         return self._write(PUT, keys, values, durable=durable)
 
-    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+    def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        return self._write(MERGE, keys, values, durable=durable)
+
+    def apply(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        durable: bool,
+        admit: Callable[[], None] | None = None,
+    ) -> Version:
+        assert admit is None, "only who commits can be asked inside a commit; a stream says what it supposes"
         return self._write(APPLY, keys, values, durable=durable)
+
+    def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
+        return self._write(LOAD, keys, values, durable=durable)
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
         request = CompareAndSetRequest(self.id, key, expected, value, durable)

@@ -26,6 +26,7 @@ from floodmark.model.errors import (
     WireMismatch,
 )
 from floodmark.model.limits import MIB
+from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version
 from floodmark.wire.columns import PAIRS, encode_rows
 from floodmark.wire.connection import Connection
@@ -33,6 +34,8 @@ from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, restore_error
 from floodmark.wire.messages import (
     COMMAND,
     ApplyStreamCommand,
+    LoadStreamCommand,
+    MergeStreamCommand,
     PutUnchangedStreamCommand,
     StreamCommand,
     WriteStreamCommand,
@@ -50,10 +53,21 @@ class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorMessage | None = None
 
 
-def _command(durable: bool, apply: bool, unchanged_since: Version | None) -> StreamCommand:
+def _command(
+    durable: bool,
+    apply: bool,
+    load: bool,
+    merge: bool,
+    unchanged_since: Version | None,
+    link: LinkGuard | None,
+) -> StreamCommand:
     if unchanged_since is not None:
         return PutUnchangedStreamCommand(durable, unchanged_since)
-    return ApplyStreamCommand(durable) if apply else WriteStreamCommand(durable)
+    if load:
+        return LoadStreamCommand(durable)
+    if merge:
+        return MergeStreamCommand(durable)
+    return ApplyStreamCommand(durable, link) if apply else WriteStreamCommand(durable)
 
 
 _acknowledgements: Final = msgspec.msgpack.Decoder(Acknowledgement)
@@ -75,13 +89,16 @@ class RemoteWriteStream:
         *,
         durable: bool,
         apply: bool = False,
+        load: bool = False,
+        merge: bool = False,
         unchanged_since: Version | None = None,
+        link: LinkGuard | None = None,
         batches_max: int = BATCHES_IN_FLIGHT_MAX,
         bytes_max: int = BYTES_IN_FLIGHT_MAX,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._connection = connection
-        self._command = COMMAND.encode_request(_command(durable, apply, unchanged_since))
+        self._command = COMMAND.encode_request(_command(durable, apply, load, merge, unchanged_since, link))
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._idle_seconds = idle_seconds

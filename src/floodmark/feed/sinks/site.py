@@ -19,7 +19,7 @@ from floodmark.codec.values import encode_value
 from floodmark.feed.sinks.address import SinkAddress
 from floodmark.feed.sinks.base import Sink, SinkContext
 from floodmark.model.change import Change
-from floodmark.model.errors import ClockSkew, Closed, InvalidArgument, SinkFailed
+from floodmark.model.errors import ClockSkew, Closed, InvalidArgument, SinkFailed, WrongPolicy
 from floodmark.model.limits import MIB
 from floodmark.model.version import Version
 from floodmark.partition import Router
@@ -45,9 +45,10 @@ class Applies(Protocol):
 
 
 class NamespaceId(msgspec.Struct, frozen=True):
-    """Of what a site knows about a namespace, the part that keys are made of."""
+    """Of what a site knows about a namespace, the part that keys are made of, and how it merges."""
 
     id: int
+    merge: str = "last_write"
 
 
 class Namespaces(Protocol):
@@ -131,6 +132,12 @@ def open_sink(address: SinkAddress, context: SinkContext) -> Sink:
         specs = call_specs(Namespaces, "administration", repeatable=["find_namespace"])
         calls = cast(Namespaces, RemoteCalls(connection, specs.values()))
         found = calls.find_namespace(namespace)
+        if found.merge != "last_write":
+            raise WrongPolicy(
+                f"namespace {namespace!r} of the other site merges by {found.merge}, and a feed carries "
+                "whole values; copy it with floodmark replicate, or name one that merges by last_write",
+                namespace=namespace,
+            )
         return SiteSink(Router(RemotePartitionMaps(connection)), found.id, connection.close)
     except BaseException:
         connection.close()

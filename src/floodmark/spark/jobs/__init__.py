@@ -5,26 +5,35 @@ from floodmark.spark.jobs.check import CheckSummary, check_backup
 from floodmark.spark.jobs.export import ExportSummary, export
 from floodmark.spark.jobs.export_cut import common_cut, read_export
 from floodmark.spark.jobs.feed import FeedRunSummary, run_feed
+from floodmark.spark.jobs.links import LinkSummary, TopologySummary, replicate_topology, site_addresses
 from floodmark.spark.jobs.progress import Progress
 from floodmark.spark.jobs.replicate import NamespaceReplication, ReplicateSummary, replicate
 from floodmark.spark.jobs.restore import RestoreSummary, restore
+from floodmark.spark.jobs.returning import ReturnSummary, join, rejoin
 
 __all__ = [
     "BackupSummary",
     "CheckSummary",
     "ExportSummary",
     "FeedRunSummary",
+    "LinkSummary",
     "NamespaceReplication",
     "Progress",
     "ReplicateSummary",
     "RestoreSummary",
+    "ReturnSummary",
+    "TopologySummary",
     "backup",
     "check_backup",
     "common_cut",
     "export",
+    "join",
     "list_backups",
     "read_export",
+    "rejoin",
     "replicate",
+    "replicate_topology",
     "restore",
     "run_feed",
+    "site_addresses",
 ]

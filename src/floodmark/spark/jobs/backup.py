@@ -23,7 +23,7 @@ import msgspec
 import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
 
-from floodmark.model.change import Heartbeat, Resolved
+from floodmark.model.change import Resolved
 from floodmark.model.errors import Corruption, InvalidArgument, SinkFailed, VersionCollected
 from floodmark.model.limits import TTL_MAX
 from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_ms
@@ -49,16 +49,16 @@ from floodmark.spark.jobs.manifest import (
 from floodmark.spark.jobs.parts import columns_of, explaining, read_site, use_session, write_files
 from floodmark.spark.jobs.progress import Progress, watch_tasks
 from floodmark.spark.jobs.safepoints import holding, release
-from floodmark.spark.schemas import RECORDS
+from floodmark.spark.schemas import record_columns
 
 HOLD: Final = timedelta(hours=24)
 PLAN: Final = "plan.json"
 
 # How often a version may be collected between being chosen and being held.
 _ATTEMPTS: Final = 5
-# Every node writes a heartbeat each second; one that is late has a few more.
-_HEARTBEAT_WINDOW_MS: Final = 10_000
-# The smallest range of keys: whoever only looks for heartbeats need not be sent changes.
+# Whoever asks how far changes reach begins not long ago, so that there is little to read.
+_RECENT_MS: Final = 10_000
+# The smallest range of keys: whoever only asks how far changes reach need not be sent any.
 _ONE_KEY: Final = (b"\x00", b"\x00\x00")
 
 
@@ -249,8 +249,7 @@ def _begin(job: _Job, kind: Kind) -> Plan:
 def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
     """A version up to which every change is durable and published, and the watermark of a namespace at it.
 
-    What was acknowledged before is at or below the version.  The site's own entry is the version itself;
-    what it knows of other sites it says in its heartbeats.
+    What was acknowledged before is at or below the version.  The site's own entry is the version itself.
     """
     for _ in range(_ATTEMPTS - 1):
         # What was the oldest version a moment ago may be gone.
@@ -261,19 +260,16 @@ def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[in
 
 def _look_for_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
     administration = site.host.administration
-    recently = max(0, physical_ms(administration.now()) - _HEARTBEAT_WINDOW_MS) << COUNTER_BITS
+    recently = max(0, physical_ms(administration.now()) - _RECENT_MS) << COUNTER_BITS
     since = max(recently, administration.oldest_version(namespace.name))
     start, end = _ONE_KEY
-    version, watermark = since, dict[int, Version]()
-    items = site.changes(
-        namespace.name, since=since, start_key=start, end_key=end, resolved_markers=True, heartbeats=True
-    )
-    for item in items:
+    version = since
+    for item in site.changes(
+        namespace.name, since=since, start_key=start, end_key=end, resolved_markers=True
+    ):
         if isinstance(item, Resolved):
             version = item.version
-        elif isinstance(item, Heartbeat):
-            watermark.update(item.watermark.get(namespace.id, {}))
-    return version, watermark | {site.id: version}
+    return version, administration.watermark(namespace.name, version) | {site.id: version}
 
 
 def _newest_version(target: Directory) -> Version:
@@ -329,7 +325,7 @@ def _carry_out(job: _Job, plan: Plan) -> Manifest:
         version=plan.version,
         sums=sums,
         files=files,
-        columns=columns_of(RECORDS),
+        columns=columns_of(record_columns(plan.namespace.merge)),
         watermark=plan.watermark,
         # After the rows were read: deletions that were collected meanwhile may be missing among them.
         collected_horizon=_collected_horizon(job.site, plan.namespace.name),
@@ -351,7 +347,7 @@ def _read_rows(job: _Job, plan: Plan) -> DataFrame:
             "startingVersion": str(plan.since + 1),
             "endingVersion": str(plan.version),
         }
-    return read_site(job.spark, job.source, options).select(*RECORDS.names)
+    return read_site(job.spark, job.source, options, record_columns(plan.namespace.merge))
 
 
 def _require_rows(part: Directory, files: list[DataFile], sums: RowSums) -> None:

@@ -102,13 +102,14 @@ def _read_manifests(
 
 
 def _check_part(spark: SparkSession, place: Directory, manifest: Manifest) -> list[str]:
-    require_columns(manifest)
+    columns = require_columns(manifest)
     part = place.directory(manifest.part)
     different = compare_files(manifest.files, part.sizes())
     if different:
         return different
     try:
-        found = sum_rows(read_files(spark, part, [file.name for file in manifest.files]), manifest.version)
+        rows = read_files(spark, part, [file.name for file in manifest.files], columns)
+        found = sum_rows(rows, manifest.version)
     except (PySparkException, Py4JJavaError):
         return _find_unreadable(spark, part, manifest)
     return [] if found == manifest.sums else [_describe(found, manifest.sums)]
@@ -147,7 +148,7 @@ def _find_unreadable(spark: SparkSession, part: Directory, manifest: Manifest) -
     texts = []
     for file in manifest.files:
         try:
-            sum_rows(read_files(spark, part, [file.name]), manifest.version)
+            sum_rows(read_files(spark, part, [file.name], require_columns(manifest)), manifest.version)
         except (PySparkException, Py4JJavaError) as error:
             texts.append(f"{file.name} cannot be read: {_first_line(error)}")
     return texts or ["its files could be read one by one, but not together; check it again"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -18,16 +19,18 @@ from floodmark.model.change import ChangeType
 from floodmark.model.errors import FormatTooNew
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
+from floodmark.replication.returning import Portion
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.failures import raising_floodmark_errors
 from floodmark.spark.jobs.files import Directory, find_full_disk
 from floodmark.spark.jobs.manifest import ColumnType, Manifest, RowCounts, RowSums
-from floodmark.spark.schemas import RECORDS
+from floodmark.spark.schemas import RECORDS, record_columns
 from floodmark.spark.session import open_session
 from floodmark.spark.source import FloodmarkSource
+from floodmark.spark.writing import PORTION
 
 # What of a row is the same wherever it was restored to.
-CONTENT: Final = ("key", "value", "_change_type", "_origin_site", "_origin_version", "_expires_at")
+CONTENT: Final = ("key", "value", "_change_type", "_origin_site", "_origin_version", "_expires_at", "_stamps")
 
 _FORMAT: Final = "floodmark"
 
@@ -56,15 +59,22 @@ def explaining(directory: Directory) -> Iterator[None]:
         raise full from None
 
 
-def read_site(spark: SparkSession, address: SiteAddress, options: Mapping[str, str]) -> DataFrame:
-    """Rows of a site."""
+def read_site(
+    spark: SparkSession,
+    address: SiteAddress,
+    options: Mapping[str, str],
+    columns: StructType | None = None,
+) -> DataFrame:
+    """Rows of a site; without `columns`, with those that it gives by itself."""
     reader = spark.read.format(_FORMAT).options(**address.options(), **options)
-    return reader.load(address.location)
+    return (reader if columns is None else reader.schema(columns)).load(address.location)
 
 
-def write_site(rows: DataFrame, address: SiteAddress, namespace: str) -> None:
-    """Apply rows, at most one for each key, to a namespace by their stamps."""
+def write_site(rows: DataFrame, address: SiteAddress, namespace: str, portion: Portion | None = None) -> None:
+    """Apply rows, at most one for each key, to a namespace by their stamps; or a portion of each."""
     writer = rows.write.format(_FORMAT).mode("append").options(**address.options())
+    if portion is not None:
+        writer = writer.option(PORTION, msgspec.json.encode(portion).decode())
     writer.options(namespace=namespace, distinctKeys="true").save(address.location)
 
 
@@ -75,19 +85,22 @@ def write_files(rows: DataFrame, directory: Directory, at: Version) -> RowSums:
     return sums()
 
 
-def read_files(spark: SparkSession, part: Directory, names: Iterable[str]) -> DataFrame:
+def read_files(
+    spark: SparkSession, part: Directory, names: Iterable[str], columns: StructType = RECORDS
+) -> DataFrame:
     """The rows of some files of a part, whatever else is in its directory."""
-    return spark.read.schema(RECORDS).parquet(*(f"{part.url}/{name}" for name in names))
+    return spark.read.schema(columns).parquet(*(f"{part.url}/{name}" for name in names))
 
 
 def read_parts(spark: SparkSession, target: Directory, parts: Iterable[Manifest]) -> DataFrame:
-    """The rows of several parts."""
+    """The rows of several parts of one backup."""
     urls = []
+    columns = RECORDS
     for manifest in parts:
-        require_columns(manifest)
+        columns = require_columns(manifest)
         part = target.directory(manifest.part)
         urls += [f"{part.url}/{file.name}" for file in manifest.files]
-    return spark.read.schema(RECORDS).parquet(*urls)
+    return spark.read.schema(columns).parquet(*urls)
 
 
 def columns_of(schema: StructType) -> list[ColumnType]:
@@ -95,11 +108,13 @@ def columns_of(schema: StructType) -> list[ColumnType]:
     return [ColumnType(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
-def require_columns(manifest: Manifest) -> None:
-    """Refuse a part whose rows are not what this Floodmark writes."""
-    if manifest.columns != columns_of(RECORDS):
+def require_columns(manifest: Manifest) -> StructType:
+    """The columns of a part's rows, if they are what this Floodmark writes."""
+    columns = record_columns(manifest.namespace.merge)
+    if manifest.columns != columns_of(columns):
         named = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
         raise FormatTooNew(f"the rows of {manifest.part} have columns that are not known here: {named}")
+    return columns
 
 
 def newest_rows(rows: DataFrame) -> DataFrame:
@@ -115,13 +130,18 @@ def in_range(keys: KeyRange) -> Column:
     return inside if keys.end is None else inside & (F.col("key") < F.lit(keys.end))
 
 
+def content_columns(rows: DataFrame) -> list[str]:
+    """The columns of rows that are the same wherever these were restored to."""
+    return [name for name in CONTENT if name in rows.columns]
+
+
 def to_content(rows: DataFrame) -> DataFrame:
     """Rows as they are restored.  What is deleted has neither a value nor a time at which it expires."""
     kept = {
         name: F.when(~_is_deleted(), F.col(name)).alias(name)
         if name in ("value", "_expires_at")
         else F.col(name)
-        for name in CONTENT
+        for name in content_columns(rows)
     }
     return rows.select(*kept.values())
 

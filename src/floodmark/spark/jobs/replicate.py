@@ -34,12 +34,14 @@ from floodmark.model.errors import (
     Retryable,
 )
 from floodmark.model.version import Version, physical_ms
+from floodmark.replication.lag import LagCounts
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.failures import find_error, raising_floodmark_errors
 from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.jobs.parts import use_session
 from floodmark.spark.jobs.progress import SILENT, Progress
+from floodmark.spark.jobs.quick_notes import quick_notes
 
 # Who looks after the queries looks up this often.
 LOOK_SECONDS: Final = 0.2
@@ -48,10 +50,6 @@ BACKOFF_MS: Final = 500
 _OWNER: Final = "_floodmark.json"
 _FORMAT: Final = "floodmark"
 _OBSERVED: Final = "replicated"
-_CHECKPOINT_FILES: Final = "spark.sql.streaming.checkpointFileManagerClass"
-_QUICK_FILES: Final = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
 # The shares of a batch's changes whose lag is told, oldest first: 1 in 100 waits longer than the first says.
 _SHARES: Final = tuple(number / 100 for number in (0, 1, 5, *range(10, 100, 10), 95, 99, 100))
 
@@ -174,25 +172,8 @@ class _Replication:
         )
         if self._once:
             writer = writer.trigger(availableNow=True)
-        with self._quick_notes():
+        with quick_notes(self._spark, self._checkpoint.url):
             tally.began(writer.start())
-
-    @contextmanager
-    def _quick_notes(self) -> Iterator[None]:
-        """Let the query that is started here write its checkpoint in the quicker way, where there are two.
-
-        For a local directory Spark starts programs to set the modes of the two files that it writes for
-        each batch, unless it is told to go by the other of its two interfaces to file systems.
-        """
-        conf = self._spark.conf
-        if not self._checkpoint.url.startswith("file:") or conf.get(_CHECKPOINT_FILES, None) is not None:
-            yield
-            return
-        conf.set(_CHECKPOINT_FILES, _QUICK_FILES)
-        try:
-            yield
-        finally:
-            conf.unset(_CHECKPOINT_FILES)
 
     def _goes_on(self, tally: "_Tally", stop: Event) -> bool:
         """Whether a query goes on; one that failed for the time being is begun again."""
@@ -212,36 +193,6 @@ class _Replication:
             tally.restarts += 1
             self._begin(tally)
         return True
-
-
-class LagCounts:
-    """How many changes had which lag, to three digits."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, float] = {}
-
-    def add(self, lags_ms: Sequence[int], changes: int) -> None:
-        """Take in the lags at the shares of a batch."""
-        for low, high, lag_ms in zip(_SHARES, _SHARES[1:], lags_ms, strict=False):
-            rounded = round_lag(lag_ms)
-            self._counts[rounded] = self._counts.get(rounded, 0) + changes * (high - low)
-
-    def plus(self, other: "LagCounts") -> "LagCounts":
-        """The lags of both."""
-        both = LagCounts()
-        for counts in (self._counts, other._counts):
-            for lag_ms, changes in counts.items():
-                both._counts[lag_ms] = both._counts.get(lag_ms, 0) + changes
-        return both
-
-    def percentile(self, share: float) -> int | None:
-        """The lag that a share of the changes did not exceed; None if there were none."""
-        left = share * sum(self._counts.values())
-        for lag_ms in sorted(self._counts):
-            left -= self._counts[lag_ms]
-            if left <= 0:
-                return lag_ms
-        return max(self._counts, default=None)
 
 
 @dataclass
@@ -287,7 +238,8 @@ class _Tally:
             observed = progress.observedMetrics.get(_OBSERVED)
             if observed is not None and observed["versions"]:
                 lags = [max(0, ended_ms - physical_ms(version)) for version in observed["versions"]]
-                self.lags.add(lags, progress.numInputRows)
+                for low, high, lag_ms in zip(_SHARES, _SHARES[1:], lags, strict=False):
+                    self.lags.add(lag_ms, progress.numInputRows * (high - low))
 
 
 class _Listener(StreamingQueryListener):
@@ -412,12 +364,3 @@ def _summarize(source: Site, target: Site, tallies: Sequence[_Tally], elapsed_ms
 def _to_ms(timestamp: str) -> int:
     """The milliseconds of a moment as Spark writes it."""
     return round(datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp() * 1000)
-
-
-def round_lag(lag_ms: int) -> int:
-    """
-    >>> round_lag(87), round_lag(123_456)
-    (87, 123000)
-    """
-    unit: int = 10 ** max(0, len(str(lag_ms)) - 3)
-    return round(lag_ms / unit) * unit

@@ -10,7 +10,9 @@ What is there and was committed below it was there before the restore.
 """
 
 import hashlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -22,6 +24,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.model.errors import Corruption, InvalidArgument, NamespaceExists, NamespaceNotFound
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
+from floodmark.replication.returning import Portion
 from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.site.site import Site
@@ -29,7 +32,6 @@ from floodmark.spark.address import SiteAddress
 from floodmark.spark.jobs.files import Directory, directory_at
 from floodmark.spark.jobs.manifest import Chain, RowCounts, RowSums, choose_chain, read_manifests
 from floodmark.spark.jobs.parts import (
-    CONTENT,
     explaining,
     in_range,
     newest_rows,
@@ -44,6 +46,7 @@ from floodmark.spark.jobs.parts import (
 )
 from floodmark.spark.jobs.progress import Progress, watch_tasks
 from floodmark.spark.jobs.safepoints import holding, release
+from floodmark.spark.schemas import record_columns
 
 EVERYTHING: Final = KeyRange()
 
@@ -79,6 +82,36 @@ def restore(
     progress: Progress | None = None,
 ) -> RestoreSummary:
     """Restore a range of keys as of a version, the newest if none is named, into a new or empty namespace."""
+    with restoring(
+        backup, target, namespace, at=at, keys=keys, spark=spark, progress=progress
+    ) as restoration:
+        written = restoration.write()
+        note = restoration.verify(written)
+        return RestoreSummary(
+            backup=backup,
+            site=restoration.site.name,
+            namespace=namespace,
+            version=restoration.version,
+            rows=written.counts,
+            created=restoration.created,
+            resumed=restoration.resumed,
+            verified=note is None,
+            note=note,
+        )
+
+
+@contextmanager
+def restoring(
+    backup: str,
+    target: SiteAddress,
+    namespace: str,
+    *,
+    at: Version | None = None,
+    keys: KeyRange = EVERYTHING,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> Iterator["Restoration"]:
+    """A backup and the namespace that it is restored into, which is new, empty, or was begun before."""
     target.require_url("be restored into")
     place = directory_at(backup)
     chain, version = choose_chain(read_manifests(place), at, backup)
@@ -91,24 +124,50 @@ def restore(
         kept = max(begun, site.host.administration.oldest_version(namespace))
         # Deletions that are restored must not be collected before they were counted.
         with holding(site, safe_point, kept, namespace):
-            with watch_tasks(session, progress, "restore rows"), explaining(place):
-                observed, sums = observe_rows(_rows_at(session, place, chain, version, keys), version)
-                write_site(observed, target, namespace)
-                written = sums()
-            with watch_tasks(session, progress, "verify"), explaining(place):
-                note = _verify(session, site, target, namespace, version, written)
+            yield Restoration(
+                site=site,
+                target=target,
+                namespace=row,
+                place=place,
+                chain=chain,
+                version=version,
+                keys=keys,
+                created=created,
+                resumed=resumed,
+                session=session,
+                progress=progress,
+            )
         release(site, safe_point)
-        return RestoreSummary(
-            backup=backup,
-            site=site.name,
-            namespace=namespace,
-            version=version,
-            rows=written.counts,
-            created=created,
-            resumed=resumed,
-            verified=note is None,
-            note=note,
-        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoration:
+    """A restore under way."""
+
+    site: Site
+    target: SiteAddress
+    namespace: NamespaceRow
+    place: Directory
+    chain: Chain
+    version: Version
+    keys: KeyRange
+    created: bool
+    resumed: bool
+    session: SparkSession
+    progress: Progress | None
+
+    def write(self, portion: Portion | None = None) -> RowSums:
+        """Write the rows, or a portion of each; the sums of all of them."""
+        rows = _rows_at(self.session, self.place, self.chain, self.version, self.keys)
+        with watch_tasks(self.session, self.progress, "restore rows"), explaining(self.place):
+            observed, sums = observe_rows(rows, self.version)
+            write_site(observed, self.target, self.namespace.name, portion)
+            return sums()
+
+    def verify(self, written: RowSums) -> str | None:
+        """Read again what was written, and compare; None if it is the same, or why that cannot be told."""
+        with watch_tasks(self.session, self.progress, "verify"), explaining(self.place):
+            return _verify(self.session, self.site, self.target, self.namespace, self.version, written)
 
 
 def _rows_at(
@@ -164,20 +223,25 @@ def _require_own(site: Site, namespace: NamespaceRow, begun: Version) -> bool:
 
 
 def _verify(
-    spark: SparkSession, site: Site, target: SiteAddress, namespace: str, version: Version, written: RowSums
+    spark: SparkSession,
+    site: Site,
+    target: SiteAddress,
+    namespace: NamespaceRow,
+    version: Version,
+    written: RowSums,
 ) -> str | None:
     """Read again what was restored, and compare; None if it is the same, or why that cannot be told."""
     at = site.host.administration.read_version()
-    options = {"namespace": namespace, "rows": "all", "versionAsOf": str(at)}
+    options = {"namespace": namespace.name, "rows": "all", "versionAsOf": str(at)}
     # Stamps in the backup are at or below its version: whatever is above was written by someone else.
     others = F.count_if(F.col("_origin_version") > F.lit(version)).alias(_OTHERS)
-    rows = to_content(read_site(spark, target, options))
-    found = rows.agg(*sum_columns(CONTENT, version), others).collect()[0].asDict()
+    rows = to_content(read_site(spark, target, options, record_columns(namespace.merge)))
+    found = rows.agg(*sum_columns(rows.columns, version), others).collect()[0].asDict()
     if to_sums(found) == written:
         return None
     if found[_OTHERS]:
         return f"not verified: {found[_OTHERS]:,} records were written by others meanwhile"
     raise Corruption(
-        f"namespace {namespace!r} of site {site.name!r} does not hold what was restored: "
+        f"namespace {namespace.name!r} of site {site.name!r} does not hold what was restored: "
         f"{to_sums(found)} instead of {written}. Check the backup, drop the namespace and restore again"
     )

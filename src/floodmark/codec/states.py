@@ -1,0 +1,326 @@
+"""Records that are merged: what stands in their stamps (`values.py`), and how their value follows from it.
+
+A state of fields is a JSON object whose fields were each written at some time, somewhere.  The body names
+them in the order of their names; the texts stand in the user's value, so that a reader gets stored bytes
+as they are:
+
+    user value:  {"city":"Oslo","tags":[1, 2]}        texts as they were written, no blanks of ours
+
+    | kind 1 | delete stamp 9 | count 2 | field | field | ...
+    field: | bits 1 | name length 2 | name, UTF-8 | [text length 4] | stamp 9 | [expiry 8] |
+                bit 0  present: there is a text; without it the field was deleted
+                bit 1  it expires (unix seconds)
+
+A state of a counter holds what each site has added; the user's value is the sum, in decimal:
+
+    | kind 2 | delete stamp 9 | count 1 | entry | entry | ...
+    entry: | site id 1 | version 8 | total 8, signed |        in the order of ids
+
+A delete stamp of zeros means that the record was never deleted.  A stamp is (version 8, site 1); numbers
+are big-endian.  A state without a present field, or without an entry, is a tombstone with an empty
+value.  The record expires when its last field does, if all of them do; kind 3 instead of 1 says that a
+field is gone before that, so that the value is not what a reader finds at every moment (`live_value`).
+
+Each state has exactly one encoding, and only that is decoded: sites that hold equal states hold equal bytes.
+
+A write that is not committed yet has no stamps to put into its state.  Such a state is *unstamped*: its
+stamps are `HERE`, a delete is `DELETE_HERE`, and a counter has one entry, of site 0, whose total is what is
+to be added.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+from struct import error as StructError
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from floodmark.codec.values import (
+    COUNTER,
+    EXPIRING_FIELDS,
+    FIELDS,
+    decode_value,
+    encode_value,
+)
+from floodmark.model.change import Stamp
+from floodmark.model.errors import Corruption, LimitExceeded
+from floodmark.model.record import Record
+from floodmark.model.version import Version
+
+HERE: Final = Stamp(0, 0)
+DELETE_HERE: Final = Stamp(0, 255)
+
+_PRESENT: Final = 1 << 0
+_EXPIRES: Final = 1 << 1
+
+_FIELDS_HEAD: Final = Struct(">BQBH")
+_COUNTER_HEAD: Final = Struct(">BQBB")
+_NAME: Final = Struct(">BH")
+_ABSENT: Final = Struct(">QB")
+_LASTING: Final = Struct(">IQB")
+_EXPIRING: Final = Struct(">IQBQ")
+_ENTRY: Final = Struct(">BQq")
+
+_NAMES_REMEMBERED: Final = 1024
+_FIELDS_HELD_MAX: Final = (1 << 16) - 1
+
+
+class Field(msgspec.Struct, frozen=True, gc=False):
+    """One field, as it was last written: its JSON text, or None if it was deleted."""
+
+    name: str
+    text: bytes | None
+    stamp: Stamp
+    expires_at: int | None = None
+
+    def is_live_at(self, physical_ms: int) -> bool:
+        """Whether a reader at this time finds it."""
+        return self.text is not None and (self.expires_at is None or self.expires_at * 1000 > physical_ms)
+
+
+class FieldsState(msgspec.Struct, frozen=True):
+    """A record by its fields, in the order of their names.  None of them is older than `deleted`."""
+
+    deleted: Stamp | None
+    fields: tuple[Field, ...]
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """What a site has added to a counter, in all, up to a version of its own."""
+
+    site: int
+    version: Version
+    total: int
+
+    @property
+    def stamp(self) -> Stamp:
+        """Where and when the site last added something."""
+        return Stamp(self.version, self.site)
+
+
+class CounterState(msgspec.Struct, frozen=True):
+    """A counter by its sites, in the order of their ids.  Each entry is younger than `deleted`."""
+
+    deleted: Stamp | None
+    entries: tuple[Entry, ...]
+
+
+State: TypeAlias = FieldsState | CounterState
+
+
+def is_unstamped(state: State) -> bool:
+    """Whether a state is a write that waits for its commit."""
+    if state.deleted is not None:
+        return not state.deleted.version
+    if isinstance(state, FieldsState):
+        return not state.fields[0].stamp.version
+    return not state.entries[0].version
+
+
+def encode_state(state: State, origin: Stamp | None = None) -> bytes:
+    """The whole stored value of a state.
+
+    >>> state = FieldsState(None, (Field("city", b'"Oslo"', Stamp(7, 1)), Field("zip", None, Stamp(8, 1))))
+    >>> decode_value(encode_state(state)).value
+    b'{"city":"Oslo"}'
+    >>> decode_value(encode_state(CounterState(None, (Entry(1, 7, 40), Entry(2, 5, 2))))).value
+    b'42'
+    """
+    if isinstance(state, FieldsState):
+        return _encode_fields(state, origin)
+    return _encode_counter(state, origin)
+
+
+def decode_state(stored: bytes) -> State:
+    """Undo `encode_state`; the origin is left out.
+
+    >>> decode_state(encode_state(CounterState(Stamp(3, 2), (Entry(1, 7, -4),)), Stamp(7, 1)))
+    CounterState(deleted=Stamp(version=3, site=2), entries=(Entry(site=1, version=7, total=-4),))
+    """
+    record = decode_value(stored)
+    if record.stamps is None:
+        raise Corruption("a stored record that is to be merged carries no stamps")
+    try:
+        if record.stamps[0] == COUNTER:
+            return _decode_counter(record, record.stamps)
+        return _decode_fields(record, record.stamps)
+    except (StructError, UnicodeDecodeError) as error:
+        raise Corruption(f"the stamps of a stored record cannot be read: {error}") from error
+
+
+def live_value(stored: bytes, now_ms: int) -> bytes | None:
+    """What a reader at a moment finds in any stored record, merged or not; None if nothing.
+
+    >>> fields = Field("brief", b"1", Stamp(7, 1), expires_at=5), Field("lasting", b"2", Stamp(7, 1))
+    >>> stored = encode_state(FieldsState(None, fields))
+    >>> live_value(stored, 4_999), live_value(stored, 5_000)
+    (b'{"brief":1,"lasting":2}', b'{"lasting":2}')
+    """
+    record = decode_value(stored)
+    return None if record.is_dead_at(now_ms) else render_value(record, now_ms)
+
+
+def render_value(record: Record, now_ms: int) -> bytes:
+    """The value of a record that is alive at a moment, without the fields that have expired by then."""
+    if record.stamps is None or record.stamps[0] != EXPIRING_FIELDS:
+        return record.value
+    state = decode_state(encode_value(record.value, record.expires_at, record.deleted, stamps=record.stamps))
+    assert isinstance(state, FieldsState)
+    live = [field for field in state.fields if field.is_live_at(now_ms)]
+    return _render([_encode_name(field.name).member + field.text for field in live if field.text is not None])
+
+
+def _encode_fields(state: FieldsState, origin: Stamp | None) -> bytes:
+    if len(state.fields) > _FIELDS_HELD_MAX:
+        # Only many sites together get here: what one of them writes is refused far below.
+        raise LimitExceeded(
+            f"a record would have {len(state.fields):,} fields, and can hold {_FIELDS_HELD_MAX:,} at most. "
+            "Put it as a whole to forget the deleted ones"
+        )
+    expires_at, kind = _lifetime(state.fields)
+    deleted = state.deleted or HERE
+    parts = [_FIELDS_HEAD.pack(kind, deleted.version, deleted.site, len(state.fields))]
+    members: list[bytes] = []
+    for field in state.fields:
+        (_, name, member), text, stamp = _encode_name(field.name), field.text, field.stamp
+        if text is None:
+            parts += _NAME.pack(0, len(name)), name, _ABSENT.pack(stamp.version, stamp.site)
+            continue
+        members.append(member + text)
+        if field.expires_at is None:
+            tail = _LASTING.pack(len(text), stamp.version, stamp.site)
+            parts += _NAME.pack(_PRESENT, len(name)), name, tail
+        else:
+            tail = _EXPIRING.pack(len(text), stamp.version, stamp.site, field.expires_at)
+            parts += _NAME.pack(_PRESENT | _EXPIRES, len(name)), name, tail
+    value = _render(members)
+    return encode_value(value, expires_at, not members, origin=origin, stamps=b"".join(parts))
+
+
+def _render(members: Sequence[bytes]) -> bytes:
+    """The JSON object of some members; empty if there is none."""
+    return b"{" + b",".join(members) + b"}" if members else b""
+
+
+def _lifetime(fields: Sequence[Field]) -> tuple[int | None, int]:
+    """When the last field has expired, and the kind of a state with these fields."""
+    known = [field.expires_at for field in fields if field.expires_at is not None]
+    if not known:
+        return None, FIELDS
+    all_expire = all(field.expires_at is not None for field in fields if field.text is not None)
+    last = max(known) if all_expire else None
+    return last, FIELDS if last == min(known) else EXPIRING_FIELDS
+
+
+def _decode_fields(record: Record, body: bytes) -> FieldsState:
+    kind, version, site, count = _FIELDS_HEAD.unpack_from(body)
+    deleted = Stamp(version, site) if version or site else None
+    fields: list[Field] = []
+    members: list[bytes] = []
+    place, value, read = _FIELDS_HEAD.size, record.value, len(b"{")
+    for _ in range(count):
+        bits, length = _NAME.unpack_from(body, place)
+        place += _NAME.size + length
+        name, _, member = _decode_name(body[place - length : place])
+        size = text = expires_at = None
+        if bits == _PRESENT:
+            size, version, site = _LASTING.unpack_from(body, place)
+            place += _LASTING.size
+        elif bits == _PRESENT | _EXPIRES:
+            size, version, site, expires_at = _EXPIRING.unpack_from(body, place)
+            place += _EXPIRING.size
+        elif bits:
+            raise Corruption(f"field {name!r} of a stored record has unknown bits {bits:#04x}")
+        else:
+            version, site = _ABSENT.unpack_from(body, place)
+            place += _ABSENT.size
+        if size is not None:
+            begin = read + len(member)
+            text = value[begin : begin + size]
+            members.append(member + text)
+            read = begin + size + len(b",")
+        fields.append(Field(name, text, Stamp(version, site), expires_at))
+    names = [field.name for field in fields]
+    fits = (
+        place == len(body)
+        and value == _render(members)
+        and record.deleted == (not members)
+        and names == sorted(set(names))
+        and (record.expires_at, kind) == _lifetime(fields)
+    )
+    if not fits or not _agree(deleted, [field.stamp for field in fields]):
+        raise _unfit("the fields of a stored record and their stamps")
+    return FieldsState(deleted, tuple(fields))
+
+
+def _encode_counter(state: CounterState, origin: Stamp | None) -> bytes:
+    deleted = state.deleted or HERE
+    parts = [_COUNTER_HEAD.pack(COUNTER, deleted.version, deleted.site, len(state.entries))]
+    parts += [_ENTRY.pack(entry.site, entry.version, entry.total) for entry in state.entries]
+    value = _sum(state.entries)
+    return encode_value(value, None, not value, origin=origin, stamps=b"".join(parts))
+
+
+def _sum(entries: Sequence[Entry]) -> bytes:
+    """The value of a counter; empty if no site counts."""
+    return b"%d" % sum([entry.total for entry in entries]) if entries else b""
+
+
+def _decode_counter(record: Record, body: bytes) -> CounterState:
+    _, version, site, count = _COUNTER_HEAD.unpack_from(body)
+    deleted = Stamp(version, site) if version or site else None
+    entries = tuple([Entry(*entry) for entry in _ENTRY.iter_unpack(body[_COUNTER_HEAD.size :])])
+    sites = [entry.site for entry in entries]
+    stamps = [Stamp(entry.version, entry.site) for entry in entries]
+    fits = (
+        len(entries) == count
+        and record.value == _sum(entries)
+        and record.deleted == (not entries)
+        and record.expires_at is None
+        and sites == sorted(set(sites))
+        # Unlike fields, an entry is gone if it is as old as the delete.
+        and (deleted is None or not entries or deleted not in (DELETE_HERE, *stamps))
+    )
+    if not fits or not _agree(deleted, stamps):
+        raise _unfit("the entries of a stored counter and its value")
+    return CounterState(deleted, entries)
+
+
+def _agree(deleted: Stamp | None, stamps: Sequence[Stamp]) -> bool:
+    """Whether all stamps are those of commits and none is below the delete; or all wait for their commit."""
+    if not stamps:
+        return deleted == DELETE_HERE or (deleted is not None and _is_of_commit(deleted))
+    oldest = min(stamps)
+    if oldest == HERE:
+        return deleted in (None, DELETE_HERE) and stamps.count(HERE) == len(stamps)
+    if deleted is not None and not (_is_of_commit(deleted) and deleted <= oldest):
+        return False
+    return _is_of_commit(oldest) and 0 not in [stamp.site for stamp in stamps]
+
+
+def _is_of_commit(stamp: Stamp) -> bool:
+    return stamp.version > 0 and stamp.site > 0
+
+
+def _unfit(what: str) -> Corruption:
+    return Corruption(f"{what} do not fit together")
+
+
+class _Name(NamedTuple):
+    """The name of a field, as UTF-8, and as the JSON that stands before its text."""
+
+    text: str
+    encoded: bytes
+    member: bytes
+
+
+# Records of a namespace have few names, and have them again and again.
+@lru_cache(maxsize=_NAMES_REMEMBERED)
+def _encode_name(name: str) -> _Name:
+    return _Name(name, name.encode(), msgspec.json.encode(name) + b":")
+
+
+@lru_cache(maxsize=_NAMES_REMEMBERED)
+def _decode_name(encoded: bytes) -> _Name:
+    return _encode_name(encoded.decode())

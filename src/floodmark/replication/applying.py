@@ -1,0 +1,306 @@
+"""Changes of another site, written into this one: whole commits, each at most once in the account.
+
+**Commits stay whole.**  What is sent to the target at once becomes one commit in each of its partitions, so a
+batch ends only where a commit of the source ends, however large that is.  A key that was written twice is
+written twice here as well: the batch ends before the second commit.  Whatever does not fit into one commit
+of the target, which may hold less than the source, is sent in smaller pieces: better in parts than never.
+
+**Nothing comes late.**  A task may be slow, or its network, and be repeated meanwhile.  What it sends then is
+refused, inside the commit, because the link has moved on: the target has it already, or had it, deleted it,
+and has collected the tombstone that would have kept it dead.
+
+**Nothing counts twice.**  Rows at or below the position of the link are dropped, by the version that they
+have at the source: the target has them, and their sums are in its account already.
+
+The target decides by stamp, in its own commit, so applying again changes nothing.  Each batch is durable when
+it is acknowledged: a target that crashed and came back between two calls has lost nothing that was counted.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import pairwise
+from types import TracebackType
+from typing import Final, TypeAlias
+
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+
+from floodmark.codec.joining import qualify_keys
+from floodmark.codec.origins import digest_records
+from floodmark.model.change import Tally
+from floodmark.model.errors import CommitTooLarge
+from floodmark.model.limits import MIB
+from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.version import Version
+from floodmark.replication.applied import Applied, NamespaceApplied
+from floodmark.replication.lag import LagCounts
+from floodmark.replication.ports import SourceSite, TargetSite
+from floodmark.replication.reading import Kind, decode_beat, read_step
+from floodmark.replication.step import LinkStep, NamespaceStep
+
+BATCH_ROWS_MAX: Final = 4_096
+BATCH_BYTES_MAX: Final = 4 * MIB
+# Batches that were sent and not acknowledged; they are kept, in case that one does not fit.
+UNSETTLED_MAX: Final = 8
+
+Versions: TypeAlias = NDArray[numpy.uint64]
+
+
+class Applier:
+    """Applies the rows of a step, or of one range of it, that come in their order.  A context manager."""
+
+    def __init__(
+        self,
+        target: TargetSite,
+        step: LinkStep,
+        *,
+        batch_rows_max: int = BATCH_ROWS_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+    ) -> None:
+        self._sender = _Sender(target, step)
+        self._parts = [
+            _Part(namespace, self._sender, batch_rows_max, batch_bytes_max) for namespace in step.namespaces
+        ]
+
+    def __enter__(self) -> "Applier":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._sender.close()
+
+    def add(self, rows: pyarrow.RecordBatch) -> None:
+        """Take rows as `reading.py` makes them.  A commit may go on in the next batch."""
+        indexes, kinds = rows.column(0).to_numpy(), rows.column(2).to_numpy()
+        borders = numpy.flatnonzero((indexes[1:] != indexes[:-1]) | (kinds[1:] != kinds[:-1])) + 1
+        for start, end in pairwise([0, *borders.tolist(), rows.num_rows]):
+            if start == end:
+                continue
+            part, run = self._parts[indexes[start]], rows.slice(start, end - start)
+            if kinds[start] == Kind.CHANGE:
+                part.add_changes(run)
+            elif kinds[start] == Kind.HEARTBEAT:
+                part.add_beats(run)
+            else:
+                part.applied.scanned = True
+
+    def finish(self) -> Applied:
+        """Return when everything is applied and durable."""
+        for part in self._parts:
+            part.finish()
+        self._sender.settle(0)
+        return Applied({part.step.name: part.applied for part in self._parts})
+
+
+def run_step(source: SourceSite, target: TargetSite, step: LinkStep) -> Applied:
+    """Take a step: read it, apply it, and let the target take note of it."""
+    with Applier(target, step) as applier:
+        for rows in read_step(source, step):
+            applier.add(rows)
+        applied = applier.finish()
+    target.administration.advance_link(step, applied)
+    return applied
+
+
+class _Part:
+    """One namespace of a step on its way into the target."""
+
+    def __init__(self, step: NamespaceStep, sender: "_Sender", rows_max: int, bytes_max: int) -> None:
+        self.step = step
+        self.applied = NamespaceApplied()
+        self._sender = sender
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._gathered = _Gathered()
+        self._counting = _Counting()
+
+    def add_changes(self, rows: pyarrow.RecordBatch) -> None:
+        rows = self._within(rows)
+        if not rows.num_rows:
+            return
+        versions: Versions = rows.column(1).to_numpy()
+        keys, records = rows.column(3), rows.column(4)
+        self._counting.add(versions, digest_records(keys, records))
+        self.applied.changes += len(versions)
+        self.applied.latest = int(versions[-1])
+        qualified = qualify_keys(self.step.target_id, keys)
+        self._gathered.add(versions, qualified.to_pylist(), records.to_pylist())
+        self._send(complete=False)
+
+    def add_beats(self, rows: pyarrow.RecordBatch) -> None:
+        for encoded in self._within(rows).column(4).to_pylist():
+            beat = decode_beat(encoded)
+            self.applied.beats.append(beat)
+            if beat.log is None:
+                self.applied.tallies.append((beat.through, self._counting.take(beat.through)))
+
+    def finish(self) -> None:
+        self._send(complete=True)
+        self.applied.rest = self._counting.take_all()
+
+    def _within(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """The rows of the step: behind the position of the link, and up to where it goes."""
+        versions = rows.column(1).to_numpy()
+        if versions.min() > self.step.since and versions.max() <= self.step.until:
+            return rows
+        return rows.filter(pyarrow.array((versions > self.step.since) & (versions <= self.step.until)))
+
+    def _send(self, *, complete: bool) -> None:
+        for batch in self._gathered.take_batches(self._rows_max, self._bytes_max, complete=complete):
+            self._sender.send(batch, self.applied.lags)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows of whole commits of the source, in order: what one commit of the target is made of."""
+
+    versions: Versions
+    keys: Sequence[bytes]
+    records: Sequence[bytes]
+
+    def halves(self) -> "tuple[_Batch, _Batch] | None":
+        """The same in two, where a commit ends if there are several; None if there is only one row."""
+        count = len(self.keys)
+        if count < 2:
+            return None
+        middle = count // 2
+        start = int(numpy.searchsorted(self.versions, self.versions[middle], side="left"))
+        end = int(numpy.searchsorted(self.versions, self.versions[middle], side="right"))
+        cut = start if start > 0 else end if end < count else middle
+        return self.part(0, cut), self.part(cut, count)
+
+    def part(self, start: int, end: int) -> "_Batch":
+        return _Batch(self.versions[start:end], self.keys[start:end], self.records[start:end])
+
+
+class _Gathered:
+    """Changes that wait until there are enough of them for a batch."""
+
+    def __init__(self) -> None:
+        self._versions: Versions = numpy.zeros(0, numpy.uint64)
+        self._keys: list[bytes] = []
+        self._records: list[bytes] = []
+
+    def add(self, versions: Versions, keys: list[bytes], records: list[bytes]) -> None:
+        self._versions = numpy.concatenate([self._versions, versions])
+        self._keys += keys
+        self._records += records
+
+    def take_batches(self, rows_max: int, bytes_max: int, *, complete: bool) -> Iterator[_Batch]:
+        """Batches of whole commits.  Unless all is there, the last commit may go on: it is kept back."""
+        whole = _Batch(self._versions, self._keys, self._records)
+        sizes = numpy.cumsum(numpy.fromiter(map(len, self._records), numpy.int64, len(self._records)))
+        start, total = 0, len(self._keys)
+        while start < total:
+            spent = int(sizes[start - 1]) if start else 0
+            full = min(start + rows_max, int(numpy.searchsorted(sizes, spent + bytes_max, side="right")))
+            end = total if full >= total else _commit_end(self._versions, start, full)
+            if not complete and end == total:
+                break
+            yield from _cut_repeats(whole.part(start, end))
+            start = end
+        self._versions, self._keys, self._records = (
+            self._versions[start:],
+            self._keys[start:],
+            self._records[start:],
+        )
+
+
+def _commit_end(versions: Versions, start: int, full: int) -> int:
+    """Where a batch ends that begins at `start` and is full at `full`: behind one commit at least."""
+    end = int(numpy.searchsorted(versions, versions[full], side="left"))
+    return end if end > start else int(numpy.searchsorted(versions, versions[start], side="right"))
+
+
+def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
+    """A batch in pieces in which no key stands twice, cut before the commits that repeat one."""
+    if len(set(batch.keys)) == len(batch.keys):
+        yield batch
+        return
+    start = commit = 0
+    last: dict[bytes, int] = {}
+    versions = batch.versions.tolist()
+    for row, (key, version) in enumerate(zip(batch.keys, versions, strict=True)):
+        if version != versions[commit]:
+            commit = row
+        if commit > start and last.get(key, -1) >= start:
+            yield batch.part(start, commit)
+            start = commit
+        last[key] = row
+    yield batch.part(start, len(versions))
+
+
+class _Counting:
+    """Sums up to heartbeats that are still to come."""
+
+    def __init__(self) -> None:
+        self._versions: list[Versions] = []
+        self._digests: list[Versions] = []
+
+    def add(self, versions: Versions, digests: Versions) -> None:
+        self._versions.append(versions)
+        self._digests.append(digests)
+
+    def take(self, through: Version) -> Tally:
+        """The tally of what was counted up to a version."""
+        if not self._versions:
+            return Tally()
+        versions, digests = numpy.concatenate(self._versions), numpy.concatenate(self._digests)
+        # As a plain number it would be compared as a float, which tells neighbouring versions not apart.
+        end = int(numpy.searchsorted(versions, numpy.uint64(through), side="right"))
+        self._versions, self._digests = [versions[end:]], [digests[end:]]
+        return Tally(end, int(numpy.bitwise_xor.reduce(digests[:end])))
+
+    def take_all(self) -> Tally:
+        """The tally of all that is left."""
+        tally = Tally()
+        for digests in self._digests:
+            tally = tally.plus(Tally(len(digests), int(numpy.bitwise_xor.reduce(digests))))
+        self._versions, self._digests = [], []
+        return tally
+
+
+class _Sender:
+    """Sends batches, some at a time, and takes note of how old changes were when they were applied."""
+
+    def __init__(self, target: TargetSite, step: LinkStep) -> None:
+        self._target = target
+        guard = LinkGuard(
+            step.source_id, {each.target_id: each.since for each in step.namespaces}, step.incarnation
+        )
+        self._stream: WriteStream = target.write_stream(durable=True, apply=True, link=guard)
+        self._sent: deque[tuple[_Batch, LagCounts, Future[int]]] = deque()
+
+    def send(self, batch: _Batch, lags: LagCounts) -> None:
+        self._sent.append((batch, lags, self._hand_over(batch)))
+        self.settle(UNSETTLED_MAX)
+
+    def settle(self, unsettled_max: int) -> None:
+        """Take note of what was acknowledged; wait while more than so many batches were not."""
+        while self._sent and (len(self._sent) > unsettled_max or self._sent[0][2].done()):
+            batch, lags, answer = self._sent.popleft()
+            self._finish(batch, answer)
+            lags.add_versions(batch.versions, self._target.physical_ms())
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _finish(self, batch: _Batch, answer: "Future[int]") -> None:
+        try:
+            answer.result()
+        except CommitTooLarge:
+            halves = batch.halves()
+            if halves is None:
+                raise
+            for half in halves:
+                self._finish(half, self._hand_over(half))
+
+    def _hand_over(self, batch: _Batch) -> "Future[int]":
+        return self._stream.send(dict(zip(batch.keys, batch.records, strict=True)))

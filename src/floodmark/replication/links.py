@@ -1,0 +1,403 @@
+"""How far a site is with the changes of others: its links, as stored.
+
+For every source and namespace there is one row: the version of the source up to which all is in, and what
+was counted on the way (`feed/account.py`).  Both are written together, after the changes that they cover and
+above them, so that after a crash neither speaks of anything that is not there.  A step that was planned from
+another position is refused; one that has been noted already does nothing.
+
+    links/ namespace: 3 | source: 1                     position, account, last heartbeat, findings
+    marks/ namespace: 3 | source: 1 | ~version: 8       the position, as of a version of this site
+
+The position is the site's *watermark* entry for that source.  What it was at an earlier version stays there
+for as long as the data does, for a reader of the past has to know what that past could contain.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, encode_version
+from floodmark.engine import WriteRow
+from floodmark.feed.account import Account, AccountState, Checked, Doubt, Finding, Verdict
+from floodmark.model.change import NamespaceBeat
+from floodmark.model.errors import Corruption, Fenced, InvalidArgument, StaleLink
+from floodmark.model.limits import PAGE_BYTES_MAX, SITE_IDS_MAX
+from floodmark.model.partition import LinkGuard
+from floodmark.model.ranges import prefix_end
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.partition import META, Node
+from floodmark.partition.layout import read_metadata
+from floodmark.partition.records import require_kept
+from floodmark.replication.applied import Applied, NamespaceApplied
+from floodmark.replication.members import Members
+from floodmark.replication.recent import RecentLink
+from floodmark.replication.settled import settled_version
+from floodmark.replication.step import LinkStep, NamespaceStep
+from floodmark.replication.topology import MemberSite
+
+FINDINGS_KEPT: Final = 16
+
+_LINKS: Final = b"links/"
+_MARKS: Final = b"marks/"
+
+_log = logging.getLogger("floodmark.replication")
+
+# Namespace and source, by their ids.
+LinkId: TypeAlias = tuple[int, int]
+
+
+class LinkPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a site is with a namespace of a source, for whoever plans the next step."""
+
+    source_id: int
+    namespace: str
+    through: Version
+    incarnation: int
+
+
+class LastBeat(msgspec.Struct, frozen=True, array_like=True):
+    """What counts of the last heartbeat that came: when it was written, and how far its site was then."""
+
+    version: Version
+    wall_ms: int
+    through: Version
+    watermark: dict[int, Version]
+
+
+class StoredFinding(msgspec.Struct, frozen=True, array_like=True):
+    """Something that an account did not agree with, and when that was noticed."""
+
+    at_ms: int
+    finding: Finding
+
+
+class LinkRow(msgspec.Struct, frozen=True, array_like=True):
+    """A link and namespace as stored.  The counts are of intervals between heartbeats."""
+
+    through: Version = 0
+    incarnation: int = 0
+    account: AccountState = AccountState()
+    beat: LastBeat | None = None
+    checked: int = 0
+    unchecked: int = 0
+    wrong: int = 0
+    findings: tuple[StoredFinding, ...] = ()
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(LinkRow).decode
+
+
+class Links:
+    """Keeps the positions of the links that end at one site."""
+
+    def __init__(self, node: Node, members: Members, site_id: int) -> None:
+        self._node = node
+        self._storage = node.storage
+        self._members = members
+        self._site_id = site_id
+        # Replaced as a whole, in the turn, after what is on disk has changed.
+        self._rows: Mapping[LinkId, LinkRow] = {}
+        self._recent: dict[LinkId, RecentLink] = {}
+        self._load()
+        self._storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        rows: dict[LinkId, LinkRow] = {}
+        for key, stored in read_metadata(self._storage.engine, _LINKS):
+            name = key[len(_LINKS) :]
+            try:
+                row = _decode(stored)
+            except msgspec.MsgspecError as error:
+                raise Corruption(
+                    f"the row {key!r} of a link is damaged: {error}. Restore the site from a backup"
+                ) from error
+            rows[int.from_bytes(name[:NAMESPACE_BYTES], "big"), name[NAMESPACE_BYTES]] = row
+        self._rows = rows
+
+    # Positions
+
+    @property
+    def rows(self) -> Mapping[LinkId, LinkRow]:
+        """All links as stored, by namespace and source."""
+        return self._rows
+
+    def watermarks(self) -> dict[int, dict[int, Version]]:
+        """The watermarks of all namespaces that are there, as heartbeats tell them."""
+        found: dict[int, dict[int, Version]] = {}
+        for (namespace, source), row in self._rows.items():
+            if encode_namespace(namespace) not in self._storage.dropped:
+                found.setdefault(namespace, {})[source] = row.through
+        return found
+
+    def watermark(self, namespace: int, at: Version | None = None) -> dict[int, Version]:
+        """Up to which of their versions the changes of other sites are in, now or as of a version here.
+
+        An entry that is missing is 0.  What it was as of a resolved version never changes.
+        """
+        sources = {source: row.through for (each, source), row in self._rows.items() if each == namespace}
+        if at is None:
+            return sources
+        self._node.observe(at)
+        self._node.committer.wait_applied(at)
+        marks = {source: self._mark(namespace, source, at) for source in sources}
+        require_kept(at, self._node.retention.collected_version(namespace))
+        return {source: through for source, through in marks.items() if through}
+
+    def _mark(self, namespace: int, source: int, at: Version) -> Version:
+        found = self._older_marks(namespace, source, at, rows_max=1)
+        return int.from_bytes(found[0][1], "big") if found else 0
+
+    def _older_marks(
+        self, namespace: int, source: int, at: Version, rows_max: int
+    ) -> list[tuple[bytes, bytes]]:
+        """Positions as of a version and before it, the newest first."""
+        prefix = _MARKS + _name(namespace, source)
+        return self._storage.engine.scan(
+            META,
+            prefix + encode_version(at),
+            prefix_end(prefix),
+            rows_max=rows_max,
+            bytes_max=PAGE_BYTES_MAX,
+        )
+
+    def settled_version(self, namespace: int, members: Mapping[int, MemberSite]) -> Version:
+        """The version up to which every member of a namespace has the changes of every other."""
+        watermarks = {self._site_id: self.watermark(namespace)}
+        for (each, source), row in self._rows.items():
+            member = members.get(source)
+            if each != namespace or row.beat is None or member is None:
+                continue
+            # What a site said in an earlier life was lost with it.
+            if row.incarnation >= member.incarnation:
+                watermarks[source] = {**row.beat.watermark, source: row.beat.through}
+        return settled_version(self._site_id, members, watermarks)
+
+    # Steps
+
+    def advance(self, step: LinkStep, applied: Applied) -> None:
+        """Take note of a step whose changes are all applied, and durable.
+
+        Raises StaleLink if the step does not begin where the link stands, and Fenced if its source may not
+        write here any more.  A step that was noted before is left alone.
+        """
+        _check_step(step)
+        with self._storage.settled():
+            now_ms = self._node.clock.time_source()
+            rows: dict[LinkId, LinkRow] = {}
+            for part in step.namespaces:
+                row = self._rows.get((part.target_id, step.source_id), LinkRow())
+                self._require_admitted(step, part, row)
+                if part.until > row.through:
+                    _require_next(step, part, row)
+                    done = applied.namespaces.get(part.name, NamespaceApplied())
+                    rows[part.target_id, step.source_id] = _advance(row, step.incarnation, part, done, now_ms)
+            if not rows:
+                return
+            self._store(rows)
+            self._remember(step, applied, now_ms)
+
+    def admit(self, guard: LinkGuard) -> None:
+        """Refuse what comes too late: a step that was noted, planned again, or shut out meanwhile."""
+        self._members.require_rejoined()
+        member = self._members.find(guard.source)
+        if member is not None and not member.admits(guard.incarnation):
+            raise Fenced(
+                f"changes of site {guard.source} as incarnation {guard.incarnation} are refused: it was "
+                "removed from the topology, or restored since"
+            )
+        for namespace, position in guard.positions.items():
+            row = self._rows.get((namespace, guard.source), LinkRow())
+            if row.through != position:
+                raise StaleLink(
+                    f"changes of site {guard.source} behind version {position} come too late: the link "
+                    f"stands at {row.through}. Plan the step again",
+                    through=row.through,
+                )
+
+    def _require_admitted(self, step: LinkStep, part: NamespaceStep, row: LinkRow) -> None:
+        problem = self._why_fenced(step, part, row)
+        if problem is not None:
+            self._recent_of(part.target_id, step.source_id).stalled = problem
+            raise Fenced(
+                f"changes of {part.name!r} from {step.source!r} are refused: {problem}",
+                source=step.source,
+                namespace=part.name,
+            )
+
+    def _why_fenced(self, step: LinkStep, part: NamespaceStep, row: LinkRow) -> str | None:
+        if step.source_id == self._site_id:
+            return "that is this site itself; give every site an id of its own"
+        members, member = self._members.of(part.name), self._members.find(step.source_id)
+        if members and step.source_id not in members:
+            return "the topology does not let the two share this namespace"
+        incarnation = max(row.incarnation, 0 if member is None else member.incarnation)
+        if step.incarnation < incarnation:
+            return (
+                f"they are of its incarnation {step.incarnation}, and it was restored as incarnation "
+                f"{incarnation} since; let replication read the present topology"
+            )
+        if member is not None and not member.is_active and part.until > (member.final or 0):
+            return "it was removed from the topology, and what it wrote since is lost"
+        return None
+
+    def _remember(self, step: LinkStep, applied: Applied, now_ms: int) -> None:
+        for part in step.namespaces:
+            done = applied.namespaces.get(part.name)
+            recent = self._recent_of(part.target_id, step.source_id)
+            recent.stalled = None
+            if done is not None:
+                recent.add_lags(done.lags, now_ms)
+                recent.ahead_ms = max((beat.wall_ms - now_ms for beat in done.beats), default=recent.ahead_ms)
+
+    # Positions that are taken over
+
+    def adopt(self, namespace: int, watermark: Mapping[int, Version], horizon: Version) -> None:
+        """Go on from where the site stood from which a namespace was loaded.
+
+        Only while no link of the namespace has a position of its own; the same again does nothing.
+        """
+        with self._storage.settled():
+            known = {source: row for (each, source), row in self._rows.items() if each == namespace}
+            if {source: row.through for source, row in known.items()} == watermark:
+                return
+            if any(row.through for row in known.values()):
+                raise StaleLink(
+                    "the namespace has changes of other sites already, and does not begin anew; load into "
+                    "one that is empty",
+                    namespace=namespace,
+                )
+            self._store(
+                {
+                    (namespace, source): LinkRow(through=through, incarnation=self._incarnation_of(source))
+                    for source, through in watermark.items()
+                },
+                self._node.retention.raise_horizon(namespace, horizon),
+            )
+
+    def _incarnation_of(self, source: int) -> int:
+        member = self._members.find(source)
+        return 1 if member is None else member.incarnation
+
+    def _store(self, rows: Mapping[LinkId, LinkRow], *others: WriteRow) -> None:
+        """Store links.  The caller has the turn."""
+        self._storage.require_not_dropped([encode_namespace(namespace) for namespace, _ in rows])
+        self._node.committer.store_in_turn(lambda version: [*_stored(rows, version), *others])
+        self._rows = {**self._rows, **rows}
+
+    # What is only in memory
+
+    def stall(self, source: int, namespaces: Sequence[int], reason: str) -> None:
+        """Remember why a link does not go on, until it does."""
+        for namespace in namespaces:
+            self._recent_of(namespace, source).stalled = reason
+
+    def recent(self, namespace: int, source: int) -> RecentLink:
+        """The last minutes of a link."""
+        return self._recent.get((namespace, source)) or RecentLink()
+
+    def _recent_of(self, namespace: int, source: int) -> RecentLink:
+        return self._recent.setdefault((namespace, source), RecentLink())
+
+    # Garbage
+
+    def forget_marks(self, namespace: int, safe_point: Version) -> None:
+        """Remove the positions that no reader at or above a safe point asks for."""
+        for each, source in self._rows:
+            if each != namespace:
+                continue
+            # The newest at or below the safe point is still asked for.
+            older = self._older_marks(namespace, source, safe_point, rows_max=2)[1:]
+            if older:
+                end = prefix_end(_MARKS + _name(namespace, source))
+                assert end is not None
+                self._storage.remove_range(META, older[0][0], end)
+
+    def forget(self, namespace: int) -> None:
+        """Remove the links of a namespace whose data is gone."""
+        for prefix in (_LINKS, _MARKS):
+            start = prefix + encode_namespace(namespace)
+            end = prefix_end(start)
+            assert end is not None
+            self._storage.remove_range(META, start, end)
+        with self._storage.settled():
+            self._rows = {link: row for link, row in self._rows.items() if link[0] != namespace}
+        self._recent = {link: recent for link, recent in list(self._recent.items()) if link[0] != namespace}
+
+
+def _check_step(step: LinkStep) -> None:
+    """Refuse what no planner makes: steps come from other processes."""
+    if not 1 <= step.source_id <= SITE_IDS_MAX or step.incarnation < 1:
+        raise InvalidArgument(f"no site has id {step.source_id} and incarnation {step.incarnation}")
+    for part in step.namespaces:
+        if not 0 <= part.since <= part.until <= VERSION_MAX:
+            raise InvalidArgument(
+                f"a step of {part.name!r} goes from version {part.since} to {part.until}, and never back"
+            )
+
+
+def _require_next(step: LinkStep, part: NamespaceStep, row: LinkRow) -> None:
+    if part.since != row.through:
+        raise StaleLink(
+            f"a step of {part.name!r} from {step.source!r} begins at version {part.since}, and the link "
+            f"stands at {row.through}: another process runs the link as well, or the step is an old one. "
+            "Plan it again",
+            source=step.source,
+            namespace=part.name,
+            through=row.through,
+        )
+
+
+def _advance(
+    row: LinkRow, incarnation: int, part: NamespaceStep, applied: NamespaceApplied, now_ms: int
+) -> LinkRow:
+    """A link after a step."""
+    account = Account(row.account, own=True)
+    if part.begin > row.through or incarnation != row.incarnation:
+        # What lies in between was never to be read, nor were its heartbeats.
+        account.doubt(Doubt.FIRST)
+    verdicts = applied.enter(account)
+    wrong = [verdict for verdict in verdicts if isinstance(verdict, Finding)]
+    for finding in wrong:
+        _log.error("namespace %r: %s", part.name, finding, extra={"namespace": part.name})
+    found = (*row.findings, *(StoredFinding(now_ms, finding) for finding in wrong))
+    checked = sum(isinstance(verdict, Checked) for verdict in verdicts)
+    return LinkRow(
+        through=part.until,
+        incarnation=incarnation,
+        account=account.state,
+        beat=_last_beat(row.beat, applied.beats),
+        checked=row.checked + checked,
+        unchecked=row.unchecked + _count_unchecked(verdicts),
+        wrong=row.wrong + len(wrong),
+        findings=found[-FINDINGS_KEPT:],
+    )
+
+
+def _count_unchecked(verdicts: Sequence[Verdict]) -> int:
+    return sum(not isinstance(verdict, Checked | Finding) for verdict in verdicts)
+
+
+def _last_beat(known: LastBeat | None, beats: Sequence[NamespaceBeat]) -> LastBeat | None:
+    """The newest of a node's ordinary heartbeats; that of a sealed log says nothing about the node."""
+    ordinary = [beat for beat in beats if beat.log is None]
+    if not ordinary:
+        return known
+    last = max(ordinary, key=lambda beat: beat.version)
+    return LastBeat(last.version, last.wall_ms, last.through, last.watermark)
+
+
+def _stored(rows: Mapping[LinkId, LinkRow], version: Version) -> list[WriteRow]:
+    """The writes that keep links, and that say since which version of this site they stand there."""
+    written: list[WriteRow] = []
+    for (namespace, source), row in rows.items():
+        name = _name(namespace, source)
+        written.append((META, _LINKS + name, _encode(row)))
+        written.append((META, _MARKS + name + encode_version(version), row.through.to_bytes(8, "big")))
+    return written
+
+
+def _name(namespace: int, source: int) -> bytes:
+    return encode_namespace(namespace) + bytes([source])

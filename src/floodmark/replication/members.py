@@ -1,0 +1,190 @@
+"""The topology of a site as stored, and what a site's place in it means.
+
+A site without a topology shares nothing.  One that has a topology knows who else holds each of its
+namespaces, and so whom garbage collection has to wait for, and whose heartbeats are missing.
+
+A site also knows which incarnation of itself it is.  If the topology speaks of a later one, the site was
+restored and is *rejoining*: it takes no writes, and tells nobody what it has, until it has got everything
+back that the others know of its earlier life.
+"""
+
+from typing import Final
+
+import msgspec
+
+from floodmark.clock import TimeSource
+from floodmark.codec.ordered import encode_namespace
+from floodmark.model.errors import Corruption, InvalidConfiguration, Rejoining
+from floodmark.model.version import Version
+from floodmark.partition import META, Storage
+from floodmark.partition.layout import load_version, store_version
+from floodmark.replication.topology import MemberSite, Topology, check_succession, check_topology
+
+_TOPOLOGY: Final = b"topology"
+_INCARNATION: Final = b"incarnation"
+_REWRITTEN: Final = b"rewritten/"
+
+
+class TopologyRow(msgspec.Struct, frozen=True):
+    """A topology as stored, and since when it holds here."""
+
+    topology: Topology
+    set_at_ms: int
+
+
+class Members:
+    """Keeps the topology of one site.  What is in memory is on disk."""
+
+    def __init__(self, storage: Storage, time_source: TimeSource, site: str, site_id: int) -> None:
+        self._storage = storage
+        self._time_source = time_source
+        self._site = site
+        self._site_id = site_id
+        self._row: TopologyRow | None = None
+        self._incarnation = 1
+        self._load()
+        storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        stored = self._storage.engine.get(META, _TOPOLOGY)
+        try:
+            self._row = None if stored is None else msgspec.json.decode(stored, type=TopologyRow)
+        except msgspec.MsgspecError as error:
+            raise Corruption(
+                f"the stored topology is damaged: {error}. Restore the site from a backup"
+            ) from error
+        self._incarnation = load_version(self._storage.engine, _INCARNATION) or 1
+        self._refuse_writers()
+
+    def _refuse_writers(self) -> None:
+        self._storage.refuse_writers(self._rejoining() if self.is_rejoining else None)
+
+    @property
+    def topology(self) -> Topology | None:
+        """The topology in force; None if there is none."""
+        row = self._row
+        return None if row is None else row.topology
+
+    @property
+    def set_at_ms(self) -> int:
+        """Since when the topology is in force; 0 if there is none."""
+        row = self._row
+        return 0 if row is None else row.set_at_ms
+
+    # The site itself
+
+    @property
+    def incarnation(self) -> int:
+        """Which incarnation of this site the topology speaks of; 1 if there is none."""
+        own = None if self.topology is None else self.topology.sites.get(self._site)
+        return 1 if own is None else own.incarnation
+
+    @property
+    def is_rejoining(self) -> bool:
+        """Whether this site was restored, and has not got everything back yet."""
+        return self.incarnation > self._incarnation
+
+    def is_reborn_by(self, topology: Topology) -> bool:
+        """Whether a topology speaks of a later incarnation of this site, and the one in force does not."""
+        own = topology.sites.get(self._site)
+        return own is not None and own.incarnation > max(self.incarnation, self._incarnation)
+
+    def require_rejoined(self) -> None:
+        """Refuse to go on while the site is rejoining."""
+        if self.is_rejoining:
+            raise self._rejoining()
+
+    def _rejoining(self) -> Rejoining:
+        return Rejoining(
+            f"site {self._site!r} was restored as incarnation {self.incarnation}, and has not got back what "
+            "it wrote before; run `floodmark restore --rejoin` for each namespace that it shares",
+            site=self._site,
+        )
+
+    def note_rejoined(self) -> None:
+        """Let the site take part again."""
+        with self._storage.settled():
+            incarnation = self.incarnation
+            self._storage.store([store_version(_INCARNATION, incarnation)])
+            self._incarnation = incarnation
+            self._refuse_writers()
+
+    # Who shares what
+
+    def of(self, namespace: str) -> dict[int, MemberSite]:
+        """The sites that share a namespace, removed ones included, by id; none if it is not shared here."""
+        topology = self.topology
+        if topology is None or self._site not in topology.active_members(namespace):
+            return {}
+        return {site.id: site for site in topology.members(namespace).values()}
+
+    def peers(self, namespace: str) -> dict[int, str]:
+        """The other sites from which changes of a namespace come, by id."""
+        topology = self.topology
+        if topology is None or self._site not in topology.active_members(namespace):
+            return {}
+        members = topology.active_members(namespace)
+        return {site.id: name for name, site in members.items() if site.id != self._site_id}
+
+    def name_of(self, site_id: int) -> str:
+        """What a site is called; its number, if no topology names it."""
+        topology = self.topology
+        return (None if topology is None else topology.name_of(site_id)) or str(site_id)
+
+    def find(self, site_id: int) -> MemberSite | None:
+        """The site of an id in the topology."""
+        topology = self.topology
+        if topology is None:
+            return None
+        return next((site for site in topology.sites.values() if site.id == site_id), None)
+
+    def joined_by(self, topology: Topology) -> list[str]:
+        """The namespaces that this site would begin to share."""
+        shared = [] if self.topology is None else self.topology.shared_by(self._site)
+        return [name for name in topology.shared_by(self._site) if name not in shared]
+
+    def check(self, topology: Topology) -> bool:
+        """Refuse a topology that cannot be put in force here; False if it is in force already."""
+        check_topology(topology)
+        known = self.topology
+        if known == topology:
+            return False
+        own = topology.sites.get(self._site)
+        if own is None or own.id != self._site_id:
+            found = "is not in it" if own is None else f"has id {own.id} in it"
+            raise InvalidConfiguration(
+                f"this topology cannot be used at site {self._site!r}, which has id {self._site_id} and "
+                f"{found}; name each site as it was made",
+                site=self._site,
+            )
+        if known is not None:
+            check_succession(known, topology)
+        return True
+
+    def store(self, topology: Topology) -> None:
+        """Put a topology in force; the same one again changes nothing."""
+        with self._storage.settled():
+            if not self.check(topology):
+                return
+            self._storage.require_wanted()
+            row = TopologyRow(topology, self._time_source())
+            self._storage.store([(META, _TOPOLOGY, msgspec.json.encode(row))])
+            self._row = row
+            self._refuse_writers()
+
+    # What was there before it was shared
+
+    def note_rewritten(self, namespace: int, since: Version) -> None:
+        """Remember that everything in a namespace, named by its id, has a stamp above a version."""
+        with self._storage.settled():
+            self._storage.require_not_dropped((encode_namespace(namespace),))
+            if since > self.rewritten_since(namespace):
+                self._storage.store([store_version(_REWRITTEN + encode_namespace(namespace), since)])
+
+    def rewritten_since(self, namespace: int) -> Version:
+        """All stamps in a namespace lie above this; 0 if it was never rewritten."""
+        return load_version(self._storage.engine, _REWRITTEN + encode_namespace(namespace))
+
+    def forget(self, namespace: int) -> None:
+        """Remove the traces of a namespace whose data is gone."""
+        self._storage.remove([(META, _REWRITTEN + encode_namespace(namespace), None)])

@@ -1,0 +1,137 @@
+"""The changes of a step as Arrow batches, which travel from whoever reads the source to whoever applies.
+
+    namespace: uint16 | version: uint64 | kind: uint8 | key: binary | record: binary
+
+A row is a change, a heartbeat, or a note that what came before it was found by a scan:
+
+    kind        version         key             record
+    CHANGE      its commit's    the user's      the stored value with its origin, (version, source)
+    HEARTBEAT   its own         empty           a `NamespaceBeat`
+    SCANNED     the step's end  empty           empty
+
+`namespace` is the place of the namespace in the step.  Rows of a namespace stand in the order of their
+versions.  A part that reads only some of the keys still gets all heartbeats, so that its own sums can be
+closed at each of them and the sums of all parts be added.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.origins import add_origins
+from floodmark.model.change import NamespaceBeat, narrow_heartbeat
+from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
+from floodmark.replication.ports import SourceSite
+from floodmark.replication.step import LinkStep
+
+_BINARY: Final = pyarrow.binary()
+_ALL: Final = KeyRange()
+
+ROWS: Final = pyarrow.schema(
+    [
+        pyarrow.field("namespace", pyarrow.uint16(), nullable=False),
+        pyarrow.field("version", pyarrow.uint64(), nullable=False),
+        pyarrow.field("kind", pyarrow.uint8(), nullable=False),
+        pyarrow.field("key", _BINARY, nullable=False),
+        pyarrow.field("record", _BINARY, nullable=False),
+    ]
+)
+
+encode_beat: Final = msgspec.msgpack.Encoder().encode
+decode_beat: Final = msgspec.msgpack.Decoder(NamespaceBeat).decode
+
+
+class Kind(IntEnum):
+    """What a row is."""
+
+    CHANGE = 0
+    HEARTBEAT = 1
+    SCANNED = 2
+
+
+def read_step(source: SourceSite, step: LinkStep) -> Iterator[pyarrow.RecordBatch]:
+    """All rows of a step, one namespace after the other."""
+    for index in range(len(step.namespaces)):
+        yield from read_part(source, step, index)
+
+
+def read_part(
+    source: SourceSite, step: LinkStep, index: int, keys: KeyRange = _ALL
+) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of one namespace of a step: the changes of a range of users' keys, and all heartbeats."""
+    namespace = step.namespaces[index]
+    if namespace.until <= namespace.since:
+        return
+    request = ChangesRequest(
+        keys=_qualify(namespace.source_id, keys),
+        namespace=namespace.source_id,
+        since=namespace.begin,
+        until=namespace.until,
+        heartbeats=True,
+        own=True,
+        partial=True,
+    )
+    scanned = False
+    for batch in source.changes(request):
+        scanned = scanned or (batch.way is Way.SCAN)
+        rows = _encode_changes(batch, index, step.source_id)
+        if batch.heartbeats:
+            beats = [narrow_heartbeat(beat, step.source_id, namespace.source_id) for beat in batch.heartbeats]
+            rows = _interleave(rows, _encode_beats(beats, index))
+        if rows.num_rows:
+            yield rows
+    if scanned:
+        yield _special_rows(index, Kind.SCANNED, [namespace.until], [b""])
+
+
+def _qualify(namespace: int, keys: KeyRange) -> KeyRange:
+    prefix = encode_namespace(namespace)
+    return KeyRange(prefix + keys.start, prefix_end(prefix) if keys.end is None else prefix + keys.end)
+
+
+def _encode_changes(batch: ChangeBatch, index: int, source_id: int) -> pyarrow.RecordBatch:
+    versions = numpy.array(batch.versions, numpy.uint64)
+    qualified = pyarrow.array(batch.keys, _BINARY)
+    stored = pyarrow.array(batch.values, _BINARY)
+    keys = pyarrow.compute.binary_slice(qualified, NAMESPACE_BYTES, NAMESPACE_BYTES + KEY_BYTES_MAX)
+    return _rows(index, Kind.CHANGE, versions, keys, add_origins(stored, versions, source_id))
+
+
+def _encode_beats(beats: Sequence[NamespaceBeat], index: int) -> pyarrow.RecordBatch:
+    return _special_rows(
+        index, Kind.HEARTBEAT, [beat.version for beat in beats], [encode_beat(beat) for beat in beats]
+    )
+
+
+def _special_rows(
+    index: int, kind: Kind, versions: Sequence[int], records: Sequence[bytes]
+) -> pyarrow.RecordBatch:
+    keys = pyarrow.array([b""] * len(records), _BINARY)
+    return _rows(index, kind, numpy.array(versions, numpy.uint64), keys, pyarrow.array(records, _BINARY))
+
+
+def _rows(index: int, kind: Kind, versions: Any, keys: Any, records: Any) -> pyarrow.RecordBatch:
+    count = len(versions)
+    columns = [
+        pyarrow.array(numpy.full(count, index, numpy.uint16)),
+        pyarrow.array(versions),
+        pyarrow.array(numpy.full(count, kind, numpy.uint8)),
+        keys,
+        records,
+    ]
+    return pyarrow.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+def _interleave(changes: pyarrow.RecordBatch, beats: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Both in the order of their versions."""
+    both = pyarrow.concat_batches([changes, beats])
+    order = numpy.argsort(both.column("version").to_numpy(), kind="stable")
+    return both.take(pyarrow.array(order))

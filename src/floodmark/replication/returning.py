@@ -1,0 +1,183 @@
+"""A site that has lost its data comes back under its own name, restored from a backup.
+
+Its earlier life goes on in what the others got of it, which is more than the backup holds, and not the same
+at all of them.  Two things could go wrong.  It could give a stamp away a second time, to something else: so
+its clock is moved past everything that the others know of it.  And what one of the others got and another did
+not would never get there: so whatever not all of them have goes through its change log again, at new
+versions, whether it stands in the backup or comes from one of the others.
+
+All that is done here can be done again.  The site takes no writes, and no link reads it, until it is over.
+
+A site that joins as a new one, from a backup of another, is the simpler case: it has no earlier life.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from floodmark.merge.origins import split_record
+from floodmark.model.errors import VersionCollected
+from floodmark.model.version import Version, moment_of
+from floodmark.replication.exchange import Copied, HolderAdministration, HolderSite, copy_origin
+from floodmark.replication.ports import LinkPosition
+
+
+class LinkFacts(Protocol):
+    """All links that end at a site."""
+
+    @property
+    def links(self) -> Sequence[LinkPosition]: ...
+
+
+class NamespaceRemembers(Protocol):
+    """How far back a namespace remembers what was deleted."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def collected_horizon(self) -> Version: ...
+
+
+class SiteRemembers(Protocol):
+    """How far back a site remembers what was deleted."""
+
+    @property
+    def namespaces(self) -> Sequence[NamespaceRemembers]: ...
+
+
+class PeerAdministration(HolderAdministration, Protocol):
+    """What is asked of the others."""
+
+    def observe(self, version: Version) -> object: ...
+
+    def replication(self) -> LinkFacts: ...
+
+    def statistics(self) -> SiteRemembers: ...
+
+
+class PeerSite(HolderSite, Protocol):
+    """A site of the topology."""
+
+    @property
+    def administration(self) -> PeerAdministration: ...
+
+
+class ReturnAdministration(PeerAdministration, Protocol):
+    """What is asked of the site that comes back."""
+
+    def declare_loaded(self, namespace: str) -> Version: ...
+
+    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> object: ...
+
+
+class ReturnSite(PeerSite, Protocol):
+    """The site that comes back."""
+
+    @property
+    def administration(self) -> ReturnAdministration: ...
+
+
+class BackupFacts(NamedTuple):
+    """What a backup of a namespace holds: of which sites the changes up to where, and which deletions."""
+
+    watermark: Mapping[int, Version]
+    collected_horizon: Version
+
+
+class Portion(NamedTuple):
+    """What of each record of a backup is written, and how.
+
+    To be applied: what a site wrote above a version.  To be loaded: all the rest.
+    """
+
+    load: bool
+    site: int
+    above: Version
+
+    def take(self, record: bytes) -> bytes | None:
+        """What belongs to the portion of a stored record that carries its origin; None if nothing does."""
+        part, rest = split_record(record, self.site, self.above)
+        return rest if self.load else part
+
+
+# Writes a portion of all records of a backup, and returns when they are durable.
+WritePortion = Callable[[Portion], object]
+
+_NOBODY = 0
+
+
+def join_namespace(site: ReturnSite, namespace: str, backup: BackupFacts, write: WritePortion) -> None:
+    """Build a namespace of a new site up from a backup of another, whose links then go on from there."""
+    write(Portion(load=True, site=_NOBODY, above=0))
+    site.administration.declare_loaded(namespace)
+    site.administration.adopt_watermark(namespace, dict(backup.watermark), backup.collected_horizon)
+
+
+def return_namespace(
+    site: ReturnSite,
+    peers: Mapping[str, PeerSite],
+    namespace: str,
+    backup: BackupFacts,
+    write: WritePortion,
+) -> Copied:
+    """Build a namespace up again that a site has lost; what came back from the others.
+
+    `peers` are all active sites that share it, and shut out the links of the earlier life already.
+    """
+    own = site.identity.site_id
+    written = backup.watermark.get(own, 0)
+    known = prepare_return(site, peers, namespace, backup.watermark)
+    write(Portion(load=True, site=own, above=known))
+    # Only now: what follows is told to the others, and they begin to read behind what was loaded.
+    site.administration.declare_loaded(namespace)
+    if known < written:
+        write(Portion(load=False, site=own, above=known))
+    copied = bring_back(site, peers, namespace, written)
+    site.administration.adopt_watermark(namespace, dict(backup.watermark), backup.collected_horizon)
+    return copied
+
+
+def prepare_return(
+    site: PeerSite, peers: Mapping[str, PeerSite], namespace: str, watermark: Mapping[int, Version]
+) -> Version:
+    """The version up to which all others have what the site wrote in its earlier life.
+
+    `watermark` says of each site which of its changes are in the backup.  One that is too old is refused:
+    the others have forgotten deletions that it does not know of, and what was deleted would come back.
+    """
+    members = [site.identity.site_id, *(peer.identity.site_id for peer in peers.values())]
+    complete = min(watermark.get(member, 0) for member in members)
+    for name, peer in peers.items():
+        horizon = _collected_horizon(peer, namespace)
+        if horizon > complete:
+            raise VersionCollected(
+                f"the backup of {namespace!r} has all changes up to version {complete} "
+                f"({moment_of(complete).isoformat()}), and {name!r} has forgotten what was deleted up to "
+                f"{moment_of(horizon).isoformat()}; restore a backup of another site that is newer",
+                namespace=namespace,
+                oldest=horizon,
+            )
+    positions = [_position(peer, namespace, site.identity.site_id) for peer in peers.values()]
+    # What is written from now on must lie above, or the others take it for something that they have.
+    site.administration.observe(max(positions))
+    return min(positions)
+
+
+def bring_back(site: PeerSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:
+    """Fetch what a site wrote above a version from all others, and move its clock past that."""
+    own = site.identity.site_id
+    copies = [copy_origin(peer, site, namespace, own, above) for peer in peers.values()]
+    newest = max(copied.newest for copied in copies)
+    site.administration.observe(newest)
+    return Copied(sum(copied.records for copied in copies), newest)
+
+
+def _position(peer: PeerSite, namespace: str, source: int) -> Version:
+    links = peer.administration.replication().links
+    found = [link for link in links if link.source_id == source and link.namespace == namespace]
+    return found[0].through if found else 0
+
+
+def _collected_horizon(peer: PeerSite, namespace: str) -> Version:
+    facts = peer.administration.statistics().namespaces
+    return next((each.collected_horizon for each in facts if each.name == namespace), 0)

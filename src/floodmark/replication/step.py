@@ -1,0 +1,45 @@
+"""A step of a link: which changes of which namespaces are copied next.  Plain data, which travels."""
+
+import msgspec
+
+from floodmark.model.version import Version
+
+
+class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes of one namespace in `(since, until]`, versions of the source.
+
+    `since` is the position of the link.  What it needs lies behind `start` as well: where the namespace was
+    shared, or what it was loaded with ends.
+    The ids are those of the namespace at each site: one that was dropped meanwhile is not its successor.
+    """
+
+    name: str
+    source_id: int
+    target_id: int
+    since: Version
+    until: Version
+    start: Version = 0
+
+    @property
+    def begin(self) -> Version:
+        """The version behind which reading begins."""
+        return max(self.since, self.start)
+
+
+class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes of some namespaces that were first written at one site, on their way to another.
+
+    `incarnation` counts how often the source was restored: changes of an earlier life are refused.
+    `changes` is about how many there are, and 0 only if there are none; None if the source cannot tell.
+    """
+
+    source: str
+    source_id: int
+    incarnation: int = 1
+    namespaces: tuple[NamespaceStep, ...] = ()
+    changes: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to go on to."""
+        return all(namespace.until <= namespace.since for namespace in self.namespaces)

@@ -1,0 +1,271 @@
+"""Which sites copy which namespaces to each other: the topology, as people write it.
+
+    epoch = 1
+
+    [sites.oslo]
+    id = 1
+    url = "grpc://oslo:7100"
+
+    [sites.rome]
+    id = 2
+    url = "grpc://rome:7100"
+    token-file = "/etc/floodmark/rome.token"
+
+    [namespaces.users]
+    sites = ["oslo", "rome"]
+    merge = "last_write"
+
+Every site keeps one (`members.py`).  It is changed as a whole, and each change counts `epoch` up, so that an
+older one is never taken for a newer.  A site that goes stays in it, as `state = "removed"`: its id stands in
+the stamps of what it wrote, and a new site under the same id could not be told from it.  `final` says then
+up to which of its versions the others take over what it wrote.  A site that was restored from a backup gets
+a higher `incarnation`, which shuts out whoever still copies what it has lost.
+
+All of this is pure: checks need two topologies, or one, and nothing else.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from floodmark.merge import POLICIES
+from floodmark.model.errors import InvalidConfiguration, InvalidName
+from floodmark.model.limits import SITE_IDS_MAX
+from floodmark.model.names import require_name
+from floodmark.model.version import VERSION_MAX, Version
+
+SITES_MIN: Final = 2
+_NUMBER_MAX: Final = (1 << 63) - 1
+
+
+class SiteState(StrEnum):
+    """Whether a site takes part.  Removed is final."""
+
+    ACTIVE = "active"
+    REMOVED = "removed"
+
+
+class MemberSite(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
+):
+    """A site of a topology.  Where it is and how it is reached matters only to those who run links.
+
+    `final` belongs to a site that was removed: its last version that counts.  Whatever it wrote up to there
+    is exchanged among the others; whatever it wrote later is lost.
+    """
+
+    id: int
+    url: str | None = None
+    token_file: str | None = None
+    tls_root_certificate: str | None = None
+    state: SiteState = SiteState.ACTIVE
+    incarnation: int = 1
+    final: Version | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the site takes part."""
+        return self.state is SiteState.ACTIVE
+
+    def admits(self, incarnation: int) -> bool:
+        """Whether changes of an incarnation of the site are still taken in."""
+        return incarnation >= self.incarnation and (self.is_active or self.final is not None)
+
+    def has_ended(self, through: Version) -> bool:
+        """Whether nothing more will come from the site to one that has its changes up to a version."""
+        return self.final is not None and through >= self.final
+
+
+class SharedNamespace(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A namespace that sites share: which of them (all if not said), and how writes become one."""
+
+    sites: tuple[str, ...] | None = None
+    merge: str = "last_write"
+
+
+class Direction(NamedTuple):
+    """One link: what was first written at `source` goes to `target`."""
+
+    source: str
+    target: str
+    namespaces: tuple[str, ...]
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sites and the namespaces that they share.
+
+    >>> topology = parse_topology('''
+    ... epoch = 1
+    ... sites = {oslo = {id = 1}, rome = {id = 2}, bonn = {id = 3, state = "removed"}}
+    ... namespaces = {users = {}}
+    ... ''')
+    >>> sorted(topology.members("users")), sorted(topology.active_members("users"))
+    (['bonn', 'oslo', 'rome'], ['oslo', 'rome'])
+    >>> [(source, target) for source, target, _ in topology.directions()]
+    [('oslo', 'rome'), ('rome', 'oslo')]
+    """
+
+    epoch: int
+    sites: Mapping[str, MemberSite]
+    namespaces: Mapping[str, SharedNamespace] = {}
+
+    def members(self, namespace: str) -> dict[str, MemberSite]:
+        """The sites that share a namespace or did so until they were removed; none if it is not shared."""
+        shared = self.namespaces.get(namespace)
+        if shared is None:
+            return {}
+        names = self.sites if shared.sites is None else shared.sites
+        return {name: self.sites[name] for name in names}
+
+    def active_members(self, namespace: str) -> dict[str, MemberSite]:
+        """The sites that share a namespace now."""
+        return {name: site for name, site in self.members(namespace).items() if site.is_active}
+
+    def shared_by(self, site: str) -> list[str]:
+        """The namespaces in which a site takes part, by name."""
+        return sorted(name for name in self.namespaces if site in self.active_members(name))
+
+    def directions(self) -> Iterator[Direction]:
+        """All links that there should be, in order of their names: a full mesh of active sites."""
+        active = sorted(name for name, site in self.sites.items() if site.is_active)
+        for source in active:
+            for target in active:
+                both = sorted({*self.shared_by(source)} & {*self.shared_by(target)})
+                if source != target and both:
+                    yield Direction(source, target, tuple(both))
+
+    def name_of(self, site_id: int) -> str | None:
+        """The name of the site of an id."""
+        return next((name for name, site in self.sites.items() if site.id == site_id), None)
+
+
+def parse_topology(text: str | bytes, place: str = "the topology") -> Topology:
+    """Read a topology from TOML, and check it.  `place` says in errors where the text came from."""
+    try:
+        topology = msgspec.toml.decode(text, type=Topology)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidConfiguration(f"{place} cannot be used: {error}") from error
+    check_topology(topology, place)
+    return topology
+
+
+def render_topology(topology: Topology) -> str:
+    """A topology as TOML, as `parse_topology` reads it.
+
+    >>> topology = Topology(epoch=1, sites={"oslo": MemberSite(id=1), "rome": MemberSite(id=2)})
+    >>> parse_topology(text := render_topology(topology)) == topology
+    True
+    >>> print(text)
+    epoch = 1
+    <BLANKLINE>
+    [sites."oslo"]
+    id = 1
+    <BLANKLINE>
+    [sites."rome"]
+    id = 2
+    <BLANKLINE>
+    """
+    lines = [f"epoch = {topology.epoch}"]
+    for kind, tables in (("sites", topology.sites), ("namespaces", topology.namespaces)):
+        for name, table in tables.items():
+            fields: dict[str, Any] = msgspec.to_builtins(table)
+            lines += ["", f"[{kind}.{_literal(name)}]"]
+            lines += [f"{key} = {_literal(value)}" for key, value in fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    """Text, a number or a list of texts in TOML.  What JSON makes of them is TOML as well."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
+def check_topology(topology: Topology, place: str = "the topology") -> None:
+    """Refuse a topology that contradicts itself."""
+
+    def refuse(problem: str) -> InvalidConfiguration:
+        return InvalidConfiguration(f"{place} cannot be used: {problem}", epoch=topology.epoch)
+
+    if not 1 <= topology.epoch <= _NUMBER_MAX:
+        raise refuse(f"epoch counts from 1, and is {topology.epoch}")
+    if len(topology.sites) < SITES_MIN:
+        raise refuse("at least two sites are needed for one to copy the other")
+    if not any(site.is_active for site in topology.sites.values()):
+        raise refuse("all of its sites are removed; at least one stays active")
+    try:
+        for name in topology.sites:
+            require_name(name, "site")
+        for name in topology.namespaces:
+            require_name(name, "namespace")
+    except InvalidName as error:
+        raise refuse(str(error)) from error
+    names: dict[int, str] = {}
+    for name, site in topology.sites.items():
+        if not 1 <= site.id <= SITE_IDS_MAX:
+            raise refuse(f"site {name!r} has id {site.id}; ids go from 1 to {SITE_IDS_MAX}")
+        if site.id in names:
+            raise refuse(f"sites {names[site.id]!r} and {name!r} both have id {site.id}; give each its own")
+        if not 1 <= site.incarnation <= _NUMBER_MAX:
+            raise refuse(f"site {name!r}: incarnation counts from 1, and is {site.incarnation}")
+        if site.final is not None and (site.is_active or not 0 <= site.final <= VERSION_MAX):
+            raise refuse(f'site {name!r}: `final` is the last version of a site whose state is "removed"')
+        names[site.id] = name
+    for name, shared in topology.namespaces.items():
+        if problem := _problem_of(shared, topology):
+            raise refuse(f"namespace {name!r} {problem}")
+
+
+def _problem_of(shared: SharedNamespace, topology: Topology) -> str | None:
+    if shared.merge not in POLICIES:
+        return f"has merge = {shared.merge!r}; choose from: {', '.join(sorted(POLICIES))}"
+    if shared.sites is None:
+        return None
+    if len(set(shared.sites)) < len(shared.sites):
+        return "names a site twice"
+    unknown = [name for name in shared.sites if name not in topology.sites]
+    if unknown:
+        return f"goes to {unknown[0]!r}, which is not in [sites]; there are: {', '.join(topology.sites)}"
+    if len(shared.sites) < SITES_MIN:
+        return "goes to one site only; name two or more, or leave `sites` out for all"
+    return None
+
+
+def check_succession(old: Topology, new: Topology) -> None:
+    """Refuse a topology that cannot follow the one in force."""
+
+    def refuse(problem: str) -> InvalidConfiguration:
+        return InvalidConfiguration(
+            f"topology {new.epoch} cannot follow topology {old.epoch}: {problem}", epoch=new.epoch
+        )
+
+    if new.epoch <= old.epoch:
+        raise refuse(f"its epoch must be higher; look at what is in force, and set epoch = {old.epoch + 1}")
+    for name, before in old.sites.items():
+        after = new.sites.get(name)
+        if after is None:
+            raise refuse(
+                f'site {name!r} is missing; a site that goes stays there with state = "removed", so that its '
+                "id is never used again"
+            )
+        if after.id != before.id:
+            raise refuse(f"site {name!r} had id {before.id} and now {after.id}; an id is for life")
+        if after.is_active and not before.is_active:
+            raise refuse(
+                f"site {name!r} was removed, and that is final; let it join empty, with a new name and id"
+            )
+        if after.incarnation < before.incarnation:
+            raise refuse(
+                f"site {name!r} had incarnation {before.incarnation} and now {after.incarnation}; it only "
+                "counts up"
+            )
+        if before.final is not None and after.final != before.final:
+            raise refuse(f"site {name!r} ended at version {before.final}, and now at {after.final}")
+    for name, shared in new.namespaces.items():
+        known = old.namespaces.get(name)
+        if known is not None and known.merge != shared.merge:
+            raise refuse(
+                f"namespace {name!r} had merge = {known.merge!r} and now {shared.merge!r}; it is for life"
+            )

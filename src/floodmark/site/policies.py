@@ -1,0 +1,188 @@
+"""What a namespace's merge policy makes of its users' writes, and which of them it refuses.
+
+A policy turns arguments into stored values.  Of `last_write` these are whole records; of the others they are
+unstamped states, which hold what is written and no more, and are merged into the record when they are
+committed (`codec/states.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from floodmark.codec.states import CounterState, Entry, FieldsState, decode_state, encode_state
+from floodmark.codec.values import TOMBSTONE, encode_value
+from floodmark.merge.states import (
+    add_to_counter,
+    delete_fields,
+    delete_record,
+    put_fields,
+    update_fields,
+)
+from floodmark.model.errors import InvalidValue, LimitExceeded, WrongPolicy
+from floodmark.model.limits import COUNTER_TOTAL_MAX, VALUE_BYTES_MAX
+from floodmark.site.arguments import refuse_value
+from floodmark.site.catalog import COUNTER, FIELDS
+
+# A JSON object: its text, or a mapping that has a JSON form.
+Fields: TypeAlias = bytes | Mapping[str, object]
+
+
+class LastWrite:
+    """A record is a value, and a write replaces it."""
+
+    # Whether values are merged into what is there.
+    merges: bool = False
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def put(self, key: bytes, value: Fields, expires_at: int | None) -> bytes:
+        """A record that replaces what is there."""
+        if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
+            raise refuse_value(key, value)
+        return encode_value(value, expires_at)
+
+    def delete(self) -> bytes:
+        """The end of a record."""
+        return TOMBSTONE
+
+    def update(self, key: bytes, fields: Fields, expires_at: int | None) -> bytes:
+        """Some fields of a record."""
+        raise self._refuse(
+            "update", "its records are values without fields: use put, or a namespace of fields"
+        )
+
+    def delete_field(self, key: bytes, names: Sequence[str]) -> bytes:
+        """The end of some fields."""
+        raise self._refuse(
+            "delete_field", "its records are values without fields: use delete, or a namespace of fields"
+        )
+
+    def add(self, key: bytes, number: int) -> bytes:
+        """A number to be added."""
+        raise self._refuse(
+            "add", "its records are no counters: use compare_and_set, or a namespace of counters"
+        )
+
+    def compare(self, key: bytes, value: Fields | None, expires_at: int | None) -> bytes:
+        """What takes the place of an expected value; None stands for nothing."""
+        return self.delete() if value is None else self.put(key, value, expires_at)
+
+    def join(self, earlier: bytes, later: bytes) -> bytes | None:
+        """One write that does what two writes to a key do in turn; None if there is none."""
+        return later
+
+    def _refuse(self, operation: str, why: str) -> WrongPolicy:
+        return WrongPolicy(
+            f"{operation} is not possible in namespace {self._namespace!r}: {why}",
+            namespace=self._namespace,
+            operation=operation,
+        )
+
+
+class FieldsPolicy(LastWrite):
+    """A record is a JSON object, and each of its fields is written by itself."""
+
+    merges = True
+
+    def put(self, key: bytes, value: Fields, expires_at: int | None) -> bytes:
+        return _encode(key, value, lambda fields: put_fields(fields, expires_at))
+
+    def delete(self) -> bytes:
+        return _DELETE_FIELDS
+
+    def update(self, key: bytes, fields: Fields, expires_at: int | None) -> bytes:
+        return _encode(key, fields, lambda given: update_fields(given, expires_at))
+
+    def delete_field(self, key: bytes, names: Sequence[str]) -> bytes:
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidValue(f"the fields of {key!r:.60} have names of text, not {names!r:.60}", key=key)
+        return _named(key, lambda: delete_fields(names))
+
+    def add(self, key: bytes, number: int) -> bytes:
+        raise self._refuse(
+            "add", "its records have fields, and none of them is a counter: use a namespace of counters"
+        )
+
+    def join(self, earlier: bytes, later: bytes) -> bytes | None:
+        first, second = decode_state(earlier), decode_state(later)
+        assert isinstance(first, FieldsState)
+        assert isinstance(second, FieldsState)
+        if second.deleted is not None:
+            return later
+        fields = {field.name: field for field in (*first.fields, *second.fields)}
+        if first.deleted is not None:
+            fields = {name: field for name, field in fields.items() if field.text is not None}
+        return encode_state(FieldsState(first.deleted, tuple(fields[name] for name in sorted(fields))))
+
+
+class CounterPolicy(LastWrite):
+    """A record is a number, to which every write adds."""
+
+    merges = True
+
+    def put(self, key: bytes, value: Fields, expires_at: int | None) -> bytes:
+        raise self._refuse(
+            "put", "its records are counters: add to them with add, and begin anew with delete"
+        )
+
+    def delete(self) -> bytes:
+        return _DELETE_COUNTER
+
+    def update(self, key: bytes, fields: Fields, expires_at: int | None) -> bytes:
+        raise self._refuse("update", "its records are counters without fields: add to them with add")
+
+    def delete_field(self, key: bytes, names: Sequence[str]) -> bytes:
+        raise self._refuse("delete_field", "its records are counters without fields: use delete")
+
+    def add(self, key: bytes, number: int) -> bytes:
+        return _named(key, lambda: add_to_counter(number))
+
+    def compare(self, key: bytes, value: Fields | None, expires_at: int | None) -> bytes:
+        raise self._refuse(
+            "compare_and_set", "its records are counters, which nobody sets: add to them with add"
+        )
+
+    def join(self, earlier: bytes, later: bytes) -> bytes | None:
+        first, second = decode_state(earlier), decode_state(later)
+        assert isinstance(first, CounterState)
+        assert isinstance(second, CounterState)
+        if second.deleted is not None:
+            return later
+        total = sum(entry.total for entry in (*first.entries, *second.entries))
+        # A delete takes with it what is added at the same version.
+        if first.deleted is not None or abs(total) > COUNTER_TOTAL_MAX:
+            return None
+        return encode_state(CounterState(None, (Entry(0, 0, total),)))
+
+
+POLICIES: Final[Mapping[str, type[LastWrite]]] = {
+    "last_write": LastWrite,
+    FIELDS: FieldsPolicy,
+    COUNTER: CounterPolicy,
+}
+
+_DELETE_FIELDS: Final = delete_record("fields")
+_DELETE_COUNTER: Final = delete_record("counter")
+
+
+def _encode(key: bytes, value: Fields, build: Callable[[Fields], bytes]) -> bytes:
+    if type(value) is bytes:
+        if len(value) > VALUE_BYTES_MAX:
+            raise refuse_value(key, value)
+    elif not isinstance(value, Mapping):
+        raise InvalidValue(
+            f"the value of {key!r:.60} must be a JSON object, as bytes or as a mapping, not "
+            f"{type(value).__name__}",
+            key=key,
+        )
+    return _named(key, lambda: build(value))
+
+
+def _named(key: bytes, build: Callable[[], bytes]) -> bytes:
+    """What is built; a refusal names the key."""
+    try:
+        return build()
+    except LimitExceeded as error:
+        raise LimitExceeded(f"{key!r:.60} cannot be written so: {error}", key=key) from error
+    except (InvalidValue, TypeError, ValueError, RecursionError) as error:
+        raise InvalidValue(f"{key!r:.60} cannot be written so: {error}", key=key) from error

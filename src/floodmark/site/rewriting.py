@@ -1,0 +1,131 @@
+"""Writing everything in a namespace again, so that it gets new stamps, from here.
+
+What joins a topology must be younger than the topology, and what a site wrote that is no longer there must be
+written by one that is: either way, the old data is written again as it is.
+
+Nothing newer here may be overwritten by it, also if it arrives meanwhile from another site under an older
+stamp than this.  So there is a version W up to which all that other sites have written is in, and only what
+has a stamp at or below W is written again: whatever comes after has a higher one, and is left alone.  Hence
+it does no harm to run twice, or to stop in between.
+
+But what is written again is a write of now: it wins against one that another site made a moment ago and that
+has not arrived yet.  Let nobody write elsewhere to what is being rewritten.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+import msgspec
+import pyarrow
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.states import HERE, FieldsState, decode_state, encode_state
+from floodmark.codec.values import decode_value, encode_value
+from floodmark.merge.states import add_to_counter
+from floodmark.model.errors import StaleLink
+from floodmark.model.partition import WriteStream
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
+from floodmark.site.arguments import qualify_range
+from floodmark.site.catalog import COUNTER, FIELDS
+from floodmark.site.host import Host
+
+# Batches on their way.
+_UNSETTLED_MAX: Final = 8
+
+
+class Rewritten(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written again: everything in a namespace with a stamp at or below `since`."""
+
+    namespace: str
+    since: Version
+    records_read: int
+    records_written: int | None
+
+
+def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _: None) -> Rewritten:
+    """Give everything in a namespace a new stamp.  `report` is told how many records have been read."""
+    administration = host.administration
+    row = administration.find_namespace(namespace)
+    since = administration.rewritable_version(namespace)
+    if not since:
+        raise StaleLink(
+            f"not all sites that share {namespace!r} have sent what they wrote; let replication run, then "
+            "rewrite again",
+            namespace=namespace,
+        )
+    at = administration.read_version()
+    prefix = encode_namespace(row.id)
+    encode = _ENCODERS.get(row.merge, _encode_value)
+    read = 0
+    with host.reading(at, row.id):
+        # A counter is not put but added to, which hurts nobody.
+        is_counter = row.merge == COUNTER
+        stream = (
+            host.write_stream(durable=True, merge=True)
+            if is_counter
+            else host.write_stream(durable=True, unchanged_since=since)
+        )
+        writing = _Writing(stream)
+        try:
+            for batch in host.router.scan_records(qualify_range(prefix, KeyRange()), at):
+                writing.send(_rows(batch, prefix, encode))
+                read += batch.num_rows
+                report(read)
+            writing.settle(0)
+        finally:
+            stream.close()
+    administration.note_rewritten(namespace, since)
+    return Rewritten(
+        namespace=namespace,
+        since=since,
+        records_read=read,
+        records_written=None if is_counter else writing.written,
+    )
+
+
+class _Writing:
+    """Batches on their way, and how many records were stored."""
+
+    def __init__(self, stream: WriteStream) -> None:
+        self.written = 0
+        self._stream = stream
+        self._sent: deque[Future[int]] = deque()
+
+    def send(self, rows: dict[bytes, bytes]) -> None:
+        if rows:
+            self._sent.append(self._stream.send(rows))
+            self.settle(_UNSETTLED_MAX)
+
+    def settle(self, unsettled_max: int) -> None:
+        while len(self._sent) > unsettled_max:
+            self.written += self._sent.popleft().result()
+
+
+def _rows(batch: pyarrow.RecordBatch, prefix: bytes, encode: Callable[[bytes], bytes]) -> dict[bytes, bytes]:
+    keys, stored = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+    return {prefix + key: encode(value) for key, value in zip(keys, stored, strict=True)}
+
+
+def _encode_value(stored: bytes) -> bytes:
+    record = decode_value(stored)
+    return encode_value(record.value, record.expires_at)
+
+
+def _encode_fields(stored: bytes) -> bytes:
+    """The fields that are there, to be stamped anew; what was deleted stays deleted."""
+    state = decode_state(stored)
+    assert isinstance(state, FieldsState)
+    fields = tuple(
+        msgspec.structs.replace(field, stamp=HERE) for field in state.fields if field.text is not None
+    )
+    return encode_state(FieldsState(None, fields))
+
+
+def _encode_counter(_stored: bytes) -> bytes:
+    return add_to_counter(0)
+
+
+_ENCODERS: Final = {FIELDS: _encode_fields, COUNTER: _encode_counter}

@@ -1,0 +1,99 @@
+"""A site takes its place in a topology: the namespaces that it begins to share.
+
+A namespace joins empty.  What was deleted in it before has left no tombstone that the others would wait for,
+and what was written before carries stamps from a time when nobody waited for anybody: shared as it is, it
+could come back at one site and not at another.  Data that is there is therefore written again first, under
+new stamps (`floodmark namespace rewrite`).
+"""
+
+from collections.abc import Iterable
+
+from floodmark.feed import SafePoints
+from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.version import Version
+from floodmark.partition import Node
+from floodmark.replication.members import Members
+from floodmark.replication.topology import Topology
+from floodmark.site.catalog import Catalog, NamespaceRow, NamespaceSettings
+
+
+class Sharing:
+    """Puts topologies in force."""
+
+    def __init__(self, node: Node, catalog: Catalog, members: Members, safe_points: SafePoints) -> None:
+        self._node = node
+        self._catalog = catalog
+        self._members = members
+        self._safe_points = safe_points
+
+    def topology(self) -> Topology | None:
+        """The topology in force."""
+        return self._members.topology
+
+    def set_topology(self, topology: Topology) -> None:
+        """Put a topology in force, with the namespaces that are missing here; the same again does nothing.
+
+        The namespaces come first: if the site fails in between, the same call goes on.
+        """
+        if not self._members.check(topology):
+            return
+        rows = {row.name: row for row in self._catalog.live()}
+        joined = self._members.joined_by(topology)
+        if self._members.is_reborn_by(topology):
+            self._require_lost(rows.values())
+        for name in joined:
+            if name in rows:
+                self._require_fit(rows[name], topology)
+        for name in joined:
+            if name not in rows:
+                self._catalog.create(name, NamespaceSettings(merge=topology.namespaces[name].merge))
+        self._members.store(topology)
+
+    def declare_loaded(self, namespace: str) -> Version:
+        """Let the history of a namespace begin behind what it was loaded with."""
+        row = self._catalog.get(namespace)
+        with self._node.storage.settled(), self._safe_points.lock:
+            retention = self._node.retention
+            if not retention.loaded_version(row.id):
+                retention.declare_loaded(row.id, self._node.committer.sync_in_turn())
+            return retention.loaded_version(row.id)
+
+    def shared_since(self, namespace: str, position: Version) -> Version:
+        """Behind which version a link at a position finds all that was first written here.
+
+        One that has no position begins where everything was written here, first or again.  In what a
+        namespace was loaded with there is nothing that was first written here and is not known elsewhere.
+        """
+        row = self._catalog.get(namespace)
+        begun = position or max(row.created_at, self._members.rewritten_since(row.id))
+        return max(begun, self._node.retention.loaded_version(row.id))
+
+    def note_rewritten(self, namespace: str, since: Version) -> None:
+        """Remember that everything in a namespace has been written again above a version."""
+        self._node.observe(since)
+        self._members.note_rewritten(self._catalog.get(namespace).id, since)
+
+    def _require_lost(self, rows: Iterable[NamespaceRow]) -> None:
+        """Refuse that a site which has its data becomes another incarnation of itself."""
+        for row in rows:
+            if not self._node.is_unwritten(row.id):
+                raise InvalidConfiguration(
+                    f"the topology counts the incarnation of this site up, as if its data were lost, and "
+                    f"namespace {row.name!r} is there; count it up for a site that is built up anew",
+                    namespace=row.name,
+                )
+
+    def _require_fit(self, row: NamespaceRow, topology: Topology) -> None:
+        merge = topology.namespaces[row.name].merge
+        if row.merge != merge:
+            raise InvalidConfiguration(
+                f"namespace {row.name!r} merges by {row.merge!r} here, and by {merge!r} in the topology; the "
+                "policy is for life, so name the one that it has, or share a namespace of another name",
+                namespace=row.name,
+            )
+        if not self._node.is_unwritten(row.id) and not self._members.rewritten_since(row.id):
+            raise InvalidConfiguration(
+                f"namespace {row.name!r} holds data from before it is shared; give it new stamps with "
+                f"`floodmark namespace rewrite LOCATION {row.name}`, then set the topology again",
+                namespace=row.name,
+            )

@@ -1,0 +1,292 @@
+"""Let the sites of a topology copy each other, in all directions, as a Spark stream.
+
+All links are one streaming query (`spark/links.py`).  A site that is away, or a clock that is wrong, holds up
+the links that it is part of and no others: these are tried again for as long as the job runs, and their
+targets show why nothing comes.
+
+The sites keep how far each link is.  So there is nothing to keep here: the job may be killed, run elsewhere,
+or run twice, and what Spark writes down about its query goes with it.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Final
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from floodmark.clock import monotonic_ms
+from floodmark.feed.runner_backoff import Backoff
+from floodmark.model.errors import FloodmarkError, InvalidConfiguration, LinkStalled, Retryable
+from floodmark.model.version import Version
+from floodmark.replication.topology import Direction, Topology
+from floodmark.site.statistics import LinkStatistics
+from floodmark.spark.address import SiteAddress
+from floodmark.spark.failures import find_error, raising_floodmark_errors
+from floodmark.spark.jobs.parts import use_session
+from floodmark.spark.jobs.progress import SILENT, Progress
+from floodmark.spark.jobs.quick_notes import quick_notes
+from floodmark.spark.links import FORMAT, OPTION, LinksSource, encode_links
+from floodmark.spark.links_planning import LinkOptions
+
+_log = logging.getLogger("floodmark.replication")
+
+# Who looks after the query looks up this often.
+LOOK_SECONDS: Final = 0.2
+BACKOFF_MS: Final = 500
+BACKOFF_MS_MAX: Final = 30_000
+# A run that is to end gives up if no link has moved for so long.
+STANDSTILL_MS_MAX: Final = 120_000
+
+
+class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How one direction went.  The lag is that of the last minutes, from commit to commit."""
+
+    source: str
+    target: str
+    namespaces: list[str]
+    backlog_ms: int | None
+    lag_ms_p50: int | None
+    lag_ms_p99: int | None
+    findings: int
+    stalled: str | None
+
+
+class TopologySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of all links has done."""
+
+    epoch: int
+    elapsed_ms: int
+    restarts: int
+    links: list[LinkSummary]
+
+
+def replicate_topology(
+    topology: Topology,
+    addresses: Mapping[str, SiteAddress],
+    *,
+    once: bool = False,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+    stop: Event | None = None,
+) -> TopologySummary:
+    """Run all links of a topology until told to stop; with `once`, until what is there now has arrived.
+
+    The topology is put in force at every site that can be reached.  With `once` all must be there.
+    """
+    began_ms = monotonic_ms()
+    links = [_Link(each, _options(topology, each, addresses)) for each in topology.directions()]
+    for name, site in topology.sites.items():
+        if site.is_active:
+            _put_in_force(topology, addresses[name], required=once)
+    with use_session(spark, "floodmark replicate") as session, raising_floodmark_errors():
+        session.dataSource.register(LinksSource)
+        with TemporaryDirectory(prefix="floodmark-links-") as notes:
+            work = _Work(session, f"file://{notes}", links)
+            if once:
+                work.run_once(progress or SILENT, stop or Event())
+            else:
+                work.run(progress or SILENT, stop or Event())
+    return TopologySummary(
+        epoch=topology.epoch,
+        elapsed_ms=monotonic_ms() - began_ms,
+        restarts=work.restarts,
+        links=[link.summarize() for link in links],
+    )
+
+
+def site_addresses(
+    topology: Topology,
+    *,
+    token_file: str | None = None,
+    tls_root: str | None = None,
+    tls_certificate: str | None = None,
+    tls_key: str | None = None,
+) -> dict[str, SiteAddress]:
+    """Where the active sites of a topology are; what it leaves open about credentials is the same for all."""
+    addresses = {}
+    for name, site in topology.sites.items():
+        if not site.is_active:
+            continue
+        if site.url is None:
+            raise InvalidConfiguration(f"site {name!r} has no url in the topology, so nobody can get there")
+        addresses[name] = SiteAddress(
+            location=site.url,
+            token_file=site.token_file or token_file,
+            tls_root=site.tls_root_certificate or tls_root,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+        )
+    return addresses
+
+
+def _options(topology: Topology, direction: Direction, addresses: Mapping[str, SiteAddress]) -> LinkOptions:
+    source = topology.sites[direction.source]
+    return LinkOptions(
+        source_id=source.id,
+        source=addresses[direction.source],
+        target=addresses[direction.target],
+        namespaces=direction.namespaces,
+        incarnation=source.incarnation,
+    )
+
+
+def _put_in_force(topology: Topology, address: SiteAddress, *, required: bool) -> None:
+    address.require_url("replicated")
+    try:
+        with address.connect() as site:
+            if site.host.administration.topology() != topology:
+                site.host.administration.set_topology(topology)
+    except Retryable:
+        # Its links are tried again until it is back; whoever wants an end wants to know.
+        if required:
+            raise
+
+
+@dataclass
+class _Link:
+    """One direction, and how far it is to go."""
+
+    direction: Direction
+    options: LinkOptions
+    goals: dict[str, Version] = field(default_factory=dict)
+
+    def set_goals(self) -> None:
+        """Remember what is there now."""
+        with self.options.source.connect() as source:
+            administration = source.host.administration
+            for name in self.direction.namespaces:
+                # To cut makes durable, and publishes, what was written without waiting for the disk.
+                resolved = administration.resolved_version()
+                self.goals[name] = administration.cut_changes(name, resolved, None, None, False).resolved
+
+    def positions(self) -> dict[str, Version]:
+        """How far the target is."""
+        with self.options.target.connect() as target:
+            return {
+                link.namespace: link.through
+                for link in target.host.administration.links()
+                if link.source_id == self.options.source_id
+            }
+
+    def statistics(self) -> list[LinkStatistics]:
+        """What the target says about the link; nothing if it cannot be reached."""
+        with suppress(FloodmarkError), self.options.target.connect() as target:
+            links = target.host.administration.replication().links
+            return [link for link in links if link.source == self.direction.source]
+        return []
+
+    def summarize(self) -> LinkSummary:
+        links = self.statistics()
+        return LinkSummary(
+            source=self.direction.source,
+            target=self.direction.target,
+            namespaces=list(self.direction.namespaces),
+            backlog_ms=max((link.backlog_ms for link in links), default=None),
+            lag_ms_p50=max((link.lag_ms_p50 for link in links if link.lag_ms_p50 is not None), default=None),
+            lag_ms_p99=max((link.lag_ms_p99 for link in links if link.lag_ms_p99 is not None), default=None),
+            findings=sum(link.intervals_wrong for link in links),
+            stalled=next((link.stalled for link in links if link.stalled is not None), None),
+        )
+
+
+class _Work:
+    """Runs the query of all links, and begins it anew when it fails."""
+
+    def __init__(self, spark: SparkSession, notes: str, links: Sequence[_Link]) -> None:
+        self._spark = spark
+        self._notes = notes
+        self._links = links
+        self._query: StreamingQuery | None = None
+        self._backoff = Backoff(BACKOFF_MS, longest_ms=BACKOFF_MS_MAX)
+        self._began_ms = 0
+        self.restarts = 0
+
+    def run(self, progress: Progress, stop: Event) -> None:
+        """Let all links run until they are told to stop."""
+        progress.report("links", len(self._links), None)
+        try:
+            self._begin()
+            while not stop.wait(LOOK_SECONDS):
+                self._look_after(stop)
+        finally:
+            self._end()
+
+    def run_once(self, progress: Progress, stop: Event) -> None:
+        """Let all links run until what was there at the beginning has arrived."""
+        for link in self._links:
+            link.set_goals()
+        waiting, moved_at_ms = list(self._links), monotonic_ms()
+        seen: dict[str, dict[str, Version]] = {}
+        try:
+            self._begin()
+            while waiting and not stop.wait(LOOK_SECONDS):
+                self._look_after(stop)
+                with suppress(Retryable):
+                    found = {str(link.direction): link.positions() for link in waiting}
+                    waiting = [link for link in waiting if not _has(link.goals, found[str(link.direction)])]
+                    if found != seen:
+                        seen, moved_at_ms = found, monotonic_ms()
+                progress.report("links", len(self._links) - len(waiting), len(self._links))
+                if monotonic_ms() - moved_at_ms > STANDSTILL_MS_MAX:
+                    raise _stands_still(waiting)
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        # A stream's writer looks for its format in the session that is active in this thread, and another
+        # thread may have made the session.  Making a frame makes it active.
+        self._spark.createDataFrame([], "nothing string")
+        option = encode_links([link.options for link in self._links])
+        rows = self._spark.readStream.format(FORMAT).option(OPTION, option).load()
+        writer = (
+            rows.writeStream.format(FORMAT)
+            .option(OPTION, option)
+            # A place of its own each time: the targets know better than old notes where to go on.
+            .option("checkpointLocation", f"{self._notes}/{self.restarts}")
+        )
+        with quick_notes(self._spark, self._notes):
+            self._query = writer.start()
+        self._began_ms = monotonic_ms()
+
+    def _end(self) -> None:
+        """Stop the query.  A step that is under way is taken again by the next one."""
+        if self._query is not None:
+            self._query.stop()
+            self._query = None
+
+    def _look_after(self, stop: Event) -> None:
+        query = self._query
+        assert query is not None
+        if query.isActive:
+            return
+        error = query.exception()
+        assert error is not None, "a query that has no end has ended"
+        if monotonic_ms() - self._began_ms >= BACKOFF_MS_MAX:
+            self._backoff.reset()
+        failure, pause_ms = find_error(error) or error, self._backoff.next_ms()
+        if pause_ms is None:
+            raise failure
+        _log.warning("the query of the links failed and is begun again: %s", str(failure).partition("\n")[0])
+        self._end()
+        if not stop.wait(pause_ms / 1000):
+            self.restarts += 1
+            self._begin()
+
+
+def _has(goals: Mapping[str, Version], positions: Mapping[str, Version]) -> bool:
+    return all(positions.get(name, 0) >= goal for name, goal in goals.items())
+
+
+def _stands_still(links: Sequence[_Link]) -> LinkStalled:
+    link = links[0]
+    reason = next((each.stalled for each in link.statistics() if each.stalled is not None), None)
+    return LinkStalled(
+        f"nothing has come from {link.direction.source} to {link.direction.target} for "
+        f"{STANDSTILL_MS_MAX // 1000} s: {reason or 'nobody says why; ask both with floodmark status'}"
+    )

@@ -1,0 +1,262 @@
+"""The links between sites as one Spark stream: what it reads at the sources, and writes at the targets.
+
+The rules are those of `floodmark.replication`; here its steps become micro-batches.  The driver plans the
+next step of every link from what its two sites know, tasks read the steps by ranges of keys and apply what
+they read, and when all of them are done the targets take note.  The targets keep the positions, so what Spark
+keeps of its own, offsets and commits, only has to last as long as the query: a new one asks the targets.
+
+All links share a query, for most of what a micro-batch costs is the same however much is in it.  They do not
+share their troubles: a link whose site is away, or refuses, takes no step, and is tried again after a while.
+
+Rows are those of `replication/reading.py`, in types that Spark knows.  The first row of every task says which
+step of which link it is part of; a row that says why reading failed ends a task that could not read on.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+from threading import Event
+from typing import Any, Final
+
+import msgspec
+import pyarrow
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+
+from floodmark.model.errors import FloodmarkError, StaleLink
+from floodmark.replication.applied import Applied
+from floodmark.replication.applying import Applier
+from floodmark.replication.reading import ROWS, read_part
+from floodmark.replication.step import LinkStep
+from floodmark.spark.links_planning import LinkOptions, Piece, Planner, Sites, tell_stalled
+
+FORMAT: Final = "floodmark_links"
+OPTION: Final = "links"
+
+# Spark asks again at once when there was nothing to do.
+PAUSE_SECONDS: Final = 0.05
+# The kinds of the rows that only Spark's tasks know: what a task is part of, and why it ended early.
+_HEAD: Final = 255
+_FAILURE: Final = 254
+
+SCHEMA: Final = StructType(
+    [
+        StructField("namespace", IntegerType(), False),
+        StructField("version", LongType(), False),
+        StructField("kind", IntegerType(), False),
+        StructField("key", BinaryType(), False),
+        StructField("record", BinaryType(), False),
+    ]
+)
+_ARROW: Final = pyarrow.schema(
+    [
+        pyarrow.field("namespace", pyarrow.int32(), nullable=False),
+        pyarrow.field("version", pyarrow.int64(), nullable=False),
+        pyarrow.field("kind", pyarrow.int32(), nullable=False),
+        pyarrow.field("key", pyarrow.binary(), nullable=False),
+        pyarrow.field("record", pyarrow.binary(), nullable=False),
+    ]
+)
+
+
+class StepOfLink(msgspec.Struct, frozen=True):
+    """A step, and the place of its link among the others."""
+
+    link: int
+    step: LinkStep
+
+
+def encode_links(links: Sequence[LinkOptions]) -> str:
+    """The value of the option `links`."""
+    return msgspec.json.encode(list(links)).decode()
+
+
+def decode_links(options: Mapping[str, str]) -> list[LinkOptions]:
+    """What the option `links` says."""
+    return msgspec.json.decode(options[OPTION], type=list[LinkOptions])
+
+
+class LinksSource(DataSource):
+    """Reads the steps of links, and writes them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LinksReader(decode_links(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return LinksWriter(decode_links(self.options))
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class LinkPart(InputPartition):
+    """What one task reads of a step.  Of each namespace one piece: its rows come in order of versions."""
+
+    head: StepOfLink
+    pieces: Sequence[Piece]
+
+
+class LinksReader(DataSourceStreamReader):
+    """Plans the steps of links on the driver, and reads them in its tasks.
+
+    An offset names the steps that led to it.
+    """
+
+    def __init__(self, links: Sequence[LinkOptions]) -> None:
+        self._links = links
+        # Of the driver alone: a reader is pickled for its tasks before it is asked for anything.
+        self._sites: Sites | None = None
+        self._planners: list[Planner] = []
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"steps": []}
+
+    def latestOffset(self, start: dict[str, Any], limit: object = None) -> dict[str, Any]:
+        steps = [
+            StepOfLink(place, step)
+            for place, planner in enumerate(self._driver)
+            if (step := planner.plan()) is not None
+        ]
+        if not steps:
+            Event().wait(PAUSE_SECONDS)
+            return start
+        return {"steps": msgspec.to_builtins(steps)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LinkPart]:
+        if start == end:
+            return []
+        heads = msgspec.convert(end["steps"], list[StepOfLink])
+        return [LinkPart(head, pieces) for head in heads for pieces in self._driver[head.link].cut(head.step)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        pass
+
+    def stop(self) -> None:
+        if self._sites is not None:
+            self._sites.close()
+
+    @property
+    def _driver(self) -> list[Planner]:
+        if self._sites is None:
+            self._sites = Sites()
+            self._planners = [Planner(link, self._sites) for link in self._links]
+        return self._planners
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, LinkPart)
+        head = partition.head
+        yield _note(_HEAD, msgspec.msgpack.encode(head))
+        try:
+            with self._links[head.link].source.connect() as site:
+                for place, keys in partition.pieces:
+                    for rows in read_part(site.host, head.step, place, keys):
+                        yield rows.cast(_ARROW)
+        except FloodmarkError as error:
+            yield _note(_FAILURE, str(error).encode())
+
+
+# Writing
+
+
+@dataclass(frozen=True)
+class AppliedPart(WriterCommitMessage):
+    """What a task has applied of a step, or why it could not.  A task without rows has nothing to tell."""
+
+    head: StepOfLink | None = None
+    applied: Applied | None = None
+    failure: str | None = None
+
+
+class LinksWriter(DataSourceStreamArrowWriter):
+    """Applies the steps of links."""
+
+    def __init__(self, links: Sequence[LinkOptions]) -> None:
+        self._links = links
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> AppliedPart:
+        first = next((rows for rows in iterator if rows.num_rows), None)
+        if first is None:
+            return AppliedPart()
+        head = msgspec.msgpack.decode(_text_of(first, 0, _HEAD), type=StepOfLink)
+        try:
+            target = self._links[head.link].target
+            with target.connect() as site, Applier(site.host, head.step) as applier:
+                failure = _add(applier, first.slice(1))
+                for rows in iterator:
+                    failure = failure or _add(applier, rows)
+                if failure is None:
+                    return AppliedPart(head, applier.finish())
+        except FloodmarkError as error:
+            failure = str(error)
+        # Whoever reads must come to an end.
+        for _ in iterator:
+            pass
+        return AppliedPart(head, failure=failure)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        parts: dict[int, list[AppliedPart]] = {}
+        for part in messages:
+            if isinstance(part, AppliedPart) and part.head is not None:
+                parts.setdefault(part.head.link, []).append(part)
+        for place, of_link in parts.items():
+            self._advance(self._links[place], of_link)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        pass
+
+    def _advance(self, link: LinkOptions, parts: Sequence[AppliedPart]) -> None:
+        """Let the target take note of a step, if all of it was applied.  If not, it is planned again."""
+        head = parts[0].head
+        assert head is not None
+        # If the target is away, nobody can tell it; the driver finds out.
+        with suppress(FloodmarkError), link.target.connect() as target:
+            failures = [part.failure for part in parts if part.failure is not None]
+            if failures:
+                tell_stalled(target, link, failures[0])
+                return
+            applied = reduce(Applied.plus, [part.applied for part in parts if part.applied is not None])
+            try:
+                target.host.administration.advance_link(head.step, applied)
+            except StaleLink:
+                # Somebody else runs the link as well; the next step is planned from where it stands now.
+                pass
+            except FloodmarkError as error:
+                tell_stalled(target, link, str(error))
+
+
+def _add(applier: Applier, rows: pyarrow.RecordBatch) -> str | None:
+    """Apply rows; the reason, if the last one tells why no more come."""
+    if not rows.num_rows:
+        return None
+    if rows.column(2)[-1].as_py() == _FAILURE:
+        return _text_of(rows, rows.num_rows - 1, _FAILURE).decode()
+    applier.add(pyarrow.RecordBatch.from_arrays(rows.columns, schema=_ARROW).cast(ROWS))
+    return None
+
+
+def _note(kind: int, text: bytes) -> pyarrow.RecordBatch:
+    columns = [[0], [0], [kind], [b""], [text]]
+    arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=_ARROW)
+
+
+def _text_of(rows: pyarrow.RecordBatch, row: int, kind: int) -> bytes:
+    assert rows.column(2)[row].as_py() == kind
+    text: bytes = rows.column(4)[row].as_py()
+    return text

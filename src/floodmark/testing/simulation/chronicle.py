@@ -1,0 +1,287 @@
+"""The commits of a site as its feeds told them: every reading must tell the same (promises 1, 2, 4 and 5).
+
+Whoever reads first fixes what the truth is; whoever reads the same interval later, from memory, from the log
+or by a scan, before or after a crash, must get the same commits with the same changes.  And the truth must
+fit what the writers were told: a write that returned is there, one that was refused is not, a commit is never
+split, and what a crash took of asynchronous writes is an end, never a middle.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
+from floodmark.codec.states import decode_state
+from floodmark.merge.states import live_value, merge_states, stamps_of
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version, physical_ms
+from floodmark.testing.simulation.history import Key, Violation, show_version
+from floodmark.testing.simulation.workload import Check
+
+
+class Outcome(StrEnum):
+    """What the writer knows."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """A write that was tried: all its commits lie in `(low, high]`, and nobody else's do.
+
+    `expected` says of each key whether what was logged for it is what was meant; `adds` is what a counter
+    gained by it.  `era` changes whenever unsynced writes may have been lost.
+    """
+
+    operation: str
+    outcome: Outcome
+    durable: bool
+    low: Version
+    high: Version
+    era: tuple[int, int]
+    expected: Mapping[Key, Check]
+    adds: int = 0
+
+
+class Seen(NamedTuple):
+    """One change as a feed gave it: the value is as stored."""
+
+    version: Version
+    key: Key
+    stored: bytes
+    partition: int | None
+    """Where it was written; a scan does not know, if partitions were split or merged since."""
+    exact: bool
+    """Whether the value is what was logged; else it is the whole record, where records are merged."""
+    whole: bytes = b""
+    """What the record was after the change, for the chronicle alone."""
+
+
+@dataclass
+class Chronicle:
+    """The commits of one site up to `through`."""
+
+    site: str
+    site_id: int
+    through: Version = 0
+    changes: list[Seen] = field(default_factory=list)
+    intents: list[Intent] = field(default_factory=list)
+    ranges: dict[int, KeyRange] = field(default_factory=dict)
+    """Which qualified keys each partition holds, or held."""
+    copies_are_whole: bool = True
+    """Whether a commit of another site must be one commit in each partition here."""
+
+    def __post_init__(self) -> None:
+        self._judged = 0
+        self._lost: tuple[int, int] | None = None
+        self._stamps: dict[Key, bytes] = {}
+        self._copies: dict[tuple[bytes, int | None], Version] = {}
+        self._records: dict[Key, bytes] = {}
+        self.totals: dict[Key, int] = {}
+        """What was added at this site to each counter, all in all."""
+
+    def between(self, since: Version, until: Version) -> list[Seen]:
+        """What was told of `(since, until]`."""
+        version = attrgetter("version")
+        first = bisect_right(self.changes, since, key=version)
+        return self.changes[first : bisect_right(self.changes, until, key=version)]
+
+    def records(self, namespace: str, at: Version) -> dict[bytes, bytes]:
+        """What must be stored under each key of a namespace at a version, dead or alive."""
+        told = self.between(0, at)
+        return {seen.key.key: seen.whole for seen in told if seen.key.namespace == namespace}
+
+    def compare(self, told: list[Seen], since: Version, through: Version, namespace: str | None) -> None:
+        """Check a reading of `(since, through]`, which must not go beyond the chronicle."""
+        expected = [
+            seen
+            for seen in self.between(since, min(through, self.through))
+            if namespace is None or seen.key.namespace == namespace
+        ]
+        for before, now in zip(expected, told, strict=False):
+            if before[:2] != now[:2] or not _agree(before, now):
+                raise self._differs("4", before, now)
+        if len(expected) > len(told):
+            raise self._differs("4", expected[len(told)], None)
+        if len(told) > len(expected):
+            late = told[len(expected)]
+            raise Violation(
+                "3",
+                self.site,
+                f"{late.key} appeared where all was resolved",
+                keys=[late.key],
+                version=late.version,
+            )
+
+    def _differs(self, promise: str, before: Seen, now: Seen | None) -> Violation:
+        told = "nothing" if now is None else _show(now)
+        return Violation(
+            promise,
+            self.site,
+            f"a reader had {_show(before)}; now it is {told}",
+            keys=[before.key],
+            version=before.version,
+        )
+
+    def extend(self, told: list[Seen], through: Version) -> None:
+        """Take what a reader of all namespaces was told first, of everything after `self.through`."""
+        if any(left.version > right.version for left, right in pairwise(told)):
+            raise Violation("2", self.site, "a feed is not in commit order", keys=[seen.key for seen in told])
+        for version, commit in groupby(told, key=attrgetter("version")):
+            changes = list(commit)
+            self._check_commit(version, changes)
+            self.changes += [seen._replace(whole=self._records[seen.key]) for seen in changes]
+        self.through = through
+        self._judge()
+
+    def _check_commit(self, version: Version, commit: list[Seen]) -> None:
+        origins = find_origins([seen.stored for seen in commit])
+        own = [seen for seen, origin in zip(commit, origins, strict=True) if not origin]
+        if own:
+            self._check_own(version, own)
+        for seen in commit:
+            self._records[seen.key] = _joined(seen, self._records.get(seen.key))
+        for seen, origin in zip(commit, origins, strict=True):
+            self._check_stamp(seen, origin or encode_stamp(version, self.site_id))
+            if stamp_version(origin) >= version:
+                raise Violation(
+                    "2",
+                    self.site,
+                    f"{seen.key} is stored below its stamp {show_version(stamp_version(origin))}",
+                    keys=[seen.key],
+                    version=version,
+                )
+            if origin and self.copies_are_whole and _is_of(seen, origin):
+                self._check_copy(seen, origin)
+
+    def _check_copy(self, seen: Seen, origin: bytes) -> None:
+        """A commit of another site is one commit in each partition here."""
+        if self._copies.setdefault((origin, seen.partition), seen.version) != seen.version:
+            raise Violation(
+                "8",
+                self.site,
+                f"a commit of another site was split: {seen.key} came later than the rest",
+                keys=[seen.key],
+                version=seen.version,
+            )
+
+    def _check_own(self, version: Version, commit: list[Seen]) -> None:
+        """A commit that was first written here must be one that somebody tried, and whole."""
+        index = bisect_right(self.intents, version - 1, key=attrgetter("low")) - 1
+        intent = self.intents[index] if index >= 0 else None
+        keys = [seen.key for seen in commit]
+        if intent is None or version > intent.high or intent.outcome is Outcome.REFUSED:
+            what = "nobody wrote" if intent is None or version > intent.high else "a refused write left"
+            raise Violation("1", self.site, f"{what} {keys[0]}", keys=keys, version=version)
+        for seen in commit:
+            check = intent.expected.get(seen.key)
+            if check is None or (seen.exact and not check(self._records.get(seen.key), seen.stored)):
+                raise Violation(
+                    "1",
+                    self.site,
+                    f"{intent.operation} became {seen.stored!r} under {seen.key}",
+                    keys=[seen.key],
+                    version=version,
+                )
+        if intent.adds:
+            self.totals[keys[0]] = self.totals.get(keys[0], 0) + intent.adds
+        partition = commit[0].partition
+        if partition is None:
+            return
+        keys_here = self.ranges[partition]
+        whole = [key for key in intent.expected if keys_here.contains(qualified(key))]
+        if sorted(whole) != sorted(keys):
+            raise Violation(
+                "1",
+                self.site,
+                f"{intent.operation} was split: only {keys} of {whole}",
+                keys=whole,
+                version=version,
+            )
+
+    def _check_stamp(self, seen: Seen, stamp: bytes) -> None:
+        """On each key commit order is stamp order, where a record has one stamp."""
+        if POLICIES[seen.key.namespace] != "last_write":
+            return
+        if stamp <= self._stamps.get(seen.key, b""):
+            raise Violation(
+                "2",
+                self.site,
+                f"an older write of {seen.key} was stored",
+                keys=[seen.key],
+                version=seen.version,
+            )
+        self._stamps[seen.key] = stamp
+
+    def _judge(self) -> None:
+        """Find the writes that were acknowledged and are not there."""
+        while self._judged < len(self.intents) and self.intents[self._judged].high <= self.through:
+            intent = self.intents[self._judged]
+            self._judged += 1
+            if intent.outcome is not Outcome.DONE or not intent.expected:
+                continue
+            there = {seen.key for seen in self.between(intent.low, intent.high)}
+            if all(key in there for key in intent.expected):
+                if intent.era == self._lost:
+                    raise self._missing(intent, "came after one that a crash took, and is there")
+            elif intent.durable:
+                raise self._missing(intent, "was acknowledged, and is not there")
+            else:
+                self._lost = intent.era
+
+    def _missing(self, intent: Intent, what: str) -> Violation:
+        return Violation(
+            "1", self.site, f"{intent.operation} {what}", keys=intent.expected, version=intent.high
+        )
+
+
+# The namespaces of every site, in the order in which they are made, and their merge policies.
+POLICIES: Final = {"users": "last_write", "profiles": "fields", "counts": "counter"}
+NAMESPACES: Final = tuple(POLICIES)
+
+
+def _agree(before: Seen, now: Seen) -> bool:
+    """Whether a change is told as it was before, or as the record that it led to.
+
+    A record may lack what was dead in it when the change came: garbage collection took that first.
+    """
+    if before.exact and now.exact:
+        return before.stored == now.stored
+    at_ms = physical_ms(before.version)
+    return now.exact or live_value(before.whole, at_ms) == live_value(now.stored, at_ms)
+
+
+def _joined(seen: Seen, record: bytes | None) -> bytes:
+    """What a record becomes by a change."""
+    return seen.stored if POLICIES[seen.key.namespace] == "last_write" else merge_states(record, seen.stored)
+
+
+def _show(seen: Seen) -> str:
+    return f"{seen.key} {seen.stored!r} at {show_version(seen.version)}"
+
+
+def _is_of(seen: Seen, origin: bytes) -> bool:
+    """Whether a change is known to be what the commit of its origin wrote, and nothing else.
+
+    A scan finds whole records, here or at the source, and they bear the newest of the stamps in them.
+    """
+    if POLICIES[seen.key.namespace] == "last_write":
+        return seen.partition is not None
+    stamps = stamps_of(decode_state(seen.stored))
+    return seen.exact and all(encode_stamp(stamp.version, stamp.site) == origin for stamp in stamps)
+
+
+def qualified(key: Key) -> bytes:
+    """A key as partitions know it."""
+    return (NAMESPACES.index(key.namespace) + 1).to_bytes(3, "big") + key.key
+
+
+def unqualified(key: bytes) -> Key:
+    """Undo `qualified`."""
+    return Key(NAMESPACES[int.from_bytes(key[:3], "big") - 1], key[3:])

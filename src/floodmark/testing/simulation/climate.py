@@ -1,0 +1,58 @@
+"""What a world is like: how often things are done in it, and how often they go wrong."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from random import Random
+
+from floodmark.testing.simulation.network import Weather
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climate:
+    """Drawn once for each world.  Weights are relative to each other; what has none does not happen.
+
+    `holders` is the share of feeds that hold a safe point, and `in_parts` says whether several tasks share
+    each step of a link.
+    """
+
+    weather: Weather
+    disks_fail: bool
+    clocks_jump_far: bool
+    in_parts: bool
+    holders: float
+    log_retention: timedelta | None
+    writes: float = 40
+    reads: float = 20
+    collections: float
+    reshapes: float
+    jumps: float
+    crashes: float
+    cuts: float
+    drivers: float
+
+
+def draw_climate(random: Random) -> Climate:
+    """A climate in which some things do not happen at all."""
+
+    def sometimes(weight: float) -> float:
+        return weight * random.random() if random.random() < 0.7 else 0.0
+
+    return Climate(
+        weather=Weather(
+            loss=sometimes(0.05),
+            duplication=sometimes(0.2),
+            # Late enough, at times, that what a call is about was deleted and collected meanwhile.
+            late_ms_max=random.choice([600, 600, 5_000, 20_000]),
+        ),
+        disks_fail=random.random() < 0.6,
+        clocks_jump_far=random.random() < 0.4,
+        in_parts=random.random() < 0.3,
+        holders=sometimes(0.6),
+        log_retention=timedelta(milliseconds=500) if random.random() < 0.3 else None,
+        collections=2 + sometimes(10),
+        reshapes=sometimes(6),
+        jumps=sometimes(6),
+        crashes=sometimes(4),
+        cuts=sometimes(3),
+        drivers=sometimes(3),
+    )

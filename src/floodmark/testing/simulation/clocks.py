@@ -1,0 +1,52 @@
+"""Simulated time: one true time that only the run moves, and clocks of sites that are more or less wrong."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import Final
+
+from floodmark.testing.clock import SimulatedTime
+
+# Two sites may each be this far off, in opposite directions, and still copy each other.
+SKEW_MS_MAX: Final = 249
+
+
+class SkewedTime:
+    """A site's clock: a time source that is off by some milliseconds, and jumps when it is told to.
+
+    >>> true_time = SimulatedTime(1_000)
+    >>> time = SkewedTime(true_time, offset_ms=-30)
+    >>> true_time.advance(500)
+    >>> time()
+    1470
+    """
+
+    def __init__(self, true_time: SimulatedTime, offset_ms: int) -> None:
+        self._true_time = true_time
+        self.offset_ms = offset_ms
+
+    def __call__(self) -> int:
+        return self._true_time() + self.offset_ms
+
+    def jump(self, random: Random, *, far: bool) -> None:
+        """Set the clock anew: somewhere within the skew that peers tolerate, or far from it."""
+        limit = 20 * SKEW_MS_MAX if far else SKEW_MS_MAX
+        self.offset_ms = random.randint(-limit, limit)
+
+
+class Schedule:
+    """What is to be done, and when, by the true time."""
+
+    def __init__(self, time: SimulatedTime) -> None:
+        self._time = time
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Do something when some time has passed; of two at one moment, the first that was asked for."""
+        heappush(self._due, (self._time() + delay_ms, next(self._order), action))
+
+    def next_due(self) -> Callable[[], None] | None:
+        """What is due now, in order; None if there is nothing more."""
+        return heappop(self._due)[2] if self._due and self._due[0][0] <= self._time() else None

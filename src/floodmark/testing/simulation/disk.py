@@ -1,0 +1,88 @@
+"""A site's disk: it is slow, fails, and forgets what was not synced when the power goes.
+
+It is the engine of `floodmark.testing.engine` with three things more.  It shows every batch to a watcher
+before it takes it, because what has reached the disk may stay there whatever the site is told.  While it
+syncs, simulated time passes and the watcher may look around: that is when a reader could see what is not
+durable yet.  And it can be started again with what a power cut leaves.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from random import Random
+from typing import Final, Protocol
+
+from floodmark.engine import Guard, WriteRow
+from floodmark.partition import FAMILIES
+from floodmark.partition.families import CLOCK_BOUND
+from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine
+
+# How often each kind of fault comes, among those that come.
+_KINDS: Final = {
+    Fault.TRANSIENT: 3,
+    Fault.UNKNOWN_APPLIED: 2,
+    Fault.UNKNOWN_SKIPPED: 2,
+    Fault.UNKNOWN_LOST: 2,
+    Fault.CRASH: 3,
+    Fault.PERSISTENT: 1,
+}
+OPERATIONS_BETWEEN: Final = 60
+
+
+class Watcher(Protocol):
+    """Who looks at what a disk does."""
+
+    def writing(self, rows: Sequence[WriteRow]) -> None:
+        """A batch is about to be written."""
+        ...
+
+    def syncing(self) -> None:
+        """A sync is under way; it takes its time."""
+        ...
+
+
+class SimulatedDisk(FaultyEngine):
+    """An engine in memory with random faults, none before `disturb`."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__(FAMILIES)
+        self._watcher = watcher
+        self._busy = self._stores_bound = False
+        self.is_healing = False
+
+    def restart(self, keep: int | None = None) -> "SimulatedDisk":
+        """The disk after a power cut that `keep` of the unsynced writes survived, or all of them."""
+        fresh, image = SimulatedDisk(self._watcher), self.crash(keep)
+        fresh._visible, fresh._durable = image._visible, image._durable
+        return fresh
+
+    @property
+    def fired_kind(self) -> Fault | None:
+        """How the disk has failed, if it has since it was disturbed."""
+        return self._plan.kind if self.fired and self._plan is not None else None
+
+    def disturb(self, random: Random) -> None:
+        """Fail at some operation that is still to come."""
+        kind = random.choices(list(_KINDS), list(_KINDS.values()))[0]
+        self.is_healing = False
+        self.arm(FaultPlan(at=1 + int(random.expovariate(1 / OPERATIONS_BETWEEN)), kind=kind))
+
+    def unsynced_rows(self) -> Iterator[WriteRow]:
+        """What a power cut may take."""
+        for write in self._unsynced:
+            yield from getattr(write, "rows", ())
+
+    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+        batch = list(rows)
+        self._stores_bound = all(key == CLOCK_BOUND for _, key, _ in batch)
+        self._watcher.writing(batch)
+        return super().write(batch, guard)
+
+    def sync(self) -> None:
+        # The clock stores its bound under its own lock; whoever asked it for a version now would wait
+        # for ever.  And what the watcher itself makes the disk do is not watched.
+        if not self._stores_bound and not self._busy and not self._refusing:
+            plan, self._plan, self._busy = self._plan, None, True
+            try:
+                self._watcher.syncing()
+            finally:
+                self._plan, self._busy = plan, False
+        super().sync()

@@ -1,0 +1,264 @@
+"""Drivers of links: they take the steps of the replication room over a network that cannot be trusted.
+
+A driver plans a step, reads it, applies it and lets the target take note, each when some time has passed, and
+may be gone between any two of these.  It keeps nothing, so the next one begins with what the sites know; an
+old one may still be at work then.  All rules are in `floodmark.replication`, where Spark finds them as well.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from random import Random
+from typing import Final, TypeVar
+
+from floodmark.feed.cut import ChangesCut
+from floodmark.model.errors import ClockSkew, FloodmarkError, Unreachable, VersionCollected
+from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version
+from floodmark.replication.applied import Applied
+from floodmark.replication.applying import Applier, run_step
+from floodmark.replication.planning import plan_step
+from floodmark.replication.ports import LinkPosition, NamespaceFacts
+from floodmark.replication.reading import read_part
+from floodmark.replication.step import LinkStep
+from floodmark.site.directory import Identity
+from floodmark.testing.simulation.chronicle import NAMESPACES
+from floodmark.testing.simulation.clocks import Schedule
+from floodmark.testing.simulation.history import Violation
+from floodmark.testing.simulation.network import Network
+from floodmark.testing.simulation.sites import HOLD, TROUBLE, Down, SimulatedSite, embedded
+from floodmark.testing.simulation.workload import KEYS
+
+Result = TypeVar("Result")
+
+STAGE_MS_MAX: Final = 60
+PAUSE_MS_MAX: Final = 800
+CHANGES_MAX: Final = 8
+BATCH_ROWS_MAX: Final = 8
+GONE: Final = 0.01
+GONE_MS_MAX: Final = 3_000
+
+
+class DistantSite:
+    """A site as a driver elsewhere reaches it: a source and a target of links, and its administration."""
+
+    def __init__(self, network: Network, place: str, site: SimulatedSite) -> None:
+        self._network = network
+        self._place = place
+        self._site = site
+        self.identity = Identity(site=site.name, site_id=site.id, format=1)
+
+    @property
+    def administration(self) -> "DistantSite":
+        """This one answers by itself."""
+        return self
+
+    def physical_ms(self) -> int:
+        """The time at the site."""
+        return self._site.time()
+
+    def find_namespace(self, namespace: str) -> NamespaceFacts:
+        """Ask for a namespace."""
+        return self._call(
+            lambda: self._site.call_host(lambda host: host.administration.find_namespace(namespace))
+        )
+
+    def shared_since(self, namespace: str, position: Version) -> Version:
+        """Ask where a link begins to read."""
+        return self._call(
+            lambda: self._site.call_host(lambda host: host.administration.shared_since(namespace, position))
+        )
+
+    def cut_changes(
+        self,
+        namespace: str,
+        since: Version,
+        changes_max: int | None,
+        until: Version | None,
+        at_heartbeat: bool,
+        own: bool = False,
+    ) -> ChangesCut:
+        """Ask where a step may end."""
+        return self._call(
+            lambda: self._site.call_host(
+                lambda host: host.administration.cut_changes(
+                    namespace, since, changes_max, until, at_heartbeat, own
+                )
+            )
+        )
+
+    def hold_safe_point(self, name: str, version: Version) -> None:
+        """Keep a version at the site."""
+        self._call(
+            lambda: self._site.call_host(
+                lambda host: host.administration.hold_safe_point(name, version, HOLD, None)
+            )
+        )
+
+    def links(self) -> Sequence[LinkPosition]:
+        """Ask how far the site is."""
+        return self._call(lambda: self._site.call_host(lambda host: host.administration.links()))
+
+    def advance_link(self, step: LinkStep, applied: Applied) -> object:
+        """Let the site take note of a step."""
+        return self._call(
+            lambda: self._site.call_host(lambda host: host.administration.advance_link(step, applied))
+        )
+
+    def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        """Read changes."""
+        return iter(self._call(lambda: self._site.call_host(lambda host: list(host.changes(request)))))
+
+    def write_stream(self, *, durable: bool, apply: bool, link: LinkGuard | None) -> WriteStream:
+        """A stream each of whose batches is a call of its own."""
+
+        def send(rows: Mapping[bytes, bytes]) -> int:
+            def deliver() -> int:
+                self._site.note_arrival(rows)
+                return self._site.call_host(
+                    lambda host: (
+                        host.write_stream(durable=durable, apply=apply, link=link).send(rows).result()
+                    )
+                )
+
+            return self._call(deliver)
+
+        return _DistantStream(send)
+
+    def _call(self, action: Callable[[], Result]) -> Result:
+        return self._network.call(self._place, self._site.name, action)
+
+
+class _DistantStream:
+    def __init__(self, send: Callable[[Mapping[bytes, bytes]], int]) -> None:
+        self._send = send
+
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
+        future: Future[int] = Future()
+        try:
+            future.set_result(self._send(rows))
+        except FloodmarkError as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Link:
+    """One direction.  A driver of it stands at the target."""
+
+    source: SimulatedSite
+    target: SimulatedSite
+    network: Network
+    in_parts: bool = False
+    """Whether several tasks share a step, each with some of the keys."""
+
+    @property
+    def name(self) -> str:
+        """What the history calls it."""
+        return f"{self.source.name}>{self.target.name}"
+
+    def ends(self) -> tuple[DistantSite, DistantSite]:
+        """Source and target, as a driver reaches them."""
+        place = self.target.name
+        return DistantSite(self.network, place, self.source), DistantSite(self.network, place, self.target)
+
+    def plan(self, changes_max: int | None) -> LinkStep:
+        """Plan the next step, and keep at the source what it needs."""
+        source, target = self.ends()
+        step = plan_step(source, target, NAMESPACES, changes_max=changes_max)
+        self.hold_safe_point(min(namespace.since for namespace in step.namespaces))
+        return step
+
+    def hold_safe_point(self, version: Version) -> None:
+        """Keep at the source what the target does not have yet."""
+        self.ends()[0].hold_safe_point(f"link-{self.target.name}", version)
+
+    def has_left(self, step: LinkStep) -> bool:
+        """Whether the link has gone on from where a step begins: then nobody keeps what it needs."""
+        if not self.target.is_up:
+            return True
+        rows = self.target.call_host(lambda host: embedded(host).links.rows)
+        return any(
+            rows[each.target_id, self.source.id].through > each.since
+            for each in step.namespaces
+            if (each.target_id, self.source.id) in rows
+        )
+
+    def draw_ranges(self, random: Random) -> list[KeyRange]:
+        """The key ranges of the tasks of a step."""
+        if not self.in_parts:
+            return [KeyRange()]
+        border = random.choice(KEYS)
+        return [KeyRange(b"", border), KeyRange(border, None)]
+
+    def run_step(self) -> None:
+        """Take one whole step to the present at once."""
+        run_step(*self.ends(), self.plan(None))
+
+
+class Driver:
+    """Takes steps of a link, stage by stage, and tries again what failed.  One that is gone is replaced."""
+
+    def __init__(self, link: Link, random: Random, schedule: Schedule) -> None:
+        self._link = link
+        self._random = random
+        self._schedule = schedule
+        self._source, self._target = link.ends()
+        self._stages = self._run()
+        self._step = LinkStep(source=link.source.name, source_id=link.source.id)
+
+    def go_on(self) -> None:
+        """Do what comes next; everything after it follows by itself."""
+        if self._random.random() < GONE:
+            successor = Driver(self._link, self._random, self._schedule)
+            self._schedule.after(self._random.randint(0, GONE_MS_MAX), successor.go_on)
+            return
+        delay_ms_max = STAGE_MS_MAX if self._take_stage() else PAUSE_MS_MAX
+        self._schedule.after(self._random.randint(0, delay_ms_max), self.go_on)
+
+    def _take_stage(self) -> bool:
+        """Take the next stage of a step; False if the step is over, done or not."""
+        try:
+            next(self._stages)
+            return True
+        except StopIteration:
+            pass
+        except VersionCollected as error:
+            if not self._link.has_left(self._step):
+                raise Violation("5", self._link.name, f"the link lost its place: {error}") from error
+        except (*TROUBLE, ClockSkew) as error:
+            if not isinstance(error, Unreachable | Down):
+                self._link.target.note(f"{self._link.name} is stopped: {type(error).__name__}")
+        self._stages = self._run()
+        return False
+
+    def _run(self) -> Iterator[None]:
+        random = self._random
+        changes_max = random.randint(1, CHANGES_MAX) if random.random() < 0.3 else None
+        step = self._step = self._link.plan(changes_max)
+        if step.is_empty:
+            return
+        yield
+        applied = Applied()
+        for keys in self._link.draw_ranges(random):
+            batches = [
+                rows
+                for index in range(len(step.namespaces))
+                for rows in read_part(self._source, step, index, keys)
+            ]
+            yield
+            with Applier(self._target, step, batch_rows_max=random.randint(1, BATCH_ROWS_MAX)) as applier:
+                for rows in batches:
+                    cut = random.randint(0, rows.num_rows)
+                    for part in (rows.slice(0, cut), rows.slice(cut)):
+                        if part.num_rows:
+                            applier.add(part)
+                    yield
+                applied = applied.plus(applier.finish())
+        yield
+        self._target.advance_link(step, applied)

@@ -1,0 +1,250 @@
+"""Faults to plant: each replaces one function of the product by one that breaks a promise.
+
+A simulation that finds nothing proves nothing unless it would have found something.  Every checker therefore
+has its canaries here; they are switched on by a test, or to look at what a fault does:
+
+    python -m floodmark.testing.simulation --fault async-published --seed 3
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pkgutil import resolve_name
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+import msgspec
+
+from floodmark.codec.stamps import NO_STAMP
+from floodmark.codec.states import CounterState, Entry, FieldsState
+from floodmark.model.change import Sums, Tally
+from floodmark.model.version import VERSION_MAX
+
+
+class PlantedFault(NamedTuple):
+    """A function of the product, and what stands in its place; the replacement is handed the original."""
+
+    what: str
+    owner: str
+    function: str
+    replace: Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def plant(name: str) -> AbstractContextManager[object]:
+    """Let a fault be there while a block runs."""
+    fault = FAULTS[name]
+    owner = resolve_name(fault.owner)
+    return patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
+
+
+def _every(period: int, original: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Do something else each time that a function has been called so often."""
+    calls = 0
+
+    def replacement(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return (otherwise if calls % period == 0 else original)(*arguments, **options)
+
+    return replacement
+
+
+def _always(result: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Do nothing, and return always the same."""
+    return lambda _: lambda *_: result
+
+
+def _above_open_floor_only(_: Callable[..., Any]) -> Callable[..., Any]:
+    def below_floors(committer: Any, version: int) -> int:
+        floor = committer._open_floor
+        return version if floor is None else min(version, floor)
+
+    return below_floors
+
+
+def _asynchronous(original: Callable[..., Any]) -> Callable[..., Any]:
+    def put(*arguments: Any, **_: Any) -> Any:
+        return original(*arguments, durable=False)
+
+    return put
+
+
+def _without_first_line(original: Callable[..., Any]) -> Callable[..., Any]:
+    def read_logs(engine: Any, logs: Any, since: int, *rest: Any) -> Iterator[Any]:
+        pages = original(engine, logs, since, *rest)
+        first: list[Any] = next(pages, [])
+        return iter([first[1:], *pages] if first[1:] else list(pages))
+
+    return read_logs
+
+
+def _without_sealed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def read_logs(engine: Any, logs: Sequence[Any], *rest: Any) -> Any:
+        return original(engine, [log for log in logs if log.sealed_at is None], *rest)
+
+    return read_logs
+
+
+def _one_too_many(original: Callable[..., Any]) -> Callable[..., Any]:
+    def drain_sums(*arguments: Any) -> dict[int, Sums]:
+        sums: dict[int, Sums] = original(*arguments)
+        one = Tally(1, 0)
+        return {namespace: each.plus(Sums(one, one)) for namespace, each in sums.items()}
+
+    return drain_sums
+
+
+def _row_by_row(_: Callable[..., Any]) -> Callable[..., Any]:
+    def cut_repeats(batch: Any) -> Iterator[Any]:
+        for row in range(len(batch.keys)):
+            yield batch.part(row, row + 1)
+
+    return cut_repeats
+
+
+def _without_first_row(original: Callable[..., Any]) -> Callable[..., Any]:
+    return _every(7, original, lambda *arguments: original(*arguments).slice(1))
+
+
+def _unheard(_: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(sender: Any, *_: Any) -> None:
+        sender._sent.clear()
+
+    return settle
+
+
+def _added_again(original: Callable[..., Any]) -> Callable[..., Any]:
+    def merge_counters(current: CounterState, incoming: CounterState) -> CounterState:
+        known = {(entry.site, entry.version): entry.total for entry in current.entries}
+        again = {
+            entry.site: Entry(entry.site, entry.version, entry.total + known[entry.site, entry.version])
+            for entry in incoming.entries
+            if (entry.site, entry.version) in known and len(current.entries) > len(incoming.entries)
+        }
+        merged: CounterState = original(current, incoming)
+        entries = tuple(again.get(entry.site, entry) for entry in merged.entries)
+        return msgspec.structs.replace(merged, entries=entries)
+
+    return merge_counters
+
+
+def _last_to_arrive(original: Callable[..., Any]) -> Callable[..., Any]:
+    def merge_fields(current: FieldsState, incoming: FieldsState) -> FieldsState:
+        arrived = {field.name: field for field in incoming.fields}
+        merged: FieldsState = original(current, incoming)
+        fields = tuple(arrived.get(field.name, field) for field in merged.fields)
+        deleted = merged.deleted
+        return FieldsState(deleted, tuple(field for field in fields if not deleted or field.stamp >= deleted))
+
+    return merge_fields
+
+
+FAULTS: Final[Mapping[str, PlantedFault]] = {
+    "resolved-too-high": PlantedFault(
+        "a resolved version one too high",
+        "floodmark.partition.committer:Committer",
+        "_below_floors",
+        lambda original: lambda *arguments: original(*arguments) + 1,
+    ),
+    "async-published": PlantedFault(
+        "an asynchronous commit is published before it is durable",
+        "floodmark.partition.committer:Committer",
+        "_below_floors",
+        _above_open_floor_only,
+    ),
+    "sync-forgotten": PlantedFault(
+        "a write returns before it is durable",
+        "floodmark.partition.partition:LocalPartition",
+        "put",
+        _asynchronous,
+    ),
+    "version-reissued": PlantedFault(
+        "the clock forgets its upper bound in a restart",
+        "floodmark.partition.node:EngineBound",
+        "load",
+        _always(0),
+    ),
+    "clock-not-moved": PlantedFault(
+        "the clock does not move past what other sites have written",
+        "floodmark.clock.hybrid:HybridClock",
+        "observe",
+        _always(None),
+    ),
+    "feed-skips": PlantedFault(
+        "a feed resumes one commit too far",
+        "floodmark.partition.node",
+        "read_logs",
+        _without_first_line,
+    ),
+    "sealed-forgotten": PlantedFault(
+        "a feed does not finish the logs that a split has sealed",
+        "floodmark.partition.node",
+        "read_logs",
+        _without_sealed,
+    ),
+    "tail-leaks": PlantedFault(
+        "a commit does not enter the live tail",
+        "floodmark.partition.tail:LiveTail",
+        "add",
+        lambda original: _every(5, original, lambda *_: None),
+    ),
+    "safe-point-passed": PlantedFault(
+        "garbage collection passes the safe points of feeds",
+        "floodmark.feed.safepoints:SafePoints",
+        "lowest",
+        lambda _: lambda *arguments: arguments[-1],
+    ),
+    "tombstone-early": PlantedFault(
+        "a tombstone is collected while something older may still arrive",
+        "floodmark.replication.links:Links",
+        "settled_version",
+        _always(VERSION_MAX),
+    ),
+    "loser-stored": PlantedFault(
+        "a change from another site is stored over a newer one",
+        "floodmark.partition.partition",
+        "newest_stamps",
+        lambda original: lambda *arguments: [NO_STAMP] * len(original(*arguments)),
+    ),
+    "last-to-arrive": PlantedFault(
+        "of two writes of a field the one that arrives last wins",
+        "floodmark.merge.states",
+        "merge_fields",
+        _last_to_arrive,
+    ),
+    "added-again": PlantedFault(
+        "a change that comes again is added to a counter as if it were new",
+        "floodmark.merge.states",
+        "merge_counters",
+        _added_again,
+    ),
+    "change-dropped": PlantedFault(
+        "a change is dropped on the way",
+        "floodmark.replication.reading",
+        "_encode_changes",
+        _without_first_row,
+    ),
+    "watermark-early": PlantedFault(
+        "a watermark moves before the changes are durable",
+        "floodmark.replication.applying:_Sender",
+        "settle",
+        _unheard,
+    ),
+    "stale-step": PlantedFault(
+        "a step is noted that does not begin where the link stands",
+        "floodmark.replication.links",
+        "_require_next",
+        _always(None),
+    ),
+    "commit-split": PlantedFault(
+        "a commit of another site is split in two at the target",
+        "floodmark.replication.applying",
+        "_cut_repeats",
+        _row_by_row,
+    ),
+    "miscounted": PlantedFault(
+        "a heartbeat counts one change too many",
+        "floodmark.partition.node",
+        "drain_sums",
+        _one_too_many,
+    ),
+}

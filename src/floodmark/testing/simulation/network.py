@@ -1,0 +1,74 @@
+"""A network between sites: calls fail, are repeated, come late and overtake each other, or get no answer.
+
+One site may be unable to call another for a while, though that one still reaches it.  Whoever calls another
+site gets an answer at once or the error `Unreachable`, and then does not know what has
+become of the call: it was lost on the way, its answer was lost on the way back, or it is still under way and
+arrives when nobody expects it any more.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from floodmark.model.errors import FloodmarkError, Unreachable
+from floodmark.testing.simulation.clocks import Schedule
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """How bad a network is: the chance that a call is lost, or made twice, and how late one may come."""
+
+    loss: float = 0.0
+    duplication: float = 0.0
+    late_ms_max: int = 600
+
+
+class Network:
+    """Carries calls between named places."""
+
+    def __init__(self, random: Random, schedule: Schedule) -> None:
+        self.weather = Weather()
+        self._random = random
+        self._schedule = schedule
+        self._cut: set[tuple[str, str]] = set()
+
+    def cut(self, caller: str, target: str) -> None:
+        """Let no calls through from one place to another; those in the other direction still are."""
+        self._cut.add((caller, target))
+
+    def mend(self, caller: str, target: str) -> None:
+        """Let calls through again."""
+        self._cut.discard((caller, target))
+
+    def heal(self) -> None:
+        """Let everything through again, and lose nothing more."""
+        self._cut.clear()
+        self.weather = Weather()
+
+    def call(self, caller: str, target: str, action: Callable[[], Result]) -> Result:
+        """Do something at the target, once, twice or not at all, now or later."""
+        random, weather = self._random, self.weather
+        if (caller, target) in self._cut:
+            raise Unreachable(f"{target} does not answer {caller}")
+        if random.random() < weather.loss:
+            if random.random() < 0.5:
+                self._deliver_late(caller, target, action)
+            raise Unreachable(f"the call of {caller} to {target} got lost")
+        result = action()
+        if random.random() < weather.duplication:
+            self._deliver_late(caller, target, action)
+        if random.random() < weather.loss:
+            raise Unreachable(f"the answer of {target} to {caller} got lost")
+        return result
+
+    def _deliver_late(self, caller: str, target: str, action: Callable[[], object]) -> None:
+        def deliver() -> None:
+            if (caller, target) not in self._cut:
+                with suppress(FloodmarkError):
+                    action()
+
+        self._schedule.after(self._random.randint(1, self.weather.late_ms_max), deliver)

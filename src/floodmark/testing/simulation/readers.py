@@ -1,0 +1,198 @@
+"""Readers of a site: feeds that resume from checkpoints, and snapshots that are read again and again.
+
+A feed must get what the chronicle has, in whole, from wherever it resumes (promise 4), or be told at once
+that garbage collection has passed its checkpoint (promise 5); that must not happen to one that holds a safe
+point.  A snapshot never changes.
+"""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Final
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.values import decode_value
+from floodmark.merge.states import live_value, merge_states
+from floodmark.model.change import Stamp
+from floodmark.model.errors import FloodmarkError, VersionCollected
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version, physical_ms
+from floodmark.testing.simulation.chronicle import NAMESPACES, Seen
+from floodmark.testing.simulation.history import Key, Violation, show_version
+from floodmark.testing.simulation.sites import HOLD, SimulatedSite, seen_of
+
+POLLS_MAX: Final = 3
+
+
+class FeedReader:
+    """Reads one namespace or all, in pieces, and forgets now and then all but its checkpoint."""
+
+    def __init__(self, site: SimulatedSite, name: str, random: Random, *, follows: bool, holds: bool) -> None:
+        self.name = name
+        self._site = site
+        self._random = random
+        self._namespace = random.choice((None, *NAMESPACES))
+        self._partial = random.random() < 0.5
+        self._follows = follows
+        self._holds = holds
+        self._checkpoint: Version | None = None
+        self._position: Version = 0
+        self._stream: Iterator[ChangeBatch] | None = None
+        self._life = 0
+
+    def poll(self) -> None:
+        """Read on a little, and check what came."""
+        if self._checkpoint is None:
+            self._begin()
+            return
+        try:
+            told, since = self._read()
+        except VersionCollected:
+            self._check_collected()
+            return
+        self._site.extend_chronicle()
+        self._site.chronicle.compare(told, since, self._position, self._namespace)
+        if self._random.random() < 0.8:
+            self._save()
+
+    def _begin(self) -> None:
+        """Begin at what is resolved: everything after it must come."""
+        self._site.extend_chronicle()
+        start = self._site.chronicle.through
+        if self._holds:
+            self._site.call(lambda site: site.hold_safe_point(self.name, start, lifetime=HOLD))
+        self._checkpoint = self._position = start
+
+    def _read(self) -> tuple[list[Seen], Version]:
+        if self._life != self._site.life or self._random.random() < 0.2:
+            # The reader has crashed, or the site has: what is known is the checkpoint.
+            self._stream, self._life = None, self._site.life
+            assert self._checkpoint is not None
+            self._position = self._checkpoint
+        since = self._position
+        if not self._follows:
+            told, self._position = self._site.read_changes(self._request(since))
+            return told, since
+        try:
+            batches = [self._next_batch(since) for _ in range(self._random.randint(1, POLLS_MAX))]
+        except FloodmarkError:
+            self._stream = None
+            raise
+        self._position = max(since, batches[-1].through)
+        return [seen for batch in batches for seen in seen_of(batch, partial=self._partial)], since
+
+    def _next_batch(self, since: Version) -> ChangeBatch:
+        if self._stream is None:
+            self._stream = self._site.call_host(lambda host: host.changes(self._request(since)))
+        return self._site.read_batch(self._stream)
+
+    def _request(self, since: Version) -> ChangesRequest:
+        if self._namespace is None:
+            return ChangesRequest(since=since, follow=self._follows, partial=self._partial)
+        number = NAMESPACES.index(self._namespace) + 1
+        prefix = encode_namespace(number)
+        keys = KeyRange(prefix, prefix_end(prefix))
+        return ChangesRequest(
+            keys=keys, namespace=number, since=since, follow=self._follows, partial=self._partial
+        )
+
+    def _save(self) -> None:
+        # The checkpoint first: nobody knows whether a safe point has moved if the site crashes in between.
+        position = self._checkpoint = self._position
+        if self._holds:
+            self._site.call(lambda site: site.hold_safe_point(self.name, position, lifetime=HOLD))
+
+    def _check_collected(self) -> None:
+        """A reader that holds a safe point must never lose its place, and another only to a collection."""
+        self._stream = None
+        oldest = self._site.call_host(lambda host: host.administration.oldest_version(self._namespace))
+        if self._holds or self._position >= oldest:
+            place, collected = show_version(self._position), show_version(oldest)
+            finding = f"{self.name} lost its place {place}; collected is {collected}"
+            raise Violation("5", self._site.name, finding)
+        self._checkpoint = None
+
+
+class SnapshotReader:
+    """Reads a namespace and its watermark as of a version, and later again as of the same."""
+
+    def __init__(self, site: SimulatedSite, sites: Sequence[SimulatedSite], random: Random) -> None:
+        self._site = site
+        self._sites = {each.id: each for each in sites}
+        self._random = random
+        self._namespace = random.choice(NAMESPACES)
+        self._version: Version | None = None
+        self._rows: dict[bytes, bytes] = {}
+        self._watermark: dict[int, Version] = {}
+
+    def poll(self) -> None:
+        """Read the snapshot again, or begin with another."""
+        site = self._site
+        begins = self._version is None or self._random.random() < 0.3
+        if begins:
+            site.extend_chronicle()
+            self._version = site.chronicle.through
+            self._rows = self._expected_rows(self._version)
+        version = self._version
+        assert version is not None
+        try:
+            rows = dict(site.call(lambda each: list(each.namespace(self._namespace).scan(at=version))))
+            watermark = site.call_host(lambda host: host.administration.watermark(self._namespace, version))
+        except VersionCollected:
+            self._check_collected(version)
+            return
+        if begins:
+            self._watermark = watermark
+            self._check_watermark(version)
+        if watermark != self._watermark:
+            raise self._changed(f"the watermark was {self._watermark} and is {watermark}", ())
+        for key in sorted(rows.keys() | self._rows.keys()):
+            if rows.get(key) != self._rows.get(key):
+                named = Key(self._namespace, key)
+                raise self._changed(f"{named} was {self._rows.get(key)!r} and is {rows.get(key)!r}", [named])
+
+    def _changed(self, what: str, keys: Sequence[Key]) -> Violation:
+        assert self._version is not None
+        at = show_version(self._version)
+        return Violation("snapshot", self._site.name, f"as of {at} {what}", keys=keys)
+
+    def _check_collected(self, version: Version) -> None:
+        oldest = self._site.call_host(lambda host: host.administration.oldest_version(self._namespace))
+        if version >= oldest:
+            raise self._changed(f"all is gone, and collected is {show_version(oldest)}", ())
+        self._version = None
+
+    def _expected_rows(self, version: Version) -> dict[bytes, bytes]:
+        """What the chronicle says that a reader finds."""
+        now_ms = physical_ms(version)
+        records = self._site.chronicle.records(self._namespace, version)
+        values = {key: live_value(stored, now_ms) for key, stored in records.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def _check_watermark(self, version: Version) -> None:
+        """Whatever a watermark covers must have made its way into the snapshot."""
+        records = self._site.chronicle.records(self._namespace, version)
+        for source, through in self._watermark.items():
+            for seen in self._sites[source].chronicle.between(0, through):
+                key = seen.key
+                if key.namespace == self._namespace and not self._covers(records.get(key.key), seen, source):
+                    raise Violation(
+                        "8",
+                        self._site.name,
+                        f"{key} of site {source} is missing, and the watermark covers it",
+                        keys=[key],
+                        version=seen.version,
+                    )
+
+    def _covers(self, record: bytes | None, seen: Seen, source: int) -> bool:
+        """Whether a record has taken in a change of a site, if it was first written there."""
+        change = decode_value(seen.stored)
+        if change.origin is not None:
+            return True
+        if record is None:
+            return False
+        if change.stamps is not None:
+            return merge_states(record, seen.stored) == record
+        origin = decode_value(record).origin
+        # What was first written here, and won, was written above all that had come from elsewhere.
+        return origin is None or origin >= Stamp(seen.version, source)

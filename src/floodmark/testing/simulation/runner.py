@@ -1,0 +1,57 @@
+"""Running seeds: one by one, each with a report that can be replayed when it fails."""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+from floodmark.testing.simulation.faults import plant
+from floodmark.testing.simulation.history import Violation
+from floodmark.testing.simulation.world import STEPS, World
+
+
+class Failure(NamedTuple):
+    """A seed that broke a promise."""
+
+    seed: int
+    steps: int
+    fault: str | None
+    violation: Violation
+    events: list[str]
+
+    def __str__(self) -> str:
+        options = f" --steps {self.steps}" * (self.steps != STEPS)
+        options += f" --fault {self.fault}" * (self.fault is not None)
+        return "\n".join(
+            [
+                f"seed {self.seed}: {self.violation}",
+                *self.events,
+                f"replay it: python -m floodmark.testing.simulation --seed {self.seed}{options}",
+            ]
+        )
+
+
+class Success(NamedTuple):
+    """A seed in which every promise held; the digest names its history."""
+
+    seed: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: every promise held (history {self.digest})"
+
+
+def run_seed(seed: int, *, steps: int = STEPS, fault: str | None = None) -> Success | Failure:
+    """Run one seed, and say what came of it."""
+    world = World(seed)
+    try:
+        with nullcontext() if fault is None else plant(fault):
+            world.run(steps)
+    except Violation as violation:
+        return Failure(seed, steps, fault, violation, world.history.concerning(violation))
+    return Success(seed, world.history.digest())
+
+
+def first_failure(seeds: Iterable[int], *, steps: int = STEPS, fault: str | None = None) -> Failure | None:
+    """Run seeds until one fails."""
+    outcomes = (run_seed(seed, steps=steps, fault=fault) for seed in seeds)
+    return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)

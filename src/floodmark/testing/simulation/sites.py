@@ -1,0 +1,297 @@
+"""A simulated site: the real thing on a simulated disk and clock, which crashes and comes back.
+
+Whatever is done to it goes through `call`, which turns the end of the process into a site that is down, and
+everything else that may go wrong into an error that the caller looks at.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from random import Random
+from typing import Final, TypeVar
+
+import msgspec
+
+from floodmark.codec.stamps import find_origins, stamp_version
+from floodmark.engine import WriteRow
+from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, Retryable
+from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
+from floodmark.model.version import Version
+from floodmark.partition.families import PARTITIONS
+from floodmark.partition.layout import PartitionRow
+from floodmark.replication.topology import Topology
+from floodmark.site import Site, open_engine
+from floodmark.site.embedded import EmbeddedHost
+from floodmark.site.host import Host
+from floodmark.testing.clock import SimulatedTime
+from floodmark.testing.engine import SimulatedCrash
+from floodmark.testing.simulation.chronicle import (
+    NAMESPACES,
+    POLICIES,
+    Chronicle,
+    Intent,
+    Outcome,
+    Seen,
+    unqualified,
+)
+from floodmark.testing.simulation.clocks import SkewedTime
+from floodmark.testing.simulation.disk import SimulatedDisk
+from floodmark.testing.simulation.history import History, Violation, show_version
+from floodmark.testing.simulation.witness import Witness, log_versions
+from floodmark.testing.simulation.workload import Write
+
+RETENTION: Final = timedelta(milliseconds=100)
+SYNC_MS_MAX: Final = 2
+SLOW_SYNC_MS_MAX: Final = 200
+# The safe point of the chronicle, which must not miss anything.
+CHRONICLE: Final = "chronicle"
+HOLD: Final = timedelta(hours=1)
+
+Result = TypeVar("Result")
+
+
+class Down(Closed):
+    """The site is not running."""
+
+
+# What a caller must be ready for, at any time.
+TROUBLE: Final = (Down, OutcomeUnknown, Retryable)
+
+
+class SimulatedSite:
+    """One site through all its lives."""
+
+    def __init__(
+        self, name: str, site_id: int, *, true_time: SimulatedTime, random: Random, history: History
+    ) -> None:
+        self.name = name
+        self.id = site_id
+        self.time = SkewedTime(true_time, 0)
+        self.witness = Witness(name)
+        self.chronicle = Chronicle(name, site_id)
+        self.disk = SimulatedDisk(self)
+        self.log_retention: timedelta | None = None
+        self.life = 0
+        self._census: Counter[str] = Counter()
+        self.is_restarting = False
+        self._true_time = true_time
+        self._random = random
+        self._history = history
+        self._site: Site | None = None
+
+    # The disk's watcher
+
+    def writing(self, rows: Sequence[WriteRow]) -> None:
+        self.witness.writing(rows)
+        for _, key, value in rows:
+            if key.startswith(PARTITIONS) and value is not None:
+                row = msgspec.json.decode(value, type=PartitionRow)
+                self.chronicle.ranges[row.id] = row.range
+
+    def syncing(self) -> None:
+        slow = self._random.random() < 0.05
+        self._true_time.advance(self._random.randint(0, SLOW_SYNC_MS_MAX if slow else SYNC_MS_MAX))
+        if self._site is not None and self._random.random() < 0.5:
+            # Nobody can ask a site that is about to close.
+            with suppress(Closed):
+                self.announce(self._site.resolved_version())
+
+    # Lives
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the site is running."""
+        return self._site is not None
+
+    def note(self, what: str) -> None:
+        """Take down what happens to the whole site."""
+        self._history.add(self._true_time(), self.name, what)
+
+    def note_arrival(self, rows: Mapping[bytes, bytes]) -> None:
+        """Take down that changes of other sites come in."""
+        keys = [unqualified(key) for key in rows]
+        stamps = sorted({show_version(stamp_version(origin)) for origin in find_origins(list(rows.values()))})
+        self._history.add(self._true_time(), self.name, f"changes of {' '.join(stamps)} arrive:", keys=keys)
+
+    def start(self, *, disturbed: bool = False) -> None:
+        """Open the site on what its disk holds; it stays down if that fails."""
+        self.disk = self.disk.restart()
+        if disturbed:
+            self.disk.disturb(self._random)
+        self.life += 1
+        try:
+            self._site = open_engine(
+                self.disk,
+                site=self.name,
+                site_id=self.id,
+                background=False,
+                log_retention=self.log_retention,
+                time_source=self.time,
+            )
+            self.note(f"started, life {self.life}")
+        except (SimulatedCrash, FloodmarkError) as error:
+            self.note(f"did not start: {type(error).__name__}")
+            self._lose_power()
+
+    def create_namespaces(self, topology: Topology) -> None:
+        """Make the namespaces that every site has, and share them."""
+        assert self._site is not None
+        for name, merge in POLICIES.items():
+            self._site.create_namespace(name, merge=merge, retention=RETENTION)
+        self._site.host.administration.set_topology(topology)
+
+    def crash(self) -> None:
+        """End the process here and now."""
+        self._lose_power()
+
+    def stop(self) -> None:
+        """Close the site in good order."""
+        try:
+            self.call(lambda site: site.close())
+        except TROUBLE as error:
+            self.note(f"did not close well: {type(error).__name__}")
+        if self._site is not None:
+            self._site = None
+            self.note("stopped")
+            self.disk = self.disk.restart()
+
+    def _lose_power(self) -> None:
+        unsynced = self.disk.unsynced
+        keep = self._random.randint(0, unsynced)
+        self._site = None
+        self.disk = self.disk.restart(keep)
+        self.note(f"crashed; {unsynced - keep} of {unsynced} unsynced writes are lost")
+
+    def call(self, action: Callable[[Site], Result]) -> Result:
+        """Do something at the site.  Raises Down if it is not running, or ends on the way."""
+        if self._site is None:
+            raise Down(f"{self.name} is down")
+        try:
+            return action(self._site)
+        except SimulatedCrash as crash:
+            self._lose_power()
+            raise Down(f"{self.name} crashed") from crash
+
+    def call_host(self, action: Callable[[Host], Result]) -> Result:
+        """`call` for what stands behind the site."""
+        return self.call(lambda site: action(site.host))
+
+    # Promises
+
+    def announce(self, resolved: Version) -> None:
+        """Hold the site to a resolved version that it has told."""
+        self.witness.announce(resolved, self.disk.unsynced_rows())
+
+    def write(self, write: Write) -> None:
+        """Let a writer try something, and remember what it was told."""
+        low, result, error = self.witness.written, None, ""
+        try:
+            result = self.call(write.run)
+            outcome = Outcome.DONE
+        except (Down, OutcomeUnknown) as failure:
+            outcome, error = Outcome.UNKNOWN, f" ({type(failure).__name__})"
+        except Retryable as failure:
+            outcome, error = Outcome.REFUSED, f" ({type(failure).__name__})"
+        high = self.witness.written
+        what = f"{write.operation} {'fsync' if write.durable else 'async'}: {outcome}{error}"
+        self._history.add(self._true_time(), self.name, what, keys=write.expected, version=high)
+        self._check_answer(write, result, low, high)
+        self.chronicle.intents.append(
+            Intent(
+                operation=write.operation,
+                outcome=outcome,
+                durable=write.durable,
+                low=low,
+                high=high,
+                era=(self.life, self._recoveries()),
+                expected={} if result is False else write.expected,
+                adds=write.adds,
+            )
+        )
+
+    def _check_answer(self, write: Write, result: Version | bool | None, low: Version, high: Version) -> None:
+        """Hold the site to what it has told a writer; `result` is None if it has told nothing."""
+        problem = None
+        if type(result) is int and result != high:
+            problem = "2", f"got version {show_version(result)}, and wrote at {show_version(high)}"
+        unsynced = log_versions(self.disk.unsynced_rows())
+        if result and write.durable and any(low < version <= high for version in unsynced):
+            problem = "1", "was acknowledged, and is not on disk"
+        if problem is not None:
+            promise, what = problem
+            raise Violation(
+                promise, self.name, f"{write.operation} {what}", keys=write.expected, version=high
+            )
+
+    def _recoveries(self) -> int:
+        return 0 if self._site is None else embedded(self._site.host).node.storage.recoveries
+
+    def read_changes(self, request: ChangesRequest) -> tuple[list[Seen], Version]:
+        """Read a stream that ends by itself; what it told, and up to where."""
+        batches = self.call_host(lambda host: list(host.changes(request)))
+        self._census.update(batch.way for batch in batches if batch.keys)
+        through = batches[-1].through if batches else request.since
+        return [seen for batch in batches for seen in seen_of(batch, partial=request.partial)], through
+
+    def read_batch(self, stream: Iterator[ChangeBatch]) -> ChangeBatch:
+        """Read one batch of a stream that follows."""
+        batch = self.call(lambda _: next(stream))
+        self._census.update([batch.way] if batch.keys else ())
+        return batch
+
+    def extend_chronicle(self) -> None:
+        """Read on to the present."""
+        told, through = self.read_changes(ChangesRequest(since=self.chronicle.through, partial=True))
+        if through > self.chronicle.through:
+            self.announce(through)
+        self.chronicle.extend(told, through)
+
+    def check_links(self) -> None:
+        """No account of a link may disagree: nothing was lost, doubled or altered on the way."""
+        for (namespace, source), row in self.call_host(lambda host: embedded(host).links.rows).items():
+            if row.findings:
+                raise Violation(
+                    "heartbeats",
+                    self.name,
+                    f"{NAMESPACES[namespace - 1]} from site {source}: {row.findings[0].finding}",
+                )
+            self._census["intervals checked"] += row.checked
+
+    def collect_garbage(self) -> None:
+        """Collect garbage, after the chronicle has what it needs."""
+        self.extend_chronicle()
+        self.call(lambda site: site.hold_safe_point(CHRONICLE, self.chronicle.through, lifetime=HOLD))
+        report = self.call(lambda site: site.collect_garbage())
+        if report.versions_removed:
+            self.note(f"collected {report.versions_removed} versions and {report.keys_removed} keys")
+        self._census["versions collected"] += report.versions_removed
+        self._census["keys collected"] += report.keys_removed
+
+    def census(self) -> Counter[str]:
+        """How much of what a run is about there was at this site."""
+        return Counter(self._census)
+
+
+def embedded(host: Host) -> EmbeddedHost:
+    """The host of a site in this process."""
+    assert isinstance(host, EmbeddedHost)
+    return host
+
+
+def seen_of(batch: ChangeBatch, *, partial: bool) -> list[Seen]:
+    """The changes of a batch; `partial` says that merged records were asked for as they were logged."""
+    scanned = batch.way is Way.SCAN
+    logged = partial and not scanned
+    return [
+        Seen(
+            version,
+            key,
+            stored,
+            None if scanned else partition,
+            exact=logged or POLICIES[key.namespace] == "last_write",
+        )
+        for version, key, stored, partition in zip(
+            batch.versions, map(unqualified, batch.keys), batch.values, batch.partitions, strict=True
+        )
+    ]

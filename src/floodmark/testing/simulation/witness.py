@@ -1,0 +1,64 @@
+"""What a site's disk was given, against what the site has said: promises 2 and 3 where they are made.
+
+Every commit is a row of a change log, so a witness at the disk sees each one before anybody else does, also
+those whose fate stays unknown.  A version must lie above all that were ever written here, and above every
+resolved version that was announced; and what is announced must not hang on an unsynced write.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from floodmark.codec.changelog import decode_log_key
+from floodmark.engine import WriteRow
+from floodmark.model.version import Version
+from floodmark.partition.families import LOG
+from floodmark.testing.simulation.history import Violation, show_version
+
+
+class Witness:
+    """Remembers the highest version written and announced at one site, through all its crashes."""
+
+    def __init__(self, site: str) -> None:
+        self._site = site
+        self.written: Version = 0
+        self.announced: Version = 0
+
+    def writing(self, rows: Sequence[WriteRow]) -> None:
+        """A batch goes to the disk."""
+        versions = log_versions(rows)
+        if not versions:
+            return
+        lowest = min(versions)
+        if lowest <= self.announced:
+            raise Violation(
+                "3",
+                self._site,
+                f"a change is written at {show_version(lowest)}, and {show_version(self.announced)} was "
+                "announced as resolved",
+                version=lowest,
+            )
+        if lowest <= self.written:
+            raise Violation(
+                "2",
+                self._site,
+                f"version {show_version(lowest)} is given out after {show_version(self.written)}",
+                version=lowest,
+            )
+        self.written = max(versions)
+
+    def announce(self, resolved: Version, unsynced: Iterable[WriteRow]) -> None:
+        """The site says that everything up to here is durable, and that nothing will be added."""
+        if resolved < self.announced:
+            raise Violation("3", self._site, f"resolved went back to {show_version(resolved)}")
+        if early := [version for version in log_versions(unsynced) if version <= resolved]:
+            raise Violation(
+                "1",
+                self._site,
+                f"resolved is {show_version(resolved)}, and {show_version(early[0])} is not on disk",
+                version=early[0],
+            )
+        self.announced = resolved
+
+
+def log_versions(rows: Iterable[WriteRow]) -> list[Version]:
+    """The versions of the change-log rows among some rows that are written."""
+    return [decode_log_key(key)[1] for family, key, value in rows if family == LOG and value is not None]

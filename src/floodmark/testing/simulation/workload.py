@@ -1,0 +1,192 @@
+"""Random writers: what they try, and how to recognise it in a feed afterwards.
+
+Every write carries a number of its own, so that whoever finds a value knows which write it was.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, TypeAlias
+
+import msgspec
+
+from floodmark.codec.states import CounterState, FieldsState, decode_state
+from floodmark.codec.values import decode_value
+from floodmark.model.version import Version
+from floodmark.site import Namespace, Site
+from floodmark.site.arguments import Durability
+from floodmark.testing.simulation.history import Key
+
+KEYS: Final = tuple(b"key-%d" % number for number in range(5))
+DELETED_COUNTERS: Final = KEYS[:2]
+FIELDS: Final = ("city", "mail", "name")
+TTL_SECONDS: Final = (1, 2, 5)
+
+# Whether a change is what a write meant: by the record that was there before, and what was logged.
+Check: TypeAlias = Callable[[bytes | None, bytes], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """Something that a writer is about to do; `run` returns the version, if the site tells it.
+
+    A write that decides inside its commit whether it happens returns False if it did not.
+    """
+
+    operation: str
+    durable: bool
+    expected: Mapping[Key, Check]
+    run: Callable[[Site], Version | bool]
+    adds: int = 0
+
+
+def choose_write(random: Random, number: int, site: int, namespaces: Mapping[str, str]) -> Write:
+    """A random write at a site, into one of the namespaces, by their merge policy."""
+    name = random.choice(list(namespaces))
+    writer = _Writer(random, number, site, name, "async" if random.random() < 0.3 else "fsync")
+    return getattr(writer, namespaces[name])()  # type: ignore[no-any-return]
+
+
+class _Writer:
+    """One write, being chosen; a method for each merge policy."""
+
+    def __init__(self, random: Random, number: int, site: int, name: str, durability: Durability) -> None:
+        self._random = random
+        self._number = number
+        self._site = site
+        self._name = name
+        self._durability = durability
+        self._key = random.choice(KEYS)
+        self._ttl = random.choice(TTL_SECONDS) if random.random() < 0.2 else None
+
+    def _write(
+        self,
+        operation: str,
+        run: Callable[[Namespace], Version | bool],
+        check: Check,
+        *,
+        keys: Sequence[bytes] = (),
+        adds: int = 0,
+    ) -> Write:
+        name = self._name
+        return Write(
+            operation=f"{operation} {self._number}",
+            durable=self._durability == "fsync",
+            expected={Key(name, key): check for key in keys or (self._key,)},
+            run=lambda site: run(site.namespace(name)),
+            adds=adds,
+        )
+
+    def last_write(self) -> Write:
+        """Puts and deletes of whole records."""
+        key, value, ttl, durability = self._key, b"%d" % self._number, self._ttl, self._durability
+        kind = self._random.choices(("put", "delete", "put_many", "compare_and_set"), (5, 3, 2, 1))[0]
+        holds = _holds(value)
+        if kind == "delete":
+            return self._delete()
+        if kind == "put":
+            return self._write(
+                kind, lambda users: users.put(key, value, ttl=ttl, durability=durability), holds
+            )
+        if kind == "put_many":
+            keys = self._random.sample(KEYS, self._random.randint(2, len(KEYS)))
+            pairs = dict.fromkeys(keys, value)
+            return self._write(
+                kind, lambda users: users.put_many(pairs, ttl=ttl, durability=durability), holds, keys=keys
+            )
+        return self._write(
+            kind,
+            lambda users: users.compare_and_set(key, users.get(key), value, durability=durability),
+            holds,
+        )
+
+    def fields(self) -> Write:
+        """Puts, updates and deletes of records and fields."""
+        key, ttl, durability = self._key, self._ttl, self._durability
+        kind = self._random.choices(
+            ("put", "update", "delete", "delete_field", "put_many", "compare_and_set"), (2, 6, 1, 2, 2, 1)
+        )[0]
+        names = self._random.sample(FIELDS, self._random.randint(1, len(FIELDS)))
+        value = msgspec.json.encode(dict.fromkeys(names, self._number))
+        wrote = _wrote_fields(dict.fromkeys(names, b"%d" % self._number))
+        if kind == "delete":
+            return self._delete()
+        if kind == "put":
+            return self._write(
+                kind, lambda profiles: profiles.put(key, value, ttl=ttl, durability=durability), wrote
+            )
+        if kind == "update":
+            return self._write(
+                kind, lambda profiles: profiles.update(key, value, ttl=ttl, durability=durability), wrote
+            )
+        if kind == "delete_field":
+            gone = _wrote_fields(dict.fromkeys(names, None))
+            return self._write(
+                kind, lambda profiles: profiles.delete_field(key, *names, durability=durability), gone
+            )
+        if kind == "put_many":
+            keys = self._random.sample(KEYS, self._random.randint(2, len(KEYS)))
+            pairs = dict.fromkeys(keys, value)
+            return self._write(
+                kind,
+                lambda profiles: profiles.put_many(pairs, ttl=ttl, durability=durability),
+                wrote,
+                keys=keys,
+            )
+        return self._write(
+            kind,
+            lambda profiles: profiles.compare_and_set(key, profiles.get(key), value, durability=durability),
+            wrote,
+        )
+
+    def counter(self) -> Write:
+        """Additions, and now and then a delete."""
+        key, durability = self._key, self._durability
+        # Some counters are never deleted: of these the true total is known.
+        if key in DELETED_COUNTERS and self._random.random() < 0.2:
+            return self._delete()
+        adds = self._random.randint(-3, 9)
+        return self._write(
+            f"add {adds:+}",
+            lambda counts: counts.add(key, adds, durability=durability),
+            _added(self._site, adds),
+            adds=adds,
+        )
+
+    def _delete(self) -> Write:
+        key, durability = self._key, self._durability
+        return self._write("delete", lambda namespace: namespace.delete(key, durability=durability), _deleted)
+
+
+def _holds(value: bytes) -> Check:
+    def check(_: bytes | None, logged: bytes) -> bool:
+        record = decode_value(logged)
+        return record.value == value and not record.deleted
+
+    return check
+
+
+def _deleted(_: bytes | None, logged: bytes) -> bool:
+    return decode_value(logged).deleted
+
+
+def _wrote_fields(texts: Mapping[str, bytes | None]) -> Check:
+    def check(_: bytes | None, logged: bytes) -> bool:
+        state = decode_state(logged)
+        return isinstance(state, FieldsState) and {field.name: field.text for field in state.fields} == texts
+
+    return check
+
+
+def _added(site: int, adds: int) -> Check:
+    def check(before: bytes | None, logged: bytes) -> bool:
+        return own_total(logged, site) - own_total(before, site) == adds
+
+    return check
+
+
+def own_total(stored: bytes | None, site: int) -> int:
+    """What a site has added to a counter, by a stored state of it."""
+    state = None if stored is None else decode_state(stored)
+    entries = state.entries if isinstance(state, CounterState) else ()
+    return sum(entry.total for entry in entries if entry.site == site)

@@ -1,0 +1,255 @@
+"""Three sites, their writers, readers and faults, in one thread and under one seed.
+
+Every step is drawn from one generator of random numbers, so a seed is a history.  Each seed also draws its
+climate: a world in which everything goes wrong all the time hides what one would show in which only clocks
+jump.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from random import Random
+from typing import Final
+from unittest.mock import patch
+
+from floodmark.model.errors import FloodmarkError, PartitionNotFound, VersionCollected
+from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
+from floodmark.testing.clock import SimulatedTime
+from floodmark.testing.engine import Fault
+from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES
+from floodmark.testing.simulation.climate import draw_climate
+from floodmark.testing.simulation.clocks import Schedule
+from floodmark.testing.simulation.convergence import check_convergence
+from floodmark.testing.simulation.drivers import Driver, Link
+from floodmark.testing.simulation.history import History, Violation
+from floodmark.testing.simulation.network import Network
+from floodmark.testing.simulation.readers import FeedReader, SnapshotReader
+from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
+from floodmark.testing.simulation.workload import KEYS, choose_write
+
+STEPS: Final = 140
+STEP_MS_MAX: Final = 100
+HEARTBEAT_MS: Final = 1_000
+DOWN_MS_MAX: Final = 2_000
+BROKEN_MS_MAX: Final = 500
+SITES: Final = {"oslo": 1, "rome": 2, "bonn": 3}
+PARTITIONS_MAX: Final = 5
+CUT_MS_MAX: Final = 5_000
+TOPOLOGY: Final = Topology(
+    epoch=1,
+    sites={name: MemberSite(id=site_id) for name, site_id in SITES.items()},
+    namespaces={name: SharedNamespace(merge=merge) for name, merge in POLICIES.items()},
+)
+
+
+class World:
+    """A run of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.history = History()
+        self.time = SimulatedTime()
+        self.schedule = Schedule(self.time)
+        self.sites = [
+            SimulatedSite(name, site_id, true_time=self.time, random=self.random, history=self.history)
+            for name, site_id in SITES.items()
+        ]
+        self.network = Network(self.random, self.schedule)
+        self.climate = climate = draw_climate(self.random)
+        for site in self.sites:
+            site.log_retention = climate.log_retention
+            site.chronicle.copies_are_whole = not climate.in_parts
+        self.links = [
+            Link(source, target, self.network, climate.in_parts)
+            for source in self.sites
+            for target in self.sites
+            if source is not target
+        ]
+        self._numbers = count(1)
+        self._actions: dict[Callable[[], None], float] = {
+            self._write: climate.writes,
+            self._poll_reader: climate.reads,
+            self._collect_garbage: climate.collections,
+            self._reshape: climate.reshapes,
+            self._jump: climate.jumps,
+            self._crash: climate.crashes,
+            self._cut: climate.cuts,
+            self._drive: climate.drivers,
+        }
+
+    def run(self, steps: int = STEPS) -> None:
+        """Live through some steps, then let everything heal and compare the sites."""
+        # A follower that finds nothing waits a moment of real time, and nobody else is here to wait for.
+        with patch.multiple("floodmark.feed.reader", GATHER_SECONDS=0, FOLLOW_SECONDS=0), _silence():
+            try:
+                self._begin()
+                self._live(steps)
+                self._end()
+            except FloodmarkError as error:
+                promise = "5" if isinstance(error, VersionCollected) else "none"
+                raise Violation(promise, "some site", f"nobody is ready for {error!r}") from error
+
+    def census(self) -> Counter[str]:
+        """How much of what a run is about there was in it."""
+        census: Counter[str] = Counter()
+        for site in self.sites:
+            census += site.census()
+        return census
+
+    def _live(self, steps: int) -> None:
+        actions, weights = list(self._actions), list(self._actions.values())
+        for _ in range(steps):
+            self._pass_time(self.random.randint(0, STEP_MS_MAX))
+            self.random.choices(actions, weights)[0]()
+
+    def _begin(self) -> None:
+        for site in self.sites:
+            site.time.jump(self.random, far=False)
+            site.start()
+            site.create_namespaces(TOPOLOGY)
+            site.extend_chronicle()
+            self.schedule.after(self.random.randint(1, HEARTBEAT_MS), self._heartbeats_of(site))
+        for link in self.links:
+            link.hold_safe_point(0)
+            Driver(link, self.random, self.schedule).go_on()
+        self.network.weather = self.climate.weather
+        self.readers: list[FeedReader | SnapshotReader] = []
+        for site in self.sites:
+            if self.climate.disks_fail:
+                site.disk.disturb(self.random)
+            for name, follows in (("follower", True), ("reader", False)):
+                holds = self.random.random() < self.climate.holders
+                self.readers.append(FeedReader(site, name, self.random, follows=follows, holds=holds))
+            self.readers.append(SnapshotReader(site, self.sites, self.random))
+
+    def _pass_time(self, milliseconds: int) -> None:
+        self.time.advance(milliseconds)
+        while (action := self.schedule.next_due()) is not None:
+            action()
+        for site in self.sites:
+            self._mend(site)
+
+    def _mend(self, site: SimulatedSite) -> None:
+        """Let what is broken be repaired after a while, and something else break."""
+        if not site.is_up and not site.is_restarting:
+            site.is_restarting = True
+            self.schedule.after(self.random.randint(1, DOWN_MS_MAX), lambda: self._restart(site))
+        if site.is_up and self.climate.disks_fail and site.disk.fired and not site.disk.is_healing:
+            site.disk.is_healing = True
+            lasting = site.disk.fired_kind is Fault.PERSISTENT
+            delay_ms = self.random.randint(1, BROKEN_MS_MAX) if lasting else 0
+            disk = site.disk
+            self.schedule.after(delay_ms, lambda: disk.disturb(self.random))
+
+    def _restart(self, site: SimulatedSite) -> None:
+        site.is_restarting = False
+        site.start(disturbed=self.climate.disks_fail)
+
+    def _heartbeats_of(self, site: SimulatedSite) -> Callable[[], None]:
+        def beat() -> None:
+            self.schedule.after(HEARTBEAT_MS, beat)
+            with suppress(*TROUBLE):
+                site.call(lambda open_site: open_site.heartbeat())
+
+        return beat
+
+    # What is done
+
+    def _any_site(self) -> SimulatedSite:
+        return self.random.choice(self.sites)
+
+    def _write(self) -> None:
+        site = self._any_site()
+        write = choose_write(self.random, next(self._numbers), site.id, POLICIES)
+        if site.is_up:
+            site.write(write)
+
+    def _poll_reader(self) -> None:
+        with suppress(*TROUBLE):
+            self.random.choice(self.readers).poll()
+
+    def _collect_garbage(self) -> None:
+        with suppress(*TROUBLE):
+            self._any_site().collect_garbage()
+
+    def _reshape(self) -> None:
+        site = self._any_site()
+        with suppress(PartitionNotFound, *TROUBLE):
+            partitions = site.call(lambda open_site: open_site.partitions())
+            if len(partitions) < self.random.randint(1, PARTITIONS_MAX):
+                name, key = self.random.choice(NAMESPACES), self.random.choice(KEYS)
+                site.call(lambda open_site: open_site.split(name, key))
+                site.note(f"split before {name}/{key.decode()}")
+            elif len(partitions) > 1:
+                index = self.random.randrange(len(partitions) - 1)
+                left, right = partitions[index].id, partitions[index + 1].id
+                site.call(lambda open_site: open_site.merge(left, right))
+                site.note(f"merged partitions {left} and {right}")
+
+    def _jump(self) -> None:
+        site = self._any_site()
+        site.time.jump(self.random, far=self.climate.clocks_jump_far and self.random.random() < 0.5)
+        site.note(f"clock is off by {site.time.offset_ms} ms")
+
+    def _crash(self) -> None:
+        site = self._any_site()
+        if site.is_up:
+            if self.random.random() < 0.3:
+                site.stop()
+            else:
+                site.crash()
+
+    def _drive(self) -> None:
+        """Start another driver of a link: the old one does not know that it has been replaced."""
+        Driver(self.random.choice(self.links), self.random, self.schedule).go_on()
+
+    def _cut(self) -> None:
+        caller, target = (site.name for site in self.random.sample(self.sites, 2))
+        self.network.cut(caller, target)
+        self.history.add(self.time(), caller, f"cannot call {target}")
+        self.schedule.after(self.random.randint(1, CUT_MS_MAX), lambda: self.network.mend(caller, target))
+
+    # The end
+
+    def _end(self) -> None:
+        """Repair everything, let all links drain, and look at everything once more."""
+        self.network.heal()
+        for site in self.sites:
+            site.time.offset_ms = 0
+            site.disk.heal()
+            if not site.is_up:
+                site.start()
+            self._catch_up_with(site)
+        self._drain()
+        for site in self.sites:
+            site.extend_chronicle()
+            site.check_links()
+        self.time.advance(1)
+        check_convergence(self.sites, self.time())
+        for reader in self.readers:
+            reader.poll()
+
+    def _catch_up_with(self, site: SimulatedSite) -> None:
+        """Let time pass until a site's versions are no longer ahead of it."""
+        ahead_ms = site.call(lambda open_site: open_site.statistics().clock_ahead_ms)
+        self.time.advance(ahead_ms)
+
+    def _drain(self) -> None:
+        for site in self.sites:
+            site.call(lambda open_site: open_site.heartbeat())
+        for link in self.links:
+            link.run_step()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Let sites log nothing: a simulation makes them complain all the time."""
+    logger = logging.getLogger("floodmark")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

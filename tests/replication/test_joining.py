@@ -1,0 +1,100 @@
+"""A new site that begins with a backup of another goes on from there: nothing is missed, nothing doubled."""
+
+import pytest
+from tests.replication.support_links import embedded
+from tests.replication.support_return import IDS, POLICIES, World
+
+from floodmark.model.errors import InvalidConfiguration, StaleLink, VersionCollected
+
+DAYS_MS = 3 * 24 * 3_600_000
+
+
+@pytest.fixture
+def world() -> World:
+    """Sites whose change logs no longer reach back to the beginning."""
+    world = World("oslo", "rome")
+    world.write("oslo", "before")
+    world.write("rome", "before")
+    world["rome"].namespace("users").delete(b"rome before")
+    for _ in range(3):
+        world.link_all()
+    world.time.advance(DAYS_MS)
+    world.link_all()
+    for name in ("oslo", "rome"):
+        world.write(name, "lately")
+        world[name].host.administration.collect_garbage()
+    world.change("lund")
+    world.open("lund")
+    return world
+
+
+def test_site_without_a_backup_comes_too_late_for_the_logs(world: World) -> None:
+    with pytest.raises(VersionCollected):
+        world.link("oslo", "lund")
+
+
+def test_everybody_holds_the_same_afterwards(world: World) -> None:
+    backup = world.backup("oslo")
+    world.write("oslo", "behind the backup")
+    world.write("rome", "behind the backup")
+    world.join("lund", backup)
+    world.write("lund", "first")
+    world.link_all()
+    world.link_all()
+    world.require_equal()
+    assert world["oslo"].namespace("counts").get(b"all") == b"7"
+
+
+def test_positions_are_those_of_the_backup_and_nothing_is_read_twice(world: World) -> None:
+    world.link("rome", "oslo")
+    backup = world.backup("oslo")
+    world.join("lund", backup)
+    oslo, rome = IDS["oslo"], IDS["rome"]
+    for namespace in POLICIES:
+        facts = backup.facts[namespace]
+        found = world["lund"].host.administration.watermark(namespace, None)
+        assert found == {oslo: facts.watermark[oslo], rome: facts.watermark[rome]}
+        horizons = {each.name: each.collected_horizon for each in world["lund"].statistics().namespaces}
+        assert horizons[namespace] == facts.collected_horizon
+    before = embedded(world["lund"]).node.committer.counters.commits
+    world.link("oslo", "lund")
+    world.link("rome", "lund")
+    assert embedded(world["lund"]).node.committer.counters.commits == before
+
+
+def test_what_was_loaded_is_told_to_nobody(world: World) -> None:
+    world.join("lund", world.backup("oslo"))
+    for target in ("oslo", "rome"):
+        before = embedded(world[target]).node.committer.counters.commits
+        world.link("lund", target)
+        assert embedded(world[target]).node.committer.counters.commits == before
+    world["lund"].heartbeat()
+    beat = world["lund"].heartbeat()
+    assert not beat.sums
+
+
+def test_joining_twice_changes_nothing_and_joining_too_late_is_refused(world: World) -> None:
+    backup = world.backup("oslo")
+    world.join("lund", backup)
+    world.join("lund", backup)
+    world.write("oslo", "more")
+    world.link("oslo", "lund")
+    with pytest.raises(StaleLink, match="load into one that is empty"):
+        world.join("lund", backup)
+
+
+def test_nobody_collects_what_the_new_site_has_not_got(world: World) -> None:
+    world["oslo"].namespace("users").delete(b"all")
+    for _ in range(2):
+        world.link("oslo", "rome")
+        world.link("rome", "oslo")
+    world.time.advance(DAYS_MS)
+    world["oslo"].host.administration.collect_garbage()
+    assert b"all" in world.records("oslo", "users")
+
+
+def test_namespace_that_is_not_shared_has_no_links_to_begin() -> None:
+    world = World("oslo", "rome")
+    world["oslo"].create_namespace("local")
+    with pytest.raises(InvalidConfiguration, match="set the topology first"):
+        world["oslo"].host.administration.adopt_watermark("local", {2: 7}, 0)

@@ -1,0 +1,258 @@
+"""A site that was restored loses nothing that others know, tells them what they lack, and no stamp twice."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from tests.replication.support_links import embedded
+from tests.replication.support_return import IDS, POLICIES, CutOff, World
+
+from floodmark.codec.values import decode_value
+from floodmark.model.change import Stamp
+from floodmark.model.errors import Fenced, InvalidConfiguration, Rejoining, VersionCollected
+from floodmark.replication.applied import Applied
+from floodmark.replication.applying import run_step
+from floodmark.replication.planning import plan_step
+from floodmark.site import open_engine
+
+OSLO = IDS["oslo"]
+DAYS_MS = 3 * 24 * 3_600_000
+
+
+@pytest.fixture
+def world() -> World:
+    return World("oslo", "rome", "bonn")
+
+
+def lose_and_restore(world: World, backup_of: str = "oslo", *, told: bool = True, beats: int = 0) -> None:
+    """Oslo writes on after the backup; some of it may reach Rome, some nobody; then all but that is lost.
+
+    Meanwhile it may have written heartbeats in its new life.
+    """
+    world.write("oslo", "everywhere")
+    world.link_all()
+    world.write("oslo", "at Rome")
+    world.link("oslo", "rome")
+    world.write("oslo", "before the backup")
+    backup = world.backup(backup_of)
+    world.write("oslo", "behind the backup")
+    if told:
+        world.link("oslo", "rome")
+    world.write("rome", "meanwhile")
+    world.write("oslo", "at nobody")
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    for _ in range(beats):
+        world.time.advance(1_000)
+        world["oslo"].heartbeat()
+    for namespace in POLICIES:
+        assert world["oslo"].host.administration.finish_rejoining()
+        world.restore("oslo", backup, namespace)
+    assert world["oslo"].host.administration.finish_rejoining() == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("backup_of", ["oslo", "bonn"])
+def test_everything_that_somebody_knows_is_at_all_sites_in_the_end(
+    world: World, backup_of: str, told: bool
+) -> None:
+    lose_and_restore(world, backup_of, told=told)
+    world.write("oslo", "in the new life")
+    world.link_all()
+    world.link_all()
+    world.require_equal()
+    users = {key for key, _ in world["bonn"].namespace("users").scan()}
+    words = ["everywhere", "at Rome", "in the new life"]
+    words += ["before the backup"] if told or backup_of == "oslo" else []
+    words += ["behind the backup"] if told else []
+    assert {key.removeprefix(b"oslo ").decode() for key in users if key.startswith(b"oslo")} == {*words}
+    # Each write of Oslo counts once, and the one of Rome.
+    assert world["bonn"].namespace("counts").get(b"all") == b"%d" % (len(words) + 1)
+
+
+@pytest.mark.parametrize("beats", [0, 3])
+def test_sums_of_the_heartbeats_agree_after_the_return(world: World, beats: int) -> None:
+    lose_and_restore(world, beats=beats)
+    for _ in range(4):
+        world.write("oslo", "again")
+        world.link_all()
+    for name in world.sites:
+        for link in world[name].replication().links:
+            assert link.intervals_wrong == 0, link
+            assert link.intervals_checked > 0
+
+
+def test_site_takes_no_writes_and_is_no_source_until_all_its_namespaces_are_back(world: World) -> None:
+    world.write("oslo", "a")
+    world.link_all()
+    backup = world.backup("oslo")
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    oslo = world["oslo"]
+    writes: list[Callable[[], object]] = [
+        lambda: oslo.namespace("users").put(b"a", b"b"),
+        lambda: oslo.namespace("users").put_many({b"a": b"b", b"c": b"d"}),
+        lambda: oslo.namespace("users").compare_and_set(b"new", None, b"b"),
+        lambda: oslo.namespace("counts").add(b"all"),
+        oslo.host.administration.links,
+        lambda: world.link("oslo", "rome"),
+        lambda: world.link("rome", "oslo"),
+    ]
+    for number, namespace in enumerate(sorted(POLICIES)):
+        for write in writes:
+            with pytest.raises(Rejoining, match=r"floodmark restore --rejoin"):
+                write()
+        assert oslo.host.administration.finish_rejoining() == sorted(POLICIES)[number:]
+        world.restore("oslo", backup, namespace)
+    with pytest.raises(Rejoining):
+        oslo.namespace("users").put(b"a", b"b")
+    assert oslo.host.administration.finish_rejoining() == []
+    oslo.namespace("users").put(b"a", b"b")
+
+
+def test_site_that_has_its_data_does_not_become_another_incarnation(world: World) -> None:
+    world.write("oslo", "a")
+    with pytest.raises(InvalidConfiguration, match="as if its data were lost"):
+        world.change("oslo", incarnation=2)
+    world.write("oslo", "b")
+
+
+def test_state_outlives_a_recovery_and_a_restart(world: World) -> None:
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    host = embedded(world["oslo"])
+    host.node.storage.stop()
+    for _ in range(2):
+        with pytest.raises(Rejoining):
+            world["oslo"].namespace("users").put(b"a", b"b")
+        assert not host.node.storage.stopped
+    again = open_engine(host.node.engine, site="oslo", site_id=OSLO, time_source=world.time)
+    with pytest.raises(Rejoining):
+        again.namespace("users").put(b"a", b"b")
+
+
+def test_restore_that_is_done_again_changes_nothing(world: World) -> None:
+    world.write("oslo", "a")
+    world.link("oslo", "rome")
+    world.write("oslo", "b")
+    backup = world.backup("oslo")
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    for namespace in POLICIES:
+        world.restore("oslo", backup, namespace)
+    before = embedded(world["oslo"]).node.committer.counters.commits
+    for namespace in POLICIES:
+        world.restore("oslo", backup, namespace)
+    assert embedded(world["oslo"]).node.committer.counters.commits == before
+    world["oslo"].host.administration.finish_rejoining()
+    world.link_all()
+    world.require_equal()
+
+
+@pytest.mark.parametrize("rows", range(5))
+def test_restore_that_was_cut_off_is_taken_up_again(world: World, rows: int) -> None:
+    world.write("oslo", "a")
+    world.link("oslo", "rome")
+    world.write("oslo", "b")
+    backup = world.backup("oslo")
+    world.write("oslo", "c")
+    world.link("oslo", "bonn")
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    for namespace in POLICIES:
+        with suppress(CutOff):
+            world.restore("oslo", backup, namespace, rows)
+        world.restore("oslo", backup, namespace)
+    world["oslo"].host.administration.finish_rejoining()
+    world.link_all()
+    world.link_all()
+    world.require_equal()
+    assert world["rome"].namespace("counts").get(b"all") == b"3"
+
+
+# What the others see to
+
+
+def test_links_of_the_earlier_life_are_shut_out(world: World) -> None:
+    world.write("oslo", "a")
+    old = plan_step(world["oslo"].host, world["rome"].host, tuple(POLICIES))
+    lost = world["oslo"]
+    world.sites.pop("oslo")
+    world.change("oslo", incarnation=2)
+    with pytest.raises(Fenced, match="restored since"):
+        run_step(lost.host, world["rome"].host, old)
+    assert world["rome"].namespace("users").get(b"all") is None
+    with pytest.raises(Fenced, match="restored as incarnation 2"):
+        world["rome"].host.administration.advance_link(old, Applied())
+
+
+def test_new_versions_lie_above_what_others_have_though_the_clock_was_ahead(world: World) -> None:
+    world.time.advance(400)
+    world.write("oslo", "ahead")
+    world.link_all()
+    position = world["rome"].host.administration.watermark("users", None)[OSLO]
+    backup = world.backup("oslo")
+    world.time.advance(-400)
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    for namespace in POLICIES:
+        world.restore("oslo", backup, namespace)
+    world["oslo"].host.administration.finish_rejoining()
+    assert world["oslo"].namespace("users").put(b"new", b"value") > position
+
+
+def test_tombstones_are_kept_for_a_site_that_is_being_restored(world: World) -> None:
+    world["rome"].namespace("users").put(b"gone", b"x")
+    backup = world.backup("oslo")
+    world["rome"].namespace("users").delete(b"gone")
+    for _ in range(3):
+        world.link_all()
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    world.time.advance(DAYS_MS)
+    world["rome"].host.administration.collect_garbage()
+    assert b"gone" in world.records("rome", "users")
+    assert backup.facts["users"].collected_horizon == 0
+
+
+def test_backup_from_before_deletions_that_others_have_forgotten_is_refused(world: World) -> None:
+    world["oslo"].namespace("users").put(b"gone", b"x")
+    backup = world.backup("oslo")
+    world["oslo"].namespace("users").delete(b"gone")
+    for _ in range(3):
+        world.link_all()
+    world.time.advance(DAYS_MS)
+    world.link_all()
+    world["rome"].host.administration.collect_garbage()
+    assert b"gone" not in world.records("rome", "users")
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    with pytest.raises(VersionCollected, match="'rome' has forgotten what was deleted"):
+        world.restore("oslo", backup, "users")
+    fresh = world.backup("bonn")
+    world.restore("oslo", fresh, "users")
+    assert b"gone" not in {key for key, _ in world["oslo"].namespace("users").scan()}
+
+
+# What users see
+
+
+def test_changes_from_before_the_return_are_refused_and_those_behind_it_come(world: World) -> None:
+    lose_and_restore(world)
+    oslo = world["oslo"]
+    with pytest.raises(VersionCollected):
+        next(iter(oslo.changes("users", since=1)))
+    begin = oslo.host.administration.oldest_version("users")
+    with pytest.raises(VersionCollected):
+        oslo.namespace("users").get(b"all", at=begin - 1)
+    oslo.namespace("users").put(b"later", b"x")
+    assert [change.key for change in oslo.changes("users", since=begin)][-1] == b"later"
+
+
+def test_stamps_stay_what_they_were(world: World) -> None:
+    version = world["oslo"].namespace("users").put(b"a", b"b")
+    backup = world.backup("oslo")
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    world.restore("oslo", backup, "users")
+    assert decode_value(world.records("oslo", "users")[b"a"]).origin == Stamp(version, OSLO)

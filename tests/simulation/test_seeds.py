@@ -1,0 +1,67 @@
+"""Three sites under a seed: every promise holds, whatever fails, and a seed is a history."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from floodmark.testing.simulation import World, first_failure
+
+SEEDS = 100
+SOAK_SEEDS = 10_000
+GROUP = 10
+SOAK_GROUP = 100
+
+
+def assert_promises_hold(seeds: range) -> None:
+    failure = first_failure(seeds)
+    assert failure is None, f"\n{failure}"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
+def test_every_promise_holds_in_ten_worlds(first: int) -> None:
+    assert_promises_hold(range(first, first + GROUP))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, SOAK_SEEDS, SOAK_GROUP))
+def test_every_promise_holds_in_a_hundred_worlds(first: int) -> None:
+    assert_promises_hold(range(first, first + SOAK_GROUP))
+
+
+def history_in_another_process(seed: int, hash_seed: str) -> str:
+    command = [sys.executable, "-m", "floodmark.testing.simulation", "--seed", str(seed), "--steps", "60"]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    first = history_in_another_process(3, "1")
+    assert "every promise held" in first
+    assert first == history_in_another_process(3, "2")
+    assert first != history_in_another_process(4, "1")
+
+
+def test_what_can_go_wrong_does_go_wrong() -> None:
+    worlds = [World(seed) for seed in range(12)]
+    for world in worlds:
+        world.run()
+    told = "\n".join(event.what for world in worlds for event in world.history.events)
+    for event in (
+        "unsynced writes are lost",
+        "stopped",
+        "did not close well",
+        "cannot call",
+        "clock is off by",
+        "fsync: done",
+        "async: done",
+        "refused",
+        "unknown",
+        "StaleLink",
+        "ClockSkew",
+    ):
+        assert event in told, f"in {len(worlds)} worlds, {event!r} never happened"
+    census = sum((world.census() for world in worlds), start=type(worlds[0].census())())
+    for what in ("tail", "log", "scan", "intervals checked", "versions collected", "keys collected"):
+        assert census[what] > 0, f"in {len(worlds)} worlds there was no {what}: {census}"

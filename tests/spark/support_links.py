@@ -1,0 +1,136 @@
+"""Sites that share namespaces, and what must be the same at all of them."""
+
+from collections.abc import Mapping, Sequence
+from threading import Event, Thread
+from types import TracebackType
+
+from pyspark.sql import SparkSession
+from tests.server.processes import wait_until
+from tests.spark.conftest import Served, ServeSite
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.values import decode_value, encode_value
+from floodmark.model.ranges import KeyRange
+from floodmark.replication.topology import Topology, parse_topology
+from floodmark.site import Site
+from floodmark.site.arguments import qualify_range
+from floodmark.spark.jobs import TopologySummary, replicate_topology, site_addresses
+
+HANG_SECONDS = 180
+
+NAMES = ("oslo", "rome", "bonn")
+POLICIES = {"users": "last_write", "profiles": "fields", "counts": "counter"}
+
+
+def describe(urls: Mapping[str, str], ids: Mapping[str, int], epoch: int = 1) -> str:
+    """The topology in which all sites share all namespaces, as TOML."""
+    lines = [f"epoch = {epoch}"]
+    for name, url in urls.items():
+        lines += [f"[sites.{name}]", f"id = {ids[name]}", f'url = "{url}"']
+    for name, merge in POLICIES.items():
+        lines += [f"[namespaces.{name}]", f'merge = "{merge}"']
+    return "\n".join(lines) + "\n"
+
+
+def share(serve_site: ServeSite, names: Sequence[str] = NAMES) -> tuple[dict[str, Served], Topology]:
+    """Serve sites that share namespaces; each is cut into partitions of its own."""
+    served = {name: serve_site(name) for name in names}
+    text = describe(
+        {name: each.url for name, each in served.items()},
+        {name: each.site.id for name, each in served.items()},
+    )
+    topology = parse_topology(text)
+    for number, each in enumerate(served.values()):
+        each.site.set_topology(topology)
+        for cut in range(number):
+            each.site.split("users", b"key-%02d" % (7 * (cut + 1)))
+    return served, topology
+
+
+def write_everywhere(sites: Sequence[Site], rounds: int, begin: int = 0) -> None:
+    """Writes at every site, many of them to the same keys."""
+    for number in range(begin, begin + rounds):
+        for site in sites:
+            users, profiles, counts = (site.namespace(name) for name in POLICIES)
+            own = b"%s-%d" % (site.name.encode(), number)
+            users.put_many({b"key-%02d" % (number % 20): own, b"own-" + own: b"x"})
+            if number % 5 == 4:
+                users.delete(b"key-%02d" % (number % 20))
+            profiles.update(b"ada", {site.name: number, "last": site.name})
+            if number % 7 == 6:
+                profiles.delete_field(b"ada", "last")
+            counts.add(b"all", 1)
+
+
+def stored(site: Site, namespace: str) -> dict[bytes, bytes]:
+    """What a site holds of a namespace, tombstones included, without the traces of where it is held."""
+    row = site.host.administration.find_namespace(namespace)
+    keys = qualify_range(encode_namespace(row.id), KeyRange())
+    held = {}
+    for partition in site.host.router.maps.map.overlapping(keys):
+        part = partition.range.intersect(keys)
+        assert part is not None
+        for batch in partition.scan_records(part, site.now(), dead=True):
+            for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
+                record = decode_value(value)
+                held[key] = encode_value(
+                    record.value, record.expires_at, record.deleted, stamps=record.stamps
+                )
+    return held
+
+
+def require_equal(sites: Sequence[Site]) -> None:
+    """All sites hold the same bytes."""
+    first, *others = sites
+    for namespace in POLICIES:
+        expected = stored(first, namespace)
+        assert expected
+        for site in others:
+            assert stored(site, namespace) == expected, f"{namespace} at {first.name} and {site.name}"
+
+
+class Replication:
+    """All links of a topology, running beside the test."""
+
+    def __init__(self, spark: SparkSession, topology: Topology) -> None:
+        self._stop = Event()
+        self._failure: BaseException | None = None
+        self.summary: TopologySummary | None = None
+
+        def run() -> None:
+            try:
+                self.summary = replicate_topology(
+                    topology, site_addresses(topology), spark=spark, stop=self._stop
+                )
+            except BaseException as failure:
+                self._failure = failure
+
+        self._thread = Thread(target=run, daemon=True)
+
+    def __enter__(self) -> "Replication":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(HANG_SECONDS)
+        if self._failure is not None:
+            raise self._failure
+
+
+def wait_checked(site: Site, intervals: int) -> None:
+    """Return when each link that ends at a site has gone through so many more checked intervals."""
+    before = {(link.source, link.namespace): link.intervals_checked for link in site.replication().links}
+
+    def is_checked() -> bool:
+        return all(
+            link.intervals_checked >= before[link.source, link.namespace] + intervals
+            for link in site.replication().links
+        )
+
+    wait_until(is_checked, HANG_SECONDS, lambda: f"links of {site.name}: {site.replication().links}")
