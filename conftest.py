@@ -27,7 +27,8 @@ TOGETHER = {
     "tests/spark/test_jobs_kill.py": "spark processes",
     "tests/spark/test_links_kill.py": "spark processes",
     "tests/spark/test_secrets.py": "spark processes",
-    "tests/spark/test_session.py": "spark processes",
+    "tests/spark/test_operations.py": "spark processes",
+    "tests/spark/test_returning.py": "spark processes",
     "tests/spark": "spark session",
     "tests/server/test_stalled.py": "stalled",
 }

@@ -130,7 +130,14 @@ def kill_rounds(path: Path, mode: str, seed: int, rounds: int, lines_max: int = 
     return witness
 
 
-@pytest.mark.parametrize("mode", ["fsync", "async", "mixed"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("fsync", marks=pytest.mark.soak),
+        pytest.param("async", marks=pytest.mark.soak),
+        "mixed",
+    ],
+)
 def test_promises_hold_over_twenty_kills(tmp_path: Path, mode: str) -> None:
     witness = kill_rounds(tmp_path / "oslo", mode, seed=1, rounds=ROUNDS)
     assert len(witness.seen) > 10 * ROUNDS

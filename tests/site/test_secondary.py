@@ -151,6 +151,7 @@ def require_pairs(found: dict[bytes, bytes], round_least: int) -> int:
     return behind
 
 
+@pytest.mark.soak
 def test_every_complete_version_of_a_busy_writer_is_consistent(directory: Path) -> None:
     child = start_child(directory)
     assert child.stdout is not None

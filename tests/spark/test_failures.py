@@ -89,16 +89,19 @@ def test_error_of_a_function_for_each_batch_is_raised_as_it_was(spark: SparkSess
 
 
 @pytest.mark.parametrize("where", ["schema", "read"])
+@pytest.mark.soak
 def test_error_is_found_through_spark_connect(connect: SparkProcess, where: str) -> None:
     found = connect.run(catch_reading, where)
     assert (type(found), str(found)) == (Unreachable, MESSAGE)
 
 
+@pytest.mark.soak
 def test_error_of_a_stream_is_found_through_spark_connect(connect: SparkProcess, tmp_path: Path) -> None:
     found = connect.run(catch_streaming, "stream read", str(tmp_path))
     assert (type(found), str(found)) == (Unreachable, MESSAGE)
 
 
+@pytest.mark.soak
 def test_error_is_found_after_a_cluster_has_tried_again(local_cluster: SparkProcess) -> None:
     found = local_cluster.run(catch_reading, "read")
     assert (type(found), str(found)) == (Unreachable, MESSAGE)

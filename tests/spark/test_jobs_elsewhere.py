@@ -25,7 +25,7 @@ def run_all(spark: SparkSession, source: str, target: str, directory: str) -> Su
     )
 
 
-@pytest.mark.parametrize("place", ["local_cluster", "connect"])
+@pytest.mark.parametrize("place", ["local_cluster", pytest.param("connect", marks=pytest.mark.soak)])
 def test_jobs_do_the_same_wherever_spark_runs(
     served: Served, serve_site: ServeSite, tmp_path: Path, place: str, request: pytest.FixtureRequest
 ) -> None:

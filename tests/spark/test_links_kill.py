@@ -121,6 +121,7 @@ def write_once(site: Site, number: int) -> None:
     counts.add(b"all")
 
 
+@pytest.mark.soak
 def test_sites_and_drivers_that_are_killed_converge(
     sites: dict[str, SiteProcess], replicate: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:

@@ -177,9 +177,9 @@ def lost_for_good(machines: Machines) -> None:
     [
         ("replication.md", nothing),
         ("join.md", shared_for_a_while),
-        ("away.md", away_for_too_long),
-        ("restored.md", lost_with_a_backup),
-        ("remove.md", lost_for_good),
+        pytest.param("away.md", away_for_too_long, marks=pytest.mark.soak),
+        pytest.param("restored.md", lost_with_a_backup, marks=pytest.mark.soak),
+        pytest.param("remove.md", lost_for_good, marks=pytest.mark.soak),
     ],
 )
 def test_every_command_of_a_page_does_what_it_says(

@@ -265,6 +265,7 @@ def there_and_back(session: SparkSession, source: str, target: str, place: str) 
 
 
 @pytest.mark.parametrize("elsewhere", ["local_cluster", "connect"])
+@pytest.mark.soak
 def test_backup_and_restore_work_wherever_spark_runs(
     request: pytest.FixtureRequest,
     oslo: Served,

@@ -50,6 +50,7 @@ def replicate_once(topology: Topology, spark: SparkSession) -> None:
     assert sum(link.findings for link in summary.links) == 0
 
 
+@pytest.mark.soak
 def test_site_that_lost_its_data_comes_back_with_what_others_know(
     serve_site: ServeSite, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_session_is_made_where_there_is_no_java(bare: dict[str, str], tmp_path: 
     assert not {"JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_SUBMIT_OPTS"} & set(said["kept"])
 
 
+@pytest.mark.soak
 def test_submitted_job_takes_what_was_submitted(bare: dict[str, str], tmp_path: Path) -> None:
     submit = Path(str(pyspark.__file__)).parent / "bin" / "spark-submit"
     options = ["--master", "local[1]", "--name", "submitted", "--conf", "spark.sql.shuffle.partitions=5"]
