@@ -25,7 +25,8 @@ def run_all(spark: SparkSession, source: str, target: str, directory: str) -> Su
     )
 
 
-@pytest.mark.parametrize("place", ["local_cluster", pytest.param("connect", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("place", ["local_cluster", "connect"])
 def test_jobs_do_the_same_wherever_spark_runs(
     served: Served, serve_site: ServeSite, tmp_path: Path, place: str, request: pytest.FixtureRequest
 ) -> None:

@@ -89,6 +89,7 @@ def test_site_that_lost_its_data_comes_back_with_what_others_know(
         assert rome.site.namespace("counts").get(b"all") == b"%d" % (4 * ROUNDS + 1100)
 
 
+@pytest.mark.soak
 def test_new_site_goes_on_from_the_backup_that_it_was_built_from(
     serve_site: ServeSite, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -38,12 +38,7 @@ def draw_climate(random: Random) -> Climate:
         return weight * random.random() if random.random() < 0.7 else 0.0
 
     return Climate(
-        weather=Weather(
-            loss=sometimes(0.05),
-            duplication=sometimes(0.2),
-            # Late enough, at times, that what a call is about was deleted and collected meanwhile.
-            late_ms_max=random.choice([600, 600, 5_000, 20_000]),
-        ),
+        weather=Weather(loss=sometimes(0.05), duplication=sometimes(0.2)),
         disks_fail=random.random() < 0.6,
         clocks_jump_far=random.random() < 0.4,
         in_parts=random.random() < 0.3,
