@@ -18,10 +18,10 @@ from floodmark.cli.jobs import (
     shared_credentials,
     spark_job,
 )
+from floodmark.cli.opening import read_topology
 from floodmark.cli.output import Output
 from floodmark.model.ranges import KeyRange
 from floodmark.model.text import read_duration
-from floodmark.replication.topology import parse_topology
 from floodmark.site.arguments import check_range
 
 HOLD: Final = timedelta(hours=24)
@@ -161,7 +161,7 @@ def restore(
 
 
 def _build_up(source: str, location: str, namespace: str, file: Path | None, choice: SparkChoice) -> object:
-    topology = None if file is None else parse_topology(file.read_bytes(), str(file))
+    topology = None if file is None else read_topology(file)
     credentials = shared_credentials()
     with reach(location) as (target,), spark_job(choice, "restore") as job:
         if topology is None:

@@ -17,11 +17,10 @@ from floodmark.cli.jobs import (
     shared_credentials,
     spark_job,
 )
-from floodmark.cli.opening import ConnectionOptions, connection_options
+from floodmark.cli.opening import ConnectionOptions, connection_options, read_topology
 from floodmark.cli.output import Output
 from floodmark.model import Version
 from floodmark.model.text import read_at
-from floodmark.replication.topology import parse_topology
 
 if TYPE_CHECKING:
     from floodmark.spark import SiteAddress
@@ -158,7 +157,7 @@ def _all_namespaces(address: "SiteAddress") -> list[str]:
 
 
 def _replicate_topology(file: Path, choice: SparkChoice, *, once: bool) -> object:
-    topology = parse_topology(file.read_bytes(), str(file))
+    topology = read_topology(file)
     with spark_job(choice, "replicate") as job:
         return job.functions.replicate_topology(
             topology,

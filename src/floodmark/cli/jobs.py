@@ -210,12 +210,20 @@ def print_summary(output: Output, summary: object) -> None:
     if output.json:
         output.object(fields)
         return
-    pairs = [
-        (name.removesuffix("_ms").replace("_", " "), _show(name, value))
-        for name, value in fields.items()
-        if value is not None
-    ]
-    output.fields(pairs)
+    output.fields([(_words(name), line) for name, value in fields.items() for line in _lines(name, value)])
+
+
+def _lines(name: str, value: object) -> list[str]:
+    """A value, in several lines if it consists of several others."""
+    if value is None:
+        return []
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [_show("", each) for each in value]
+    return [_show(name, value)]
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_ms").replace("_", " ")
 
 
 def _show(name: str, value: object) -> str:
@@ -230,7 +238,10 @@ def _show(name: str, value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_show(str(key), each)}" for key, each in value.items()) or "none"
+        shown = [
+            f"{_words(str(key))}: {_show(str(key), each)}" for key, each in value.items() if each is not None
+        ]
+        return ", ".join(shown) or "none"
     if isinstance(value, list):
         return ", ".join(_show("", each) for each in value) or "none"
     return str(value)

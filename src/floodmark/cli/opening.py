@@ -15,7 +15,7 @@ from typing import Final
 import floodmark
 from floodmark.cli.failures import Usage
 from floodmark.model.errors import InvalidConfiguration, NotASite
-from floodmark.replication.topology import Topology
+from floodmark.replication.topology import Topology, parse_topology
 from floodmark.site.connecting import TIMEOUT, connect
 
 SITE_FILE: Final = "floodmark.json"
@@ -87,6 +87,15 @@ def open_site(location: str, *, background: bool = False) -> Iterator[floodmark.
         opened = floodmark.open(require_site(location), background=background)
     with opened as site:
         yield site
+
+
+def read_topology(file: Path) -> Topology:
+    """The topology in a file."""
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise Usage(f"{file} cannot be read: {error.strerror}", "floodmark topology --help") from error
+    return parse_topology(text, str(file))
 
 
 @contextmanager

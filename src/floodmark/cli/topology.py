@@ -9,11 +9,11 @@ import typer
 from floodmark.cli.arguments import Json, Location
 from floodmark.cli.failures import FINDING
 from floodmark.cli.fields import plain
-from floodmark.cli.opening import open_members, open_site
+from floodmark.cli.opening import open_members, open_site, read_topology
 from floodmark.cli.output import Output, note
 from floodmark.cli.text import show_version
 from floodmark.replication.removing import remove_site
-from floodmark.replication.topology import Topology, parse_topology, render_topology
+from floodmark.replication.topology import Topology, render_topology
 
 commands = typer.Typer(help="Show and set which sites share which namespaces.")
 
@@ -55,7 +55,7 @@ def set_topology(
     Example:
       floodmark topology set data/oslo topology.toml
     """
-    topology = parse_topology(file.read_bytes(), str(file))
+    topology = read_topology(file)
     with open_site(location) as site:
         site.set_topology(topology)
         name, shared = site.name, topology.shared_by(site.name)
@@ -85,7 +85,7 @@ def remove(
     Example:
       floodmark topology remove bonn --topology topology.toml
     """
-    topology = parse_topology(file.read_bytes(), str(file))
+    topology = read_topology(file)
 
     def publish(changed: Topology) -> None:
         # At no moment is there half a file.
