@@ -96,7 +96,6 @@ def use_credentials(spark: SparkSession, url: str, options: dict[str, str]) -> l
     return [*shown, str(caught.value), str(caught_later.value), str(refused)]
 
 
-@pytest.mark.soak
 def test_token_and_key_are_nowhere_but_in_their_files(
     closed_site: Served, certificates: Certificates, token_file: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -68,10 +68,11 @@ _ARROW: Final = pyarrow.schema(
 
 
 class StepOfLink(msgspec.Struct, frozen=True):
-    """A step, and the place of its link among the others."""
+    """A step, the place of its link among the others, and how many tasks share it."""
 
     link: int
     step: LinkStep
+    tasks: int = 1
 
 
 def encode_links(links: Sequence[LinkOptions]) -> str:
@@ -141,8 +142,12 @@ class LinksReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LinkPart]:
         if start == end:
             return []
-        heads = msgspec.convert(end["steps"], list[StepOfLink])
-        return [LinkPart(head, pieces) for head in heads for pieces in self._driver[head.link].cut(head.step)]
+        parts = []
+        for head in msgspec.convert(end["steps"], list[StepOfLink]):
+            shares = self._driver[head.link].cut(head.step)
+            shared = msgspec.structs.replace(head, tasks=len(shares))
+            parts += [LinkPart(shared, pieces) for pieces in shares]
+        return parts
 
     def commit(self, end: dict[str, Any]) -> None:
         pass
@@ -227,6 +232,8 @@ class LinksWriter(DataSourceStreamArrowWriter):
         # If the target is away, nobody can tell it; the driver finds out.
         with suppress(FloodmarkError), link.target.connect() as target:
             failures = [part.failure for part in parts if part.failure is not None]
+            if len(parts) < head.tasks:
+                failures.append(f"{len(parts)} of {head.tasks} tasks told what they have applied")
             if failures:
                 tell_stalled(target, link, failures[0])
                 return
