@@ -25,6 +25,7 @@ from floodmark.site import (
     SafePoint,
     Site,
     SiteStatistics,
+    Transaction,
     View,
     Writer,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Subscription",
     "SubscriptionOptions",
     "Terminal",
+    "Transaction",
     "Version",
     "Versioned",
     "View",

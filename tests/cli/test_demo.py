@@ -1,129 +1,281 @@
-"""The demo: it passes, shows every step, is quick and leaves nothing behind; and it can fail."""
+"""The demo: what it claims can fail, what it starts it ends, and whatever goes wrong is said."""
 
-import shlex
-from itertools import count
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from tests.cli.support import run, run_process
+from rich.console import Console
+from tests.cli.support import FLOODMARK, Outcome, run
 
-from floodmark.cli.demo import command
-from floodmark.cli.demo.stage import Stage
-from floodmark.cli.demo.survival import account_for_changes
-from floodmark.cli.demo.writing import create_namespace, write_from_threads
-from floodmark.model import Change
-from floodmark.site import Namespace, Site
+from floodmark.cli.demo import play
+from floodmark.cli.demo.board import Board, Link
+from floodmark.cli.demo.copying import check_unread
+from floodmark.cli.demo.messaging import EVERYBODY, MESSAGES, PEOPLE, UNREAD, conversation
+from floodmark.cli.demo.pair import Pair
+from floodmark.cli.demo.servers import Server
+from floodmark.cli.demo.serving import serve_two_sites, survive_a_kill
+from floodmark.cli.demo.stage import Motion, Stage, wait_until
+from floodmark.model.errors import CannotOpen, Unreachable
+from floodmark.replication.topology import parse_topology
 
-SECONDS_MAX = 30.0
-STEPS = [
-    "namespace",
-    "writes",
-    "reads",
-    "history",
-    "ttl",
-    "changes",
-    "counter",
-    "split",
-    "crash",
-    "heartbeat",
-    "server",
-    "garbage",
-]
+DEMO_SECONDS_MAX = 300.0
+HANG_SECONDS = 60.0
+STEPS = ["serve", "crash", "copy", "verify", "loss", "find", "repair"]
 
 
-def test_demo_passes_in_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    outcome = run_process("demo", "--json", TMPDIR=str(tmp_path))
-    summary = outcome.json
+def claim(stage: Stage, _pair: Pair, *, holds: bool = True) -> None:
+    stage.begin("claim", "Something about water")
+    stage.check("water flows down", holds)
+    stage.sum_up("water was watched", drops=3)
+
+
+def claim_wrongly(stage: Stage, pair: Pair) -> None:
+    claim(stage, pair, holds=False)
+
+
+def claim_nothing(stage: Stage, _pair: Pair) -> None:
+    stage.begin("empty", "Nothing at all")
+
+
+def on_stage(**options: Any) -> tuple[Stage, io.StringIO]:
+    shown = io.StringIO()
+    console = Console(file=shown, width=100, highlight=False, soft_wrap=True)
+    return Stage(console, **{"unicode": True, "motion": Motion.STILL, **options}), shown
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with Pair(tmp_path) as made:
+        yield made
+
+
+# As a whole
+
+
+@pytest.mark.soak
+def test_demo_passes_and_its_sites_can_be_used_afterwards(tmp_path: Path) -> None:
+    home, temporary = tmp_path / "demo sites", tmp_path / "temporary"
+    temporary.mkdir()
+    finished = subprocess.run(
+        [FLOODMARK, "demo", "--json", "--directory", home],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=DEMO_SECONDS_MAX,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        check=False,
+    )
+    outcome = Outcome(finished.returncode, finished.stdout, finished.stderr.decode())
     assert (outcome.code, outcome.errors) == (0, "")
-    assert summary["passed"] is True
-    assert summary["directory"] is None
-    assert summary["seconds"] < SECONDS_MAX
-    assert [step["step"] for step in summary["steps"]] == STEPS
-    assert all(check["passed"] for step in summary["steps"] for check in step["checks"])
-    figures: dict[str, dict[str, Any]] = {step["step"]: step["figures"] for step in summary["steps"]}
-    assert figures["writes"]["commits_per_round"] >= 1
-    assert figures["counter"]["total"] == 200
-    assert figures["crash"]["kept"] == figures["crash"]["acknowledged"] >= 200
-    assert not list(tmp_path.iterdir())
+    account = outcome.json
+    assert [step["step"] for step in account["steps"]] == STEPS
+    assert all(check["passed"] for step in account["steps"] for check in step["checks"])
+    figures = {step["step"]: step["figures"] for step in account["steps"]}
+    assert figures["crash"]["kept"] == figures["crash"]["acknowledged"] >= 3_000
+    assert figures["copy"]["messages"] > 5_000
+    assert figures["loss"]["finding"].startswith("1 of ")
+    assert (figures["find"]["drift"], figures["repair"]["repaired"]) == (1, 1)
+    assert not list(temporary.glob("floodmark-*"))
+    sites = [
+        dict(line.split("  ", 1) for line in run("scan", home / name, "unread").lines) for name in PEOPLE
+    ]
+    assert sites[0] == sites[1]
+    assert "dinner at eight?" in run("get", home / "rome", MESSAGES, "ada+grace/invitation").text
+    topology = parse_topology((home / "topology.toml").read_text())
+    assert set(topology.sites) == set(PEOPLE)
 
 
-def test_demo_tells_each_step_and_what_to_try_next(tmp_path: Path) -> None:
-    site = tmp_path / "demo site"
-    outcome = run_process("demo", "--directory", site)
+# What is claimed and told
+
+
+def test_demo_tells_its_steps_a_summary_and_what_to_try_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "STEPS", [claim])
+    outcome = run("demo")
     assert (outcome.code, outcome.errors) == (0, "")
     assert "\x1b" not in outcome.text
-    assert "✗" not in outcome.text
     shown, _, summary = outcome.text.partition("\nSummary\n")
-    for number, step in enumerate(STEPS, 1):
-        assert f"\n{number:>2}  " in shown
-        assert f"    ✓  {step} " in summary
-    assert shown.count("✓") == summary.count("✓") > len(STEPS)
+    assert shown.endswith("\n 1  Something about water\n    ✓ water flows down\n")
+    assert summary.startswith("    ✓ water was watched\n    1 of 1 checks held, in 0 s\n")
     tries = [line.strip() for line in summary.partition("\nTry next\n")[2].splitlines()]
-    assert len(tries) > 4
-    for line in tries:
-        words = shlex.split(line.partition("   ")[0].partition("  ")[0])
-        assert words[0] == "floodmark"
-        assert run(*words[1:]).output, line
+    for line in tries[1:]:
+        command = line.partition("  ")[0].split()
+        assert run(*command[1:]).code == 0, line
 
 
-def test_demo_keeps_away_from_a_site_that_is_there(directory: Path) -> None:
-    outcome = run("demo", "--directory", directory)
-    assert outcome.code == 64
-    assert len(run("scan", directory, "users").lines) == 3
+def test_demo_whose_sites_are_kept_tells_how_to_serve_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(play, "STEPS", [serve_two_sites])
+    outcome = run("demo", "--directory", tmp_path / "sites")
+    assert (outcome.code, outcome.errors) == (0, "")
+    topology = parse_topology((tmp_path / "sites" / "topology.toml").read_text())
+    for name, site in topology.sites.items():
+        assert site.url is not None
+        listen = site.url.removeprefix("grpc://")
+        assert f"floodmark serve {tmp_path}/sites/{name} --listen {listen} &" in outcome.text
+        assert run("status", tmp_path / "sites" / name).code == 0
 
 
-def test_demo_that_fails_a_check_says_so_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def claim(stage: Stage) -> None:
-        stage.begin("claim", "Something that is not so")
-        stage.check("water flows up", False)
-
-    monkeypatch.setattr(command, "STEPS", [create_namespace, claim])
+@pytest.mark.parametrize("step", [claim_wrongly, claim_nothing])
+def test_demo_that_fails_ends_with_1_and_says_where(monkeypatch: pytest.MonkeyPatch, step: Any) -> None:
+    monkeypatch.setattr(play, "STEPS", [claim, step])
     outcome = run("demo")
     assert outcome.code == 1
-    assert "    ✗ water flows up\n" in outcome.text
-    assert "    ✗  claim " in outcome.text
-    assert "1 of 2 checks held" in outcome.text
-    summary = run("demo", "--json").json
-    assert (summary["passed"], summary["steps"][1]["passed"]) == (False, False)
-
-
-def test_a_step_without_a_check_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "STEPS", [lambda stage: stage.begin("empty", "Nothing at all")])
-    assert run("demo", "--json").code == 1
-
-
-def test_demo_notices_a_lost_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    written, put = count(), Namespace.put
-
-    def lose_the_third(namespace: Namespace, key: bytes, value: bytes) -> int:
-        return 1 if next(written) == 2 else put(namespace, key, value)
-
-    monkeypatch.setattr(Namespace, "put", lose_the_third)
-    monkeypatch.setattr(command, "STEPS", [create_namespace, write_from_threads])
-    monkeypatch.setattr("floodmark.cli.demo.writing.WRITE_MS", 0)
-    steps = run("demo", "--json").json["steps"]
-    assert [check["passed"] for check in steps[1]["checks"]] == [False, False]
-
-
-def test_demo_notices_a_change_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = Site.changes
-
-    def skip_the_first(site: Site, *arguments: Any, **options: Any) -> list[Change]:
-        return list(changes(site, *arguments, **options))[1:]
-
-    def close_and_open(stage: Stage) -> None:
-        stage.open(background=False)
-        account_for_changes(stage)
-
-    monkeypatch.setattr(Site, "changes", skip_the_first)
-    monkeypatch.setattr(command, "STEPS", [create_namespace, close_and_open])
-    steps = run("demo", "--json").json["steps"]
-    assert steps[1]["checks"][0]["passed"] is False
+    summary = outcome.text.partition("\nSummary\n")[2]
+    broken = "Something about water: water flows down" if step is claim_wrongly else "nothing was checked"
+    assert summary.splitlines()[1].startswith("    ✗ ")
+    assert broken in summary.splitlines()[1]
+    account = run("demo", "--json").json
+    assert (account["passed"], [each["passed"] for each in account["steps"]]) == (False, [True, False])
+    assert account["steps"][0]["figures"] == {"drops": 3}
 
 
 def test_demo_is_plain_where_nothing_else_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "STEPS", [create_namespace])
+    monkeypatch.setattr(play, "STEPS", [claim])
     outcome = run("demo", encoding="ascii")
     assert (outcome.code, outcome.output.isascii()) == (0, True)
-    assert "    ok the site lists its namespace\n" in outcome.text
+    assert "    ok water flows down\n" in outcome.text
+
+
+def test_demo_keeps_away_from_a_directory_with_something_in_it(directory: Path) -> None:
+    outcome = run("demo", "--directory", directory)
+    assert outcome.code == 64
+    assert "not empty" in outcome.errors
+    assert len(run("scan", directory, "users").lines) == 3
+
+
+def test_demo_without_spark_says_how_to_get_it() -> None:
+    script = (
+        "import sys; sys.modules['pyspark'] = None; from floodmark.cli import main; sys.exit(main(['demo']))"
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert finished.returncode == 64
+    assert "floodmark[spark]" in finished.stderr
+
+
+# The servers
+
+
+def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_truth(pair: Pair) -> None:
+    stage, shown = on_stage()
+    serve_two_sites(stage, pair)
+    survive_a_kill(stage, pair)
+    assert stage.passed, shown.getvalue()
+    pair.start_people()
+    assert wait_until(lambda: all(people.read for people in pair.people.values()), HANG_SECONDS)
+    pair.stop_people()
+    counted = dict.fromkeys(EVERYBODY, 0)
+    for server in pair.servers.values():
+        for name, value in server.site.namespace(UNREAD).scan():
+            counted[name.decode()] += int(value)
+    assert counted == pair.truth.unread()
+    messages = [sum(1 for _ in server.site.namespace(MESSAGES).scan()) for server in pair.servers.values()]
+    assert messages == [people.sent for people in pair.people.values()]
+    # No link has run: neither site knows what the other counted, and the check must say so.
+    check_unread(stage, pair)
+    assert not stage.passed
+
+
+def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = Server("oslo", tmp_path)
+        server.listen = "127.0.0.1:{1}".format(*taken.getsockname())
+        server.begin()
+        with pytest.raises(CannotOpen, match=rf"oslo did not start on {server.listen}: .*{server.listen}"):
+            server.connect()
+        server.stop()
+
+
+def test_a_server_that_ends_by_itself_is_missed(tmp_path: Path) -> None:
+    server = Server("oslo", tmp_path)
+    server.begin()
+    server.connect()
+    os.kill(server.process_id, signal.SIGKILL)
+
+    def has_ended() -> bool:
+        server.require_running()
+        return False
+
+    with pytest.raises(Unreachable, match=f"oslo .process {server.process_id}. has ended with code -9"):
+        wait_until(has_ended, HANG_SECONDS)
+    server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_servers_too(tmp_path: Path, number: signal.Signals) -> None:
+    script = f"""
+import sys
+from threading import Event
+from floodmark.cli import main
+from floodmark.cli.demo import play
+from floodmark.cli.demo.serving import serve_two_sites
+
+def stand(stage, pair):
+    print(*[server.process_id for server in pair.servers.values()], flush=True)
+    Event().wait({HANG_SECONDS})
+
+play.STEPS[:] = [serve_two_sites, stand]
+sys.exit(main(["demo", "--json"]))
+"""
+    command = [sys.executable, "-c", script]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as demo:
+        assert demo.stdout is not None
+        servers = [psutil.Process(int(word)) for word in demo.stdout.readline().split()]
+        assert len(servers) == 2
+        demo.send_signal(number)
+        assert demo.wait(HANG_SECONDS) == 130
+    assert psutil.wait_procs(servers, HANG_SECONDS)[1] == []
+    assert not list(tmp_path.iterdir())
+
+
+# The board
+
+
+LINK = Link(
+    source="oslo",
+    target="rome",
+    changes=13_892,
+    lag_ms_p50=536,
+    lag_ms_p99=948,
+    backlog_ms=1_020,
+    heartbeat_age_ms=1_100,
+    checked=40,
+    wrong=0,
+    findings=[],
+    stalled=None,
+)
+
+
+def test_the_board_shows_rates_lag_and_heartbeats(pair: Pair) -> None:
+    stage, shown = on_stage()
+    board = Board(stage, pair.people)
+    pair.people["oslo"].writes = 1_000
+    board.take([LINK, Link(**{**vars(LINK), "wrong": 1})])
+    stage.show(board.draw())
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert lines[1].startswith("    oslo")
+    assert lines[1][-1] in "▁▂▃▄"
+    assert lines[5] == "    oslo → rome  13,892   536 ms  948 ms    1.0 s  1.1 s ago     40 ✓"
+    assert lines[6].endswith("1 wrong")
+    assert "oslo → rome lag 536 ms" in board.line()
+
+
+def test_what_moves_is_told_in_lines_where_nothing_can_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("floodmark.cli.demo.stage.LINE_SECONDS", 0.0)
+    stage, shown = on_stage(motion=Motion.LINES)
+    with stage.moving() as moving:
+        moving.show("a large board", "a line")
+    assert shown.getvalue() == "    a line\n"
+
+
+def test_everybody_writes_to_everybody_else() -> None:
+    pairs = {conversation(PEOPLE["oslo"], number) for number in range(1_000)}
+    assert pairs == {(left, right) for left in PEOPLE["oslo"] for right in EVERYBODY if left != right}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, Server, on_terminal, run, run_process
+from tests.feed.support_losing import lose_changes
 
 import floodmark
 from floodmark.cli.feed_run import describe
@@ -127,6 +128,28 @@ def test_statistics_tell_the_lags(lake: Path) -> None:
 
 
 # run
+
+
+def test_what_heartbeats_have_shown_is_told(lake: Path) -> None:
+    assert "no: no heartbeat has come yet" in run("feed", "show", lake, "lake").text
+    assert run("feed", "show", lake, "lake", "--json").json["checks"]["intervals_wrong"] == 0
+    with floodmark.open(lake, background=False) as site:
+        alarm = lose_changes(site, "lake").alarm
+    assert alarm is not None
+    for command in ("show", "statistics"):
+        shown = run("feed", command, lake, "lake")
+        assert "1 unchecked (the last: first interval), 1 wrong" in shown.text
+        assert "1 of 1 changes between version" in shown.text
+        fields = run("feed", command, lake, "lake", "--json").json
+        (finding,) = fields["checks"]["findings"]
+        assert (finding["expected_changes"], finding["got_changes"], fields["alarm"]) == (1, 0, alarm)
+    assert f"alarm of lake: {alarm}" in run("feed", "list", lake).errors
+    assert f"feed lake: {alarm}" in run("status", lake).text
+
+
+def test_a_feed_of_some_keys_says_that_it_is_not_checked(directory: Path) -> None:
+    run("feed", "create", directory, "lake", "users", "--sink", "blackhole:", "--prefix", "a")
+    assert "no: it reads only some of the namespace's keys" in run("feed", "show", directory, "lake").text
 
 
 def test_once_delivers_everything_up_to_the_present_and_ends(directory: Path, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_all_commands_are_there() -> None:
         "topology set",
         "topology show",
         "update",
+        "verify",
         "version",
     }
 

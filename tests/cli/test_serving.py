@@ -33,7 +33,7 @@ def test_the_ready_line_says_where_it_is(directory: Path) -> None:
         with urlopen(f"http://{ready['metrics']}/readyz", timeout=PROCESS_SECONDS_MAX) as page:
             assert page.read() == b"ok\n"
         with urlopen(f"http://{ready['metrics']}/metrics", timeout=PROCESS_SECONDS_MAX) as page:
-            assert b'floodmark_site_info{format="1",site="oslo"' in page.read()
+            assert b'floodmark_site_info{format="2",site="oslo"' in page.read()
 
 
 def test_the_ready_line_for_people(directory: Path) -> None:

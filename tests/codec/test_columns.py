@@ -26,6 +26,7 @@ from floodmark.codec.values import EXPIRING_FIELDS, decode_value, encode_value
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.partition import Content
 from floodmark.model.version import VERSION_MAX
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
@@ -256,5 +257,5 @@ def signed_digest(value: bytes) -> int:
 
 
 def test_schema_follows_what_is_asked_for() -> None:
-    assert records_schema(digests=False) is RECORDS
-    assert records_schema(digests=True) is RECORDS_WITH_DIGESTS
+    assert records_schema(Content.WHOLE) is RECORDS
+    assert records_schema(Content.DIGESTS) is records_schema(Content.THIN) is RECORDS_WITH_DIGESTS

@@ -12,7 +12,11 @@ from typing import Final
 
 from tests.faults.observation import HOUR_MS
 
+from floodmark.codec.values import encode_value
 from floodmark.model import Version
+from floodmark.model.change import Stamp
+from floodmark.model.limits import SITE_IDS_MAX
+from floodmark.model.record import Repair
 from floodmark.site import Namespace, Site
 from floodmark.testing import SimulatedTime
 
@@ -65,6 +69,16 @@ def write_merged(site: Site, _: SimulatedTime) -> None:
     people.update(b"a", {"city": "Oslo"})
     visits.add(b"a", 2)
     visits.add(b"a", 3)
+
+
+def repair(site: Site, *keys: bytes) -> list[bool]:
+    """Put records right, as one does who has seen what other sites hold."""
+    administration = site.host.administration
+    found = administration.find_records("users", list(keys), administration.read_version(), True)
+    versions = [0 if record is None else record.version for record in found]
+    stored = encode_value(b"repaired", origin=Stamp(max(versions), SITE_IDS_MAX))
+    repairs = [Repair(key, seen, stored) for key, seen in zip(keys, versions, strict=True)]
+    return administration.repair_records("users", repairs)
 
 
 def write_history(site: Site) -> list[tuple[str, bytes, bytes | None, Version]]:
@@ -149,6 +163,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
         prepare=write_merged,
     ),
     "add": Operation(run=lambda site: site.namespace("visits").add(b"a", 7), prepare=write_merged),
+    "repair in one partition": Operation(run=lambda site: repair(site, b"a", b"b", b"c")),
+    "repair in three partitions": Operation(run=lambda site: repair(site, b"a", b"i", b"x"), atomic=False),
     "create_namespace": Operation(run=lambda site: site.create_namespace("fresh")),
     "drop_namespace": Operation(run=lambda site: site.drop_namespace("users")),
     "update_namespace": Operation(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from threading import Condition, Event, Lock
 
-from tests.feed.support_feeds import HANG_SECONDS, Task, World
+from tests.feed.support_feeds import HANG_SECONDS, SITE_ID, Task, World
 
 from floodmark.feed.feeds import Feed, FeedError, FeedSpec, FeedStatistics, FeedUpdate, RangeProgress
 from floodmark.feed.runner import FeedRunner
@@ -132,6 +132,7 @@ class Stage:
     def runner(self, holder: str = "runner", **settings: object) -> FeedRunner:
         given: dict[str, object] = {
             "site": "oslo",
+            "site_id": SITE_ID,
             "holder": holder,
             "open_changes": self.world.read,
             "decode": self.world.decoder.decode,

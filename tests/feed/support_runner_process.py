@@ -21,6 +21,7 @@ def run(url: str, feed: str, holder: str) -> None:
             host.feeds,
             feed,
             site=site.name,
+            site_id=site.id,
             holder=holder,
             open_changes=host.changes,
             decode=Decoder(site.id, lambda: names, host.physical_ms).decode,

@@ -390,6 +390,7 @@ def test_every_call_can_travel() -> None:
         "release": ("indexer", 1),
         "seek": ("indexer", 7, None),
         "find": ("indexer",),
+        "pending": ("indexer",),
         "remove": ("indexer",),
         "statistics": ("indexer",),
         "list": (),

@@ -13,23 +13,38 @@ import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 import floodmark
-from floodmark import Namespace, Site
+from floodmark import Namespace, Site, Stamp
+from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, encode_state
+from floodmark.replication.applied import Applied
+from floodmark.replication.step import LinkStep, NamespaceStep
+from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site.directory import FORMAT
 
 HERE: Final = Path(__file__).resolve().parent
 BEGIN_MS: Final = 1_700_000_000_000
 RETENTION: Final = timedelta(hours=1)
 LARGE: Final = b"a line of the large value\n" * 400
+ROME: Final = 2
+TOPOLOGY: Final = Topology(
+    epoch=3,
+    sites={"oslo": MemberSite(id=7), "rome": MemberSite(id=ROME, url="grpc://rome:7100")},
+    namespaces={"profiles": SharedNamespace(merge="fields"), "counts": SharedNamespace(merge="counter")},
+)
 
 # RocksDB's diary, and files that belong to a process; the rest is the site.
 LEFT_OUT: Final = ("LOG", "LOG.old.*", "LOCK", "owner")
 
 
 class Write(TypedDict):
-    """One change as it was asked for; bytes in hexadecimal, `value` None for a delete."""
+    """One change as it was asked for; bytes in hexadecimal, `value` None for a delete.
+
+    Of a record that is merged `value` is the whole record after the change, and `fades` what is left of it
+    when some of its fields have expired, and when that is (unix seconds).  `origin` is the stamp of a change
+    of another site.
+    """
 
     version: int
     namespace: str
@@ -37,6 +52,8 @@ class Write(TypedDict):
     value: str | None
     expires_at: int | None
     partition: int
+    origin: NotRequired[tuple[int, int]]
+    fades: NotRequired[tuple[int, str]]
 
 
 class Content(TypedDict):
@@ -53,6 +70,8 @@ class Content(TypedDict):
     heartbeats: int
     seals: int
     writes: list[Write]
+    epoch: NotRequired[int]
+    watermarks: NotRequired[dict[str, dict[str, int]]]
 
 
 class Author:
@@ -68,6 +87,7 @@ class Author:
         self.ids: dict[str, int] = {}
         self.partitions: list[tuple[int, str, str | None]] = []
         self.heartbeats = self.seals = 0
+        self.watermarks: dict[str, dict[str, int]] = {}
         self.site: Site = self.open()
 
     def open(self) -> Site:
@@ -83,12 +103,12 @@ class Author:
     def pass_time(self, seconds: int = 1) -> None:
         self.now_ms += seconds * 1000
 
-    def create(self, name: str, ttl: timedelta | None) -> None:
+    def create(self, name: str, ttl: timedelta | None, merge: str = "last_write") -> None:
         self.pass_time()
-        self.site.create_namespace(name, ttl=ttl, retention=RETENTION)
+        self.site.create_namespace(name, merge=merge, ttl=ttl, retention=RETENTION)
         self.ids[name] = len(self.ids) + 1
         self.settings[name] = {
-            "merge": "last_write",
+            "merge": merge,
             "ttl_seconds": None if ttl is None else ttl.total_seconds(),
             "retention_seconds": RETENTION.total_seconds(),
         }
@@ -102,17 +122,38 @@ class Author:
         version = self._put(space, pairs, ttl, options)
         lifetime = ttl if ttl is not None else self.settings[name]["ttl_seconds"]
         expires_at = None if lifetime is None else self.now_ms // 1000 + int(float(lifetime))
-        for key, value in pairs.items():
-            self.writes.append(
-                {
-                    "version": version,
-                    "namespace": name,
-                    "key": key.hex(),
-                    "value": None if value is None else value.hex(),
-                    "expires_at": None if value is None else expires_at,
-                    "partition": self.partition_of(name, key),
-                }
-            )
+        for key, value in sorted(pairs.items()):
+            self.note(name, key, version, value, None if value is None else expires_at)
+
+    def note(
+        self, name: str, key: bytes, version: int, value: bytes | None, expires_at: int | None = None
+    ) -> Write:
+        write: Write = {
+            "version": version,
+            "namespace": name,
+            "key": key.hex(),
+            "value": None if value is None else value.hex(),
+            "expires_at": expires_at,
+            "partition": self.partition_of(name, key),
+        }
+        self.writes.append(write)
+        return write
+
+    def copy(self, name: str, key: bytes, stamp: int, state: State, value: bytes) -> None:
+        """Take a change of another site in, and note that the link has come so far."""
+        self.pass_time()
+        qualified = self.ids[name].to_bytes(3, "big") + key
+        stored = encode_state(state, Stamp(stamp, ROME))
+        stream = self.site.host.write_stream(durable=True, apply=True)
+        version = stream.send({qualified: stored}).result()
+        self.note(name, key, version, value)["origin"] = stamp, ROME
+        since = self.watermarks.setdefault(name, {}).get(str(ROME), 0)
+        part = NamespaceStep(
+            name=name, source_id=1, target_id=self.ids[name], since=since, start=stamp - 1, until=stamp
+        )
+        step = LinkStep(source="rome", source_id=ROME, namespaces=(part,))
+        self.site.host.administration.advance_link(step, Applied())
+        self.watermarks[name][str(ROME)] = stamp
 
     def _put(
         self, space: Namespace, pairs: dict[bytes, bytes | None], ttl: int | None, options: dict[str, Any]
@@ -183,6 +224,9 @@ def write_site(path: Path) -> Content:
     author.merge(0)
     author.reopen()
     _write_after_the_splits(author)
+    _share(author)
+    _write_fields(author)
+    _write_counters(author)
     author.heartbeat()
     author.put("users", {b"user19": b"the last one"}, durability="async")
     author.site.close()
@@ -198,6 +242,8 @@ def write_site(path: Path) -> Content:
         "heartbeats": author.heartbeats,
         "seals": author.seals,
         "writes": author.writes,
+        "epoch": TOPOLOGY.epoch,
+        "watermarks": author.watermarks,
     }
 
 
@@ -233,6 +279,48 @@ def _write_after_the_splits(author: Author) -> None:
     author.put("users", {b"large": LARGE[:-1]})
     author.put("sessions", {b"s1": None})
     author.put("sessions", {b"s4": b"a day"}, ttl=86_400)
+
+
+def _share(author: Author) -> None:
+    author.create("profiles", None, "fields")
+    author.create("counts", None, "counter")
+    author.pass_time()
+    author.site.host.administration.set_topology(TOPOLOGY)
+
+
+def _write_fields(author: Author) -> None:
+    profiles = author.site.namespace("profiles")
+
+    def note(key: bytes, version: int, value: bytes | None, expires_at: int | None = None) -> Write:
+        author.pass_time()
+        return author.note("profiles", key, version, value, expires_at)
+
+    note(b"ada", profiles.put(b"ada", b'{"name": "Ada", "city":"Paris"}'), b'{"city":"Paris","name":"Ada"}')
+    version = profiles.update(b"ada", b'{"city": null, "tags": [1,  2]}')
+    note(b"ada", version, b'{"name":"Ada","tags":[1,  2]}')
+    note(b"ada", profiles.delete_field(b"ada", "never there"), b'{"name":"Ada","tags":[1,  2]}')
+    title = Field("title", b'"countess"', Stamp(author.now_ms << 18, ROME))
+    value = b'{"name":"Ada","tags":[1,  2],"title":"countess"}'
+    author.copy("profiles", b"ada", title.stamp.version, FieldsState(None, (title,)), value)
+    expires_at = author.now_ms // 1000 + 3600
+    fading = profiles.update(b"ada", {"session": "x1"}, ttl=3600)
+    whole = b'{"name":"Ada","session":"x1","tags":[1,  2],"title":"countess"}'
+    note(b"ada", fading, whole)["fades"] = expires_at, value.hex()
+    expires_at = author.now_ms // 1000 + 2
+    note(b"brief", profiles.put(b"brief", {"all": 1, "of it": 2}, ttl=2), b'{"all":1,"of it":2}', expires_at)
+    note(b"gone", profiles.put(b"gone", {"a": "b"}), b'{"a":"b"}')
+    note(b"gone", profiles.delete(b"gone"), None)
+
+
+def _write_counters(author: Author) -> None:
+    counts = author.site.namespace("counts")
+    for key, number, total in ((b"home", 40, b"40"), (b"home", -3, b"37"), (b"deleted", 9, b"9")):
+        author.pass_time()
+        author.note("counts", key, counts.add(key, number), total)
+    author.pass_time()
+    author.note("counts", b"deleted", counts.delete(b"deleted"), None)
+    entry = Entry(ROME, author.now_ms << 18, 5)
+    author.copy("counts", b"home", entry.version, CounterState(None, (entry,)), b"42")
 
 
 def main() -> None:

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, node_of, open_memory
 
-from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
+from floodmark.codec.columns import records_schema, split_values
 from floodmark.codec.ordered import encode_key, encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import KEY_BYTES_MAX, MIB, PAGE_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import Record
 from floodmark.model.version import Version, compose, physical_ms
@@ -85,14 +86,14 @@ def whole(namespace: Namespace) -> KeyRange:
     return KeyRange(start, prefix_end(start))
 
 
-def read(site: Site, namespace: Namespace, at: Version | None = None, **options: bool) -> pyarrow.Table:
+def read(site: Site, namespace: Namespace, at: Version | None = None, **options: Any) -> pyarrow.Table:
     """All records of a namespace in one table."""
     host = site._host
     version = host.administration.read_version() if at is None else at
     batches = list(host.router.scan_records(whole(namespace), version, **options))
     for batch in batches:
         batch.validate(full=True)
-    schema = RECORDS_WITH_DIGESTS if options.get("digests") else RECORDS
+    schema = records_schema(options.get("content", Content.WHOLE))
     return pyarrow.Table.from_batches(batches, schema)
 
 
@@ -210,7 +211,7 @@ def test_digests_stand_for_values_and_leave_stamps_and_expiries(
     for number, kind in enumerate(["put", "delete", "expire", "apply"]):
         history.take_step(number, KEYS[number], kind)
     full = read(site, users, dead=True)
-    brief = read(site, users, dead=True, digests=True)
+    brief = read(site, users, dead=True, content=Content.DIGESTS)
     shared = ["key", "version", "partition"]
     assert brief.select(shared).equals(full.select(shared))
     columns, bare = (split_values(table.column("value").combine_chunks()) for table in (full, brief))
@@ -219,9 +220,11 @@ def test_digests_stand_for_values_and_leave_stamps_and_expiries(
     assert len(set(brief.column("digest").to_pylist())) == 4
 
 
-@pytest.mark.parametrize("options", [{}, {"dead": True}, {"digests": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"dead": True}, {"content": Content.DIGESTS}, {"content": Content.THIN}]
+)
 def test_damaged_record_is_named(
-    site: Site, engine: HookedEngine, users: Namespace, options: dict[str, bool]
+    site: Site, engine: HookedEngine, users: Namespace, options: dict[str, Any]
 ) -> None:
     users.put(b"ada", b"sound")
     version = users.put(b"bob", b"sound")

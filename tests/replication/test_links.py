@@ -326,7 +326,10 @@ def test_removed_site_is_heard_up_to_its_end_and_not_beyond() -> None:
     gone = MemberSite(id=OSLO, state=SiteState.REMOVED, final=part.until)
     mesh["rome"].set_topology(topology_of("oslo", "rome", "bonn", epoch=2, oslo=gone))
     assert "removed" in refused(mesh, changed(step, until=part.until + 1))
-    mesh["rome"].host.administration.advance_link(step, mesh.apply("oslo", "rome", step))
+    with pytest.raises(Fenced, match="removed"):
+        mesh.apply("oslo", "rome", step)
+    exchanged = msgspec.structs.replace(step, incarnation=step.incarnation + 1)
+    mesh["rome"].host.administration.advance_link(exchanged, mesh.apply("oslo", "rome", exchanged))
     assert mesh.watermark("rome")[OSLO] == part.until
 
 

@@ -1,14 +1,21 @@
 """A site that is removed leaves what anybody got of it to all others, and nobody waits for it any more."""
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 from tests.replication.support_return import IDS, POLICIES, World
 
+from floodmark.codec.values import encode_value
+from floodmark.model.change import Stamp
 from floodmark.model.errors import Fenced, InvalidConfiguration, StaleLink
+from floodmark.model.partition import LinkGuard
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.removing import Removed, remove_site
 from floodmark.replication.topology import SiteState, Topology
+from floodmark.site.embedded import EmbeddedHost
 
 BONN = IDS["bonn"]
 DAYS_MS = 3 * 24 * 3_600_000
@@ -66,7 +73,7 @@ def test_its_links_are_shut_out_before_anything_is_exchanged(world: World) -> No
         run_step(bonn.host, world["oslo"].host, step)
     assert b"bonn too late" not in world.records("oslo", "users")
     remove(world)
-    with pytest.raises(StaleLink):
+    with pytest.raises(Fenced):
         run_step(bonn.host, world["oslo"].host, step)
     with pytest.raises(Fenced, match="removed from the topology"):
         world["oslo"].host.administration.advance_link(step, Applied())
@@ -121,3 +128,110 @@ def test_last_of_two_sites_goes_on_alone() -> None:
 def test_site_that_is_not_there_cannot_be_removed(world: World) -> None:
     with pytest.raises(InvalidConfiguration, match="no site 'lund'"):
         remove_site(world.topology, "lund", {}, lambda _: None)
+
+
+# Those that come later
+
+
+def missing(world: World, name: str) -> list[str]:
+    return [alarm for alarm in world[name].replication().alarms if "something is missing" in alarm]
+
+
+def join_empty(world: World, name: str = "lund") -> None:
+    world.change(name)
+    world.open(name)
+    for _ in range(2):
+        world.link_all()
+
+
+def test_a_site_that_joins_empty_says_what_it_lacks_until_the_others_have_handed_it_over(
+    world: World,
+) -> None:
+    remove(world)
+    assert not missing(world, "oslo")
+    join_empty(world)
+    assert world["lund"].namespace("users").get(b"bonn everywhere") is None
+    alarms = missing(world, "lund")
+    assert len(alarms) == len(POLICIES)
+    for words in ("bonn to lund, users", "docs/operations/join.md", "floodmark topology remove bonn"):
+        assert words in " ".join(alarms)
+    assert all(not missing(world, name) for name in ("oslo", "rome"))
+    final = world.topology.sites["bonn"].final
+    handed_over = remove(world)
+    assert (handed_over.final, handed_over.epoch) == (final, world.topology.epoch)
+    assert handed_over.records_copied > 0
+    assert not missing(world, "lund")
+    world.require_equal()
+    assert world["lund"].namespace("counts").get(b"all") == b"4"
+
+
+def test_nobody_collects_what_hides_something_that_is_not_handed_over_yet(world: World) -> None:
+    remove(world)
+    join_empty(world)
+    world["lund"].namespace("users").delete(b"bonn everywhere")
+    world.link_all()
+    world.time.advance(DAYS_MS)
+    for _ in range(2):
+        world.link_all()
+    for name in world.sites:
+        world[name].host.administration.collect_garbage()
+        assert b"bonn everywhere" in world.records(name, "users")
+    remove(world)
+    for _ in range(3):
+        world.link_all()
+    for name in world.sites:
+        world[name].host.administration.collect_garbage()
+        assert b"bonn everywhere" not in world.records(name, "users")
+
+
+def test_a_site_that_joins_from_a_backup_lacks_nothing(world: World) -> None:
+    remove(world)
+    world.change("lund")
+    world.open("lund")
+    world.join("lund", world.backup("rome"))
+    assert not missing(world, "lund")
+
+
+def test_a_removal_that_was_not_finished_is_an_alarm(world: World) -> None:
+    world.sites.pop("bonn")
+    world.change("bonn", state=SiteState.REMOVED)
+    assert "docs/operations/remove.md" in " ".join(missing(world, "oslo"))
+    remove(world)
+    assert not missing(world, "oslo")
+
+
+def test_what_is_exchanged_too_late_is_refused(world: World) -> None:
+    """A process that was stopped in the middle of a removal, and wakes up when all is over."""
+    held: list[LinkGuard] = []
+    original = EmbeddedHost.write_stream
+
+    def hold(host: EmbeddedHost, **options: Any) -> Any:
+        held.append(options["link"])
+        return original(host, **options)
+
+    with patch.object(EmbeddedHost, "write_stream", hold):
+        removed = remove(world)
+    guard = next(guard for guard in held if 0 < min(guard.positions.values()) < removed.final)
+    stored = encode_value(b"old", origin=Stamp(min(guard.positions.values()) + 1, BONN))
+    for name in world.sites:
+        stream = world[name].host.write_stream(durable=True, apply=True, link=guard)
+        with pytest.raises(StaleLink):
+            stream.send({b"\x00\x00\x01key": stored}).result()
+
+
+def test_a_link_of_it_that_runs_on_after_its_end_is_shut_out(world: World) -> None:
+    """Between the moment when its end is known and the one at which the links reach it."""
+    bonn, oslo = world["bonn"], world["oslo"]
+    world.write("bonn", "too late")
+    step = plan_step(bonn.host, oslo.host, tuple(POLICIES))
+
+    def publish(topology: Topology) -> None:
+        world.topology = topology
+        with pytest.raises(Fenced, match="removed from the topology"):
+            run_step(bonn.host, oslo.host, step)
+
+    world.sites.pop("bonn")
+    remove_site(world.topology, "bonn", world.others("bonn"), publish)
+    assert world.topology.sites["bonn"].final is not None
+    world.link_all()
+    world.require_equal()

@@ -7,9 +7,10 @@ import pytest
 from tests.replication.support_links import embedded
 from tests.replication.support_return import IDS, POLICIES, CutOff, World
 
-from floodmark.codec.values import decode_value
+from floodmark.codec.values import decode_value, encode_value
 from floodmark.model.change import Stamp
-from floodmark.model.errors import Fenced, InvalidConfiguration, Rejoining, VersionCollected
+from floodmark.model.errors import Fenced, InvalidConfiguration, Rejoining, StaleLink, VersionCollected
+from floodmark.model.partition import LinkGuard
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
@@ -168,6 +169,32 @@ def test_restore_that_was_cut_off_is_taken_up_again(world: World, rows: int) -> 
     world.link_all()
     world.require_equal()
     assert world["rome"].namespace("counts").get(b"all") == b"3"
+
+
+def test_a_site_that_joins_later_is_told_that_it_needs_a_backup(world: World) -> None:
+    """What was restored is in the data of the site, and not in its log: no link takes it anywhere."""
+    lose_and_restore(world)
+    for _ in range(2):
+        world.link_all()
+    world.change("lund")
+    world.open("lund")
+    with pytest.raises(VersionCollected, match=r"was restored.*docs/operations/join\.md"):
+        world.link("oslo", "lund")
+    world.open("lund")
+    world.join("lund", world.backup("rome"))
+    world.link_all()
+    world.require_equal()
+
+
+def test_what_comes_back_too_late_is_refused(world: World) -> None:
+    """A process that was stopped in the middle of a restore, and wakes up when all is over."""
+    lose_and_restore(world)
+    stored = encode_value(b"old", origin=Stamp(1, OSLO))
+    for incarnation in (1, 2):
+        guard = LinkGuard(source=OSLO, positions={}, incarnation=incarnation)
+        stream = world["oslo"].host.write_stream(durable=True, apply=True, link=guard)
+        with pytest.raises(StaleLink, match="has got everything back"):
+            stream.send({b"\x00\x00\x01key": stored}).result()
 
 
 # What the others see to

@@ -4,6 +4,7 @@ import http.client
 
 import msgspec
 import pytest
+from tests.feed.support_losing import lose_changes
 from tests.replication.support_links import topology_of
 from tests.server.support import LOOPBACK, connected
 
@@ -122,21 +123,33 @@ def test_health_page_of_a_server_names_the_link_that_is_silent() -> None:
     site = open_engine(MemoryEngine(FAMILIES), site="oslo", site_id=1, time_source=lambda: time_ms[0])
     with serve(site, LOOPBACK, ServerOptions(metrics_listen=LOOPBACK)) as server:
         site.set_topology(topology_of("oslo", "rome"))
-        assert server.metrics_address is not None
-
-        def ask(page: str) -> tuple[int, str]:
-            assert server.metrics_address is not None
-            connection = http.client.HTTPConnection(*server.metrics_address, timeout=20)
-            try:
-                connection.request("GET", page)
-                answer = connection.getresponse()
-                return answer.status, answer.read().decode()
-            finally:
-                connection.close()
-
-        assert ask("/health") == (200, "ok\n")
+        assert ask(server, "/health") == (200, "ok\n")
         time_ms[0] += HEARTBEAT_MS_MAX + 1
-        status, text = ask("/health")
+        status, text = ask(server, "/health")
         assert (status, text.startswith("rome to oslo, users: no heartbeat for 10 s")) == (503, True)
-        assert ask("/healthz")[0] == ask("/readyz")[0] == 200
-        assert 'kind="overdue",namespace="users",site="oslo",source="rome"} 1.0' in ask("/metrics")[1]
+        assert ask(server, "/healthz")[0] == ask(server, "/readyz")[0] == 200
+        assert 'kind="overdue",namespace="users",site="oslo",source="rome"} 1.0' in ask(server, "/metrics")[1]
+
+
+def test_health_page_of_a_server_names_the_feed_that_has_lost_changes() -> None:
+    site = open_engine(MemoryEngine(FAMILIES), site="oslo", site_id=1)
+    with serve(site, LOOPBACK, ServerOptions(metrics_listen=LOOPBACK)) as server:
+        site.create_namespace("users")
+        site.feeds.create("lake", "users", "blackhole:")
+        assert ask(server, "/health") == (200, "ok\n")
+        assert 'floodmark_feed_alarm{feed="lake",site="oslo"} 0.0' in ask(server, "/metrics")[1]
+        alarm = lose_changes(site, "lake").alarm
+        assert ask(server, "/health") == (503, f"feed lake: {alarm}\n")
+        assert ask(server, "/healthz")[0] == ask(server, "/readyz")[0] == 200
+        assert 'floodmark_feed_alarm{feed="lake",site="oslo"} 1.0' in ask(server, "/metrics")[1]
+
+
+def ask(server: Server, page: str) -> tuple[int, str]:
+    assert server.metrics_address is not None
+    connection = http.client.HTTPConnection(*server.metrics_address, timeout=20)
+    try:
+        connection.request("GET", page)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.feed.support_losing import lose_changes
 from tests.replication.support_links import Mesh
 
 from floodmark.engine import MemoryEngine
+from floodmark.feed.checks import FINDING_MS_MAX
 from floodmark.model.errors import (
     InvalidKey,
     NotAuthenticated,
@@ -277,6 +279,24 @@ def test_feeds_that_cannot_be_read_cost_only_their_own_metrics(site: Site, serve
     page = MetricsPage("oslo", site.statistics, server, fail)
     assert value(page, "floodmark_site_up") == 1
     assert "floodmark_feed_state" not in families(page)
+
+
+def test_feeds_show_what_heartbeats_have_shown(
+    site: Site, server: ServerMetrics, time: SimulatedTime
+) -> None:
+    site.create_namespace("users")
+    site.feeds.create("lake", "users", "blackhole:")
+    page = MetricsPage("oslo", site.statistics, server, checked=lambda: [site.feeds.statistics("lake")])
+    assert value(page, "floodmark_feed_alarm", feed="lake") == 0
+    lose_changes(site, "lake")
+    assert value(page, "floodmark_feed_intervals_checked_total", feed="lake") == 0
+    assert value(page, "floodmark_feed_intervals_unchecked_total", feed="lake") == 1
+    assert value(page, "floodmark_feed_intervals_wrong_total", feed="lake") == 1
+    assert value(page, "floodmark_feed_alarm", feed="lake") == 1
+    # It is remembered for longer than it is an alarm.
+    time.advance(FINDING_MS_MAX + 1_000)
+    assert value(page, "floodmark_feed_intervals_wrong_total", feed="lake") == 1
+    assert value(page, "floodmark_feed_alarm", feed="lake") == 0
 
 
 def test_odd_label_values_are_escaped(site: Site, server: ServerMetrics) -> None:

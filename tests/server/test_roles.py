@@ -17,6 +17,7 @@ from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, NotAllowed
 from floodmark.model.ranges import KeyRange
+from floodmark.model.record import Repair
 from floodmark.model.stream import ChangesRequest
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
@@ -174,8 +175,12 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.finish_rejoining": lambda _: (),
     "administration.note_rewritten": lambda name: (name, 1),
     "administration.advance_link": lambda name: (_step(name), Applied()),
+    "administration.link_positions": lambda name: (9, [name]),
+    "administration.cut_link": lambda name: ({name: 0}, None),
     "administration.stall_link": lambda name: (9, [name], "reason"),
     "administration.watermark": lambda name: (name, None),
+    "administration.find_records": lambda name: (name, [KEY], 1, True),
+    "administration.repair_records": lambda name: (name, [Repair(KEY, 1, _copied())]),
     "administration.examine": lambda _: (True,),
     # A feed and a subscription have the name of the namespace that they read.
     "feeds.create": lambda name: (_feed(name, "another"),),

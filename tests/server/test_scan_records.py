@@ -33,6 +33,7 @@ from floodmark.model.errors import (
     VersionInFuture,
     WireMismatch,
 )
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.server import Server, ServerOptions
@@ -168,7 +169,9 @@ def test_empty_range_has_no_records(server: Server, users: Namespace, remote: Si
     start = whole(users).start
     partition = remote.host.router.maps.map.route(start)
     assert list(partition.scan_records(KeyRange(start, start), at)) == []
-    body = TICKET.encode_request(RecordsTicket(partition.id, KeyRange(start, start), at, digests=True))
+    body = TICKET.encode_request(
+        RecordsTicket(partition.id, KeyRange(start, start), at, content=Content.DIGESTS)
+    )
     stream = raw_client(server).do_get(flight.Ticket(body), raw_options())
     assert stream.schema.equals(RECORDS_WITH_DIGESTS)
     assert stream.read_all().num_rows == 0

@@ -63,7 +63,7 @@ def whole(namespace: int) -> KeyRange:
     return KeyRange(start, prefix_end(start))
 
 
-def snapshot(reader: DirectoryReader, at: Version, name: str = "users", **options: bool) -> pyarrow.Table:
+def snapshot(reader: DirectoryReader, at: Version, name: str = "users", **options: Any) -> pyarrow.Table:
     keys = whole(reader.find_namespace(name).id)
     return pyarrow.Table.from_batches(list(reader.scan_records(keys, at, **options)), RECORDS)
 

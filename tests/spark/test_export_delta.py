@@ -21,6 +21,7 @@ from tests.spark.support_export import (
     writing_pairs,
 )
 
+from floodmark.feed.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.model.errors import InvalidArgument, InvalidVersion, LeaseHeld
 from floodmark.site import Namespace, Site
@@ -68,9 +69,9 @@ def test_a_step_that_was_committed_is_not_committed_again(tmp_path: Path) -> Non
         id="x", site="oslo", site_id=1, namespace="users", namespace_id=1, view=View.HISTORY, since=1
     )
     one, other = DeltaTarget(tmp_path, identity), DeltaTarget(tmp_path, identity)
-    one.advance(5)
+    one.advance(5, Checks())
     with pytest.raises(LeaseHeld, match="run the export again"):
-        other.advance(5)
+        other.advance(5, Checks())
     assert DeltaTarget(tmp_path, identity).through == 5
 
 

@@ -27,6 +27,7 @@ from tests.spark.support_export import (
 )
 from tests.spark.support_garbage import collect_old
 
+from floodmark.feed.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
@@ -283,7 +284,7 @@ def test_a_crash_before_any_step_of_a_commit_loses_and_doubles_nothing(view: Vie
     while not is_through:
         directory = tmp_path / str(survived)
         directory.mkdir()
-        ParquetTarget(directory, identify(view)).advance(1)
+        ParquetTarget(directory, identify(view)).advance(1, Checks())
         with pytest.MonkeyPatch.context() as patch:
             crashing = Crashing(patch, survived)
             with suppress(_Crash):
@@ -291,6 +292,8 @@ def test_a_crash_before_any_step_of_a_commit_loses_and_doubles_nothing(view: Vie
             is_through = crashing.left > 0
         target = ParquetTarget(directory, identify(view))
         assert target.through in (1, 4)
+        # What was checked moves with the rows.
+        assert target.checks == Checks(checked=0 if target.through == 1 else 4)
         if target.through == 1:
             commit_versions(directory, view, range(2, 5))
         assert [row[view.schema.names.index("_commit_version")] for row in exported(directory)] == [2, 3, 4]
@@ -302,4 +305,4 @@ def commit_versions(directory: Path, view: View, versions: range) -> None:
     target = ParquetTarget(directory, identify(view))
     place = target.prepare()
     added = write_rows(place, view, versions)
-    target.commit(target.through or 0, versions[-1], added, [])
+    target.commit(target.through or 0, versions[-1], added, [], Checks(checked=versions[-1]))

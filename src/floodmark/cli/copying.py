@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floodmark.cli.arguments import Json, Location, NamespaceName, parse
-from floodmark.cli.failures import Usage
+from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.jobs import (
     Conf,
     Master,
@@ -40,6 +40,7 @@ TargetTlsCertificate = Annotated[
 TargetTlsKey = Annotated[
     Path | None, typer.Option("--target-tls-key", metavar="FILE", help="Its private key.")
 ]
+_TOPOLOGY_ALONE = "--topology says what is copied where, and the sites keep how far they are"
 Once = Annotated[bool, typer.Option("--once", help="End when everything up to the present is there.")]
 
 
@@ -97,10 +98,7 @@ def replicate(
     own = (target_token_file, target_tls_root, target_tls_certificate, target_tls_key)
     if topology is not None:
         if source or target or checkpoint or namespace or any(own):
-            raise Usage(
-                "--topology says what is copied where, and the sites keep how far they are",
-                "floodmark replicate --topology FILE [--once]",
-            )
+            raise Usage(_TOPOLOGY_ALONE, "floodmark replicate --topology FILE [--once]")
         summary = _replicate_topology(topology, choice, once=once)
     elif source is None or target is None or checkpoint is None:
         raise Usage(
@@ -113,6 +111,8 @@ def replicate(
                 raise Usage(f"{source} has no namespace to copy", "floodmark namespace create SITE NAME")
             summary = _replicate_pair(source_site, target_site, names, checkpoint, choice, once=once)
     print_summary(Output(json=json), summary)
+    if getattr(summary, "wrong", 0):
+        raise typer.Exit(FINDING)
 
 
 def _target_options(
@@ -237,3 +237,5 @@ def export(
             stop=job.stop,
         )
     print_summary(Output(json=json), summary)
+    if summary.wrong:
+        raise typer.Exit(FINDING)

@@ -56,6 +56,8 @@ EXIT_CODES: Final[dict[type[BaseException], int]] = {
     errors.FeedExists: FINDING,
     errors.FeedStateConflict: FINDING,
     errors.SubscriptionNotFound: FINDING,
+    errors.TransactionNotFound: FINDING,
+    errors.TransactionEnded: FINDING,
     errors.NotAllowed: NOT_ALLOWED,
     errors.VersionCollected: UNKNOWN,
     errors.ClockSkew: UNREACHABLE,
@@ -125,6 +127,7 @@ _WORDS: Final[dict[type[errors.FloodmarkError], Say]] = {
         f"floodmark feed show SITE {error.details.get('feed')}",
     ),
     errors.SubscriptionNotFound: lambda error: (str(error), "floodmark subscription list SITE"),
+    errors.TransactionNotFound: lambda error: (str(error), "floodmark txn list SITE"),
     errors.Unreachable: _say_unreachable,
     errors.NotAuthenticated: lambda error: (
         str(error),

@@ -30,6 +30,7 @@ from floodmark.feed.sinks import require_sink
 from floodmark.model import Version
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.text import read_at
+from floodmark.model.version import compose
 
 commands = typer.Typer(help="Deliver changes to somewhere else: create, run and look after feeds.")
 
@@ -170,6 +171,9 @@ def list_feeds(location: Location, json: Json = False) -> None:
             for feed, statistics in found
         ],
     )
+    for feed, statistics in found:
+        if statistics.alarm is not None:
+            note(f"alarm of {feed.name}: {statistics.alarm}")
 
 
 @commands.command()
@@ -314,6 +318,7 @@ def statistics(location: Location, name: Name, json: Json = False) -> None:
             ("resolved lag", show_lag(measured.resolved_lag_ms)),
             ("ranges", f"{measured.ranges:,}"),
             ("run by", measured.holder or "nobody"),
+            *_check_pairs(measured),
         ]
     )
 
@@ -413,12 +418,21 @@ def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
         ("lag", show_lag(measured.checkpoint_lag_ms)),
         ("ranges", f"{len(feed.ranges):,} of at most {spec.ranges:,}"),
         ("run by", measured.holder or "nobody"),
+        *_check_pairs(measured),
     ]
     if spec.description:
         pairs.append(("description", spec.description))
     if feed.error is not None:
         pairs.append(("error", feed.error.text))
     output.fields(pairs)
+
+
+def _check_pairs(measured: FeedStatistics) -> list[tuple[str, str]]:
+    """What heartbeats have shown, and one line for each finding."""
+    pairs = [("checked", str(measured.checks))]
+    for finding in measured.checks.findings:
+        pairs.append(("finding", f"{show_time(compose(finding.at_ms, 0))}: {finding.text}"))
+    return pairs if measured.alarm is None else [*pairs, ("alarm", measured.alarm)]
 
 
 def _fields(feed: Feed, measured: FeedStatistics) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 from typer.main import get_command
 
-from floodmark.cli import feeds, namespaces, partitions, safepoints, subscriptions, topology
+from floodmark.cli import feeds, namespaces, partitions, safepoints, subscriptions, topology, transactions
 from floodmark.cli.arguments import parse
 from floodmark.cli.backups import backup, restore
 from floodmark.cli.changes import changes
@@ -28,6 +28,7 @@ from floodmark.cli.serving import serve
 from floodmark.cli.sites import gc, init, version
 from floodmark.cli.status import status
 from floodmark.cli.tokens import token
+from floodmark.cli.verifying import verify
 from floodmark.model.text import read_duration
 
 HELP: Final = """Floodmark: a key-value store that remembers every change.
@@ -146,6 +147,7 @@ for command in (
     scan,
     changes,
     replicate,
+    verify,
     backup,
     restore,
     export,
@@ -162,6 +164,7 @@ app.add_typer(partitions.commands, name="partition")
 app.add_typer(safepoints.commands, name="safepoint")
 app.add_typer(feeds.commands, name="feed")
 app.add_typer(subscriptions.commands, name="subscription")
+app.add_typer(transactions.commands, name="txn")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -168,6 +168,7 @@ def _pairs(location: str, look: Look) -> list[tuple[str, str]]:
         pairs.append(("readers", _show_readers(statistics.readers.open)))
     if look.feeds:
         pairs.append(("feeds", ", ".join(f"{feed.name} {feed.state}" for feed in look.feeds[:ROWS_MAX])))
+    pairs += [("alarm", f"feed {feed.name}: {feed.alarm}") for feed in look.feeds if feed.alarm is not None]
     pairs += _link_pairs(look.replication)
     if statistics.clock_ahead_ms:
         pairs.append(("clock", f"{statistics.clock_ahead_ms:,} ms ahead of the machine's"))

@@ -48,6 +48,8 @@ from struct import Struct, iter_unpack, pack, unpack_from
 from struct import error as StructError
 from typing import Final, NamedTuple
 
+import numpy
+
 from floodmark.codec.stamps import is_first_written_at
 from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
 from floodmark.model.change import Heartbeat, Sums, Tally
@@ -66,6 +68,8 @@ _COMMIT_HEAD: Final = Struct("<BI")
 _SINGLE: Final = Struct("<BIHI")
 _COMMIT_BYTE: Final = bytes([_COMMIT])
 _BY_REFERENCE: Final = 0xFFFFFFFF
+_ORIGIN_BYTES: Final = 9
+_NONE: Final = numpy.zeros(0, numpy.uint32)
 _ONE_CHANGE: Final = _COMMIT_HEAD.pack(_COMMIT, 1)
 
 _HEARTBEAT_HEAD: Final = Struct("<BBQ")
@@ -117,8 +121,11 @@ def encode_single(key: bytes, value: bytes) -> bytes:
 
 def encode_commit(keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
     """The rows of a commit, in order of their chunks."""
-    total = sum(map(len, keys)) + sum(map(len, values))
-    if total <= LOG_ROW_BYTES_MAX:
+    packed_keys, packed_values = b"".join(keys), b"".join(values)
+    if len(packed_keys) + len(packed_values) <= LOG_ROW_BYTES_MAX:
+        lengths = list(map(len, values))
+        if max(lengths) <= LOG_INLINE_VALUE_BYTES_MAX:
+            return [_join_chunk(keys, packed_keys, lengths, packed_values)]
         return [_encode_chunk(keys, values)]
     rows: list[bytes] = []
     start = size = 0
@@ -137,21 +144,17 @@ def _is_named(value: bytes) -> bool:
 
 
 def _encode_chunk(keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+    named = list(map(_is_named, values))
+    lengths = [_BY_REFERENCE if by else len(value) for by, value in zip(named, values, strict=True)]
+    inline = b"".join(value for by, value in zip(named, values, strict=True) if not by)
+    return _join_chunk(keys, b"".join(keys), lengths, inline)
+
+
+def _join_chunk(keys: Sequence[bytes], packed_keys: bytes, lengths: Sequence[int], inline: bytes) -> bytes:
     count = len(keys)
-    lengths = list(map(len, values))
-    if max(lengths) > LOG_INLINE_VALUE_BYTES_MAX:
-        named = list(map(_is_named, values))
-        lengths = [_BY_REFERENCE if by else length for by, length in zip(named, lengths, strict=True)]
-        values = [b"" if by else value for by, value in zip(named, values, strict=True)]
-    return b"".join(
-        (
-            _COMMIT_HEAD.pack(_COMMIT, count),
-            pack(f"<{count}H", *map(len, keys)),
-            pack(f"<{count}I", *lengths),
-            *keys,
-            *values,
-        )
-    )
+    key_lengths = pack(f"<{count}H", *map(len, keys))
+    head = _COMMIT_HEAD.pack(_COMMIT, count)
+    return b"".join((head, key_lengths, pack(f"<{count}I", *lengths), packed_keys, inline))
 
 
 def decode_single(row: bytes) -> tuple[bytes, bytes] | None:
@@ -185,12 +188,18 @@ def count_changes(row: bytes, keys: KeyRange) -> int:
         lengths = unpack_from(f"<{count}H", row, _COMMIT_HEAD.size)
     except StructError as error:
         raise Corruption("a change-log row is too short") from error
-    written = _cut(row, _COMMIT_HEAD.size + 6 * count, lengths)
-    if sum(map(len, written)) != sum(lengths):
+    start = _COMMIT_HEAD.size + 6 * count
+    end = start + sum(lengths)
+    if end > len(row):
         raise Corruption(f"a change-log row of {len(row)} bytes does not match its own lengths")
-    if count and keys.contains(min(written)) and keys.contains(max(written)):
+    # The keys of a commit stand in order.
+    if (
+        count
+        and keys.contains(row[start : start + lengths[0]])
+        and keys.contains(row[end - lengths[-1] : end])
+    ):
         return count
-    return sum(map(keys.contains, written))
+    return sum(map(keys.contains, _cut(row, start, lengths)))
 
 
 def is_own(row: bytes, site: int) -> bool:
@@ -213,6 +222,33 @@ def is_own(row: bytes, site: int) -> bool:
         return True
     last = [length for (length,) in _COUNT.iter_unpack(lengths) if length != _BY_REFERENCE][-1]
     return is_first_written_at(site, row[-last:])
+
+
+def holds_copies_only(row: bytes, site: int) -> bool:
+    """Whether no change of a commit was first written at a site, as far as its row tells at a glance.
+
+    A site that takes in much reads it all back in search of its own changes, and finds none.  So nothing is
+    taken apart: the origin of a plain copy ends where its flags begin.
+
+    >>> from floodmark.codec.values import encode_value
+    >>> from floodmark.model.change import Stamp
+    >>> own, copy = encode_value(b"1"), encode_value(b"22", origin=Stamp(7, 2))
+    >>> copies, mixed = (encode_commit([b"a", b"b"], values)[0] for values in ([copy, copy], [own, copy]))
+    >>> holds_copies_only(copies, 1), holds_copies_only(copies, 2), holds_copies_only(mixed, 1)
+    (True, False, False)
+    """
+    if row[:1] != _COMMIT_BYTE or row[-1] != HAS_ORIGIN:
+        return False
+    (count,) = _COUNT.unpack_from(row, 1)
+    values = _COMMIT_HEAD.size + 2 * count
+    lengths = numpy.frombuffer(row, "<u4", count, values) if len(row) >= values + 4 * count else _NONE
+    if not len(lengths) or int(lengths.min()) <= _ORIGIN_BYTES or int(lengths.max()) == _BY_REFERENCE:
+        return False
+    ends = len(row) - numpy.cumsum(lengths[::-1], dtype=numpy.int64) + lengths[::-1]
+    if int(ends[-1] - lengths[0]) < values + 4 * count:
+        return False
+    whole = numpy.frombuffer(row, numpy.uint8)
+    return bool((whole[ends - 1] == HAS_ORIGIN).all() and (whole[ends - 2] != site).all())
 
 
 def decode_row(version: Version, row: bytes) -> CommitRow | Heartbeat:

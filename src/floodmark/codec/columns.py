@@ -14,6 +14,7 @@ layouts themselves are drawn in `ordered.py` and `values.py`.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import GROUP, MARKED_GROUP, NAMESPACE_BYTES, RAW, VERSION_BYTES
 from floodmark.codec.states import live_value
+from floodmark.codec.thin import thin_record
 from floodmark.codec.values import (
     DELETED,
     EXPIRING_FIELDS,
@@ -31,12 +33,14 @@ from floodmark.codec.values import (
     HAS_ORIGIN,
     HAS_STAMPS,
     KNOWN_FLAGS,
+    PLAIN,
     STAMPS_LENGTH_BYTES,
     STATE_KINDS,
     decode_value,
     encode_value,
 )
 from floodmark.model.errors import Corruption
+from floodmark.model.partition import Content
 
 _BINARY: Final = pyarrow.binary()
 
@@ -66,6 +70,8 @@ _KEY_BYTES_MIN: Final = MARKED_GROUP + VERSION_BYTES
 _FLAGS_BYTES: Final = 1
 _EXPIRY_BYTES: Final = 8
 _ORIGIN_BYTES: Final = 9
+# Where the origin begins in a copy that has neither expiry nor stamps.
+_PLAIN_COPY: Final = -_ORIGIN_BYTES - _FLAGS_BYTES
 _INT64_MAX: Final = (1 << 63) - 1
 _NO_ROWS: Final[Places] = numpy.zeros(0, numpy.int64)
 
@@ -84,9 +90,9 @@ class StoredColumns(NamedTuple):
     origin_version: pyarrow.UInt64Array
 
 
-def records_schema(*, digests: bool) -> pyarrow.Schema:
+def records_schema(content: Content) -> pyarrow.Schema:
     """The columns of a scan of records."""
-    return RECORDS_WITH_DIGESTS if digests else RECORDS
+    return RECORDS if content is Content.WHOLE else RECORDS_WITH_DIGESTS
 
 
 def decode_keys(encoded: pyarrow.BinaryArray) -> tuple[pyarrow.BinaryArray, Versions]:
@@ -199,6 +205,27 @@ class StoredRows:
         columns = [*self._columns(chosen, partition, rests), pyarrow.array(signed)]
         return pyarrow.RecordBatch.from_arrays(columns, schema=RECORDS_WITH_DIGESTS)
 
+    def take_thin(self, chosen: Places, partition: int) -> pyarrow.RecordBatch:
+        """Some rows as records without values, with digests of what is in them beside them.
+
+        `thin_record` for a whole column.
+        """
+        records = _Records(self._data, self._ends[chosen], self._value_ends[chosen])
+        rows = self._rows
+        stored = [rows[row][1] for row in chosen.tolist()]
+        rests = _gather(self._data, records.cuts, records.ends)
+        if not records.has(HAS_ORIGIN | HAS_STAMPS).any():
+            digests = numpy.fromiter(map(hash_bytes, stored, repeat(SEED)), numpy.uint64, len(stored))
+        else:
+            digests = _digest_contents(stored, records)
+            stamped = numpy.flatnonzero(records.has(HAS_STAMPS))
+            if len(stamped):
+                thin = [thin_record(stored[row]) for row in stamped.tolist()]
+                digests[stamped] = [digest for _, digest in thin]
+                rests = _replace(rests, stamped, [record for record, _ in thin])
+        columns = [*self._columns(chosen, partition, rests), pyarrow.array(digests.view(numpy.int64))]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=RECORDS_WITH_DIGESTS)
+
     def _columns(self, chosen: Places, partition: int, values: pyarrow.BinaryArray) -> list[pyarrow.Array]:
         return [
             _cut_user_keys(self._data, self._starts[chosen], self._ends[chosen]),
@@ -249,6 +276,10 @@ class _Records:
         having: Flags = (self._flags & flag) != 0
         return having
 
+    def are_all(self, flags: int) -> bool:
+        """Whether all rows have these flags and no others."""
+        return bool((self._flags == flags).all())
+
     def expiries(self, having: Flags) -> Versions:
         """Unix seconds of those rows that have them, 0 for the others."""
         return self._cut(having, (self.ends - _FLAGS_BYTES - _EXPIRY_BYTES)[having])
@@ -281,9 +312,32 @@ def _render_values(
     for row in rows.tolist():
         live = live_value(stored[row].as_py(), physical_ms)
         rendered.append(values[row].as_py() if live is None else live)
+    return _replace(values, rows, rendered)
+
+
+def _replace(values: pyarrow.BinaryArray, rows: Places, others: Sequence[bytes]) -> pyarrow.BinaryArray:
+    """Values, with others in some rows."""
     chosen = numpy.zeros(len(values), numpy.bool_)
     chosen[rows] = True
-    return pyarrow.compute.replace_with_mask(values, pyarrow.array(chosen), pyarrow.array(rendered, _BINARY))
+    return pyarrow.compute.replace_with_mask(values, pyarrow.array(chosen), pyarrow.array(others, _BINARY))
+
+
+def _digest_contents(stored: Sequence[bytes], records: _Records) -> Versions:
+    """The digests of records without their origins."""
+    if records.are_all(HAS_ORIGIN):
+        # Of most copies the origin is all that stands behind the value.
+        without = [record[:_PLAIN_COPY] + PLAIN for record in stored]
+    else:
+        tails = (records.ends - records.cuts).tolist()
+        without = [_without_origin(record, tail) for record, tail in zip(stored, tails, strict=True)]
+    return numpy.fromiter(map(hash_bytes, without, repeat(SEED)), numpy.uint64, len(without))
+
+
+def _without_origin(record: bytes, tail: int) -> bytes:
+    flags = record[-1]
+    if not flags & HAS_ORIGIN:
+        return record
+    return record[:-tail] + record[_ORIGIN_BYTES - tail : -_FLAGS_BYTES] + bytes([flags ^ HAS_ORIGIN])
 
 
 def _without_content(stored: bytes) -> bytes:

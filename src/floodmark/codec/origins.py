@@ -7,9 +7,10 @@ and before everything else (`values.py`):
     with origin    | user value | version 8,  | stamps | expiry | flags | HAS_ORIGIN |
                                 | site 1      |
 
-All rows are cut at that place at once, over the same bytes, and the pieces are joined anew.
+All rows are cut at that place at once, over the same bytes, and the pieces are put together anew by one copy.
 """
 
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
@@ -26,9 +27,12 @@ from floodmark.model.errors import Corruption
 Bytes: TypeAlias = NDArray[numpy.uint8]
 Places: TypeAlias = NDArray[numpy.int64]
 Versions: TypeAlias = NDArray[numpy.uint64]
+# The bytes of a column, and where its rows begin and end.
+Layout: TypeAlias = tuple[Bytes, Places, Places]
+# The bytes of a column, and where each piece of a row begins.  Row after row, the pieces take up all of them.
+Pieces: TypeAlias = tuple[Bytes, Sequence[Places]]
 
 _BINARY: Final = pyarrow.binary()
-_NOTHING: Final = pyarrow.scalar(b"", _BINARY)
 _STAMP: Final = numpy.dtype([("version", ">u8"), ("site", "u1")])
 _KEY_LENGTH: Final = numpy.dtype(">u2")
 _FLAGS_BYTES: Final = 1
@@ -55,8 +59,7 @@ def add_origins(stored: pyarrow.BinaryArray, versions: Versions, site: int) -> p
     places = _find_places(data, starts, ends, expected=0)
     stamps = numpy.empty(len(stored), _STAMP)
     stamps["version"], stamps["site"] = versions, site
-    values, rests = _cut(data, [starts, places], ends)
-    return _join(values, _fixed(stamps), rests)
+    return _weave([(data, [starts, places]), _fixed(stamps)], [0, 2, 1])
 
 
 def digest_records(keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray) -> Versions:
@@ -71,13 +74,14 @@ def digest_records(keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray) -> V
         return numpy.zeros(0, numpy.uint64)
     data, starts, ends = _layout(records)
     places = _find_places(data, starts, ends, expected=HAS_ORIGIN)
-    values, origins, rests = _cut(data, [starts, places - STAMP_BYTES, places], ends)
-    lengths = pyarrow.compute.binary_length(keys).to_numpy().astype(_KEY_LENGTH)
-    changes = _join(origins, _fixed(lengths), keys, values, rests).to_pylist()
+    cut = data, [starts, places - STAMP_BYTES, places]
+    names, begins, behind = _layout(keys)
+    lengths = _fixed((behind - begins).astype(_KEY_LENGTH))
+    changes = _weave([cut, (names, [begins]), lengths], [1, 4, 3, 0, 2]).to_pylist()
     return numpy.fromiter(map(hash_bytes, changes, repeat(SEED)), numpy.uint64, len(changes))
 
 
-def _layout(records: pyarrow.BinaryArray) -> tuple[Bytes, Places, Places]:
+def _layout(records: pyarrow.BinaryArray) -> Layout:
     """A copy of the bytes of a column, and where its values begin and end."""
     _, offsets, data = records.buffers()
     places = numpy.frombuffer(offsets, numpy.int32, len(records) + 1, 4 * records.offset).astype(numpy.int64)
@@ -117,27 +121,38 @@ def _find_places(data: Bytes, starts: Places, ends: Places, *, expected: int) ->
     return places
 
 
-def _cut(data: Bytes, begins: list[Places], ends: Places) -> list[pyarrow.BinaryArray]:
-    """Each record in as many pieces as it has beginnings, a column for each."""
-    count, pieces = len(ends), len(begins)
-    borders = numpy.empty(pieces * count + 1, numpy.int32)
-    for index, places in enumerate(begins):
-        borders[index:-1:pieces] = places
-    borders[-1] = ends[-1]
+def _weave(columns: Sequence[Pieces], order: Sequence[int]) -> pyarrow.BinaryArray:
+    """Rows of the pieces of several columns, in an order that names them by their place among all pieces.
+
+    What no order names is left out.
+    """
+    count = len(columns[0][1][0])
+    borders: list[NDArray[numpy.int32]] = []
+    numbers: list[Places] = []
+    size = first = 0
+    for data, begins in columns:
+        mixed = numpy.empty(len(begins) * count, numpy.int32)
+        for index, places in enumerate(begins):
+            mixed[index :: len(begins)] = places + size
+            numbers.append(numpy.arange(first + index, first + len(mixed), len(begins)))
+        borders.append(mixed)
+        size, first = size + len(data), first + len(mixed)
+    borders.append(numpy.array([size], numpy.int32))
+    pieces = _column(numpy.concatenate(borders), numpy.concatenate([data for data, _ in columns]))
+    rows = numpy.stack([numbers[index] for index in order], axis=1).reshape(-1)
+    _, ends, woven = pieces.take(pyarrow.array(rows)).buffers()
+    return _column(numpy.frombuffer(ends, numpy.int32, len(rows) + 1)[:: len(order)].copy(), woven)
+
+
+def _column(borders: NDArray[numpy.int32], data: Any) -> pyarrow.BinaryArray:
     buffers = [None, pyarrow.py_buffer(borders), pyarrow.py_buffer(data)]
-    cut = pyarrow.Array.from_buffers(_BINARY, pieces * count, buffers)
-    return [cut.take(pyarrow.array(numpy.arange(index, pieces * count, pieces))) for index in range(pieces)]
+    return pyarrow.Array.from_buffers(_BINARY, len(borders) - 1, buffers)
 
 
-def _fixed(values: NDArray[Any]) -> pyarrow.BinaryArray:
-    """Values of one size as a column of bytes."""
-    borders = numpy.arange(len(values) + 1, dtype=numpy.int32) * values.dtype.itemsize
-    buffers = [None, pyarrow.py_buffer(borders.astype(numpy.int32)), pyarrow.py_buffer(values.tobytes())]
-    return pyarrow.Array.from_buffers(_BINARY, len(values), buffers)
-
-
-def _join(*columns: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
-    return pyarrow.compute.binary_join_element_wise(*columns, _NOTHING)
+def _fixed(values: NDArray[Any]) -> Pieces:
+    """Values of one size, each a piece."""
+    width = values.dtype.itemsize
+    return values.view(numpy.uint8), [numpy.arange(0, width * len(values), width)]
 
 
 def _too_short() -> Corruption:

@@ -10,6 +10,7 @@ made of (`digest.py`): nothing is taken apart and put together again.
 """
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Final
 
 from floodmark.codec.digest import SEED, hash_bytes
@@ -31,6 +32,9 @@ NO_STAMP: Final = b""
 
 _EXPIRY_BYTES: Final = 8
 _INVERSE: Final = bytes(range(255, -1, -1))
+_flags: Final = itemgetter(-1)
+# The last byte of the origin, in a record that has nothing behind it but flags.
+_plain_site: Final = itemgetter(-2)
 
 
 def _origin_place(flags: int) -> slice:
@@ -79,7 +83,11 @@ def find_origins(records: Sequence[bytes]) -> list[bytes]:
     """
     places = _PLACES
     try:
-        origins = [record[places[record[-1]]] for record in records]
+        flags = set(map(_flags, records))
+        if len(flags) == 1:
+            origins = list(map(itemgetter(places[flags.pop()]), records))
+        else:
+            origins = [record[places[record[-1]]] for record in records]
     except (IndexError, KeyError):
         return _decode_origins(records)
     return origins if set(map(len, origins)) <= {0, STAMP_BYTES} else _decode_origins(records)
@@ -121,7 +129,7 @@ def is_first_written_at(site: int, record: bytes) -> bool:
 def digest_copies(
     keys: Sequence[bytes], records: Sequence[bytes], site: int
 ) -> Iterator[tuple[bytes, int, int, bool]]:
-    """`digest_changes` for records that carry their origin, each its own.
+    """`digest_changes` for records that carry their origin, each its own.  The keys stand in order.
 
     The content of a record is what remains without the origin and the flag that announces it.  A run ends
     also where records follow that were first written at `site`, or others after them; the last thing told of
@@ -130,6 +138,13 @@ def digest_copies(
     lengths = {length: (length - NAMESPACE_BYTES).to_bytes(2, "big") for length in set(map(len, keys))}
     namespace, digest_of, seed = keys[0][:NAMESPACE_BYTES], hash_bytes, SEED
     plain, plain_end = HAS_ORIGIN, -1 - STAMP_BYTES
+    if _are_alike(namespace, keys, records, site):
+        digest, joined = 0, b"".join
+        for key, record in zip(keys, records, strict=True):
+            change = record[plain_end:-1], lengths[len(key)], key[NAMESPACE_BYTES:], record[:plain_end], PLAIN
+            digest ^= digest_of(joined(change), seed)
+        yield namespace, len(keys), digest, False
+        return
     start = digest = 0
     own = is_first_written_at(site, records[0])
     for index, (key, record) in enumerate(zip(keys, records, strict=True)):
@@ -143,3 +158,15 @@ def digest_copies(
             namespace, start, digest, own = key[:NAMESPACE_BYTES], index, 0, origin[-1] == site
         digest ^= digest_of(origin + lengths[len(key)] + key[NAMESPACE_BYTES:] + content, seed)
     yield namespace, len(keys) - start, digest, own
+
+
+def _are_alike(namespace: bytes, keys: Sequence[bytes], records: Sequence[bytes], site: int) -> bool:
+    """Whether records are all of one namespace and of other sites, with neither an expiry nor a tombstone.
+
+    The keys stand in order, so those of a namespace stand together.
+    """
+    return (
+        set(map(_flags, records)) == {HAS_ORIGIN}
+        and keys[-1].startswith(namespace)
+        and site not in map(_plain_site, records)
+    )

@@ -61,6 +61,7 @@ _ABSENT: Final = Struct(">QB")
 _LASTING: Final = Struct(">IQB")
 _EXPIRING: Final = Struct(">IQBQ")
 _ENTRY: Final = Struct(">BQq")
+_EXPIRY_BYTES: Final = _EXPIRING.size - _LASTING.size
 
 _NAMES_REMEMBERED: Final = 1024
 _FIELDS_HELD_MAX: Final = (1 << 16) - 1
@@ -147,6 +148,34 @@ def decode_state(stored: bytes) -> State:
         return _decode_fields(record, record.stamps)
     except (StructError, UnicodeDecodeError) as error:
         raise Corruption(f"the stamps of a stored record cannot be read: {error}") from error
+
+
+def remembers_deletes(body: bytes) -> bool:
+    """Whether the stamps of a record tell of something that was deleted, or of a field that expires.
+
+    A quick look at what is stored; a put does not count, though it is a delete as well.
+
+    >>> put = FieldsState(Stamp(7, 1), (Field("city", b'"Oslo"', Stamp(7, 1)),))
+    >>> deleted = FieldsState(None, (*put.fields, Field("zip", None, Stamp(8, 1))))
+    >>> [remembers_deletes(decode_value(encode_state(state)).stamps or b"") for state in (put, deleted)]
+    [False, True]
+    """
+    if body[0] == COUNTER:
+        return any(body[1 : 1 + _ABSENT.size])
+    if body[0] == EXPIRING_FIELDS:
+        return True
+    *_, count = _FIELDS_HEAD.unpack_from(body)
+    deleted = body[1 : 1 + _ABSENT.size]
+    is_put = not any(deleted)
+    place = _FIELDS_HEAD.size
+    for _ in range(count):
+        bits, length = _NAME.unpack_from(body, place)
+        if not bits:
+            return True
+        place += _NAME.size + length + (_EXPIRING if bits & _EXPIRES else _LASTING).size
+        end = place - _EXPIRY_BYTES if bits & _EXPIRES else place
+        is_put = is_put or body[end - _ABSENT.size : end] == deleted
+    return not is_put
 
 
 def live_value(stored: bytes, now_ms: int) -> bytes | None:

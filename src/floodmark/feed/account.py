@@ -17,6 +17,9 @@ Some intervals prove nothing, and that is said: the first, whose beginning the r
 beginning the node itself has not seen, because it had just been started; and one that was caught up by a
 scan, which finds what is stored and not what was logged.
 
+Who is given whole records where only parts of them were written, as users are of fields and counters, cannot
+tell what was written; then the changes are counted, and their digests are left out.
+
 An account is about one namespace and one node's changes.  It is part of the reader's checkpoint: store its
 state in the same commit, or the next reader begins with an interval that proves nothing.
 """
@@ -37,6 +40,8 @@ class Doubt(StrEnum):
     RESTART = "the node was started in it"
     SCAN = "caught up by a scan"
     AHEAD = "changes behind the heartbeat were counted before it came"
+    RECUT = "it was cut into other ranges in it"
+    UNCOUNTED = "some of it was delivered by a runner that does not count"
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +97,8 @@ class AccountState(msgspec.Struct, frozen=True, array_like=True):
     pending: Tally = Tally()
     sealed: Tally = Tally()
     doubt: Doubt | None = Doubt.FIRST
+    # Whether all that is pending came with its digest.
+    digested: bool = True
 
 
 class Account:
@@ -104,11 +111,14 @@ class Account:
         self.state = state or AccountState()
         self._own = own
 
-    def add(self, version: Version, tally: Tally) -> None:
-        """Count changes, the highest of which has this version."""
+    def add(self, version: Version, tally: Tally, *, digested: bool = True) -> None:
+        """Count changes, the highest of which has this version, by their digests if these are known."""
         state = self.state
         self.state = msgspec.structs.replace(
-            state, latest=max(state.latest, version), pending=state.pending.plus(tally)
+            state,
+            latest=max(state.latest, version),
+            pending=state.pending.plus(tally),
+            digested=state.digested and digested,
         )
 
     def doubt(self, reason: Doubt) -> None:
@@ -141,6 +151,8 @@ class Account:
         if beat.since != state.counted_since:
             return Finding(state.counted_since, beat.through, None, state.pending)
         expected = state.sealed.plus(self._tally(beat))
+        if not state.digested:
+            expected = Tally(expected.changes, state.pending.digest)
         if state.pending != expected:
             return Finding(state.counted_since, beat.through, expected, state.pending)
         return Checked(state.counted_since, beat.through, expected.changes)

@@ -111,6 +111,18 @@ def _without(runs: list[int], start: int, end: int) -> list[int]:
     return runs[:low] + [start] * (low % 2) + [end] * (high % 2) + runs[high:]
 
 
+def commits_of(positions: Iterable[Position]) -> list[LiveCommit]:
+    """Commits of which some changes, and no others, are live; in order.
+
+    >>> commits_of([Position(8, 0), Position(7, 2), Position(7, 1)])
+    [LiveCommit(version=7, count=3, runs=[1, 3]), LiveCommit(version=8, count=1, runs=[0, 1])]
+    """
+    commits: dict[Version, LiveCommit] = {}
+    for version, index in sorted((position.version, position.index) for position in positions):
+        commits.setdefault(version, LiveCommit(version, 0, [])).extend(index + 1, [index, index + 1])
+    return list(commits.values())
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """What a consumer tells its site: what came to it, and what of it is done.
 
@@ -180,6 +192,20 @@ class Deliveries:
         commit = self._commits.get(position.version)
         return commit is not None and commit.is_live(position.index)
 
+    def live_positions(self, through: Position | None = None) -> Iterator[Position]:
+        """The live changes, all or those at or below a position, in order.
+
+        >>> list(Deliveries(9, [LiveCommit(7, 8, [0, 2, 4, 5])]).live_positions(Position(7, 1)))
+        [Position(version=7, index=0), Position(version=7, index=1)]
+        """
+        for commit in self._commits.values():
+            for start, end in zip(commit.runs[::2], commit.runs[1::2], strict=True):
+                for index in range(start, end):
+                    position = Position(commit.version, index)
+                    if through is not None and position > through:
+                        return
+                    yield position
+
     def deliver(self, position: Position) -> None:
         """Note that a change, the next of all, is delivered."""
         commit = self._commits.get(position.version)
@@ -237,11 +263,12 @@ class Deliveries:
         A position up to which all is acknowledged counts if nothing at or below it is live.
         """
         found = [position for position in acknowledgement.positions if not self.is_live(position)]
-        if acknowledgement.through is not None and not self._has_live(acknowledgement.through):
+        if acknowledgement.through is not None and not self.has_live(acknowledgement.through):
             found.append(acknowledgement.through)
         return found
 
-    def _has_live(self, through: Position) -> bool:
+    def has_live(self, through: Position) -> bool:
+        """Whether something at or below a position is live."""
         return any(
             commit.runs and (commit.version < through.version or commit.runs[0] <= through.index)
             for commit in self._up_to(through.version)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Final
 
-from floodmark.codec.changelog import decode_row, decode_single
+from floodmark.codec.changelog import decode_row, decode_single, holds_copies_only
 from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.codec.stamps import is_first_written_at
-from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
+from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS, PLAIN
 from floodmark.model.change import Heartbeat
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.ranges import KeyRange
@@ -34,7 +34,7 @@ _flags: Final = itemgetter(slice(-1, None))
 class Columns:
     """Gathers the changes of a key range, and gives them away as batches.
 
-    With `own`, the id of the site, only those that were first written there.
+    With `own`, the id of the site, only those that were first written there; with `keys_only`, no values.
     """
 
     def __init__(
@@ -46,16 +46,19 @@ class Columns:
         heartbeats: bool = False,
         own: int | None = None,
         partial: bool = False,
+        keys_only: bool = False,
     ) -> None:
         self.bytes = 0
         self._range = keys
         self._heartbeats_wanted = heartbeats
         # From which flags on a value in the log is not the whole record, which is looked up then.
-        self._incomplete = _NEVER if partial else bytes([HAS_STAMPS])
+        self._incomplete = _NEVER if partial or keys_only else bytes([HAS_STAMPS])
+        self._keys_only = keys_only
         # The flags of records that have to be looked into: they came from other sites, if not from this one.
         self._doubtful = _NO_FLAGS if own is None else _WITH_ORIGIN
         self._own = own or 0
-        self._look_up = look_up
+        # Only who asks where a record was first written has to look into it.
+        self._look_up = _pass_over if keys_only and own is None else look_up
         self._before = before
         self.clear()
 
@@ -92,6 +95,8 @@ class Columns:
                 self._versions.append(version)
                 self._partitions.append(log.partition or 0)
                 self.bytes += len(row) + CHANGE_BYTES
+            return
+        if self._doubtful and holds_copies_only(row, self._own):
             return
         decoded = decode_row(version, row)
         if isinstance(decoded, Heartbeat):
@@ -168,7 +173,7 @@ class Columns:
             versions=self._versions,
             partitions=self._partitions,
             keys=self._keys,
-            values=self._values,
+            values=[b""] * len(self._keys) if self._keys_only else self._values,
             heartbeats=[beat for beat in heartbeats if beat.version <= through],
         )
         self.clear()
@@ -192,6 +197,11 @@ class Columns:
                 yield _cut(gathered, slice(start, index + 1), befores, since, complete)
                 start, size, since, befores = index + 1, 0, complete, []
         yield _cut(gathered, slice(start, last + 1), befores, since, gathered.through)
+
+
+def _pass_over(_key: bytes, _version: Version) -> bytes:
+    """What stands for a value that nobody asked for."""
+    return PLAIN
 
 
 def _cut(

@@ -19,6 +19,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from floodmark.feed.checks import Checks, CheckStatistics
+from floodmark.feed.counting import Counted
 from floodmark.feed.sinks.address import SinkAddress, parse_sink
 from floodmark.model.errors import (
     FeedStateConflict,
@@ -136,6 +138,11 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
         return keys
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it delivers all of its namespace, so that heartbeats can be held against it."""
+        return self.keys() == KeyRange()
+
     def normalized(self) -> "FeedSpec":
         """The same with the options that stand in the URI moved to the others, so that they stand once.
 
@@ -192,13 +199,15 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far one range of a feed is.  Its id is never given to another range of the feed.
 
     `keys` are qualified.  The sink has every change at or below `checkpoint`; the runner has read every
-    change at or below `resolved`.
+    change at or below `resolved`.  A runner reports what it has `counted`, at least since the checkpoint that
+    is stored; what no heartbeat could be held against yet is stored with the checkpoint.
     """
 
     id: int
     keys: KeyRange
     checkpoint: Version
     resolved: Version = 0
+    counted: Counted | None = None
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +246,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     held_at_ms: int
     error: FeedError | None = None
     lease: Lease | None = None
+    # None for a feed of some keys only.
+    checks: Checks | None = None
 
     @property
     def name(self) -> str:
@@ -264,6 +275,8 @@ class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     The checkpoint lag is the recovery point: what was written in this time would be missing downstream if
     the site were lost now.  The resolved lag is the part of it that lies in the site itself: until then,
     changes may still be added.  A feed that has reached its target lags behind nothing.
+
+    `checks` says what heartbeats have shown, and `alarm` what somebody should look at.
     """
 
     name: str
@@ -274,11 +287,14 @@ class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     resolved_lag_ms: int
     ranges: int
     holder: str | None
+    checks: CheckStatistics = CheckStatistics()
+    alarm: str | None = None
 
 
 def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistics:
     """The statistics of a feed at a moment of its site."""
     lag_ms = max(0, now_ms - physical_ms(feed.checkpoint))
+    checks = CheckStatistics.of(feed.checks)
     return FeedStatistics(
         name=feed.name,
         state=feed.state,
@@ -288,6 +304,8 @@ def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistic
         resolved_lag_ms=max(0, now_ms - physical_ms(resolved_version)),
         ranges=len(feed.ranges),
         holder=feed.lease.holder if feed.lease is not None and feed.lease.expires_at_ms > now_ms else None,
+        checks=checks,
+        alarm=checks.alarm(now_ms),
     )
 
 

@@ -147,6 +147,7 @@ class _Stream:
             heartbeats=request.heartbeats,
             own=node.site_id if request.own else None,
             partial=request.partial,
+            keys_only=request.keys_only,
         )
         self._rest = Event()
 

@@ -82,6 +82,7 @@ class FeedRunner:
         name: str,
         *,
         site: str,
+        site_id: int,
         holder: str,
         open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]],
         decode: Callable[[ChangeBatch], Sequence[Change]],
@@ -107,6 +108,7 @@ class FeedRunner:
         self._wait = wait
         self._surroundings = Surroundings(
             site=site,
+            site_id=site_id,
             open_changes=open_changes,
             decode=decode,
             open_sink=open_sink,
@@ -264,12 +266,13 @@ class FeedRunner:
         asked_ms = self._elapsed_ms()
         self._sample(asked_ms)
         try:
-            feed = self._store.report(self._name, self._holder, work.progress(), error)
+            feed = self._store.report(self._name, self._holder, work.report(), error)
         except LeaseHeld:
             raise
         except (Retryable, OutcomeUnknown):
             # Writing goes on until the lease is over; a later report brings what this one did not.
             return None
+        work.acknowledge(feed)
         self._renewed(asked_ms, feed)
         return feed
 

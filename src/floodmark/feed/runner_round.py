@@ -11,8 +11,11 @@ from functools import partial
 from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import Final
 
+from msgspec.structs import replace
+
 from floodmark.clock import TimeSource
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.feed.counting import Counting
 from floodmark.feed.feeds import Feed, RangeProgress
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.runner_backoff import BUDGET_MS, Backoff
@@ -39,6 +42,7 @@ class Surroundings:
     """
 
     site: str
+    site_id: int
     open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]]
     decode: Callable[[ChangeBatch], Sequence[Change]]
     open_sink: OpenSink
@@ -137,6 +141,17 @@ class Round:
         """How far each range is."""
         return [work.progress() for work in self.ranges]
 
+    def report(self) -> list[RangeProgress]:
+        """How far the ranges are, and what they have counted, for the site to store."""
+        return [work.report() for work in self.ranges]
+
+    def acknowledge(self, feed: Feed) -> None:
+        """The site has stored how far the ranges are."""
+        stored = {part.id: part.checkpoint for part in feed.ranges}
+        for work in self.ranges:
+            if work.counting is not None and work.id in stored:
+                work.counting.acknowledge(stored[work.id])
+
     def problem(self) -> Exception | None:
         """What some range is trying to get over at the moment."""
         return next((work.problem for work in self.ranges if work.problem is not None), None)
@@ -163,6 +178,12 @@ class RangeWork:
         self.buffer = RangeBuffer(progress.checkpoint, bytes_max=surroundings.buffer_bytes_max)
         self.reading = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
         self.writing = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
+        # Heartbeats tell of all keys: there is nothing to hold against a feed of some.
+        self.counting = (
+            Counting(progress.checkpoint, site_id=surroundings.site_id, namespace=owner.feed.namespace_id)
+            if owner.feed.spec.is_whole
+            else None
+        )
         self._read_problem: Exception | None = None
         self._write_problem: Exception | None = None
         self._round = owner
@@ -180,6 +201,16 @@ class RangeWork:
         checkpoint = self.checkpoint
         return RangeProgress(id=self.id, keys=self._keys, checkpoint=checkpoint, resolved=self.buffer.through)
 
+    def report(self) -> RangeProgress:
+        """How far the range is, with what was counted up to there."""
+        progress = self.progress()
+        if self.counting is None:
+            return progress
+        checkpoint, counted = self.counting.told()
+        return replace(
+            progress, checkpoint=checkpoint, resolved=max(progress.resolved, checkpoint), counted=counted
+        )
+
     # Reading
 
     def read(self) -> None:
@@ -195,7 +226,7 @@ class RangeWork:
                 raise
             except FloodmarkError as error:
                 self._read_problem = error
-                self.buffer.forget_incomplete()
+                self._forget_incomplete()
                 self._pause(self.reading, error)
 
     def _follow(self) -> None:
@@ -207,13 +238,17 @@ class RangeWork:
             since=self.buffer.through,
             until=until,
             follow=True,
+            heartbeats=self.counting is not None,
         )
         if until is not None and request.since >= until:
             self.buffer.finish()
             return
         with _closed_after(surroundings.open_changes(request)) as batches:
             for batch in batches:
-                if not self.buffer.put(surroundings.decode(batch), batch.through):
+                changes = surroundings.decode(batch)
+                if self.counting is not None:
+                    self.counting.read(batch)
+                if not self.buffer.put(changes, batch.through):
                     return
                 if self._read_problem is not None:
                     self._read_problem = None
@@ -222,6 +257,12 @@ class RangeWork:
         if until is None or self.buffer.through < until:
             raise Unreachable(f"the changes of feed {feed.name!r} ended before their time")
         self.buffer.finish()
+
+    def _forget_incomplete(self) -> None:
+        """What was read behind the last whole commit is read again."""
+        self.buffer.forget_incomplete()
+        if self.counting is not None:
+            self.counting.forget_behind(self.buffer.through)
 
     # Writing
 
@@ -236,6 +277,8 @@ class RangeWork:
             while (batch := self.buffer.take(options.batch_records, linger_seconds)) is not None:
                 if batch.changes and not self._deliver(batch):
                     return
+                if self.counting is not None:
+                    self.counting.deliver([change.version for change in batch.changes], batch.through)
                 self.checkpoint = batch.through
         finally:
             self._close()

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.account import Doubt
+from floodmark.feed.checks import Checks, report_findings
 from floodmark.feed.feeds import (
     Feed,
     FeedError,
@@ -30,7 +32,6 @@ from floodmark.feed.feeds import (
     FeedUpdate,
     Lease,
     RangeProgress,
-    advance,
     cut_ranges,
     measure,
     recut,
@@ -38,6 +39,7 @@ from floodmark.feed.feeds import (
     require_possible,
     require_work_left,
 )
+from floodmark.feed.feeds_checks import check
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.model.errors import (
     FeedExists,
@@ -283,8 +285,7 @@ class LocalFeedStore:
             is_due = now_ms - feed.held_at_ms >= HOLD_EVERY_MS
             reported = _settle(
                 replace(
-                    feed,
-                    ranges=advance(feed.ranges, progress),
+                    check(feed, progress, now_ms),
                     lease=replace(lease, expires_at_ms=now_ms + lease.lifetime_ms),
                     held_at_ms=now_ms if is_due else feed.held_at_ms,
                 ),
@@ -292,6 +293,7 @@ class LocalFeedStore:
                 now_ms,
             )
             self._store(reported)
+            report_findings(f"feed {name}", feed.checks, reported.checks, feed=name)
             if reported.state is FeedState.FAILED:
                 self._let_go(reported)
             elif is_due:
@@ -350,6 +352,7 @@ class LocalFeedStore:
             changed_at_ms=now_ms,
             next_range=1,
             held_at_ms=now_ms,
+            checks=Checks() if spec.is_whole else None,
         )
         since = max(spec.since, created_at)
         if spec.until is not None and spec.until <= since:
@@ -370,14 +373,19 @@ class LocalFeedStore:
         whole = RangeProgress(id=0, keys=_qualified(feed), checkpoint=since)
         cut = cut_ranges(whole.keys, self._partition_ranges(), feed.spec.ranges)
         ranges = [replace(whole, id=feed.next_range + index, keys=keys) for index, keys in enumerate(cut)]
-        return replace(feed, ranges=ranges, next_range=feed.next_range + len(ranges))
+        checks = None if feed.checks is None else feed.checks.begin_anew()
+        return replace(feed, ranges=ranges, next_range=feed.next_range + len(ranges), checks=checks)
 
     def _cut(self, feed: Feed) -> Feed:
         cut = cut_ranges(_qualified(feed), self._partition_ranges(), feed.spec.ranges)
         ranges = recut(feed.ranges, cut, feed.next_range)
-        return replace(
-            feed, ranges=ranges, next_range=max(feed.next_range, *[part.id + 1 for part in ranges])
-        )
+        checks = feed.checks
+        if checks is not None and ranges != feed.ranges:
+            # What was counted of ranges that are gone went with them; a new one counts from its beginning.
+            new = [part.checkpoint for part in ranges if part not in feed.ranges]
+            checks = checks.doubt_through(max(new, default=0), Doubt.RECUT)
+        next_range = max(feed.next_range, *[part.id + 1 for part in ranges])
+        return replace(feed, ranges=ranges, next_range=next_range, checks=checks)
 
     # Checks and storage
 

@@ -13,23 +13,31 @@ acknowledgements are gathered, and told to the site a thousand at a time or afte
 A thread of the subscription does the latter, and keeps the lease while the consumer is busy with a change
 for long.  It does not keep the subscription alive: one that is dropped without being closed ends with its
 lease.
+
+What is acknowledged in a transaction is *held*: it counts as unacknowledged and is not delivered, until the
+transaction has ended.  If it was committed, that was the acknowledgement; if it was aborted, the changes are
+delivered again, next of all.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from threading import Condition, Event, Lock, Thread
+from math import inf
+from threading import Lock
 from types import TracebackType
-from typing import Literal, TypeAlias
-from weakref import ref
+from typing import Final, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from floodmark.feed.acknowledgement import Account, Acknowledgement, Position, Progress
+from floodmark.clock import monotonic_seconds
+from floodmark.feed.acknowledgement import Acknowledgement, Position, commits_of
 from floodmark.feed.feeds import require_lease_seconds
+from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.feed.subscription_reader import Decode, Step, SubscriptionReader
+from floodmark.feed.subscription_telling import SendIn, Telling
+from floodmark.feed.subscription_upkeep import Upkeep
 from floodmark.feed.subscriptions import (
     OpenChanges,
     SubscriptionRow,
@@ -38,12 +46,15 @@ from floodmark.feed.subscriptions import (
     SubscriptionStore,
 )
 from floodmark.model.change import Change
-from floodmark.model.errors import Closed, FloodmarkError, InvalidArgument, LeaseHeld, Terminal
+from floodmark.model.errors import AcknowledgementConflict, Closed, FloodmarkError, InvalidArgument
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
 
 # Where to go on from: behind everything up to here.
 Since: TypeAlias = Version | datetime | Literal["beginning", "end"]
+
+# While something is held, its transaction is looked after so often.
+LOOK_SECONDS: Final = 1.0
 
 _log = logging.getLogger("floodmark.feed")
 
@@ -109,54 +120,56 @@ def open_subscription(
     """
     require_lease_seconds(options.lease_seconds)
     require_name(holder, "holder of a lease")
-    row = store.open(spec, to_version(start), holder, options.lease_seconds)
+    opened = store.open(spec, to_version(start), holder, options.lease_seconds)
+    pending = store.pending(spec.name)
+    # What was pending, and is not, may have been acknowledged since.
+    row = replace(store.find(spec.name), epoch=opened.epoch, lease=opened.lease)
     reader = SubscriptionReader(row, open_changes, decode)
-    return Subscription(store, row, reader, to_version, options)
+    return Subscription(store, row, pending, reader, to_version, options)
 
 
-class Subscription:
+class Subscription(Telling):
     """Delivers changes and takes acknowledgements.  Close it, or use it in a `with` block.
 
     Any thread may acknowledge, and several may iterate: each change goes to one of them.
 
-    Of the locks, one at a time reads, one at a time tells the site; the bookkeeping is locked last and
-    never while anybody waits for the site.
+    Of the locks, one at a time reads; for the others see `Telling`.
     """
 
     def __init__(
         self,
         store: SubscriptionStore,
         row: SubscriptionRow,
+        pending: Iterable[PendingAcknowledgement],
         reader: SubscriptionReader,
         to_version: Callable[[Since], Version],
         options: SubscriptionOptions,
     ) -> None:
         assert row.lease is not None
-        self.name = row.name
+        super().__init__(store, row, pending)
         self.namespace = row.spec.namespace
         self.holder = row.lease.holder
-        self._store = store
         self._reader = reader
         self._to_version = to_version
         self._options = options
-        self._epoch = row.epoch
         self._unacked_max = row.spec.unacked_max
         self._reading = Lock()
-        self._sending = Lock()
-        self._changed = Condition(Lock())
-        self._account = Account(row.through, row.live)
-        # What was told without an answer.  It is told again before anything else is.
-        self._unanswered: Progress | None = None
         self._closed = False
-        self._failure: FloodmarkError | None = None
         # Deliveries of before the last `seek` are worth nothing any more.
         self._moves = 0
-        # Whether to begin with what is live, and what a stream that was opened earlier must know.
-        self._again = True
-        self._generation = 0
+        self._looked = monotonic_seconds()
         self._stream: Generator[Step, None, None] | None = None
         self._stream_generation = 0
-        self._upkeep = _Upkeep(self, row.lease.lifetime_ms / 3_000, options) if options.background else None
+        self._upkeep = (
+            Upkeep(
+                self.name,
+                self._keep_up,
+                renew_seconds=row.lease.lifetime_ms / 3_000,
+                flush_seconds=options.flush_seconds,
+            )
+            if options.background
+            else None
+        )
 
     def __enter__(self) -> "Subscription":
         return self
@@ -200,10 +213,9 @@ class Subscription:
     def redeliver(self) -> None:
         """Deliver again, next of all, what was delivered and not acknowledged, in order."""
         self._require_usable()
+        self._look()
         with self._changed:
-            self._again = True
-            self._generation += 1
-            self._changed.notify_all()
+            self._deliver_again(self._available())
 
     def seek(self, to: Since) -> None:
         """Go on behind a version or a moment, at the beginning or at the end.
@@ -217,11 +229,8 @@ class Subscription:
             with self._noting_failure():
                 row = self._store.seek(self.name, version, self._epoch)
             with self._changed:
-                self._epoch, self._account = row.epoch, Account(row.through, row.live)
-                self._unanswered = None
                 self._moves += 1
-                self._generation += 1
-                self._changed.notify_all()
+                self._move(row)
 
     def _read(self) -> Step | None:
         """The next step of the present stream; None if it has ended."""
@@ -245,7 +254,7 @@ class Subscription:
         with self._changed:
             deliveries = self._account.deliveries
             if step.is_redelivered:
-                wanted = deliveries.is_live(step.position)
+                wanted = step.position in self._due and deliveries.is_live(step.position)
             else:
                 wanted = step.change is not None and not deliveries.is_delivered(step.position)
                 if wanted:
@@ -260,6 +269,7 @@ class Subscription:
                 deliveries.complete(step.through)
             if not wanted or step.change is None:
                 return None
+            self._due.discard(step.position)
             return Delivery(step.change, step.position, step.is_redelivered, self, self._moves)
 
     def _wait_for_room(self) -> None:
@@ -285,13 +295,13 @@ class Subscription:
             self._stream = None
 
     def _steps(self, generation: int) -> Generator[Step, None, None]:
-        """What is live, if it is due, and then what is new."""
+        """What is to be delivered again, as far as it is live, and then what is new."""
         with self._changed:
-            live = self._account.deliveries.live() if self._again else []
-        yield from self._reader.read_again(live)
+            due = commits_of(filter(self._account.deliveries.is_live, self._due))
+        yield from self._reader.read_again(due)
         with self._changed:
             if generation == self._generation:
-                self._again = False
+                self._due.clear()
             since = self._account.deliveries.through
         yield from self._reader.read(since, follow=self._options.follow)
 
@@ -309,6 +319,7 @@ class Subscription:
         """Return when the site has everything that was acknowledged on disk."""
         self._require_usable()
         self._tell()
+        self._look()
 
     def statistics(self) -> SubscriptionStatistics:
         """How far the subscription is, and how much is left."""
@@ -323,7 +334,9 @@ class Subscription:
             self._require_usable()
             if isinstance(delivery, Delivery) and delivery.moves != self._moves:
                 return
-            self._account.acknowledge(acknowledging(position))
+            acknowledgement = acknowledging(position)
+            self._require_not_held(acknowledgement)
+            self._account.acknowledge(acknowledgement)
             is_due = self._account.untold >= self._options.flush_count
             self._changed.notify_all()
         if is_due:
@@ -338,35 +351,52 @@ class Subscription:
             f"{delivery!r:.200} was not delivered by {self!r}; acknowledge what it delivers, or a `position`"
         )
 
-    def _tell(self, *, renew: bool = False) -> None:
-        """Tell the site what is new; if nothing is, at least that there is somebody, if that is due."""
-        with self._sending:
-            if self._unanswered is not None:
-                self._send()
-            with self._changed:
-                self._unanswered = self._account.take()
-            if self._unanswered is not None:
-                self._send()
-            elif renew:
-                with self._noting_failure():
-                    self._store.renew(self.name, self._epoch)
+    # Transactions
 
-    def _send(self) -> None:
-        assert self._unanswered is not None
-        with self._noting_failure():
-            self._store.acknowledge(self.name, self._epoch, self._unanswered)
-        self._unanswered = None
+    def acknowledge_in(
+        self, send: SendIn, transaction: str, deliveries: Iterable[Delivery | Position], *, through: bool
+    ) -> None:
+        """Say that changes, and with `through` all before them, are dealt with if a transaction is committed.
 
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        """Remember an error after which there is no going on, for everyone who comes later."""
+        `send` tells the site, which refuses what was acknowledged before, and what another transaction has.
+        """
+        named = list(deliveries)
+        positions = [each if isinstance(each, Position) else self._position_of(each) for each in named]
+        if not positions:
+            return
+
+        def check() -> None:
+            self._require_usable()
+            for each in named:
+                if isinstance(each, Delivery) and each.moves != self._moves:
+                    raise AcknowledgementConflict(
+                        f"{each!r:.200} was delivered before {self!r} was moved; abort transaction "
+                        f"{transaction}, and go on with what is delivered now",
+                        subscription=self.name,
+                        transaction=transaction,
+                    )
+
+        acknowledgement = (
+            Acknowledgement(through=max(positions)) if through else Acknowledgement(positions=positions)
+        )
         try:
-            yield
-        except (LeaseHeld, Terminal) as error:
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
-            raise
+            self._acknowledge_in(send, transaction, acknowledgement, check)
+        finally:
+            self._look_soon()
+
+    def settle(self, transaction: str, committed: bool | None) -> None:
+        """Take note of the end of a transaction.
+
+        What it has acknowledged is done with, or delivered again, next of all.  If nobody knows how it ended
+        (None), the site is asked now and then.
+        """
+        if committed is not None:
+            self._settle(transaction, committed=committed)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._upkeep is not None and len(self._held):
+            self._upkeep.wake()
 
     # The end
 
@@ -404,57 +434,15 @@ class Subscription:
         if self._failure is not None:
             raise self._failure.again()
 
-    def _keep_up(self, *, renew: bool) -> bool:
-        """What the subscription's own thread does now and then; whether there is a next time."""
+    def _keep_up(self, renew: bool) -> float | None:
+        """What the subscription's own thread does now and then; in how many seconds again, or never."""
         try:
             self._tell(renew=renew)
+            if monotonic_seconds() - self._looked >= LOOK_SECONDS:
+                self._looked = monotonic_seconds()
+                self._look()
         except FloodmarkError as error:
             _log.warning("subscription %r could not tell its site how far it is: %s", self.name, error)
-        return self._failure is None
-
-
-class _Upkeep:
-    """A thread that wakes its subscription soon after it is asked to, and now and then by itself."""
-
-    def __init__(
-        self, subscription: Subscription, renew_seconds: float, options: SubscriptionOptions
-    ) -> None:
-        self._wanted = Event()
-        self._stopping = Event()
-        self._thread = Thread(
-            target=_keep_up,
-            args=(ref(subscription), self._wanted, self._stopping, renew_seconds, options.flush_seconds),
-            name=f"floodmark-subscription-{subscription.name}",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Ask for it."""
-        if not self._wanted.is_set():
-            self._wanted.set()
-
-    def stop(self) -> None:
-        """End the thread and wait for it."""
-        self._stopping.set()
-        self._wanted.set()
-        self._thread.join()
-
-
-def _keep_up(
-    subscription: "ref[Subscription]",
-    wanted: Event,
-    stopping: Event,
-    renew_seconds: float,
-    flush_seconds: float,
-) -> None:
-    while True:
-        is_wanted = wanted.wait(renew_seconds)
-        if stopping.wait(flush_seconds if is_wanted else 0):
-            return
-        wanted.clear()
-        # Held for a moment only, so that a subscription that nobody has any more can go.
-        alive = subscription()
-        if alive is None or not alive._keep_up(renew=not is_wanted):
-            return
-        del alive
+        if self._failure is not None:
+            return None
+        return LOOK_SECONDS if len(self._held) else inf

@@ -2,10 +2,14 @@
 
 The order of steps keeps what a subscription needs through crashes: a safe point is set *before* a row that
 relies on it is stored, and moved on only *after* the row that allows it.
+
+What is acknowledged in a transaction goes to a log of the subscription, and into the row, in one step, when
+the transaction is committed: *before* the log lets go of it.  So whatever a crash brings back of a
+transaction that was committed is not live any more, and ending it once more, either way, changes nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Lock
@@ -15,8 +19,10 @@ import msgspec
 from msgspec.structs import replace
 
 from floodmark.clock import TimeSource
-from floodmark.feed.acknowledgement import Deliveries, Position, Progress
+from floodmark.feed.acknowledgement import Acknowledgement, Deliveries, Position, Progress
 from floodmark.feed.feeds import Lease, require_lease_seconds
+from floodmark.feed.pending import PendingAcknowledgement, PendingRecord
+from floodmark.feed.pending_ledger import OpenPendingLog, PendingLedgers
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.feed.subscriptions import (
     OpenChanges,
@@ -24,6 +30,7 @@ from floodmark.feed.subscriptions import (
     SubscriptionSpec,
     SubscriptionStatistics,
 )
+from floodmark.log import OpenLog
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
@@ -40,6 +47,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import SUBSCRIPTIONS_MAX
 from floodmark.model.names import require_name
+from floodmark.model.partition import Decision, Settler
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, moment_of, physical_ms
 from floodmark.partition import META, Storage, load_metadata
 
@@ -57,7 +65,8 @@ class LocalSubscriptionStore:
     """Keeps subscriptions in the metadata of an engine of this process.
 
     `resolve_namespace` gives a namespace's id and the version at which it was created; from
-    `open_changes` a backlog is counted.
+    `open_changes` a backlog is counted.  `open_log` opens the log of a subscription's pending
+    acknowledgements; without it, nothing can be acknowledged in a transaction.
 
     What is kept in memory changes only in the turn to write; the lock makes the steps of one call one
     step for the others, and is taken before the turn.
@@ -72,6 +81,7 @@ class LocalSubscriptionStore:
         resolve_namespace: Callable[[str], tuple[int, Version]],
         resolved_version: Callable[[], Version],
         open_changes: OpenChanges,
+        open_log: OpenPendingLog | None = None,
     ) -> None:
         self._storage = storage
         self._safe_points = safe_points
@@ -85,6 +95,8 @@ class LocalSubscriptionStore:
         self._held_at_ms: dict[str, int] = {}
         self._load()
         storage.on_recovery.append(self._load)
+        self._pending = PendingLedgers(self._lock, open_log)
+        self._pending.load(storage.engine, {row.name: row.moved for row in self._rows.values()})
 
     def _load(self) -> None:
         rows = load_metadata(self._storage.engine, _SUBSCRIPTIONS, SubscriptionRow)
@@ -114,22 +126,28 @@ class LocalSubscriptionStore:
         progress.require_sound()
         with self._settled():
             row = self._require_holder(name, epoch)
-            if progress.through > row.through:
-                self._require_resolved(progress.through)
-            deliveries = Deliveries(row.through, row.live)
-            unacked_max = max(deliveries.unacked, row.spec.unacked_max)
-            deliveries.learn(progress)
-            deliveries.require_delivered(progress.acknowledgement)
-            acknowledged = deliveries.find_acknowledged(progress.acknowledgement)
-            deliveries.acknowledge(progress.acknowledgement)
-            if deliveries.unacked > unacked_max:
-                raise LimitExceeded(
-                    f"subscription {name!r} keeps at most {unacked_max:,} changes that were delivered and "
-                    "not acknowledged; acknowledge some first",
-                    subscription=name,
-                )
-            self._keep(replace(row, through=deliveries.through, live=deliveries.live()))
+            learned, acknowledged = self._learn(row, progress)
+            self._keep(learned)
             return acknowledged
+
+    def _learn(self, row: SubscriptionRow, progress: Progress) -> tuple[SubscriptionRow, list[Position]]:
+        """A row with what a consumer tells, and what of it was acknowledged before."""
+        if progress.through > row.through:
+            self._require_resolved(progress.through)
+        deliveries = Deliveries(row.through, row.live)
+        unacked_max = max(deliveries.unacked, row.spec.unacked_max)
+        deliveries.learn(progress)
+        deliveries.require_delivered(progress.acknowledgement)
+        self._pending.of(row.name).require_none(progress.acknowledgement, deliveries)
+        acknowledged = deliveries.find_acknowledged(progress.acknowledgement)
+        deliveries.acknowledge(progress.acknowledgement)
+        if deliveries.unacked > unacked_max:
+            raise LimitExceeded(
+                f"subscription {row.name!r} keeps at most {unacked_max:,} changes that were delivered and "
+                "not acknowledged; acknowledge some first",
+                subscription=row.name,
+            )
+        return replace(row, through=deliveries.through, live=deliveries.live()), acknowledged
 
     def renew(self, name: str, epoch: int) -> None:
         with self._settled():
@@ -144,6 +162,7 @@ class LocalSubscriptionStore:
     def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
         with self._settled():
             row = self._require_unused(name) if epoch is None else self._require_holder(name, epoch)
+            self._pending.require_none(name)
             version = max(version, self._require_namespace(row))
             self._require_reached(version)
             try:
@@ -151,9 +170,88 @@ class LocalSubscriptionStore:
                 self._hold(row, min(version, row.needed_version))
             except VersionCollected:
                 self._hold(row, version)
-            moved = self._store(replace(row, through=version, live=[], epoch=row.epoch + 1))
+            next_epoch = row.epoch + 1
+            moved = self._store(replace(row, through=version, live=[], epoch=next_epoch, moved=next_epoch))
             self._move_on(moved)
             return moved
+
+    # What transactions do
+
+    def acknowledge_in(
+        self,
+        transaction: str,
+        name: str,
+        epoch: int,
+        progress: Progress,
+        acknowledgement: Acknowledgement,
+    ) -> None:
+        """Store what a consumer got, and what it acknowledges if a transaction is committed.
+
+        `AcknowledgementConflict`, and nothing has changed, if that was acknowledged before or is pending in
+        another transaction.  The same again changes nothing either.  The caller sees to it that the
+        transaction is not ended meanwhile.
+        """
+        progress.require_sound()
+        with self._settled():
+            self._pending.wait_written(name, transaction)
+            row = self._require_holder(name, epoch)
+            ledger = self._pending.open(name, row.moved)
+            learned, _ = self._learn(row, progress)
+            deliveries = Deliveries(learned.through, learned.live)
+            deliveries.require_delivered(acknowledgement)
+            part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
+            if learned != row or self._is_lease_old(row):
+                self._keep(learned)
+            if part is not None:
+                ledger.begin(transaction, part)
+        if part is not None:
+            self._pending.write(ledger, PendingRecord(transaction, epoch, part))
+
+    def commit_pending(self, name: str, transaction: str) -> None:
+        """Acknowledge what a transaction has acknowledged.  Doing it again is harmless."""
+        with self._settled():
+            self._pending.wait_written(name, transaction)
+            ledger, row = self._pending.find(name), self._rows.get(name)
+            if ledger is None:
+                return
+            if row is not None:
+                deliveries = Deliveries(row.through, row.live)
+                if deliveries.acknowledge(ledger.pending.of(transaction)):
+                    self._store(replace(row, live=deliveries.live()))
+            ledger.let_go(transaction)
+
+    def abort_pending(self, name: str, transaction: str) -> None:
+        """Make available again what a transaction has acknowledged.  Doing it again is harmless."""
+        with self._settled():
+            self._pending.wait_written(name, transaction)
+            ledger = self._pending.find(name)
+            if ledger is not None:
+                ledger.let_go(transaction)
+
+    def settle_pending(self, fate: Settler) -> None:
+        """End what is pending in transactions that have ended, as a restart may find it."""
+        with self._lock:
+            found = self._pending.transactions()
+        for name, transaction in found:
+            decision = fate(transaction).decision
+            if decision is Decision.COMMIT:
+                self.commit_pending(name, transaction)
+            elif decision is Decision.ABORT:
+                self.abort_pending(name, transaction)
+
+    def pending_logs(self) -> Mapping[str, OpenLog[PendingRecord]]:
+        """The logs of pending acknowledgements, by subscription."""
+        with self._lock:
+            return self._pending.logs()
+
+    def close(self) -> None:
+        """Write what is on its way to the logs, then refuse."""
+        for log in self.pending_logs().values():
+            log.writer.close()
+
+    def _is_lease_old(self, row: SubscriptionRow) -> bool:
+        lease = row.lease
+        return lease is not None and 3 * (lease.expires_at_ms - self._time_source()) < 2 * lease.lifetime_ms
 
     # What people do
 
@@ -166,9 +264,16 @@ class LocalSubscriptionStore:
             )
         return row
 
+    def pending(self, name: str) -> list[PendingAcknowledgement]:
+        self.find(name)
+        with self._lock:
+            return self._pending.of(name).acknowledgements()
+
     def remove(self, name: str) -> None:
         with self._settled():
             self._require_unused(name)
+            self._pending.require_none(name)
+            self._pending.delete(name)
             with self._storage.settled():
                 self._storage.store([(META, _key(name), None)])
                 self._rows.pop(name, None)
@@ -177,6 +282,8 @@ class LocalSubscriptionStore:
     def statistics(self, name: str) -> SubscriptionStatistics:
         row = self.find(name)
         unacked = sum(commit.unacked for commit in row.live)
+        with self._lock:
+            pending = self._pending.of(name).count(Deliveries(row.through, row.live))
         oldest = next((commit.version for commit in row.live if commit.runs), VERSION_MAX)
         # Of the commit that is being delivered, the first changes do not wait any more.
         waiting = -sum(commit.count for commit in row.live if commit.version > row.through)
@@ -193,6 +300,7 @@ class LocalSubscriptionStore:
             namespace=row.spec.namespace,
             through=row.through,
             unacked=unacked,
+            pending=pending,
             backlog=backlog,
             backlog_is_exact=waiting <= BACKLOG_COUNT_MAX,
             lag_ms=max(0, now_ms - physical_ms(oldest)) if backlog else 0,

@@ -18,6 +18,7 @@ import msgspec
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.acknowledgement import LiveCommit, Position, Progress
 from floodmark.feed.feeds import Lease
+from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.model.errors import InvalidArgument, InvalidRange
 from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
@@ -58,7 +59,7 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscription as it is stored and shown."""
+    """A subscription as it is stored and shown.  `moved` is the epoch since which it has not been moved."""
 
     spec: SubscriptionSpec
     namespace_id: int
@@ -66,6 +67,7 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     live: list[LiveCommit] = []
     epoch: int
     lease: Lease | None = None
+    moved: int = 0
 
     @property
     def name(self) -> str:
@@ -97,13 +99,15 @@ class SubscriptionStatistics:
     """A subscription at one moment.
 
     `backlog` counts the changes that are not delivered yet or not acknowledged; if it is not exact, there
-    are more.  The lag is the age of the oldest of them, and 0 if there are none.
+    are more.  The lag is the age of the oldest of them, and 0 if there are none.  Of those that are not
+    acknowledged, `pending` wait for the end of a transaction.
     """
 
     name: str
     namespace: str
     through: Version
     unacked: int
+    pending: int
     backlog: int
     backlog_is_exact: bool
     lag_ms: int
@@ -130,7 +134,8 @@ class SubscriptionStore(Protocol):
         """Store what a consumer got and acknowledges, and renew its lease.
 
         The positions that were acknowledged before are returned.  Naming them again is harmless, so a
-        consumer that got no answer tells the same again.
+        consumer that got no answer tells the same again.  `AcknowledgementConflict` if one of them is
+        pending in a transaction: it would be acknowledged even if that is aborted.
         """
         ...
 
@@ -146,7 +151,8 @@ class SubscriptionStore(Protocol):
         """Go on behind a version, as if nothing above it was delivered and all else acknowledged.
 
         The row has a new epoch, so that nothing is made of what was told before and comes late.  Without
-        an epoch, the subscription must not have a consumer.
+        an epoch, the subscription must not have a consumer.  `AcknowledgementConflict` while something is
+        pending in a transaction.
         """
         ...
 
@@ -154,8 +160,19 @@ class SubscriptionStore(Protocol):
         """The subscription of a name."""
         ...
 
+    def pending(self, name: str) -> list[PendingAcknowledgement]:
+        """What transactions have acknowledged of a subscription and are not committed or aborted yet.
+
+        Whoever sees that something is not pending any more finds in the row whether it is live: if so, the
+        transaction was aborted.
+        """
+        ...
+
     def remove(self, name: str) -> None:
-        """Forget a subscription, which must not have a consumer, and let garbage collection go on."""
+        """Forget a subscription, which must not have a consumer, and let garbage collection go on.
+
+        `AcknowledgementConflict` while something is pending in a transaction.
+        """
         ...
 
     def statistics(self, name: str) -> SubscriptionStatistics:

@@ -36,6 +36,9 @@
         ├── FeedExists
         ├── FeedStateConflict        not possible in the state that the feed is in
         ├── SubscriptionNotFound
+        ├── AcknowledgementConflict  acknowledged before, or pending in another transaction
+        ├── TransactionNotFound
+        ├── TransactionEnded         it is decided, or over its time; begin another one
         ├── NotAllowed
         │   └── NotAuthenticated
         ├── VersionCollected
@@ -216,6 +219,18 @@ class FeedStateConflict(Terminal):
 
 class SubscriptionNotFound(Terminal):
     """No subscription of this name."""
+
+
+class AcknowledgementConflict(Terminal):
+    """A change that was acknowledged before, or is pending in another transaction."""
+
+
+class TransactionNotFound(Terminal):
+    """No transaction has this id, or it has ended."""
+
+
+class TransactionEnded(Terminal):
+    """A transaction takes no further part: it was committed or aborted, or its time is over."""
 
 
 class NotAllowed(Terminal):

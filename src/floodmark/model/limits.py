@@ -37,6 +37,17 @@ EPOCH_STREAMS_MAX: Final = 10_000
 EPOCHS_REMEMBERED_MAX: Final = 16
 EPOCH_STREAM_IDLE_MAX: Final = timedelta(days=30)
 
+# Keys that one call looks up or repairs for those who compare sites.
+RECORDS_FOUND_MAX: Final = 10_000
+
+# A record of a transaction log, and what one entry may be set to hold.
+LEDGER_RECORD_BYTES_MAX: Final = 16 * MIB
+LEDGER_ENTRY_RECORDS_MAX: Final = 16_384
+# Transactions of one coordinator that have not ended, and what may have a part in one of them.
+COORDINATORS_MAX: Final = 16
+TRANSACTIONS_OPEN_MAX: Final = 100_000
+TRANSACTION_PARTICIPANTS_MAX: Final = 64
+
 STREAMS_MAX: Final = 1_000
 STREAMS_PER_CALLER_MAX: Final = 500
 REQUEST_BYTES_MAX: Final = 1 * MIB

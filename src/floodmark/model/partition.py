@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +26,18 @@ class CommitLimits(NamedTuple):
 
     bytes_max: int
     changes_max: int
+
+
+class Content(StrEnum):
+    """How much of a record a scan brings along.
+
+    `WHOLE` is the record as it is stored.  `DIGESTS` has the digests of values in place of them.  `THIN` has
+    all that two sites have to know of a record to be compared (`codec/thin.py`), and values in digests only.
+    """
+
+    WHOLE = "whole"
+    DIGESTS = "digests"
+    THIN = "thin"
 
 
 class Partition(Protocol):
@@ -57,13 +70,13 @@ class Partition(Protocol):
         ...
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> "Iterator[pyarrow.RecordBatch]":
         """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
 
         Columns as in `codec/columns.py`: key, version, partition, value as stored.  Tombstones and records
-        that have expired by `at` come only with `dead`.  With `digests` the stored records hold empty
-        values, and a column more has the digests of the true ones.  A batch may be empty.
+        that have expired by `at` come only with `dead`.  If `content` is not whole, the stored records hold
+        no values, and a column more has digests.  A batch may be empty.
         """
         ...
 
@@ -129,6 +142,63 @@ class Partition(Protocol):
 
     def resolved_version(self) -> Version:
         """Every change at or below it is durable and published, and none will be added."""
+        ...
+
+
+class Decision(StrEnum):
+    """What has become of a transaction, as far as its prepared writes are concerned."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    UNDECIDED = "undecided"
+
+
+class Fate(NamedTuple):
+    """What whoever decides about a transaction answers; a commit has the version at which it applies."""
+
+    decision: Decision
+    version: Version = 0
+
+
+# Asked by those who meet a prepared write of a transaction.  It must not wait for a partition.
+Settler = Callable[[str], Fate]
+
+
+class PreparedWrite(msgspec.Struct, frozen=True):
+    """A write that waits for its transaction: since which version, with how many changes and bytes."""
+
+    transaction: str
+    version: Version
+    changes: int
+    bytes: int
+
+
+class PreparingPartition(Protocol):
+    """A partition that takes part in transactions.  Every call may be repeated, also after a failure."""
+
+    id: int
+    range: KeyRange
+    limits: CommitLimits
+
+    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
+        """Store writes of distinct qualified keys durably, where nobody sees them; the version p of them.
+
+        Values are encoded as for `put`, or unstamped states as for `merge`.  Until the transaction is
+        committed or aborted here, nothing at or above p is resolved.  Refused, to be tried again, where
+        another transaction has prepared one of the keys and is not decided.
+        """
+        ...
+
+    def commit_prepared(self, transaction: str, version: Version) -> bool:
+        """Commit what a transaction has prepared at a version not below its p; False if there is nothing."""
+        ...
+
+    def abort_prepared(self, transaction: str) -> bool:
+        """Forget what a transaction has prepared; False if there is nothing."""
+        ...
+
+    def prepared(self) -> list[PreparedWrite]:
+        """What is prepared and waits, the oldest first."""
         ...
 
 

@@ -36,3 +36,19 @@ class Versioned(msgspec.Struct, frozen=True):
     version: Version
     stamp: Stamp
     expires_at: int | None = None
+
+
+class FoundRecord(msgspec.Struct, frozen=True):
+    """What a key holds at a site, dead or alive, and the digest of its content (`codec/thin.py`)."""
+
+    version: Version
+    stored: bytes
+    digest: int
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """A record that a key is to have, if it still has the version that was seen; 0 if it had none."""
+
+    key: bytes
+    seen: Version
+    stored: bytes

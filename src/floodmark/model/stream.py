@@ -32,6 +32,8 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     Where records are merged, a change wrote only a part of one.  Its value is the whole record as it was
     then; with `partial` it is what was written, to be merged elsewhere.  Who catches up by scanning gets
     whole records in both cases.
+
+    With `keys_only` all values are empty, for those who want to know what was changed, and not how.
     """
 
     keys: KeyRange = KeyRange()
@@ -43,6 +45,7 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     heartbeats: bool = False
     own: bool = False
     partial: bool = False
+    keys_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from typing import Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
@@ -117,6 +117,34 @@ class Commit(Waiter):
         self.decide = decide
 
 
+class Step(Commit):
+    """Something else than a plain commit that takes part in a round and shares its sync: always durable.
+
+    It has a version once it has something to write.
+    """
+
+    # Whether it makes changes.
+    is_commit = False
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer, None, durable=True, decide=lambda _: None)
+
+    def take(self, mint: Mint) -> Sequence[WriteRow]:
+        """Decide, when all that comes before can be read; the rows to write."""
+        raise NotImplementedError
+
+    def is_written(self) -> bool:
+        """Whether it has happened, after a failure."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Publish what is written and synced.  Called before the round's floor goes."""
+
+    def count(self, uncounted_through: Version) -> bool:
+        """Put the sums right, after the other commits have; False if some commit in question has no sums."""
+        return True
+
+
 def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[WriteRow]:
     """Give a commit its version: the data and change-log rows, and its share of the sums."""
     writer, writes = commit.writer, commit.writes
@@ -126,7 +154,7 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
     suffix = encode_version(version)
     keys, values, changes = writes.keys, writes.values, writes.changes
     if writes.loaded:
-        return [(DATA, prefix + suffix, value) for prefix, value in zip(writes.prefixes, values, strict=True)]
+        return _data_rows(writes, suffix)
     if not writes.own:
         commit.tallies = [
             (version, namespace, count, digest, own)
@@ -144,12 +172,15 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
             (DATA, writes.prefixes[0] + suffix, values[0]),
             (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], changes[0])),
         ]
-    rows: list[WriteRow] = [
-        (DATA, prefix + suffix, value) for prefix, value in zip(writes.prefixes, values, strict=True)
-    ]
+    rows = _data_rows(writes, suffix)
     for chunk, row in enumerate(encode_commit(keys, changes)):
         rows.append((LOG, encode_log_key(writer.log_id, version, chunk), row))
     return rows
+
+
+def _data_rows(writes: Writes, suffix: bytes) -> list[WriteRow]:
+    engine_keys = [prefix + suffix for prefix in writes.prefixes]
+    return list(zip(repeat(DATA, len(engine_keys)), engine_keys, writes.values, strict=True))
 
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:

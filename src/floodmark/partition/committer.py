@@ -26,12 +26,15 @@ from floodmark.partition.commit import (
     Commit,
     CommitTally,
     Mint,
+    Step,
     Writer,
     Writes,
     encode_commit_rows,
     tally_one,
 )
 from floodmark.partition.families import DATA, LOG
+from floodmark.partition.prepared import PreparedWrites
+from floodmark.partition.preparing import Place
 from floodmark.partition.storage import Storage, refused, unknown
 from floodmark.partition.tail import LiveTail
 from floodmark.partition.turn import chain, wake
@@ -51,8 +54,8 @@ class Committer:
 
     def __init__(self, storage: Storage, clock: HybridClock, site_id: int, *, round_bytes_max: int) -> None:
         self.counters = CommitCounters()
-        # Whether commits went by uncounted, so that the next heartbeat cannot vouch for them.
-        self.lost_count = False
+        # Commits at or below this may have gone by uncounted: no heartbeat vouches for what begins before it.
+        self.uncounted_through: Version = clock.latest
         # How often something was published; `wait_published` waits for it to change.
         self.publications = 0
         self._storage = storage
@@ -64,7 +67,10 @@ class Committer:
         # Floors: of the round at work, and of the oldest commit that is written but not synced.
         self._open_floor: Version | None = None
         self._unsynced_floor: Version | None = None
+        # Loaded before anything is announced.
+        self.prepared = PreparedWrites(storage.engine)
         self.tail = LiveTail(storage)
+        self.place = Place(self.prepared, storage, self.tail, site_id)
         self._announced: Version = 0
         self._announcing = Lock()
         self._watchers = 0
@@ -125,7 +131,7 @@ class Committer:
             return self._settle_alone(commit, failure)
         except BaseException:
             storage.stop()
-            self.lost_count = True
+            self._lose_count()
             raise
         finally:
             turn.pass_on()
@@ -197,7 +203,7 @@ class Committer:
             version = self._clock.now()
             self._storage.store(build(version))
         except BaseException as failure:
-            self.lost_count = True
+            self._lose_count()
             if not isinstance(failure, FloodmarkError) or isinstance(failure, OutcomeUnknown):
                 self._storage.stop()
             raise
@@ -233,7 +239,7 @@ class Committer:
             self._run(batch)
         except BaseException as interruption:
             self._storage.stop()
-            self.lost_count = True
+            self._lose_count()
             for member in batch:
                 member.error = member.error or unknown(interruption)
             raise
@@ -284,6 +290,9 @@ class Committer:
         if any(commit.version for commit in batch):
             if self.tail.is_open:
                 self._enter_tail(batch)
+            for commit in batch:
+                if isinstance(commit, Step) and commit.version:
+                    commit.finish()
             self._settle_floors(synced=durable)
         else:
             self._open_floor = None
@@ -304,6 +313,10 @@ class Committer:
                 rows = []
             mint = Mint(self._clock.now)
             try:
+                if isinstance(commit, Step):
+                    rows += commit.take(mint)
+                    durable = durable or commit.version != 0
+                    continue
                 if commit.decide is not None:
                     commit.writes = commit.decide(mint)
                 if commit.writes is not None and self._storage.dropped:
@@ -323,9 +336,8 @@ class Committer:
     def _enter_tail(self, batch: list[Commit]) -> None:
         """Show commits to those who follow.  Before they are published: a reader may look at once."""
         for commit in batch:
-            if commit.version and commit.error is None:
+            if commit.version and commit.error is None and commit.writes is not None:
                 assert commit.writer is not None
-                assert commit.writes is not None
                 if not commit.writes.loaded:
                     self.tail.add(commit.version, commit.writer.id, commit.writes.keys, commit.writes.changes)
 
@@ -333,16 +345,24 @@ class Committer:
         counters = self.counters
         counters.rounds += 1
         for commit in batch:
-            if commit.version and commit.error is None:
+            if commit.version and commit.error is None and commit.writes is not None:
                 assert commit.writer is not None
-                assert commit.writes is not None
                 commit.writer.tallies.extend(commit.tallies)
                 commit.writer.heat.add_writes(len(commit.writes.keys), commit.writes.size)
                 counters.commits += 1
+        for commit in batch:
+            if isinstance(commit, Step) and commit.version and commit.error is None:
+                counters.commits += commit.is_commit
+                if not commit.count(self.uncounted_through):
+                    self._lose_count()
+
+    def _lose_count(self) -> None:
+        self.uncounted_through = self._clock.latest
 
     def _below_floors(self, version: Version) -> Version:
-        # The version was minted before the floors are looked at: a round not seen here is above it.
-        for floor in (self._open_floor, self._unsynced_floor):
+        # The version was minted before the floors are looked at: a round not seen here is above it.  What a
+        # round has prepared is entered before its own floor goes, so that is looked at last.
+        for floor in (self._open_floor, self._unsynced_floor, self.prepared.floor):
             if floor is not None and floor < version:
                 version = floor
         return version
@@ -374,16 +394,18 @@ class Committer:
                     commit.error = refused(failure)
                 elif not commit.version and commit.error is None:
                     commit.error = refused(failure)
+            # First: what is no longer prepared is published from there on.
+            self._forget_tail()
+            self.prepared.load()
         except FloodmarkError:
             self._storage.stop()
-            self.lost_count = True
+            self._lose_count()
             for commit in batch:
                 if commit.version:
                     commit.error = unknown(failure)
                 elif commit.error is None:
                     commit.error = refused(failure)
             return
-        self._forget_tail()
         self._settle_floors(synced=True)
         self._count(batch)
 
@@ -396,6 +418,8 @@ class Committer:
         return commit.version
 
     def _is_written(self, commit: Commit) -> bool:
+        if isinstance(commit, Step):
+            return commit.is_written()
         assert commit.writer is not None
         assert commit.writes is not None
         if commit.writes.loaded:
@@ -406,8 +430,10 @@ class Committer:
 
     def _begin_anew(self) -> None:
         """After a recovery all that is there is durable; what was counted and not durable may be gone."""
-        self.lost_count = True
+        self._lose_count()
         self._forget_tail()
+        # Before the floor goes that has held back what a failed round may have prepared.
+        self.prepared.load()
         self._settle_floors(synced=True)
 
     def _forget_tail(self) -> None:

@@ -2,11 +2,16 @@
 
 from typing import Final
 
+from floodmark.log import FAMILY
+
 DATA: Final = "data"
 LOG: Final = "log"
 META: Final = "meta"
+LEDGER: Final = FAMILY
 
-FAMILIES: Final = (DATA, LOG, META)
+FAMILIES: Final = (DATA, LOG, META, LEDGER)
+# What those need who only read records and changes; every format has these.
+READ_FAMILIES: Final = (DATA, LOG, META)
 
 # The first two groups of a record's key: namespace and the first twelve bytes of the user's key.
 FILTERED_BYTES: Final = {DATA: 18}

@@ -9,6 +9,8 @@ writes another went to the wrong one.
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Final
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, own_stamp
@@ -40,6 +42,8 @@ from floodmark.partition.commit import Writes
 from floodmark.partition.records import require_sound
 from floodmark.partition.stamps import newest_rows
 
+_flags: Final = itemgetter(-1)
+
 # What a write makes of the newest row of a qualified key; None if it makes nothing of it.
 Merge = Callable[[bytes, Row | None, bytes], Written | None]
 
@@ -51,7 +55,7 @@ def is_state(stored: bytes) -> bool:
 
 def has_states(values: Sequence[bytes]) -> bool:
     """Whether one of some stored values is a state."""
-    return any(map(is_state, values))
+    return any(flags & HAS_STAMPS for flags in set(map(_flags, values)))
 
 
 def merge_writes(engine: Engine, writes: Writes, limits: CommitLimits, merge: Merge) -> Writes | None:

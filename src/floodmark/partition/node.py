@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from floodmark.clock import HybridClock
@@ -11,16 +12,16 @@ from floodmark.engine import Engine, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Closed, FloodmarkError, LimitExceeded, PartitionNotFound
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
-from floodmark.model.partition import CommitLimits, PartitionMap
+from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.version import VERSION_MAX, Version
+from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
     CLOCK_BOUND,
     LOG,
 )
-from floodmark.partition.heartbeat import drain_sums
+from floodmark.partition.heartbeat import drain_sums, fold_tallies
 from floodmark.partition.layout import (
     LogRow,
     PartitionRow,
@@ -36,11 +37,14 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
+from floodmark.partition.prepared import conflict
 from floodmark.partition.records import VersionsPage, find_before, scan_versions
 from floodmark.partition.retention import Retention
 from floodmark.partition.storage import Storage, unknown
 
 NODE: Final = 0
+# Who has prepared something carries the decision out at once, or is gone.
+STALE_MS: Final = 1_000
 
 _log = logging.getLogger("floodmark.partition")
 
@@ -155,8 +159,7 @@ class Node:
 
     def split(self, key: bytes) -> tuple[int, int]:
         """Cut the partition of a qualified key in two, before that key; the two ids."""
-        with self.storage.settled():
-            self.storage.require_wanted()
+        with self._sealing(lambda: [self.map.route(key)]):
             partition = self.map.route(key)
             if key == partition.range.start:
                 raise PartitionNotFound(
@@ -172,8 +175,7 @@ class Node:
 
     def merge(self, left_id: int, right_id: int) -> int:
         """Join two neighbours into one partition; its id."""
-        with self.storage.settled():
-            self.storage.require_wanted()
+        with self._sealing(lambda: [self._partition(left_id), self._partition(right_id)]):
             left, right = self._partition(left_id), self._partition(right_id)
             if left.range.end is None or left.range.end != right.range.start:
                 raise PartitionNotFound(
@@ -183,11 +185,30 @@ class Node:
             joined = KeyRange(left.range.start, right.range.end)
             return self._reshape([left, right], [joined])[0]
 
+    @contextmanager
+    def _sealing(self, find: Callable[[], Sequence[LocalPartition]]) -> Iterator[None]:
+        """Hold the turn when nothing is prepared in some partitions: a sealed log takes no more commits."""
+        partitions = find()
+        for partition in partitions:
+            partition.sealing = True
+        try:
+            for partition in partitions:
+                partition.settle_prepared()
+            with self.storage.settled():
+                self.storage.require_wanted()
+                yield
+        finally:
+            for partition in partitions:
+                partition.sealing = False
+
     def _reshape(self, olds: Sequence[LocalPartition], ranges: Sequence[KeyRange]) -> tuple[int, ...]:
         """Seal the logs of some partitions and open others in their place, as one write.
 
         The caller holds the turn, so no commit is at work: every version below the seal is settled.
         """
+        for old in olds:
+            if writes := self.committer.prepared.within(old.range):
+                raise conflict(writes[0])
         first_id = load_next_id(self.engine)
         ids = range(first_id, first_id + 2 * len(ranges), 2)
         logs = {log.id: log for log in self._logs}
@@ -222,6 +243,7 @@ class Node:
 
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat, and with it make durable what was written asynchronously before."""
+        self._settle_stale()
         with self.storage.settled():
             through = self.committer.sync_in_turn()
             beats: list[Heartbeat] = []
@@ -233,9 +255,21 @@ class Node:
 
             self.committer.store_in_turn(build)
             self._counted_through = through
-            self.committer.lost_count = False
+            if self.committer.prepared.floor is not None:
+                fold_tallies(self.map.partitions, self.committer.prepared.versions())
             self.last_heartbeat = beats[0]
             return beats[0]
+
+    def settle_by(self, settler: Settler) -> None:
+        """Let someone say how the transactions end that have prepared something here."""
+        self.committer.prepared.settler = settler
+
+    def _settle_stale(self) -> None:
+        """End what was prepared long ago and has been decided since, though nobody came to carry it out."""
+        if self.committer.prepared.floor is not None:
+            until = max(0, self.clock.time_source() - STALE_MS) << COUNTER_BITS
+            for partition in self.map.partitions:
+                partition.settle_decided(until)
 
     def _account(
         self,
@@ -245,11 +279,13 @@ class Node:
         through: Version,
         log: int | None,
     ) -> Heartbeat:
+        counted = self._counted_through >= self.committer.uncounted_through
         return Heartbeat(
             version=version,
             node=NODE,
             wall_ms=self.clock.time_source(),
-            since=0 if self.committer.lost_count else self._counted_through,
+            # Where something is prepared, a heartbeat goes through less than was lost count of.
+            since=self._counted_through if counted else 0,
             through=through,
             watermark=self.watermarks(),
             sums=drain_sums(partitions, through),
@@ -331,6 +367,7 @@ class Node:
                 self.map = ClosedMap((), ())
                 for partition in serving:
                     partition.retired = True
+                self.committer.prepared.release()
                 self.storage.on_recovery.clear()
                 self.storage.recover_if_stopped()
                 self.committer.sync_in_turn()

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow
 
@@ -15,7 +16,7 @@ from floodmark.codec.ordered import (
 )
 from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, stamp_version
 from floodmark.codec.values import PLAIN, TOMBSTONE
-from floodmark.engine import Engine
+from floodmark.engine import Engine, Row
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
@@ -23,8 +24,8 @@ from floodmark.model.errors import (
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
-from floodmark.model.partition import CommitLimits
-from floodmark.model.ranges import KeyRange
+from floodmark.model.partition import CommitLimits, Content, PreparedWrite
+from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.commit import Commit, CommitTally, Decide, Mint, Writes
@@ -43,6 +44,8 @@ from floodmark.partition.merging import (
     write_at,
     write_unchanged_at,
 )
+from floodmark.partition.prepared import OpenWrite, conflict
+from floodmark.partition.preparing import AbortPrepared, CommitPrepared, Prepare, require_preparable
 from floodmark.partition.records import (
     find_stored,
     read_record,
@@ -50,7 +53,12 @@ from floodmark.partition.records import (
     scan_page,
     scan_records_page,
 )
+from floodmark.partition.repairing import find_rows, write_where_seen
+from floodmark.partition.settling import settle_writes, try_settle
 from floodmark.partition.stamps import newest_stamps
+
+# How often one call settles what is prepared on its keys, before it gives way to those who prepare more.
+SETTLES_MAX: Final = 100
 
 
 class LocalPartition:
@@ -74,11 +82,13 @@ class LocalPartition:
         self.log_id = log_id
         self.limits = limits
         self.retired = False
+        self.sealing = False
         self.tallies: deque[CommitTally] = deque()
         self.heat = Heat(clock.time_source())
         self._engine = engine
         self._clock = clock
         self._committer = committer
+        self._prepared = committer.prepared
         self._site_id = site_id
         self._collected = collected
 
@@ -128,7 +138,7 @@ class LocalPartition:
         page_rows = PAGE_ROWS_MAX if rows_max is None else min(rows_max + 16, PAGE_ROWS_MAX)
         resume: bytes | None = start
         while resume is not None:
-            self._prepare_read(namespace, at)
+            self._prepare_read(namespace, at, keys)
             page = scan_page(
                 self._engine, start, end, at, physical_ms(at), rows_max=page_rows, reverse=reverse
             )
@@ -140,20 +150,29 @@ class LocalPartition:
                 start, end = (start, resume) if reverse else (resume, end)
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
         assert keys.end is not None
         namespace = keys.start[:NAMESPACE_BYTES]
         resume: bytes | None = encode_prefix(keys.start)
         end = encode_prefix(keys.end)
         while resume is not None:
-            self._prepare_read(namespace, at)
+            self._prepare_read(namespace, at, keys)
             batch, resume = scan_records_page(
-                self._engine, resume, end, at, self.id, dead=dead, digests=digests
+                self._engine, resume, end, at, self.id, dead=dead, content=content
             )
             self._require_kept(namespace, at)
             self.heat.reads += batch.num_rows
             yield batch
+
+    def find_rows(self, keys: Sequence[bytes], at: Version) -> list[Row | None]:
+        """What is stored under qualified keys of one namespace as of a version, dead or alive."""
+        namespace = keys[0][:NAMESPACE_BYTES]
+        self._prepare_read(namespace, at)
+        rows = find_rows(self._engine, encode_prefixes(keys), at)
+        self._require_kept(namespace, at)
+        self.heat.reads += len(keys)
+        return rows
 
     def _find_at(self, key: bytes, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
         if at is None:
@@ -161,7 +180,7 @@ class LocalPartition:
                 raise moved(self)
             return find_stored(self._engine, prefix, None)
         namespace = key[:NAMESPACE_BYTES]
-        self._prepare_read(namespace, at)
+        self._prepare_read(namespace, at, key)
         found = find_stored(self._engine, prefix, at)
         # Garbage collection may have passed in between.
         self._require_kept(namespace, at)
@@ -177,12 +196,20 @@ class LocalPartition:
         now_ms = self._clock.physical_ms() if at is None else physical_ms(at)
         return read_record(prefix + encode_version(version), stored, now_ms)
 
-    def _prepare_read(self, namespace: bytes, at: Version) -> None:
-        """Make sure that nothing at or below `at` is still to come, and that it is still there."""
+    def _prepare_read(self, namespace: bytes, at: Version, keys: bytes | KeyRange | None = None) -> None:
+        """Make sure that nothing at or below `at` is still to come, and that it is still there.
+
+        It is one key that is read, a range, or the whole namespace.
+        """
         if self.retired:
             raise moved(self)
         observe_version(self._committer, at)
         self._committer.wait_applied(at)
+        floor = self._prepared.floor
+        if floor is not None and floor < at:
+            # What is prepared from here on lies above `at`, which the clock has passed.
+            within = keys if isinstance(keys, KeyRange) else _range_of(namespace, keys)
+            self._settle(self._prepared.within(within, until=at))
         self._require_kept(namespace, at)
 
     def _require_kept(self, namespace: bytes, at: Version) -> None:
@@ -213,7 +240,7 @@ class LocalPartition:
                 return None
             return self._merged(writes, write_at(mint(), self._site_id)) if is_state(value) else writes
 
-        return self._commit_decided(decide, durable=durable)[0]
+        return self._commit_decided(decide, durable=durable, on=(key,))[0]
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         def decide(mint: Mint) -> Writes | None:
@@ -225,17 +252,54 @@ class LocalPartition:
                 return self._merged(writes, delete_at(mint(), self._site_id))
             return writes
 
-        return self._commit_decided(decide, durable=durable)[1]
+        return self._commit_decided(decide, durable=durable, on=keys)[1]
 
     def _merged(self, writes: Writes, merge: Merge) -> Writes | None:
         return merge_writes(self._engine, writes, self.limits, merge)
 
-    def _commit_decided(self, decide: Decide, *, durable: bool) -> tuple[Version, int]:
-        commit = Commit(self, None, durable=durable, decide=decide)
-        version = self._committer.commit(commit)
+    def _commit_decided(
+        self, decide: Decide, *, durable: bool, on: Sequence[bytes] | None = None
+    ) -> tuple[Version, int]:
+        """Run a commit that decides for itself: its version, and how much it wrote.
+
+        What it decides from the present of some keys, `on`, holds once nothing is prepared on them.
+        """
+        commit = self._commit_settled(decide, durable=durable, on=on)
         if commit.writes is None:
             return 0, 0
-        return version, len(commit.writes.keys)
+        return commit.version, len(commit.writes.keys)
+
+    def _commit_settled(self, decide: Decide, *, durable: bool, on: Sequence[bytes] | None) -> Commit:
+        for _ in range(SETTLES_MAX):
+            commit, blocking = self._try_commit(decide, on, durable=durable)
+            if not blocking:
+                return commit
+            self._settle(blocking)
+        raise conflict(blocking[0])
+
+    def _try_commit(
+        self, decide: Decide, on: Sequence[bytes] | None, *, durable: bool
+    ) -> tuple[Commit, list[OpenWrite]]:
+        """Run a commit unless prepared writes are in its way: the commit, and those."""
+        blocking: list[OpenWrite] = []
+
+        def decide_settled(mint: Mint) -> Writes | None:
+            writes = decide(mint)
+            if self._prepared.floor is not None:
+                blocking.extend(self._crowded_by(writes) if on is None else self._prepared.on(on))
+            return None if blocking else writes
+
+        commit = Commit(self, None, durable=durable, decide=decide_settled)
+        self._committer.commit(commit)
+        return commit, blocking
+
+    def _crowded_by(self, writes: Writes | None) -> list[OpenWrite]:
+        if writes is None:
+            return []
+        return self._prepared.on_crowded(writes.keys, writes.size, self.limits.bytes_max // 2)
+
+    def _settle(self, writes: Sequence[OpenWrite]) -> None:
+        settle_writes(self, writes, self._prepared.settler)
 
     def _live_since(self, key: bytes, since: Version) -> bytes | None:
         """What is stored under a key that is there, and was not written after a version."""
@@ -283,6 +347,20 @@ class LocalPartition:
 
         return self._commit_decided(decide, durable=durable)[0]
 
+    def repair(
+        self, keys: Sequence[bytes], values: Sequence[bytes], seen: Mapping[bytes, Version]
+    ) -> set[bytes]:
+        """Store records that carry their origin, as one commit, under keys that still have what was seen.
+
+        `seen` says which version each key had, 0 if it had none.  Those that were stored.
+        """
+        writes = _distinct_writes(keys, values, own=False)
+        self._committer.observe(stamp_version(max(_origins_of(writes))))
+        versions = [seen[key] for key in writes.keys]
+        decide = write_where_seen(self._engine, writes, versions, self._site_id)
+        commit = self._commit_settled(decide, durable=True, on=writes.keys)
+        return set() if commit.writes is None else {*commit.writes.keys}
+
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
@@ -298,10 +376,52 @@ class LocalPartition:
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
             return writes.only([stamp <= unchanged for stamp in newest])
 
-        return self._commit_decided(decide, durable=durable)[1]
+        return self._commit_decided(decide, durable=durable, on=writes.keys)[1]
+
+    # Prepared writes
+
+    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
+        writes = _distinct_writes(keys, values)
+        require_preparable(self, writes)
+        for _ in range(SETTLES_MAX):
+            step = Prepare(self._committer.place, self, transaction, writes)
+            self._committer.commit(step)
+            if not step.blocking:
+                return step.version
+            for write in step.blocking:
+                # Two transactions that wait for each other would wait until a deadline.
+                if not try_settle(self, write, self._prepared.settler):
+                    raise conflict(write)
+        raise conflict(step.blocking[0])
+
+    def commit_prepared(self, transaction: str, version: Version) -> bool:
+        self._committer.observe(version)
+        step = CommitPrepared(self._committer.place, self, transaction, version)
+        return self._committer.commit(step) != 0
+
+    def abort_prepared(self, transaction: str) -> bool:
+        step = AbortPrepared(self._committer.place, self, transaction)
+        return self._committer.commit(step) != 0
+
+    def prepared(self) -> list[PreparedWrite]:
+        return [write.describe() for write in self._prepared.within(self.range)]
+
+    def settle_prepared(self) -> None:
+        """Return when nothing is prepared here that was when the call was made."""
+        self._settle(self._prepared.within(self.range))
+
+    def settle_decided(self, until: Version) -> None:
+        """End what was prepared here at or below a version and has been decided; the rest stays."""
+        for write in self._prepared.within(self.range, until):
+            try_settle(self, write, self._prepared.settler)
 
     def resolved_version(self) -> Version:
         return self._committer.resolved_version()
+
+
+def _range_of(namespace: bytes, key: bytes | None) -> KeyRange:
+    """The range of a qualified key, or of all keys of a namespace."""
+    return KeyRange(namespace, prefix_end(namespace)) if key is None else KeyRange(key, after(key))
 
 
 def observe_version(committer: Committer, version: Version) -> None:

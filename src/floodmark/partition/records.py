@@ -26,6 +26,7 @@ from floodmark.codec.values import PLAIN, decode_value
 from floodmark.engine import Engine, Row
 from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record
 from floodmark.model.version import Version, moment_of, physical_ms
@@ -189,16 +190,16 @@ class RecordsPage(NamedTuple):
 
 
 def scan_records_page(
-    engine: Engine, start: bytes, end: bytes, at: Version, partition: int, *, dead: bool, digests: bool
+    engine: Engine, start: bytes, end: bytes, at: Version, partition: int, *, dead: bool, content: Content
 ) -> RecordsPage:
     """Some of the records as of `at`, between two engine keys, as columns.
 
     The newest record at or below `at` of each key; tombstones and what has expired only with `dead`.
-    With `digests`, the records hold empty values, and the digests of the true ones stand beside them.
+    If `content` is not whole, they come without values, and digests stand beside them.
     """
     rows = engine.scan(DATA, start, end, rows_max=RECORDS_PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX)
     if not rows:
-        return RecordsPage(pyarrow.RecordBatch.from_pylist([], schema=records_schema(digests=digests)), None)
+        return RecordsPage(pyarrow.RecordBatch.from_pylist([], schema=records_schema(content)), None)
     columns = StoredRows(rows)
     reached = columns.versions <= at
     # The versions of a key descend: the first that is reached follows one that is not, or another key.
@@ -209,8 +210,10 @@ def scan_records_page(
         gone = columns.dead(chosen, physical_ms(at))
         if not dead:
             chosen = chosen[~gone]
-        if digests:
+        if content is Content.DIGESTS:
             batch = columns.take_digests(chosen, partition, physical_ms(at))
+        elif content is Content.THIN:
+            batch = columns.take_thin(chosen, partition)
         else:
             batch = columns.take(chosen, partition)
     except Corruption:

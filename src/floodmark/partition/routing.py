@@ -14,7 +14,7 @@ import pyarrow
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone
-from floodmark.model.partition import Partition, PartitionMaps
+from floodmark.model.partition import Content, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
 
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 Rows = dict[bytes, bytes]
 
 
-def _partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
+def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
     """Between partitions there is no atomicity here; at least it is said."""
     if not done:
         return failure.again()
@@ -202,7 +202,7 @@ class Router:
             left = _behind(left, within if finished else None, last, reverse=reverse)
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
         """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
 
@@ -219,7 +219,7 @@ class Router:
             last: bytes | None = None
             finished = False
             try:
-                for batch in partition.scan_records(within, at, dead=dead, digests=digests):
+                for batch in partition.scan_records(within, at, dead=dead, content=content):
                     if batch.num_rows:
                         last = namespace + batch.column(0)[-1].as_py()
                     yield batch
@@ -241,7 +241,7 @@ class Router:
         self,
         groups: Sequence[tuple[Partition, Rows]],
         commit: Callable[[Partition, Rows], None],
-        describe: Callable[[int, FloodmarkError], FloodmarkError] = _partly_done,
+        describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
         rank: Callable[[Rows], int] | None = None,
     ) -> None:
         done = 0

@@ -5,11 +5,12 @@ finds that the tail no longer reaches back to it, and reads the log: a slow read
 
 Only the thread that has the turn writes, and commits come in order of versions.  Readers take no lock:
 they pick up the list of entries first and ask how far back it reaches second, while a writer that forgets
-entries moves that mark first and replaces the list second.
+entries moves that mark first and replaces the list second.  A commit that comes below others, as one that was
+prepared does, replaces the list too: it lies above all that readers were told, as does what it changes.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Final, NamedTuple
@@ -84,6 +85,25 @@ class LiveTail:
         if self._bytes > self._bytes_max:
             self._forget_half()
 
+    def insert(self, inserted: TailEntry, corrected: Mapping[Version, Mapping[bytes, bytes | None]]) -> None:
+        """Enter a commit below others, and what it changes of those in its partition; None takes out.
+
+        The caller has the turn.
+        """
+        entries = [
+            _correct(entry, corrected[entry.version])
+            if entry.version in corrected and entry.partition == inserted.partition
+            else entry
+            for entry in self._entries
+        ]
+        # What lies further back is read from the log.
+        if inserted.version > self._since:
+            insort(entries, inserted, key=_version)
+        self._entries = [entry for entry in entries if entry.keys]
+        self._bytes = sum(_size(entry.keys, entry.values) for entry in self._entries)
+        if self._bytes > self._bytes_max:
+            self._forget_half()
+
     def reset(self, since: Version) -> None:
         """Forget everything; what comes from now on lies above `since`.  The caller has the turn."""
         self._since = since
@@ -112,6 +132,12 @@ class LiveTail:
 
 def _version(entry: TailEntry) -> Version:
     return entry.version
+
+
+def _correct(entry: TailEntry, corrected: Mapping[bytes, bytes | None]) -> TailEntry:
+    pairs = [(key, corrected.get(key, value)) for key, value in zip(entry.keys, entry.values, strict=True)]
+    left = [(key, value) for key, value in pairs if value is not None]
+    return entry._replace(keys=[key for key, _ in left], values=[value for _, value in left])
 
 
 def _size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:

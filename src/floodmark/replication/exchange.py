@@ -23,7 +23,7 @@ from floodmark.codec.values import decode_value
 from floodmark.merge.origins import split_record
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
-from floodmark.model.partition import WriteStream
+from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.replication.ports import NamespaceFacts, SiteIdentity
@@ -64,7 +64,7 @@ class HolderSite(Protocol):
 
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]: ...
 
-    def write_stream(self, *, durable: bool, apply: bool) -> WriteStream: ...
+    def write_stream(self, *, durable: bool, apply: bool, link: LinkGuard | None) -> WriteStream: ...
 
 
 class Copied(NamedTuple):
@@ -75,17 +75,18 @@ class Copied(NamedTuple):
 
 
 def copy_origin(
-    source: HolderSite, target: HolderSite, namespace: str, origin: int, above: Version
+    source: HolderSite, target: HolderSite, namespace: str, above: Version, guard: LinkGuard
 ) -> Copied:
-    """Copy what the site `origin` wrote above a version, as far as the source holds it, to the target.
+    """Copy what one site, the guard's, wrote above a version, as far as the source holds it, to the target.
 
-    Returns when it is applied and durable.
+    Returns when it is applied and durable.  The target refuses what comes when the guard no longer holds: it
+    may have been deleted since, without a trace.
     """
     prefix = encode_namespace(target.administration.find_namespace(namespace).id)
     records, newest = 0, 0
-    with closing(target.write_stream(durable=True, apply=True)) as stream:
+    with closing(target.write_stream(durable=True, apply=True, link=guard)) as stream:
         sending = _Sending(stream)
-        for key, part in _parts_of(source, namespace, origin, above):
+        for key, part in _parts_of(source, namespace, guard.source, above):
             stamp = decode_value(part).origin
             assert stamp is not None
             records, newest = records + 1, max(newest, stamp.version)

@@ -201,6 +201,9 @@ class Links:
 
     def admit(self, guard: LinkGuard) -> None:
         """Refuse what comes too late: a step that was noted, planned again, or shut out meanwhile."""
+        if guard.source == self._site_id:
+            self._require_returning(guard)
+            return
         self._members.require_rejoined()
         member = self._members.find(guard.source)
         if member is not None and not member.admits(guard.incarnation):
@@ -216,6 +219,14 @@ class Links:
                     f"stands at {row.through}. Plan the step again",
                     through=row.through,
                 )
+
+    def _require_returning(self, guard: LinkGuard) -> None:
+        """What this site wrote comes back to it only while it is being restored."""
+        if not self._members.is_rejoining or guard.incarnation != self._members.incarnation:
+            raise StaleLink(
+                f"what this site wrote before it was restored as incarnation {guard.incarnation} comes too "
+                "late: it has got everything back"
+            )
 
     def _require_admitted(self, step: LinkStep, part: NamespaceStep, row: LinkRow) -> None:
         problem = self._why_fenced(step, part, row)
@@ -254,10 +265,13 @@ class Links:
 
     # Positions that are taken over
 
-    def adopt(self, namespace: int, watermark: Mapping[int, Version], horizon: Version) -> None:
+    def adopt(
+        self, namespace: int, watermark: Mapping[int, Version], horizon: Version, told: Version
+    ) -> None:
         """Go on from where the site stood from which a namespace was loaded.
 
-        Only while no link of the namespace has a position of its own; the same again does nothing.
+        Only while no link of the namespace has a position of its own; the same again does nothing.  `told` is
+        the version up to which all others have what this site itself wrote.
         """
         with self._storage.settled():
             known = {source: row for (each, source), row in self._rows.items() if each == namespace}
@@ -275,6 +289,7 @@ class Links:
                     for source, through in watermark.items()
                 },
                 self._node.retention.raise_horizon(namespace, horizon),
+                self._members.note_told(namespace, told),
             )
 
     def _incarnation_of(self, source: int) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
+from floodmark.engine import WriteRow
 from floodmark.model.errors import Corruption, InvalidConfiguration, Rejoining
 from floodmark.model.version import Version
 from floodmark.partition import META, Storage
@@ -23,6 +24,7 @@ from floodmark.replication.topology import MemberSite, Topology, check_successio
 _TOPOLOGY: Final = b"topology"
 _INCARNATION: Final = b"incarnation"
 _REWRITTEN: Final = b"rewritten/"
+_TOLD: Final = b"told/"
 
 
 class TopologyRow(msgspec.Struct, frozen=True):
@@ -185,6 +187,17 @@ class Members:
         """All stamps in a namespace lie above this; 0 if it was never rewritten."""
         return load_version(self._storage.engine, _REWRITTEN + encode_namespace(namespace))
 
+    # What was there before the site was restored
+
+    def note_told(self, namespace: int, version: Version) -> WriteRow:
+        """The write that remembers up to where all others had what this site wrote in its earlier lives."""
+        return store_version(_TOLD + encode_namespace(namespace), version)
+
+    def told_version(self, namespace: int) -> Version:
+        """What this site wrote up to here is in its data, and was never in its log; 0 if nothing is so."""
+        return load_version(self._storage.engine, _TOLD + encode_namespace(namespace))
+
     def forget(self, namespace: int) -> None:
         """Remove the traces of a namespace whose data is gone."""
-        self._storage.remove([(META, _REWRITTEN + encode_namespace(namespace), None)])
+        encoded = encode_namespace(namespace)
+        self._storage.remove([(META, kind + encoded, None) for kind in (_REWRITTEN, _TOLD)])

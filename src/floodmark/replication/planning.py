@@ -4,20 +4,20 @@ A step is planned from what the two sites know and nothing else: the target says
 how far its commits reach.  So it does not matter who plans the next one, nor what became of the last: a step
 that was applied in part is planned again from the same position, and applying twice changes nothing.
 
+Each site is asked once, for sites are often far from each other and from whoever plans.
+
 All namespaces that keep up go to one version, so that what was written together arrives in one step.  One
 that is far behind, because it has just joined, comes after at its own pace and does not hold the others up.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
-
-from msgspec import structs
 
 from floodmark.feed.cut import ChangesCut
 from floodmark.model.errors import InvalidArgument, VersionCollected
 from floodmark.model.version import COUNTER_BITS, Version, moment_of
-from floodmark.replication.ports import SourceSite, TargetSite
-from floodmark.replication.step import LinkStep, NamespaceStep
+from floodmark.replication.ports import SourceNamespaces, SourceSite, TargetSite
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespaceStep
 
 # A step is held in memory nowhere; it bounds what is done again after a failure.
 CHANGES_MAX: Final = 100_000
@@ -41,57 +41,62 @@ def plan_step(
     if len(set(names)) < len(names):
         raise InvalidArgument("name each namespace of a link once")
     identity = source.identity
-    positions = {
-        link.namespace: link.through
-        for link in target.administration.links()
-        if link.source_id == identity.site_id
-    }
-    asked = source.administration
-    since = {name: positions.get(name, 0) for name in names}
-    start = {name: asked.shared_since(name, since[name]) for name in names}
-    cuts = _cut(source, start, changes_max)
+    positions = target.administration.link_positions(identity.site_id, list(names))
+    since = {position.name: position.through for position in positions}
+    cuts = source.administration.cut_link(since, changes_max)
+    ends = {cut.name: cut for cut in cuts}
     return LinkStep(
         source=identity.site,
         source_id=identity.site_id,
         incarnation=incarnation,
         namespaces=tuple(
             NamespaceStep(
-                name=name,
-                source_id=asked.find_namespace(name).id,
-                target_id=target.administration.find_namespace(name).id,
-                since=since[name],
-                start=start[name],
-                until=cuts[name].version,
+                name=position.name,
+                source_id=ends[position.name].id,
+                target_id=position.id,
+                since=position.through,
+                start=ends[position.name].start,
+                until=ends[position.name].until,
             )
-            for name in names
+            for position in positions
         ),
-        changes=_count(cuts.values()),
+        changes=_count(cuts),
     )
 
 
-def _cut(source: SourceSite, start: dict[str, Version], changes_max: int | None) -> dict[str, ChangesCut]:
-    """Where each namespace ends.  Those that are furthest on choose the common end."""
-    ask = source.administration.cut_changes
+def cut_link(
+    source: SourceNamespaces, site: str, positions: Mapping[str, Version], changes_max: int | None
+) -> list[NamespaceCut]:
+    """Where the next step of a link ends whose target is at some positions: what a source is asked for.
+
+    Those namespaces that are furthest on choose the common end.
+    """
+    start = {name: source.shared_since(name, position) for name, position in positions.items()}
     furthest = max(start.values(), default=0)
-    cuts: dict[str, ChangesCut] = {}
     common = furthest + SPAN
+    cuts: dict[str, ChangesCut] = {}
     for name in sorted(start, key=lambda name: start[name] < furthest):
-        # Each call may only bring the end closer.
+        # Each of them may only bring the end closer.
         until = min(common, start[name] + SPAN)
         try:
-            cuts[name] = ask(name, start[name], changes_max, until, False, own=True)
+            cuts[name] = source.cut_changes(name, start[name], changes_max, until, False, own=True)
         except VersionCollected as error:
-            raise _too_late(source, name, start[name]) from error
+            raise _too_late(site, name, start[name]) from error
         if start[name] == furthest:
             common = cuts[name].version
-    return {
-        name: structs.replace(cut, version=common) if start[name] == furthest else cut
-        for name, cut in cuts.items()
-    }
+    return [
+        NamespaceCut(
+            name=name,
+            id=source.find_namespace(name).id,
+            start=start[name],
+            until=common if start[name] == furthest else cuts[name].version,
+            changes=cuts[name].changes,
+        )
+        for name in positions
+    ]
 
 
-def _too_late(source: SourceSite, name: str, start: Version) -> VersionCollected:
-    site = source.identity.site
+def _too_late(site: str, name: str, start: Version) -> VersionCollected:
     return VersionCollected(
         f"{site!r} no longer has all changes of {name!r} since {moment_of(start).isoformat()}, and this site "
         "lacks them: it was away for too long (docs/operations/away.md), or it is new and begins with a "
@@ -101,7 +106,7 @@ def _too_late(source: SourceSite, name: str, start: Version) -> VersionCollected
     )
 
 
-def _count(cuts: Iterable[ChangesCut]) -> int | None:
+def _count(cuts: Iterable[NamespaceCut]) -> int | None:
     counts = [cut.changes for cut in cuts]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

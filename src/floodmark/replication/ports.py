@@ -4,7 +4,7 @@ These are parts of what every host of a site offers (`site/host.py`), embedded o
 stands below `site` and says only what it uses.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 from floodmark.feed.cut import ChangesCut
@@ -12,7 +12,7 @@ from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
-from floodmark.replication.step import LinkStep
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
 
 
 class SiteIdentity(Protocol):
@@ -32,8 +32,8 @@ class NamespaceFacts(Protocol):
     def id(self) -> int: ...
 
 
-class SourceAdministration(Protocol):
-    """What is asked of a source once a step."""
+class SourceNamespaces(Protocol):
+    """What a source knows of its namespaces."""
 
     def find_namespace(self, namespace: str) -> NamespaceFacts: ...
 
@@ -48,6 +48,12 @@ class SourceAdministration(Protocol):
         at_heartbeat: bool,
         own: bool = False,
     ) -> ChangesCut: ...
+
+
+class SourceAdministration(Protocol):
+    """What is asked of a source once a step."""
+
+    def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]: ...
 
 
 class SourceSite(Protocol):
@@ -78,9 +84,7 @@ class LinkPosition(Protocol):
 class TargetAdministration(Protocol):
     """What is asked of a target once a step."""
 
-    def find_namespace(self, namespace: str) -> NamespaceFacts: ...
-
-    def links(self) -> Sequence[LinkPosition]: ...
+    def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]: ...
 
     def advance_link(self, step: LinkStep, applied: Applied) -> object: ...
 

@@ -5,7 +5,8 @@ anywhere but the others.  Then each of them gets what any other has.  Then the t
 ended, and every link from it goes up to there: garbage collection waits for it no longer.  Its entry stays,
 and so does its id, which stands in the stamps of what it wrote.
 
-Whoever is interrupted begins again, and comes to the same end.
+Whoever is interrupted begins again, and comes to the same end.  To do it once more hands what the site wrote
+over to those that have come since.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
 from floodmark.replication.exchange import HolderAdministration, HolderSite, copy_origin
@@ -100,7 +102,13 @@ def _exchange(topology: Topology, name: str, survivors: Mapping[str, SurvivorSit
         }
         final = max(final, *positions.values())
         for source, target in permutations(holders, 2):
-            copied = copy_origin(source, target, namespace, origin, positions[target.identity.site_id])
+            position = positions[target.identity.site_id]
+            guard = LinkGuard(
+                source=origin,
+                positions={target.administration.find_namespace(namespace).id: position},
+                incarnation=topology.sites[name].incarnation + 1,
+            )
+            copied = copy_origin(source, target, namespace, position, guard)
             records, final = records + copied.records, max(final, copied.newest)
     return records, final
 

@@ -16,9 +16,11 @@ from typing import NamedTuple, Protocol
 
 from floodmark.merge.origins import split_record
 from floodmark.model.errors import VersionCollected
+from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version, moment_of
 from floodmark.replication.exchange import Copied, HolderAdministration, HolderSite, copy_origin
 from floodmark.replication.ports import LinkPosition
+from floodmark.replication.topology import Topology
 
 
 class LinkFacts(Protocol):
@@ -29,17 +31,20 @@ class LinkFacts(Protocol):
 
 
 class NamespaceRemembers(Protocol):
-    """How far back a namespace remembers what was deleted."""
+    """How far back a namespace remembers: what it was, and what was deleted."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def oldest_version(self) -> Version: ...
 
     @property
     def collected_horizon(self) -> Version: ...
 
 
 class SiteRemembers(Protocol):
-    """How far back a site remembers what was deleted."""
+    """How far back a site remembers."""
 
     @property
     def namespaces(self) -> Sequence[NamespaceRemembers]: ...
@@ -64,6 +69,8 @@ class PeerSite(HolderSite, Protocol):
 
 class ReturnAdministration(PeerAdministration, Protocol):
     """What is asked of the site that comes back."""
+
+    def topology(self) -> Topology | None: ...
 
     def declare_loaded(self, namespace: str) -> Version: ...
 
@@ -133,7 +140,9 @@ def return_namespace(
     if known < written:
         write(Portion(load=False, site=own, above=known))
     copied = bring_back(site, peers, namespace, written)
-    site.administration.adopt_watermark(namespace, dict(backup.watermark), backup.collected_horizon)
+    # With its own entry the site remembers what it need not tell anybody who is there now.
+    watermark = {**backup.watermark, own: known}
+    site.administration.adopt_watermark(namespace, watermark, backup.collected_horizon)
     return copied
 
 
@@ -142,34 +151,51 @@ def prepare_return(
 ) -> Version:
     """The version up to which all others have what the site wrote in its earlier life.
 
-    `watermark` says of each site which of its changes are in the backup.  One that is too old is refused:
-    the others have forgotten deletions that it does not know of, and what was deleted would come back.
+    `watermark` says of each site which of its changes are in the backup.  One that is too old is refused: the
+    others have forgotten deletions that it does not know of, and what was deleted would come back; or they
+    have no longer what was written since, and could not tell it.
     """
     members = [site.identity.site_id, *(peer.identity.site_id for peer in peers.values())]
     complete = min(watermark.get(member, 0) for member in members)
     for name, peer in peers.items():
-        horizon = _collected_horizon(peer, namespace)
-        if horizon > complete:
-            raise VersionCollected(
-                f"the backup of {namespace!r} has all changes up to version {complete} "
-                f"({moment_of(complete).isoformat()}), and {name!r} has forgotten what was deleted up to "
-                f"{moment_of(horizon).isoformat()}; restore a backup of another site that is newer",
-                namespace=namespace,
-                oldest=horizon,
+        facts = _remembered(peer, namespace)
+        if facts.collected_horizon > complete:
+            raise _too_old(
+                namespace,
+                f"has all changes up to {_show(complete)}, and {name!r} has forgotten what was deleted up to "
+                f"{_show(facts.collected_horizon)}",
+                facts.collected_horizon,
+            )
+        known = watermark.get(peer.identity.site_id, 0)
+        if facts.oldest_version > known:
+            raise _too_old(
+                namespace,
+                f"has what {name!r} wrote up to {_show(known)}, and {name!r} remembers only what was written "
+                f"since {_show(facts.oldest_version)}",
+                facts.oldest_version,
             )
     positions = [_position(peer, namespace, site.identity.site_id) for peer in peers.values()]
-    # What is written from now on must lie above, or the others take it for something that they have.
-    site.administration.observe(max(positions))
+    _pass_version(site, max(positions))
     return min(positions)
 
 
-def bring_back(site: PeerSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:
+def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:
     """Fetch what a site wrote above a version from all others, and move its clock past that."""
-    own = site.identity.site_id
-    copies = [copy_origin(peer, site, namespace, own, above) for peer in peers.values()]
+    topology = site.administration.topology()
+    life = 1 if topology is None else topology.sites[site.identity.site].incarnation
+    guard = LinkGuard(source=site.identity.site_id, positions={}, incarnation=life)
+    copies = [copy_origin(peer, site, namespace, above, guard) for peer in peers.values()]
     newest = max(copied.newest for copied in copies)
-    site.administration.observe(newest)
+    _pass_version(site, newest)
     return Copied(sum(copied.records for copied in copies), newest)
+
+
+def _pass_version(site: PeerSite, version: Version) -> None:
+    """Let everything that a site writes from now on lie above what others have of it.
+
+    Else they would take it for something that they know.
+    """
+    site.administration.observe(version)
 
 
 def _position(peer: PeerSite, namespace: str, source: int) -> Version:
@@ -178,6 +204,17 @@ def _position(peer: PeerSite, namespace: str, source: int) -> Version:
     return found[0].through if found else 0
 
 
-def _collected_horizon(peer: PeerSite, namespace: str) -> Version:
-    facts = peer.administration.statistics().namespaces
-    return next((each.collected_horizon for each in facts if each.name == namespace), 0)
+def _remembered(peer: PeerSite, namespace: str) -> NamespaceRemembers:
+    return next(each for each in peer.administration.statistics().namespaces if each.name == namespace)
+
+
+def _too_old(namespace: str, problem: str, oldest: Version) -> VersionCollected:
+    return VersionCollected(
+        f"the backup of {namespace!r} {problem}; restore a backup of another site that is newer",
+        namespace=namespace,
+        oldest=oldest,
+    )
+
+
+def _show(version: Version) -> str:
+    return moment_of(version).isoformat()

@@ -26,6 +26,27 @@ class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.since, self.start)
 
 
+class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a target is with a namespace of a source, and the id that the namespace has there."""
+
+    name: str
+    id: int
+    through: Version
+
+
+class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the next step of a namespace may begin and end at its source, and the id that it has there.
+
+    `changes` is how many lie in between; None if the source cannot tell.
+    """
+
+    name: str
+    id: int
+    start: Version
+    until: Version
+    changes: int | None
+
+
 class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of some namespaces that were first written at one site, on their way to another.
 

@@ -70,8 +70,11 @@ class MemberSite(
         return self.state is SiteState.ACTIVE
 
     def admits(self, incarnation: int) -> bool:
-        """Whether changes of an incarnation of the site are still taken in."""
-        return incarnation >= self.incarnation and (self.is_active or self.final is not None)
+        """Whether changes of an incarnation of the site are still taken in.
+
+        Of one that was removed only those which the others exchange: they come as from a life after its last.
+        """
+        return incarnation >= self.incarnation + (not self.is_active)
 
     def has_ended(self, through: Version) -> bool:
         """Whether nothing more will come from the site to one that has its changes up to a version."""
@@ -269,3 +272,15 @@ def check_succession(old: Topology, new: Topology) -> None:
             raise refuse(
                 f"namespace {name!r} had merge = {known.merge!r} and now {shared.merge!r}; it is for life"
             )
+        if gone := _gone_before(old, new, name):
+            active = ", ".join(map(_literal, new.active_members(name)))
+            raise refuse(
+                f"namespace {name!r} is new at {gone!r}, which was removed before; name those that share it: "
+                f"sites = [{active}]"
+            )
+
+
+def _gone_before(old: Topology, new: Topology, namespace: str) -> str | None:
+    """A member that was removed before it shared a namespace.  Everybody would wait for it for ever."""
+    late = [name for name in new.members(namespace) if name not in old.members(namespace)]
+    return next((name for name in late if name in old.sites and not new.sites[name].is_active), None)

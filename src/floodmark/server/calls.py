@@ -32,6 +32,7 @@ from floodmark.server.checks import check_position
 from floodmark.server.data import WRITE_BYTES_MAX, Handler
 from floodmark.server.logs import log_administration
 from floodmark.site.host import Administration, Host
+from floodmark.site.transactions import Transactions
 from floodmark.wire.calls import CallSpec, call_specs
 
 # Safe points whose names begin so belong to readers, which need no other rights for them.
@@ -75,8 +76,9 @@ class Rule:
     may_be_gone: bool = False
     # Namespaces besides, on each of which the role must be held.
     each: Callable[[Arguments], Iterable[str]] | None = None
-    # Whether it is noted who did it.
+    # Whether it is noted who did it, and which arguments are left out of the note: they hold values.
     audited: bool = False
+    unsaid: tuple[str, ...] = ()
     # What of a result a caller may see, by the namespace of each item.
     shown_by: Callable[[Any], str] | None = None
     # Calls for which it is enough to read a namespace: which one; None for all others.
@@ -155,6 +157,8 @@ ADMINISTRATION: Final[Mapping[str, Rule]] = {
     "adopt_watermark": _administers(_named),
     "finish_rejoining": _administers(_whole_site),
     "links": Rule(Role.READ, shown_by=lambda link: link.namespace),
+    "link_positions": Rule(Role.READ, each=lambda arguments: arguments["namespaces"]),
+    "cut_link": Rule(Role.READ, each=lambda arguments: arguments["positions"]),
     # A site that was away brings along all heartbeats that it has missed.
     "advance_link": Rule(
         Role.WRITE,
@@ -163,6 +167,8 @@ ADMINISTRATION: Final[Mapping[str, Rule]] = {
     ),
     "stall_link": Rule(Role.WRITE, each=lambda arguments: arguments["namespaces"]),
     "watermark": Rule(Role.READ, _named),
+    "find_records": Rule(Role.READ, _named, bytes_max=WRITE_BYTES_MAX),
+    "repair_records": Rule(Role.ADMIN, _named, bytes_max=WRITE_BYTES_MAX, audited=True, unsaid=("repairs",)),
     "replication": Rule(Role.READ, _whole_site),
     "statistics": Rule(Role.READ, _whole_site),
     "examine": Rule(Role.ADMIN, _whole_site),
@@ -190,9 +196,28 @@ SUBSCRIPTIONS: Final[Mapping[str, Rule]] = {
     "release": Rule(Role.WRITE, _of_subscription, may_be_gone=True),
     "seek": Rule(Role.WRITE, _of_subscription, audited=True),
     "find": Rule(Role.READ, _of_subscription),
+    "pending": Rule(Role.READ, _of_subscription),
     "remove": _administers(_of_subscription),
     "statistics": Rule(Role.READ, _of_subscription),
     "list": Rule(Role.READ, shown_by=lambda row: row.spec.namespace),
+}
+
+TRANSACTIONS: Final[Mapping[str, Rule]] = {
+    # Nobody can guess the id of a transaction, and only those who may look at the whole site see it.
+    "begin": Rule(Role.WRITE),
+    "acknowledge": Rule(Role.WRITE, _of_subscription),
+    "commit": Rule(
+        Role.WRITE,
+        each=lambda arguments: [each.namespace for each in arguments["writes"]],
+        bytes_max=WRITE_BYTES_MAX,
+    ),
+    "abort": Rule(Role.WRITE, audited=True),
+    "list": Rule(Role.READ, _whole_site),
+    "show": Rule(Role.READ, _whole_site),
+    "logs": Rule(Role.READ, _whole_site),
+    "log_records": Rule(Role.READ, _whole_site),
+    "batching": Rule(Role.READ, _whole_site),
+    "set_batching": _administers(_whole_site),
 }
 
 
@@ -210,6 +235,7 @@ PORTS: Final = (
     Port("administration", Administration, lambda host: host.administration, ADMINISTRATION),
     Port("feeds", FeedStore, lambda host: host.feeds, FEEDS),
     Port("subscriptions", SubscriptionStore, lambda host: host.subscriptions, SUBSCRIPTIONS),
+    Port("transactions", Transactions, lambda host: host.transactions, TRANSACTIONS),
 )
 
 
@@ -248,7 +274,8 @@ class _Call:
         for namespace in () if rule.each is None else rule.each(arguments):
             caller.require(rule.role, namespace)
         if rule.audited:
-            log_administration(caller, self._spec.method.name, arguments)
+            said = {name: value for name, value in arguments.items() if name not in rule.unsaid}
+            log_administration(caller, self._spec.method.name, said)
         result: Any = self._spec.call(self._port.target(self._host), request)
         if rule.shown_by is None:
             return result

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from floodmark.feed.feeds import FeedStatistics
 from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
 from floodmark.model.stream import Way
 from floodmark.model.version import Version, physical_ms
@@ -171,9 +172,11 @@ class MetricsPage(Collector):
         server: ServerMetrics,
         feeds: Callable[[], Iterable[FeedLag]] | None = None,
         replication: Callable[[], ReplicationStatistics] | None = None,
+        checked: Callable[[], Iterable[FeedStatistics]] | None = None,
     ) -> None:
         self._site = site
         self._replication = replication
+        self._checked = checked
         self._statistics = statistics
         self._server = server
         self._feeds = feeds
@@ -198,6 +201,9 @@ class MetricsPage(Collector):
         replication = self._replication
         if replication is not None:
             yield from _unless_failing(lambda: _link_families(replication()))
+        checked = self._checked
+        if checked is not None:
+            yield from _unless_failing(lambda: _check_families(self._site, checked()))
 
     def _feed_families(self) -> Iterator[Metric]:
         assert self._feeds is not None
@@ -357,6 +363,38 @@ _LINK_COUNTERS: Final[tuple[tuple[str, str, Callable[[LinkStatistics], int]], ..
         lambda link: link.intervals_wrong,
     ),
 )
+
+
+_CHECK_COUNTERS: Final[tuple[tuple[str, str, Callable[[FeedStatistics], int]], ...]] = (
+    (
+        "floodmark_feed_intervals_checked",
+        "Intervals between heartbeats whose changes a feed has all delivered.",
+        lambda feed: feed.checks.intervals_checked,
+    ),
+    (
+        "floodmark_feed_intervals_unchecked",
+        "Intervals between heartbeats in which a feed could not be checked.",
+        lambda feed: feed.checks.intervals_unchecked,
+    ),
+    (
+        "floodmark_feed_intervals_wrong",
+        "Intervals between heartbeats in which a feed has lost, doubled or altered changes.",
+        lambda feed: feed.checks.intervals_wrong,
+    ),
+)
+
+
+def _check_families(site: str, feeds: Iterable[FeedStatistics]) -> Iterator[Metric]:
+    labels, known = ("site", "feed"), list(feeds)
+    for name, text, count_of in _CHECK_COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=labels)
+        for feed in known:
+            counter.add_metric((site, feed.name), count_of(feed))
+        yield counter
+    alarm = GaugeMetricFamily("floodmark_feed_alarm", "1 if somebody should look at the feed.", labels=labels)
+    for feed in known:
+        alarm.add_metric((site, feed.name), feed.alarm is not None)
+    yield alarm
 
 
 def _link_families(replication: ReplicationStatistics) -> Iterator[Metric]:

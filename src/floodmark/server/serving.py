@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
+from floodmark.feed.feeds import FeedStatistics
 from floodmark.feed.store import FeedStore
 from floodmark.model.errors import CannotOpen, FeedNotFound, FloodmarkError, InvalidConfiguration
 from floodmark.model.limits import STREAMS_MAX, STREAMS_PER_CALLER_MAX
@@ -164,6 +165,7 @@ class Server:
             self._service.metrics,
             feeds=lambda: _feed_lags(host.feeds),
             replication=host.administration.replication,
+            checked=lambda: _feed_statistics(host.feeds),
         )
         return HealthServer(
             listen.host,
@@ -190,7 +192,12 @@ class Server:
         problems = [self._why_unhealthy(), self._why_not_ready()]
         found = [problem for problem in problems if problem is not None]
         try:
-            return [*found, *self._site.host.administration.replication().alarms]
+            feeds = [
+                f"feed {feed.name}: {feed.alarm}"
+                for feed in _feed_statistics(self._site.host.feeds)
+                if feed.alarm is not None
+            ]
+            return [*found, *self._site.host.administration.replication().alarms, *feeds]
         except FloodmarkError as error:
             return found or [str(error)]
 
@@ -253,8 +260,12 @@ def _cannot_listen(listen: Listen, reason: str) -> CannotOpen:
 
 def _feed_lags(feeds: FeedStore) -> Iterator[FeedLag]:
     """How far each feed lies behind, for the metrics."""
+    for lag in _feed_statistics(feeds):
+        yield lag.name, lag.state, lag.checkpoint_lag_ms / 1000, lag.resolved_lag_ms / 1000
+
+
+def _feed_statistics(feeds: FeedStore) -> Iterator[FeedStatistics]:
     for feed in feeds.list():
         # One that was removed a moment ago is left out.
         with suppress(FeedNotFound):
-            lag = feeds.statistics(feed.name)
-            yield feed.name, lag.state, lag.checkpoint_lag_ms / 1000, lag.resolved_lag_ms / 1000
+            yield feeds.statistics(feed.name)

@@ -46,7 +46,7 @@ class Streams:
         if isinstance(ticket, ScanTicket):
             return PAIRS
         if isinstance(ticket, RecordsTicket):
-            return records_schema(digests=ticket.digests)
+            return records_schema(ticket.content)
         return changes_schema(before_images=ticket.request.before_images)
 
     def batches(self, visit: Visit, ticket: Ticket) -> Batches:
@@ -79,7 +79,7 @@ class Streams:
             return
         _require_held(partition, keys)
         with self._host.reading(ticket.at, _namespace_of(keys)):
-            pages = partition.scan_records(keys, ticket.at, dead=ticket.dead, digests=ticket.digests)
+            pages = partition.scan_records(keys, ticket.at, dead=ticket.dead, content=ticket.content)
             for page in pages:
                 yield from cut_records(page)
                 if visit.is_over():

@@ -15,7 +15,7 @@ import pyarrow
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.model.access import Role
-from floodmark.model.errors import FloodmarkError, InvalidArgument
+from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown
 from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.partition import WriteStream
 from floodmark.server.checks import (
@@ -29,7 +29,7 @@ from floodmark.server.checks import (
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import Guard
 from floodmark.server.metrics import ServerMetrics
-from floodmark.server.visits import Visit, unexpected, waiting
+from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
 from floodmark.site.catalog import LAST_WRITE
 from floodmark.site.host import Host
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
@@ -67,9 +67,7 @@ class Writes:
             raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
         with closing(self._open(command)) as stream:
             for batch in _received(visit, reader):
-                answer = encode(self._answer(visit, command, stream, batch))
-                with waiting(visit):
-                    writer.write(pyarrow.py_buffer(answer))
+                _tell(visit, writer, encode(self._answer(visit, command, stream, batch)))
 
     def _open(self, command: StreamCommand) -> WriteStream:
         if isinstance(command, PutUnchangedStreamCommand):
@@ -132,6 +130,14 @@ def _check_copies(keys: Sequence[bytes], values: Sequence[bytes], policies: Poli
             policies,
             with_origin=True,
         )
+
+
+def _tell(visit: Visit, writer: Any, answer: bytes) -> None:
+    try:
+        with waiting(visit):
+            writer.write(pyarrow.py_buffer(answer))
+    except ClientGone as gone:
+        raise OutcomeUnknown("the answer to a batch of writes was lost; read before you repeat it") from gone
 
 
 def _received(visit: Visit, reader: Any) -> Iterator[pyarrow.RecordBatch | None]:

@@ -6,6 +6,7 @@ from floodmark.site.embedding import open_engine
 from floodmark.site.namespace import Namespace, View
 from floodmark.site.site import Site
 from floodmark.site.statistics import GarbageReport, SiteStatistics
+from floodmark.site.transaction import Transaction
 from floodmark.site.writer import Writer
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "SafePoint",
     "Site",
     "SiteStatistics",
+    "Transaction",
     "View",
     "Writer",
     "open_engine",

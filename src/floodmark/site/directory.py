@@ -3,9 +3,20 @@
 floodmark.json    name, id and format version of the site; what makes a directory a site
 owner             held locked by the process that has the site open, and naming it
 engine/           the database
+
+The format says which rows may stand in the database.  A row of a later format looks like damage to a
+Floodmark that knows only earlier ones, so a directory says first that it may hold such rows:
+
+1    records with one stamp each; heartbeats of fixed width (kind 2)
+2    records that are merged (flag HAS_STAMPS), heartbeats of kind 3, topologies and links
+
+Whoever opens a site for writing raises its format to the present one, durably and before the database is
+touched.  All earlier formats are read for ever.  There is no way down: an earlier Floodmark refuses the
+directory from then on, and a later format is refused here.
 """
 
 import fcntl
+import logging
 import os
 import re
 import socket
@@ -28,17 +39,19 @@ from floodmark.model.errors import (
 from floodmark.model.limits import SITE_IDS_MAX
 from floodmark.model.names import require_name
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _IDENTITY: Final = "floodmark.json"
 _OWNER: Final = "owner"
 _ENGINE: Final = "engine"
 
+_log = logging.getLogger("floodmark.site")
+
 _OWNER_TEXT: Final = re.compile(r"process (?P<id>\d+) on (?P<host>.+)")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a site is.  Never changes after the site was made."""
+    """Who a site is.  Name and id never change after the site was made; the format only rises."""
 
     site: str
     site_id: int
@@ -77,6 +90,7 @@ class SiteDirectory:
             self._lock()
             self.identity = _load_identity(path) or self._make_identity(site, site_id)
             self._require_identity(site, site_id)
+            self._raise_format()
         except BaseException:
             os.close(self._owner)
             raise
@@ -107,8 +121,24 @@ class SiteDirectory:
 
     def _make_identity(self, site: str | None, site_id: int | None) -> Identity:
         identity = new_identity(self.path.resolve().name if site is None else site, site_id)
-        _write_durably(self.path / _IDENTITY, msgspec.json.format(msgspec.json.encode(identity)))
+        _write_identity(self.path, identity)
         return identity
+
+    def _raise_format(self) -> None:
+        """Say that the database may hold rows of the present format, before the first of them is there."""
+        if self.identity.format == FORMAT:
+            return
+        raised = msgspec.structs.replace(self.identity, format=FORMAT)
+        try:
+            _write_identity(self.path, raised)
+        except OSError as error:
+            raise CannotOpen(
+                f"{self.path} has format {self.identity.format}, and cannot be raised to {FORMAT}: "
+                f"{error.strerror}. Make it writable, with room on the disk, and open it again",
+                path=str(self.path),
+            ) from error
+        _log.info("%s was raised from format %d to %d", self.path, self.identity.format, FORMAT)
+        self.identity = raised
 
     def _require_identity(self, site: str | None, site_id: int | None) -> None:
         identity = self.identity
@@ -196,6 +226,10 @@ def _load_identity(path: Path) -> Identity | None:
             f"{file} is damaged ({error}); restore it, or the site, from a backup",
             path=str(path),
         ) from error
+
+
+def _write_identity(path: Path, identity: Identity) -> None:
+    _write_durably(path / _IDENTITY, msgspec.json.format(msgspec.json.encode(identity)))
 
 
 def default_site_id(name: str) -> int:

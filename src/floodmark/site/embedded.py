@@ -18,13 +18,15 @@ from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import LinkGuard
+from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import Node, Router
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition, Links
 from floodmark.replication.members import Members
-from floodmark.replication.step import LinkStep
+from floodmark.replication.planning import cut_link
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
 from floodmark.replication.topology import Topology
 from floodmark.site.background import Background
 from floodmark.site.catalog import Catalog, NamespaceRow, NamespaceSettings
@@ -43,6 +45,9 @@ from floodmark.site.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.site.transacting import LocalTransactions
+from floodmark.site.transaction_logs import TransactionLogs
+from floodmark.site.verifying import LocalRecords
 
 
 class LocalAdministration:
@@ -60,6 +65,7 @@ class LocalAdministration:
         self._reader = host.reader
         self._sharing = host.sharing
         self._links = LocalLinks(host.identity, host.node, host.catalog, host.links, host.members)
+        self._records = LocalRecords(host.node, host.catalog, host.members)
 
     # Namespaces
 
@@ -212,6 +218,12 @@ class LocalAdministration:
     def links(self) -> list[LinkPosition]:
         return self._links.positions()
 
+    def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
+        return self._links.positions_of(source_id, namespaces)
+
+    def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
+        return cut_link(self, self._identity.site, positions, changes_max)
+
     def advance_link(self, step: LinkStep, applied: Applied) -> None:
         self._links.advance(step, applied)
 
@@ -220,6 +232,14 @@ class LocalAdministration:
 
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         return self._links.watermark(namespace, at)
+
+    def find_records(
+        self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
+    ) -> list[FoundRecord | None]:
+        return self._records.find(namespace, keys, at, thin=thin)
+
+    def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
+        return self._records.repair(namespace, repairs)
 
     def replication(self) -> ReplicationStatistics:
         return self._links.statistics()
@@ -333,6 +353,7 @@ class EmbeddedHost:
             partition_ranges=lambda: [partition.range for partition in node.map.partitions],
             resolved_version=node.resolved_version,
         )
+        logs = TransactionLogs(node)
         self.subscriptions = LocalSubscriptionStore(
             node.storage,
             self.safe_points,
@@ -340,6 +361,10 @@ class EmbeddedHost:
             resolve_namespace=self._resolve_namespace,
             resolved_version=node.resolved_version,
             open_changes=self.changes,
+            open_log=logs.open_pending,
+        )
+        self.transactions = LocalTransactions(
+            node, self.catalog, self.subscriptions, logs, sweeps=self.background.is_running
         )
         self.administration = LocalAdministration(self)
         self._closed = False
@@ -386,6 +411,7 @@ class EmbeddedHost:
         self._closed = True
         self.background.stop()
         try:
+            self.transactions.close()
             self.node.close()
         finally:
             self._release()

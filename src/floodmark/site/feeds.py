@@ -118,6 +118,7 @@ class Feeds:
             self._host().feeds,
             name,
             site=self._host().identity.site,
+            site_id=self._host().identity.site_id,
             holder=holder or self._holder,
             open_changes=self._host().changes,
             decode=self._decoder().decode,

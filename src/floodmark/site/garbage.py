@@ -9,9 +9,10 @@ from floodmark.feed import SafePoints
 from floodmark.model.errors import Corruption
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition import Node
+from floodmark.partition.pruning import prune_namespace
 from floodmark.replication.links import Links
 from floodmark.replication.members import Members
-from floodmark.site.catalog import Catalog, NamespaceRow
+from floodmark.site.catalog import LAST_WRITE, Catalog, NamespaceRow
 from floodmark.site.epochs import Epochs
 from floodmark.site.statistics import GarbageReport
 
@@ -56,7 +57,10 @@ class GarbageCollection:
                         namespaces += 1
                     continue
                 try:
-                    collected = self._node.retention.collect(row.id, pause, self._settled_version(row))
+                    settled = self._settled_version(row)
+                    collected = self._node.retention.collect(row.id, pause, settled)
+                    if row.merge != LAST_WRITE:
+                        prune_namespace(self._node, row.id, settled, pause)
                 except Corruption as error:
                     # One damaged record must not let the others, and the logs, grow without end.
                     damage = damage or error

@@ -20,12 +20,13 @@ from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, InvalidVersion
 from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import Router
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition
-from floodmark.replication.step import LinkStep
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
 from floodmark.replication.topology import Topology
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
 from floodmark.site.directory import Identity
@@ -37,6 +38,7 @@ from floodmark.site.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.site.transactions import Transactions
 
 
 class NamespaceUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -195,6 +197,14 @@ class Administration(Protocol):
         """How far this site is with the changes of others, by source and namespace."""
         ...
 
+    def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
+        """How far this site is with some namespaces of one source."""
+        ...
+
+    def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
+        """Where the next step of a link ends that is at some positions with namespaces of this site."""
+        ...
+
     def advance_link(self, step: LinkStep, applied: Applied) -> None:
         """Take note of a step whose changes are applied and durable.  The same again does nothing."""
         ...
@@ -205,6 +215,22 @@ class Administration(Protocol):
 
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         """Up to which versions of other sites their changes were in, now or as of a version of this one."""
+        ...
+
+    def find_records(
+        self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
+    ) -> list[FoundRecord | None]:
+        """The newest records of some keys, in their order, dead or alive, now or as of a version.
+
+        With `thin` they come without their values, which their digests stand for.
+        """
+        ...
+
+    def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
+        """Store records, with the stamps that they carry, under keys that still have what was seen.
+
+        Which of them were stored.  Each is a new version of its key and a change like others.
+        """
         ...
 
     def replication(self) -> ReplicationStatistics:
@@ -254,6 +280,11 @@ class Host(Protocol):
     @property
     def subscriptions(self) -> SubscriptionStore:
         """The durable subscriptions."""
+        ...
+
+    @property
+    def transactions(self) -> Transactions:
+        """The transactions, and the logs that they are written to."""
         ...
 
     @property

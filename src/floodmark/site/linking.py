@@ -10,7 +10,7 @@ from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition, LinkRow, Links
 from floodmark.replication.members import Members
 from floodmark.replication.recent import RecentLink
-from floodmark.replication.step import LinkStep
+from floodmark.replication.step import LinkStep, NamespacePosition
 from floodmark.site.catalog import Catalog, NamespaceRow
 from floodmark.site.directory import Identity
 from floodmark.site.statistics import AlarmKind, LinkAlarm, LinkStatistics, ReplicationStatistics
@@ -48,6 +48,18 @@ class LocalLinks:
             if namespace in names
         ]
 
+    def positions_of(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
+        """How far the site is with namespaces of one source."""
+        self._members.require_rejoined()
+        rows = [self._catalog.get(name) for name in namespaces]
+        links = self._links.rows
+        return [
+            NamespacePosition(
+                name=row.name, id=row.id, through=links.get((row.id, source_id), LinkRow()).through
+            )
+            for row in rows
+        ]
+
     def advance(self, step: LinkStep, applied: Applied) -> None:
         """Take note of a step.  Its namespaces must still be the ones that it was applied to."""
         self._members.require_rejoined()
@@ -61,7 +73,10 @@ class LocalLinks:
         self._links.advance(step, applied)
 
     def adopt(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
-        """Go on from where the site stood from which a namespace was loaded."""
+        """Go on from where the site stood from which a namespace was loaded.
+
+        The watermark's entry of this site itself says how far all others have what it wrote.
+        """
         own = self._identity.site_id
         peers = dict.fromkeys(self._members.peers(namespace), 0)
         if not peers:
@@ -70,7 +85,7 @@ class LocalLinks:
                 namespace=namespace,
             )
         sources = {source: at for source, at in {**peers, **watermark}.items() if source != own}
-        self._links.adopt(self._catalog.get(namespace).id, sources, horizon)
+        self._links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
 
     def finish_rejoining(self) -> list[str]:
         """Let the site take part again, unless namespaces have not got everything back: these."""
@@ -120,9 +135,15 @@ class LocalLinks:
 
     def _sources(self, row: NamespaceRow) -> set[int]:
         peers = self._members.peers(row.name)
-        if self._members.of(row.name):
-            # Of those that were removed nothing more is expected.
-            return {*peers}
+        if members := self._members.of(row.name):
+            watermark = self._links.watermark(row.id)
+            # Of those that were removed nothing more is expected, unless it should be here and is not.
+            left = {
+                source
+                for source, member in members.items()
+                if not member.is_active and not member.has_ended(watermark.get(source, 0))
+            }
+            return {*peers, *left}
         return {source for namespace, source in self._links.rows if namespace == row.id}
 
     def _describe(self, namespace: NamespaceRow, source: int) -> LinkStatistics:
@@ -130,6 +151,7 @@ class LocalLinks:
         row = self._links.rows.get((namespace.id, source), LinkRow())
         recent = self._links.recent(namespace.id, source)
         lags = recent.lags(now_ms)
+        missing = self._why_missing(source)
         return LinkStatistics(
             source=self._members.name_of(source),
             source_id=source,
@@ -145,8 +167,21 @@ class LocalLinks:
             intervals_unchecked=row.unchecked,
             intervals_wrong=row.wrong,
             findings=[str(stored.finding) for stored in row.findings],
-            stalled=recent.stalled,
-            alarms=self._alarms(row, recent, now_ms),
+            stalled=missing or recent.stalled,
+            alarms=self._alarms(row, recent, now_ms) if missing is None else [_missing_alarm(missing)],
+        )
+
+    def _why_missing(self, source: int) -> str | None:
+        """Why not all is here that a removed site wrote; None if the site was not removed."""
+        member, name = self._members.find(source), self._members.name_of(source)
+        if member is None or member.is_active:
+            return None
+        once_more = f"run `floodmark topology remove {name} --topology FILE` again"
+        if member.final is None:
+            return f"its removal was not finished (docs/operations/remove.md); {once_more}"
+        return (
+            f"it was removed, and this site, which joined later, lacks what it wrote "
+            f"(docs/operations/join.md); {once_more}, and the others hand it over"
         )
 
     def _waiting_ms(self, now_ms: int) -> int:
@@ -176,3 +211,7 @@ class LocalLinks:
                 f"the source's clock is at least {recent.ahead_ms:,} ms ahead; set the time on both machines",
             )
         return alarms
+
+
+def _missing_alarm(reason: str) -> LinkAlarm:
+    return LinkAlarm(kind=AlarmKind.STALLED, text=f"something is missing: {reason}")

@@ -27,7 +27,7 @@ from floodmark.site.catalog import NamespaceRow, NamespaceSettings
 from floodmark.site.host import Host
 from floodmark.site.paging import Pages, rows_of
 from floodmark.site.policies import POLICIES, Fields
-from floodmark.site.writer import BATCH_RECORDS, Writer
+from floodmark.site.writer import BATCH_RECORDS, Encoding, Writer
 
 DELETE_RANGE_ROWS: Final = 1_000
 
@@ -70,6 +70,16 @@ class Namespace:
     def settings(self) -> NamespaceSettings:
         """The settings as they are now."""
         return self._row.settings
+
+    @property
+    def id(self) -> int:
+        """The number under which its keys are stored."""
+        return self._row.id
+
+    @property
+    def encoding(self) -> Encoding:
+        """How writes become rows, for those who gather writes before they are sent."""
+        return Encoding(self._policy, self._qualify, self._expiry)
 
     def __repr__(self) -> str:
         return f"Namespace({self.name!r})"
@@ -176,7 +186,7 @@ class Namespace:
         durable = self._durable if durability is None else check_durability(durability)
         self._require_there()
         stream = self._host.write_stream(durable=durable, merge=self._policy.merges)
-        return Writer(stream, self._policy, self._qualify, self._expiry, batch_records)
+        return Writer(stream, self.encoding, batch_records)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
         """Delete a key, whether or not it is there; the version of the deletion."""

@@ -16,6 +16,7 @@ from floodmark.partition import Router
 from floodmark.site.catalog import NamespaceRow, NamespaceSettings
 from floodmark.site.directory import Identity
 from floodmark.site.host import Administration, NamespaceUpdate, check_stream_kind
+from floodmark.site.transactions import Transactions
 from floodmark.wire import (
     Connection,
     RemoteCalls,
@@ -52,21 +53,45 @@ REPEATABLE: Final[Mapping[str, Sequence[str]]] = {
         "adopt_watermark",
         "finish_rejoining",
         "links",
+        "link_positions",
+        "cut_link",
         "advance_link",
         "stall_link",
         "watermark",
+        "find_records",
         "replication",
         "statistics",
         "examine",
     ),
     "feeds": ("find", "list", "statistics", "report", "release"),
-    "subscriptions": ("find", "list", "statistics", "acknowledge", "renew", "release"),
+    "subscriptions": ("find", "list", "pending", "statistics", "acknowledge", "renew", "release"),
+    # All but a commit, of which it must be known whether it has happened.
+    "transactions": (
+        "begin",
+        "acknowledge",
+        "abort",
+        "list",
+        "show",
+        "logs",
+        "log_records",
+        "batching",
+        "set_batching",
+    ),
 }
 
 LENGTHY: Final[Mapping[str, Sequence[str]]] = {
-    "administration": ("drop_namespace", "split", "merge", "cut_changes", "collect_garbage", "examine"),
+    "administration": (
+        "drop_namespace",
+        "split",
+        "merge",
+        "cut_changes",
+        "cut_link",
+        "collect_garbage",
+        "examine",
+    ),
     "feeds": (),
     "subscriptions": ("statistics",),
+    "transactions": ("commit", "abort"),
 }
 
 # How long the server's clock is taken to run like this machine's before it is asked again.
@@ -90,6 +115,7 @@ class RemoteHost:
         self.administration = cast(Administration, RemoteAdministration(calls))
         self.feeds = cast(FeedStore, _calls(connection, FeedStore, "feeds"))
         self.subscriptions = cast(SubscriptionStore, _calls(connection, SubscriptionStore, "subscriptions"))
+        self.transactions = cast(Transactions, _calls(connection, Transactions, "transactions"))
         self.router = Router(RemotePartitionMaps(connection))
         self._holds = Holds(connection)
 

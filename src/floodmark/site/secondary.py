@@ -36,10 +36,11 @@ from floodmark.model.errors import (
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_BYTES_MAX
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX, Version, moment_of
-from floodmark.partition import FAMILIES, FILTERED_BYTES
+from floodmark.partition import FILTERED_BYTES, READ_FAMILIES
 from floodmark.partition.changelog import look_up_value, read_logs
 from floodmark.partition.families import COLLECTED, DATA, LOG, LOG_TRIMMED
 from floodmark.partition.layout import LogRow, load_logs, load_partitions, load_version
@@ -188,7 +189,7 @@ class DirectoryReader:
     # Reading
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
         """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
 
@@ -207,7 +208,7 @@ class DirectoryReader:
             end = encode_prefix(within.end)
             while resume is not None:
                 batch, resume = scan_records_page(
-                    self._engine, resume, end, at, partition, dead=dead, digests=digests
+                    self._engine, resume, end, at, partition, dead=dead, content=content
                 )
                 # The reader may have caught up with garbage collection in between.
                 require_kept(at, self._collected_version(namespace))
@@ -250,7 +251,12 @@ class DirectoryReader:
         ]
         before = self._find_before if request.before_images else None
         columns = Columns(
-            request.keys, self._look_up, before, heartbeats=request.heartbeats, partial=request.partial
+            request.keys,
+            self._look_up,
+            before,
+            heartbeats=request.heartbeats,
+            partial=request.partial,
+            keys_only=request.keys_only,
         )
         pages = read_logs(self._engine, relevant, since, until, self._trimmed_version)
         return gather_lines(pages, until, columns)
@@ -277,7 +283,7 @@ class DirectoryReader:
 
 def _open_engine(path: Path, scratch: Path) -> RocksSecondary:
     try:
-        return RocksSecondary(path, FAMILIES, scratch=scratch, prefix_bytes=FILTERED_BYTES)
+        return RocksSecondary(path, READ_FAMILIES, scratch=scratch, prefix_bytes=FILTERED_BYTES)
     except (StorageFailed, PermissionError) as error:
         if not isinstance(error, PermissionError) and not isinstance(error.__cause__, PermissionError):
             raise

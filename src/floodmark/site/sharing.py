@@ -9,8 +9,8 @@ new stamps (`floodmark namespace rewrite`).
 from collections.abc import Iterable
 
 from floodmark.feed import SafePoints
-from floodmark.model.errors import InvalidConfiguration
-from floodmark.model.version import Version
+from floodmark.model.errors import InvalidConfiguration, VersionCollected
+from floodmark.model.version import Version, moment_of
 from floodmark.partition import Node
 from floodmark.replication.members import Members
 from floodmark.replication.topology import Topology
@@ -62,9 +62,19 @@ class Sharing:
         """Behind which version a link at a position finds all that was first written here.
 
         One that has no position begins where everything was written here, first or again.  In what a
-        namespace was loaded with there is nothing that was first written here and is not known elsewhere.
+        namespace was loaded with there is nothing that was first written here and is not known to all who
+        shared it then; to one that came later it is no longer told.
         """
         row = self._catalog.get(namespace)
+        told = self._members.told_version(row.id)
+        if position < told and self._members.rewritten_since(row.id) <= told:
+            raise VersionCollected(
+                f"this site was restored, and what it wrote to {namespace!r} up to "
+                f"{moment_of(told).isoformat()} is not in its change log; a site that lacks it begins with a "
+                "backup (docs/operations/join.md)",
+                namespace=namespace,
+                oldest=told,
+            )
         begun = position or max(row.created_at, self._members.rewritten_since(row.id))
         return max(begun, self._node.retention.loaded_version(row.id))
 

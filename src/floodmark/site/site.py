@@ -7,7 +7,7 @@ from itertools import count
 from os import getpid
 from socket import gethostname
 from types import TracebackType
-from typing import Final, Literal, overload
+from typing import Final, Literal, TypeVar, overload
 from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
@@ -46,8 +46,12 @@ from floodmark.site.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.site.transaction import TIMEOUT, Transaction, run_transaction
+from floodmark.site.transactions import Transactions
 
 BEGINNING_ATTEMPTS: Final = 5
+
+Result = TypeVar("Result")
 
 
 class Site:
@@ -365,6 +369,36 @@ class Site:
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat now.  A site does so each second by itself."""
         return self.host.administration.heartbeat()
+
+    # Transactions
+
+    def transaction(self, *, timeout: timedelta = TIMEOUT, coordinator: int = 0) -> Transaction:
+        """Writes, and acknowledgements of subscriptions, that happen together or not at all.
+
+        It is aborted if it is not committed in time.  As a `with` block it commits at the end.
+
+        >>> import floodmark, tempfile
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     accounts = site.create_namespace("accounts", merge="counter")
+        ...     with site.transaction() as transaction:
+        ...         transaction.add(accounts, b"ada", -5)
+        ...         transaction.add(accounts, b"bob", 5)
+        ...     accounts.get(b"ada"), accounts.get(b"bob")
+        (b'-5', b'5')
+        """
+        transactions = self.host.transactions
+        return Transaction(transactions, transactions.begin(timeout, coordinator))
+
+    def run_transaction(
+        self, work: Callable[[Transaction], Result], *, timeout: timedelta = TIMEOUT
+    ) -> Result:
+        """Do work in a transaction and commit it; a few times, if it meets with others."""
+        return run_transaction(lambda: self.transaction(timeout=timeout), work)
+
+    @property
+    def transactions(self) -> Transactions:
+        """The transactions that there are, and their logs."""
+        return self.host.transactions
 
     # Partitions
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from floodmark.model.errors import Closed, FloodmarkError, InvalidArgument
 from floodmark.model.partition import WriteStream
@@ -17,9 +17,16 @@ BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 # Batches whose acknowledgement nobody has looked at yet; more are waited for.
 UNSETTLED_MAX: Final = 64
 
-# A user's key, checked and qualified; and a time to live as the second at which it is over.
-Qualify = Callable[[bytes], bytes]
-Expire = Callable[[timedelta | float | None], int | None]
+
+class Encoding(NamedTuple):
+    """How users' writes become rows: what the policy makes of them, and two functions of the namespace.
+
+    The first checks and qualifies a key, the second turns a time to live into the second at which it is over.
+    """
+
+    policy: LastWrite
+    qualify: Callable[[bytes], bytes]
+    expire: Callable[[timedelta | float | None], int | None]
 
 
 class Writer:
@@ -35,9 +42,7 @@ class Writer:
     def __init__(
         self,
         stream: WriteStream,
-        policy: LastWrite,
-        qualify: Qualify,
-        expire: Expire,
+        encoding: Encoding,
         batch_records: int = BATCH_RECORDS,
     ) -> None:
         if type(batch_records) is not int or batch_records < 1:
@@ -45,9 +50,7 @@ class Writer:
         self.acknowledged = 0
         self.version: Version = 0
         self._stream = stream
-        self._policy = policy
-        self._qualify = qualify
-        self._expire = expire
+        self._policy, self._qualify, self._expire = encoding
         self._batch_records = batch_records
         self._rows: dict[bytes, bytes] = {}
         self._bytes = 0

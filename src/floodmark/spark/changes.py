@@ -16,19 +16,20 @@ from pyspark.sql.types import StructType
 from floodmark.codec.ordered import encode_namespace
 from floodmark.model.errors import InvalidOption, VersionCollected
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangesRequest
+from floodmark.model.stream import ChangesRequest, Way
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.site.site import BEGINNING_ATTEMPTS
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.filters import is_pushing, narrow
-from floodmark.spark.options import CHANGES, EARLIEST, LATEST, STREAM, Options
+from floodmark.spark.options import CHANGES, EARLIEST, HEARTBEATS, LATEST, STREAM, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.planning import plan_ranges, plan_versions
 from floodmark.spark.reading import SiteReader, protect, require_kept
 from floodmark.spark.rows import RowFormat, change_rows
-from floodmark.spark.schemas import ALL, AVAILABLE, check_schema, default_schema
+from floodmark.spark.schemas import ALL, AVAILABLE, COUNTED, check_schema, default_schema
+from floodmark.spark.special import beat_rows, scanned_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class ChangesOptions:
     value_format: str | None
     partitions_min: int | None
     pushdown: bool
+    heartbeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,13 @@ class ChangesReader(DataSourceReader):
         assert isinstance(partition, ChangeInterval)
         options = self._options
         rows = RowFormat(self._schema, options.value_format, partition.site_id)
-        return read_interval(options.address, partition, rows, before_images=options.before_images)
+        return read_interval(
+            options.address,
+            partition,
+            rows,
+            before_images=options.before_images,
+            heartbeats=options.heartbeats,
+        )
 
 
 class FilteringChangesReader(ChangesReader):
@@ -97,25 +105,37 @@ class FilteringChangesReader(ChangesReader):
 
 
 def read_interval(
-    address: SiteAddress, interval: ChangeInterval, rows: RowFormat, *, before_images: bool
+    address: SiteAddress,
+    interval: ChangeInterval,
+    rows: RowFormat,
+    *,
+    before_images: bool,
+    heartbeats: bool = False,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of an interval, in a task."""
+    """The rows of an interval, in a task; heartbeats come behind the changes that they tell of."""
     request = ChangesRequest(
         keys=interval.keys,
         namespace=interval.namespace,
         since=interval.since,
         until=interval.until,
         before_images=before_images,
+        heartbeats=heartbeats,
     )
+    scanned = False
     with closing(ask_patiently(address.open_reader)) as reader:
         for batch in ask_patiently(lambda: reader.changes(request)):
+            scanned = scanned or batch.way is Way.SCAN
             if batch.keys:
                 yield change_rows(batch, rows, interval.now_ms)
+            if batch.heartbeats:
+                yield beat_rows(batch.heartbeats, rows, interval.namespace)
+    if heartbeats and scanned:
+        yield scanned_row(interval.until, rows)
 
 
 def read_changes_options(given: Mapping[str, str], *, streaming: bool = False) -> ChangesOptions:
     """What the options of a change feed say; those of streams are passed over if it may be one."""
-    options = Options(given, CHANGES | STREAM if streaming else CHANGES)
+    options = Options(given, (CHANGES | STREAM if streaming else CHANGES) | {HEARTBEATS})
     return ChangesOptions(
         address=options.address(),
         namespace=options.namespace(),
@@ -126,12 +146,15 @@ def read_changes_options(given: Mapping[str, str], *, streaming: bool = False) -
         value_format=options.value_format(),
         partitions_min=options.number("minPartitions"),
         pushdown=options.flag("filterPushdown"),
+        heartbeats=options.flag(HEARTBEATS),
     )
 
 
 def changes_schema(given: Mapping[str, str]) -> StructType:
     """The columns of changes, if the user names none."""
     options = read_changes_options(given, streaming=True)
+    if options.heartbeats:
+        return COUNTED
     return default_schema(ALL, metadata=True, value_format=options.value_format)
 
 

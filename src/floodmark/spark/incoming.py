@@ -66,7 +66,7 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
     "_stamps": (BinaryType(),),
 }
 # What a feed tells besides, and a record does not hold: where and when the change was committed there.
-_IGNORED: Final = frozenset({"_commit_version", "_commit_timestamp", "_site_partition"})
+_IGNORED: Final = frozenset({"_commit_version", "_commit_timestamp", "_site_partition", "_digest"})
 
 # Not an Arrow array: to make one loads pandas, and most who load this module only plan.
 _KINDS: Final = [kind.value for kind in ChangeType]
@@ -99,6 +99,11 @@ class Layout:
     def has_origin(self) -> bool:
         """Whether the rows are changes of a Floodmark feed."""
         return _ORIGIN[0] in self.names
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether the rows are changes to be counted, with heartbeats between them."""
+        return {"_digest", "_change_type", "_commit_version"} <= self.names
 
     @property
     def has_stamps(self) -> bool:

@@ -8,8 +8,11 @@ keeps of its own, offsets and commits, only has to last as long as the query: a 
 All links share a query, for most of what a micro-batch costs is the same however much is in it.  They do not
 share their troubles: a link whose site is away, or refuses, takes no step, and is tried again after a while.
 
-Rows are those of `replication/reading.py`, in types that Spark knows.  The first row of every task says which
-step of which link it is part of; a row that says why reading failed ends a task that could not read on.
+The first row of every task says which step of which link it is part of.  What follows are the rows of
+`replication/reading.py`, in types that Spark knows; a row that says why reading failed ends a task that could
+not read on.  With the option `direct` no rows follow, and whoever applies them reads them as well: a change
+then goes from site to site through one process, and not through Java and two workers, which takes several
+times as long.  Rows that pass through the query can be looked at there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow
+from msgspec import structs
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -36,10 +40,12 @@ from floodmark.replication.applied import Applied
 from floodmark.replication.applying import Applier
 from floodmark.replication.reading import ROWS, read_part
 from floodmark.replication.step import LinkStep
-from floodmark.spark.links_planning import LinkOptions, Piece, Planner, Sites, tell_stalled
+from floodmark.spark.links_planning import LinkOptions, Piece, Planner, plan_all, tell_stalled
+from floodmark.spark.links_sites import WORKER_SITES, Sites, at_once
 
 FORMAT: Final = "floodmark_links"
 OPTION: Final = "links"
+DIRECT: Final = "direct"
 
 # Spark asks again at once when there was nothing to do.
 PAUSE_SECONDS: Final = 0.05
@@ -68,11 +74,15 @@ _ARROW: Final = pyarrow.schema(
 
 
 class StepOfLink(msgspec.Struct, frozen=True):
-    """A step, the place of its link among the others, and how many tasks share it."""
+    """A step, the place of its link among the others, and how many tasks share it.
+
+    `pieces` is what a task has to read before it applies it; nothing if the rows come through the query.
+    """
 
     link: int
     step: LinkStep
     tasks: int = 1
+    pieces: tuple[Piece, ...] = ()
 
 
 def encode_links(links: Sequence[LinkOptions]) -> str:
@@ -96,7 +106,7 @@ class LinksSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return LinksReader(decode_links(self.options))
+        return LinksReader(decode_links(self.options), direct=self.options.get(DIRECT) == "true")
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return LinksWriter(decode_links(self.options))
@@ -119,8 +129,9 @@ class LinksReader(DataSourceStreamReader):
     An offset names the steps that led to it.
     """
 
-    def __init__(self, links: Sequence[LinkOptions]) -> None:
+    def __init__(self, links: Sequence[LinkOptions], *, direct: bool) -> None:
         self._links = links
+        self._direct = direct
         # Of the driver alone: a reader is pickled for its tasks before it is asked for anything.
         self._sites: Sites | None = None
         self._planners: list[Planner] = []
@@ -129,11 +140,7 @@ class LinksReader(DataSourceStreamReader):
         return {"steps": []}
 
     def latestOffset(self, start: dict[str, Any], limit: object = None) -> dict[str, Any]:
-        steps = [
-            StepOfLink(place, step)
-            for place, planner in enumerate(self._driver)
-            if (step := planner.plan()) is not None
-        ]
+        steps = [StepOfLink(place, step) for place, step in plan_all(self._driver)]
         if not steps:
             Event().wait(PAUSE_SECONDS)
             return start
@@ -145,7 +152,7 @@ class LinksReader(DataSourceStreamReader):
         parts = []
         for head in msgspec.convert(end["steps"], list[StepOfLink]):
             shares = self._driver[head.link].cut(head.step)
-            shared = msgspec.structs.replace(head, tasks=len(shares))
+            shared = structs.replace(head, tasks=len(shares))
             parts += [LinkPart(shared, pieces) for pieces in shares]
         return parts
 
@@ -166,14 +173,22 @@ class LinksReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         assert isinstance(partition, LinkPart)
         head = partition.head
+        if self._direct:
+            yield _note(_HEAD, msgspec.msgpack.encode(structs.replace(head, pieces=tuple(partition.pieces))))
+            return
         yield _note(_HEAD, msgspec.msgpack.encode(head))
         try:
-            with self._links[head.link].source.connect() as site:
-                for place, keys in partition.pieces:
-                    for rows in read_part(site.host, head.step, place, keys):
-                        yield rows.cast(_ARROW)
+            for rows in _read(self._links[head.link], head.step, partition.pieces):
+                yield rows.cast(_ARROW)
         except FloodmarkError as error:
             yield _note(_FAILURE, str(error).encode())
+
+
+def _read(link: LinkOptions, step: LinkStep, pieces: Sequence[Piece]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of some pieces of a step."""
+    site = WORKER_SITES.get(link.source)
+    for place, keys in pieces:
+        yield from read_part(site.host, step, place, keys)
 
 
 # Writing
@@ -199,16 +214,20 @@ class LinksWriter(DataSourceStreamArrowWriter):
         if first is None:
             return AppliedPart()
         head = msgspec.msgpack.decode(_text_of(first, 0, _HEAD), type=StepOfLink)
+        link = self._links[head.link]
         try:
-            target = self._links[head.link].target
-            with target.connect() as site, Applier(site.host, head.step) as applier:
+            with Applier(WORKER_SITES.get(link.target).host, head.step) as applier:
+                for rows in _read(link, head.step, head.pieces):
+                    applier.add(rows)
                 failure = _add(applier, first.slice(1))
                 for rows in iterator:
                     failure = failure or _add(applier, rows)
                 if failure is None:
-                    return AppliedPart(head, applier.finish())
+                    return AppliedPart(structs.replace(head, pieces=()), applier.finish())
         except FloodmarkError as error:
             failure = str(error)
+            WORKER_SITES.drop(link.source)
+            WORKER_SITES.drop(link.target)
         # Whoever reads must come to an end.
         for _ in iterator:
             pass
@@ -219,8 +238,7 @@ class LinksWriter(DataSourceStreamArrowWriter):
         for part in messages:
             if isinstance(part, AppliedPart) and part.head is not None:
                 parts.setdefault(part.head.link, []).append(part)
-        for place, of_link in parts.items():
-            self._advance(self._links[place], of_link)
+        at_once(lambda item: self._advance(self._links[item[0]], item[1]), list(parts.items()))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         pass
@@ -230,7 +248,8 @@ class LinksWriter(DataSourceStreamArrowWriter):
         head = parts[0].head
         assert head is not None
         # If the target is away, nobody can tell it; the driver finds out.
-        with suppress(FloodmarkError), link.target.connect() as target:
+        with suppress(FloodmarkError):
+            target = WORKER_SITES.get(link.target)
             failures = [part.failure for part in parts if part.failure is not None]
             if len(parts) < head.tasks:
                 failures.append(f"{len(parts)} of {head.tasks} tasks told what they have applied")

@@ -2,8 +2,12 @@
 
 A link whose site is away, or which refuses, must not hold up the others: planning never waits.  A site that
 did not answer is left alone for a while by all links, and so is a link whose last step came to nothing.
+
+A step that is too small costs more to begin and to end than to take, and all links wait for one that is too
+large: they share the micro-batch.  So the size of a step follows from how long the last one took.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -13,14 +17,14 @@ import msgspec
 from floodmark.clock import monotonic_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed import LIFETIME
-from floodmark.feed.runner_backoff import Backoff
 from floodmark.model.errors import FloodmarkError, Unreachable
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import physical_ms
-from floodmark.replication.planning import CHANGES_MAX, plan_step
-from floodmark.replication.step import LinkStep
+from floodmark.replication.planning import plan_step
+from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
+from floodmark.spark.links_sites import Rest, Sites, at_once
 from floodmark.spark.planning import plan_ranges
 from floodmark.spark.reading import READERS
 
@@ -28,16 +32,17 @@ from floodmark.spark.reading import READERS
 BEAT_MS: Final = 1_000
 # Up to so many changes one task is quicker than several.
 TASK_CHANGES: Final = 10_000
-# How long a step should take, at least and at most: its size is halved or doubled to get there.
-STEP_MS_MIN: Final = 1_000
-STEP_MS_MAX: Final = 2_500
-CHANGES_FIRST: Final = 20_000
+# How long a step should take: while others wait for it, and while nobody does.
+STEP_MS: Final = 2_000
+STEP_MS_ALONE: Final = 4_000
+# By how much more or less than the last one the next may hold.
+GROWTH_MAX: Final = 4
+CHANGES_FIRST: Final = 100_000
 CHANGES_MIN: Final = 500
+# What is done again after a failure.
+CHANGES_MAX: Final = 1_000_000
 # A safe point moves at most this often.
 HOLD_MS: Final = 10_000
-# How long a link rests that came to nothing, at first and at most.
-BACKOFF_MS: Final = 250
-BACKOFF_MS_MAX: Final = 15_000
 
 
 class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,59 +64,6 @@ class Piece(NamedTuple):
     keys: KeyRange
 
 
-class _Rest:
-    """How long somebody rests who has come to nothing, longer each time."""
-
-    def __init__(self) -> None:
-        self._backoff = Backoff(BACKOFF_MS, longest_ms=BACKOFF_MS_MAX)
-        self._until_ms: int | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._until_ms is None or monotonic_ms() >= self._until_ms
-
-    def begin(self) -> None:
-        self._until_ms = monotonic_ms() + (self._backoff.next_ms() or BACKOFF_MS_MAX)
-
-    def forget(self) -> None:
-        self._backoff.reset()
-        self._until_ms = None
-
-
-class Sites:
-    """The sites that the driver asks.  One that did not answer is left alone for a while, by all links."""
-
-    def __init__(self) -> None:
-        self._open: dict[SiteAddress, Site] = {}
-        self._away: dict[SiteAddress, tuple[_Rest, Unreachable]] = {}
-
-    def get(self, address: SiteAddress) -> Site:
-        if address in self._open:
-            return self._open[address]
-        rest, error = self._away.get(address, (_Rest(), None))
-        if error is not None and not rest.is_over:
-            raise error.again()
-        try:
-            self._open[address] = address.connect()
-        except Unreachable as away:
-            rest.begin()
-            self._away[address] = rest, away
-            raise
-        self._away.pop(address, None)
-        return self._open[address]
-
-    def drop(self, address: SiteAddress) -> None:
-        """Connect anew the next time."""
-        site = self._open.pop(address, None)
-        if site is not None:
-            with suppress(FloodmarkError):
-                site.close()
-
-    def close(self) -> None:
-        for address in list(self._open):
-            self.drop(address)
-
-
 class Planner:
     """One link's side of the conversation with its two sites, on the driver."""
 
@@ -119,10 +71,14 @@ class Planner:
         self._link = link
         self._sites = sites
         self._planned: LinkStep | None = None
-        self._rest = _Rest()
+        self._rest = Rest()
         self._changes_max = min(CHANGES_FIRST, link.changes_max)
         self._planned_at_ms = 0
         self._held_at_ms: int | None = None
+        # Whether its step was among the largest of the last micro-batch: these say how long that takes.
+        self.leads = True
+        # How long that should have taken.
+        self.step_ms = STEP_MS
 
     def plan(self) -> LinkStep | None:
         """The next step; None if there is nothing to do, or nothing to be done just now."""
@@ -140,22 +96,11 @@ class Planner:
             self._rest.begin()
             return None
         self._rest.forget()
-        self._adapt()
+        self._planned = None
         if step.changes == 0 and not _is_due(step):
             return None
         self._planned, self._planned_at_ms = step, monotonic_ms()
         return step
-
-    def _adapt(self) -> None:
-        """Choose the size of the next step by the time that the last one took."""
-        if self._planned is None:
-            return
-        took_ms = monotonic_ms() - self._planned_at_ms
-        if took_ms > STEP_MS_MAX:
-            self._changes_max = max(CHANGES_MIN, self._changes_max // 2)
-        elif took_ms < STEP_MS_MIN:
-            self._changes_max = min(self._link.changes_max, self._changes_max * 2)
-        self._planned = None
 
     def cut(self, step: LinkStep) -> list[list[Piece]]:
         """A step in tasks, along the partitions of the source.  A small one is not worth a second task."""
@@ -177,8 +122,9 @@ class Planner:
 
     def _plan(self) -> LinkStep:
         link = self._link
-        source, target = self._sites.get(link.source), self._sites.get(link.target)
+        self._adapt()
         try:
+            source, target = self._sites.get(link.source), self._sites.get(link.target)
             step = plan_step(
                 source.host,
                 target.host,
@@ -193,6 +139,18 @@ class Planner:
             self._sites.drop(link.target)
             raise
 
+    def _adapt(self) -> None:
+        """Choose the size of the next step by the time that the last one took."""
+        if self._planned is None:
+            return
+        took_ms = max(1, monotonic_ms() - self._planned_at_ms)
+        size = self._changes_max
+        wanted = (self._planned.changes or size) * self.step_ms // took_ms
+        # A step that held little says nothing about how much it could have held.
+        smallest = size // GROWTH_MAX if self.leads and took_ms > self.step_ms else size
+        size = max(smallest, min(wanted, size * GROWTH_MAX))
+        self._changes_max = min(max(size, CHANGES_MIN), self._link.changes_max)
+
     def _tell_stalled(self, reason: str) -> None:
         with suppress(FloodmarkError):
             tell_stalled(self._sites.get(self._link.target), self._link, reason)
@@ -202,12 +160,28 @@ class Planner:
         now_ms = monotonic_ms()
         if self._held_at_ms is not None and now_ms - self._held_at_ms < HOLD_MS:
             return
-        for namespace in step.namespaces:
-            name = f"{READERS}link-{target.id}-{namespace.source_id}"
+
+        def hold(namespace: NamespaceStep) -> None:
             source.host.administration.hold_safe_point(
-                name, namespace.begin, self._link.lifetime, namespace.name
+                f"{READERS}link-{target.id}-{namespace.source_id}",
+                namespace.begin,
+                self._link.lifetime,
+                namespace.name,
             )
+
+        at_once(hold, step.namespaces)
         self._held_at_ms = now_ms
+
+
+def plan_all(planners: Sequence[Planner]) -> list[tuple[int, LinkStep]]:
+    """The next steps of all links that have one, each with the place of its link."""
+    steps = [(place, step) for place, step in enumerate(at_once(Planner.plan, planners)) if step is not None]
+    most = max((step.changes or 0 for _, step in steps), default=0)
+    moving = sum(step.changes != 0 for _, step in steps)
+    for place, step in steps:
+        planners[place].leads = step.changes is None or 2 * step.changes >= most
+        planners[place].step_ms = STEP_MS_ALONE if moving == 1 else STEP_MS
+    return steps
 
 
 def _positions(step: LinkStep) -> list[tuple[str, int]]:

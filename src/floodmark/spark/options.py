@@ -30,6 +30,9 @@ CHANGES: Final = READING | {
 }
 STREAM: Final = frozenset({"maxChangesPerTrigger", "safePointLifetime"})
 
+# For the jobs that check what they read: heartbeats stand among the changes, as rows of their own kind.
+HEARTBEATS: Final = "heartbeats"
+
 VALUE_FORMATS: Final = ("binary", "string", "json")
 
 EARLIEST: Final = "earliest"

@@ -16,6 +16,7 @@ import pyarrow
 from floodmark.clock import system_time_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.model.errors import InvalidConfiguration, VersionCollected, VersionInFuture
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, moment_of, physical_ms
@@ -86,7 +87,7 @@ class SiteReader(Protocol):
         ...
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
         """The newest record at or below `at` of each key, as in `Partition.scan_records`."""
         ...
@@ -154,9 +155,9 @@ class ServedReader:
         return [namespace + key for page in pages for key, _ in page]
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
-        return self._host.router.scan_records(keys, at, dead=dead, digests=digests)
+        return self._host.router.scan_records(keys, at, dead=dead, content=content)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
         return self._host.changes(request)
@@ -216,9 +217,9 @@ class LocalReader:
         return self._directory.sample_keys(keys, SAMPLE_KEYS)
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
-        return self._directory.scan_records(keys, at, dead=dead, digests=digests)
+        return self._directory.scan_records(keys, at, dead=dead, content=content)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
         return self._directory.changes(request)

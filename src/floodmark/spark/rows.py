@@ -3,7 +3,7 @@
 Nothing here is done row by row, except to find out which row is to blame when something does not fit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final
@@ -17,13 +17,14 @@ from floodmark.codec.columns import StoredColumns, has_expiring_fields, split_va
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.states import live_value
 from floodmark.codec.values import TOMBSTONE, decode_value
+from floodmark.feed.counting import digest_batch
 from floodmark.model.change import ChangeType
 from floodmark.model.errors import SchemaMismatch
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.stream import ChangeBatch
-from floodmark.model.version import COUNTER_BITS, physical_ms
+from floodmark.model.version import COUNTER_BITS, Version, physical_ms
 from floodmark.spark.fields import find_first, read_fields
-from floodmark.spark.schemas import JSON, KEY, STAMPS, STATES, VALUE, arrow_schema
+from floodmark.spark.schemas import CHANGE_DIGEST, JSON, KEY, STAMPS, STATES, VALUE, arrow_schema
 
 _BINARY: Final = pyarrow.binary()
 _LONG: Final = pyarrow.int64()
@@ -34,7 +35,7 @@ _EXPIRY_MAX: Final = 253_402_300_799
 # Arrow miscounts where no end is named.
 _QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
 
-_OWN: Final = frozenset({*STATES.names, "digest"})
+_OWN: Final = frozenset({*STATES.names, "digest", CHANGE_DIGEST.name})
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class _Columns:
     origin_versions: pyarrow.UInt64Array
     expiries: pyarrow.Int64Array
     digests: pyarrow.Int64Array | None = None
+    # What heartbeats sum up, where that is asked for.
+    change_digests: pyarrow.Int64Array | None = None
     # As they are stored.
     records: pyarrow.BinaryArray | None = None
 
@@ -123,6 +126,7 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
         origin_sites=stored.origin_site,
         origin_versions=stored.origin_version,
         expiries=stored.expires_at,
+        change_digests=_digests(batch, rows) if CHANGE_DIGEST.name in rows.arrow.names else None,
         records=values,
     )
     if batch.befores is not None:
@@ -172,8 +176,34 @@ def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: 
         origin_sites=columns.origin_sites.take(changes),
         origin_versions=columns.origin_versions.take(changes),
         expiries=pyarrow.concat_arrays([befores.expires_at, columns.expiries]).take(images),
+        change_digests=None if columns.change_digests is None else columns.change_digests.take(changes),
         records=None if columns.records is None else columns.records.take(changes),
     )
+
+
+def special_rows(
+    kind: str, versions: Sequence[Version], values: Sequence[bytes], rows: RowFormat
+) -> pyarrow.RecordBatch:
+    """Rows that are no changes: their kind tells what the value is.  They have no key."""
+    nothing = pyarrow.nulls(len(values), _LONG)
+    columns = _Columns(
+        keys=pyarrow.array([b""] * len(values), _BINARY),
+        values=pyarrow.array(values, _BINARY),
+        types=lambda: pyarrow.array([kind] * len(values), pyarrow.string()),
+        versions=pyarrow.array(versions, pyarrow.uint64()),
+        partitions=pyarrow.array([0] * len(values), pyarrow.uint32()),
+        origin_sites=nothing.cast(pyarrow.int32()),
+        origin_versions=nothing.cast(pyarrow.uint64()),
+        expiries=nothing,
+        change_digests=nothing,
+    )
+    return _finish(columns, rows)
+
+
+def _digests(batch: ChangeBatch, rows: RowFormat) -> pyarrow.Int64Array:
+    """The digests of changes, in the 64 bits that Spark has; null where they are not known."""
+    digests = digest_batch(batch, rows.site_id)
+    return pyarrow.nulls(len(batch.keys), _LONG) if digests is None else pyarrow.array(digests.view("int64"))
 
 
 def _finish(columns: _Columns, rows: RowFormat) -> pyarrow.RecordBatch:
@@ -217,6 +247,7 @@ def _stamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
 
 _MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
     "digest": lambda columns, _: columns.digests,
+    CHANGE_DIGEST.name: lambda columns, _: columns.change_digests,
     "_change_type": lambda columns, _: columns.types(),
     "_commit_version": lambda columns, _: columns.versions.cast(_LONG),
     "_commit_timestamp": _commit_timestamps,

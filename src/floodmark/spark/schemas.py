@@ -50,6 +50,9 @@ RECORDS: Final = StructType([KEY, VALUE, CHANGE_TYPE, *METADATA])
 # What makes records of fields and counters whole, for those who copy them; only for those who ask for it.
 STAMPS: Final = StructField("_stamps", BinaryType())
 STATES: Final = StructType([*RECORDS, STAMPS])
+# What heartbeats sum up of a change, for those who check that they have them all.
+CHANGE_DIGEST: Final = StructField("_digest", LongType())
+COUNTED: Final = StructType([*RECORDS, CHANGE_DIGEST])
 DIGESTS: Final = StructType([KEY, DIGEST, CHANGE_TYPE, *METADATA])
 CHANGES: Final = RECORDS
 
@@ -117,7 +120,7 @@ def check_schema(schema: StructType, available: StructType, value_format: str | 
     """
     known = {field.name: field for field in available}
     if available == RECORDS:
-        known[STAMPS.name] = STAMPS
+        known |= {STAMPS.name: STAMPS, CHANGE_DIGEST.name: CHANGE_DIGEST}
     for field in schema:
         if field.name == KEY.name:
             require_column(field, _BYTES)

@@ -9,6 +9,7 @@ Settings come from whoever is closest: the caller's options, then what Spark was
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -98,6 +99,24 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
             yield session
         finally:
             session.stop()
+
+
+def end_java(seconds: float) -> None:
+    """End the Java that was started here, and wait until it is gone, with the files that it had.
+
+    Without that it ends a moment after this process.  One that serves a session, or that others have started,
+    is left alone.
+    """
+    java = getattr(SparkContext._gateway, "proc", None)
+    if java is None or SparkContext._active_spark_context is not None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    java.stdin.close()
+    try:
+        java.wait(seconds)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        java.wait()
 
 
 def find_session() -> SparkSession | None:

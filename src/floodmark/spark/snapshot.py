@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
 from floodmark.site.arguments import qualify_range
@@ -82,7 +83,7 @@ class SnapshotReader(DataSourceReader):
                 partition.keys,
                 partition.version,
                 dead=options.rows != LIVE,
-                digests=options.rows == HASHED,
+                content=Content.DIGESTS if options.rows == HASHED else Content.WHOLE,
             )
             for batch in batches:
                 if batch.num_rows:

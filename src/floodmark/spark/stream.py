@@ -36,7 +36,7 @@ from floodmark.model.version import Version, physical_ms
 from floodmark.site.host import Administration
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.changes import ChangeInterval, read_interval
-from floodmark.spark.options import COMMON, EARLIEST, KEYS, LATEST, STREAM, Options
+from floodmark.spark.options import COMMON, EARLIEST, HEARTBEATS, KEYS, LATEST, STREAM, Options
 from floodmark.spark.query import Query
 from floodmark.spark.reading import READERS
 from floodmark.spark.rows import RowFormat
@@ -51,6 +51,8 @@ OPTIONS: Final = (
 
 # An offset moves on after so long, also if nothing was changed, so that the safe point can follow.
 IDLE_MS: Final = 60_000
+# Who counts goes on soon after changes, past the heartbeats that tell how many they were.
+SETTLE_MS: Final = 2_500
 # Spark asks again at once when there was nothing; the site need not be asked that often.
 PAUSE_SECONDS: Final = 0.1
 
@@ -69,6 +71,7 @@ class StreamOptions:
     value_format: str | None
     changes_max: int | None
     lifetime: timedelta
+    heartbeats: bool = False
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -85,6 +88,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offset | None = None
         self._until: Version | None = None
         self._cut: ChangesCut | None = None
+        # Whether changes may have been counted that no heartbeat was held against yet.
+        self._is_counting = options.heartbeats
 
     # On the driver
 
@@ -108,11 +113,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         changes_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         self._driver.keep(start["reader"], since)
         cut = self._cut = self._driver.cut(since, changes_max, self._until)
-        if cut.changes != 0 or physical_ms(cut.version) - physical_ms(since) >= self.idle_ms:
+        if cut.changes != 0 or self._is_idle_for_long(since, cut.version):
+            self._is_counting = self._options.heartbeats and cut.changes != 0
             return start | {"version": cut.version, "since": since}
         if self._until is None:
             Event().wait(self.pause_seconds)
         return start
+
+    def _is_idle_for_long(self, since: Version, version: Version) -> bool:
+        idle_ms = self.idle_ms
+        if self._is_counting:
+            idle_ms = SETTLE_MS if self._until is None else 0
+        return version > since and physical_ms(version) - physical_ms(since) >= idle_ms
 
     def reportLatestOffset(self) -> Offset | None:
         cut = self._cut
@@ -166,7 +178,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, ChangeInterval)
         options = self._options
         rows = RowFormat(self._schema, options.value_format, partition.site_id)
-        return read_interval(options.address, partition, rows, before_images=options.before_images)
+        return read_interval(
+            options.address,
+            partition,
+            rows,
+            before_images=options.before_images,
+            heartbeats=options.heartbeats,
+        )
 
 
 def open_stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
@@ -178,7 +196,7 @@ def open_stream_reader(options: Mapping[str, str], schema: StructType) -> Stream
 
 def read_stream_options(given: Mapping[str, str]) -> StreamOptions:
     """What the options of a stream say."""
-    options = Options(given, OPTIONS)
+    options = Options(given, OPTIONS | {HEARTBEATS})
     if not options.flag("readChangeFeed"):
         raise InvalidOption(
             'a stream is made of changes: add .option("readChangeFeed", "true"), which gives their columns',
@@ -195,6 +213,7 @@ def read_stream_options(given: Mapping[str, str]) -> StreamOptions:
         value_format=options.value_format(),
         changes_max=options.number("maxChangesPerTrigger"),
         lifetime=options.duration("safePointLifetime") or LIFETIME,
+        heartbeats=options.flag(HEARTBEATS),
     )
 
 

@@ -13,7 +13,7 @@ begins with the last rows again: an earlier row of a key never comes before the 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
@@ -25,18 +25,21 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from floodmark.clock import system_time_ms
 from floodmark.model.errors import InvalidConfiguration, InvalidOption
 from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.replication.returning import Portion
 from floodmark.site.policies import POLICIES, LastWrite
 from floodmark.site.site import Site
+from floodmark.spark.accounts import QueryChecks
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.delivery import Delivery
 from floodmark.spark.incoming import Encoder, Layout, check_columns, check_policy
 from floodmark.spark.options import COMMON, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.schemas import JSON
+from floodmark.spark.special import CountedRows, add_counted
 from floodmark.spark.spool import Spool
 from floodmark.wire.columns import PAIRS, decode_columns
 
@@ -45,6 +48,8 @@ _SPARKS: Final = frozenset({"checkpointLocation"})
 OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys"}
 # What of each record is written, for the jobs that build a site up: a `Portion` in JSON.
 PORTION: Final = "portion"
+# Where a query keeps what it has checked: the URI of a directory.
+ACCOUNT: Final = "account"
 # A batch becomes one row of the site's change log, which it packs fastest.
 BATCH_BYTES_MAX: Final = LOG_ROW_BYTES_MAX
 
@@ -63,18 +68,21 @@ class Target:
     layout: Layout
     distinct_keys: bool
     portion: Portion | None = None
+    account: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written(WriterCommitMessage):
     """What a task did: rows that it got, records that it sent, and those of them that were stored.
 
-    How many changes of a feed were stored is not told; then it is None.
+    How many changes of a feed were stored is not told; then it is None.  What was `counted` is held against
+    heartbeats, if there were any.
     """
 
     rows: int = 0
     records: int = 0
     stored: int | None = None
+    counted: bytes | None = None
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -96,6 +104,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
         return write_rows(self._target, iterator, self._open_epoch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Called on the driver when all tasks of a micro-batch are done, before Spark notes it."""
+        if self._target.account is not None:
+            parts = [each.counted for each in messages if isinstance(each, Written)]
+            QueryChecks(self._target.account).add_batch(
+                batchId,
+                add_counted(part for part in parts if part is not None),
+                system_time_ms(),
+                namespace=self._target.namespace,
+            )
 
     def _open_epoch(self, site: Site) -> Version:
         query, epoch = read_epoch()
@@ -127,7 +146,7 @@ def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -
             "`floodmark publish`",
             option="mode",
         )
-    options = Options(given, OPTIONS | {PORTION})
+    options = Options(given, OPTIONS | {PORTION, ACCOUNT})
     address = options.address()
     address.require_url("written")
     return Target(
@@ -136,6 +155,7 @@ def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -
         layout=check_columns(schema, json=options.value_format() == JSON),
         distinct_keys=options.flag("distinctKeys"),
         portion=_read_portion(options.text(PORTION)),
+        account=options.text(ACCOUNT),
     )
 
 
@@ -171,6 +191,16 @@ def write_rows(
     target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
 ) -> Written:
     """Write the rows of a task, and return when all of them are acknowledged."""
+    if not target.layout.has_digests:
+        return _write_changes(target, rows, draw_version)
+    checked = CountedRows(rows)
+    written = _write_changes(target, iter(checked), draw_version)
+    return replace(written, counted=checked.finish())
+
+
+def _write_changes(
+    target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
+) -> Written:
     first = next((batch for batch in rows if batch.num_rows), None)
     if first is None:
         return Written(stored=0)

@@ -15,7 +15,8 @@ Where something is to be "the same", it is compared with a site of this process 
 memory: results, the classes, messages and details of errors, and the versions of long histories.
 
 The parts stand in files of their own, and may be run alone: namespaces, writes, the writer, scans, changes,
-subscriptions, feeds, streams from outside, merging, administration, refusals, closing, histories.
+subscriptions, transactions, feeds, streams from outside, merging, verifying, administration, refusals,
+closing, histories.
 """
 
 from floodmark.testing.site_contract_administration import AdministrationContract
@@ -30,6 +31,8 @@ from floodmark.testing.site_contract_refusals import RefusalContract
 from floodmark.testing.site_contract_scans import ScanContract
 from floodmark.testing.site_contract_streams import StreamContract
 from floodmark.testing.site_contract_subscriptions import SubscriptionContract
+from floodmark.testing.site_contract_transactions import TransactionContract
+from floodmark.testing.site_contract_verifying import VerifyingContract
 from floodmark.testing.site_contract_writer import WriterContract
 from floodmark.testing.site_contract_writes import WriteContract
 
@@ -41,10 +44,12 @@ class SiteContract(
     ScanContract,
     ChangeContract,
     SubscriptionContract,
+    TransactionContract,
     FeedContract,
     StreamContract,
     MergingContract,
     MergedCopiesContract,
+    VerifyingContract,
     AdministrationContract,
     RefusalContract,
     ClosingContract,

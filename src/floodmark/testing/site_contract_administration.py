@@ -330,7 +330,7 @@ class AdministrationContract(SiteContractBase):
         version = users.put_many({b"ada": b"programmer", b"bob": b"builder"})
         users.delete(b"bob")
         found = site.statistics()
-        assert (found.site, found.site_id, found.format) == (SITE, SITE_ID, 1)
+        assert (found.site, found.site_id, found.format) == (SITE, SITE_ID, 2)
         assert min(found.version, found.resolved_version) >= version
         assert found.commits - empty.commits == 3
         assert (found.changes, found.recoveries, found.clock_ahead_ms) == (4, 0, 0)

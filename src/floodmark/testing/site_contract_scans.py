@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from random import Random
+from typing import Any
 
 import pyarrow
 import pytest
@@ -11,6 +12,7 @@ from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import encode_namespace
 from floodmark.model.errors import PartitionNotFound, VersionCollected, VersionInFuture
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, Version, compose, moment_of, version_at
 from floodmark.site import Namespace, Site, View
@@ -128,7 +130,7 @@ class ScanContract(SiteContractBase):
         rows = {b"%d" % length: bytes(length) for length in (0, 1, 31, 32, 100_000)}
         users.put_many(rows)
         version = users.put(b"9", b"nine")
-        batches = list(records(users, version, digests=True))
+        batches = list(records(users, version, content=Content.DIGESTS))
         assert sum(batch.nbytes for batch in batches) < 1_000
         table = pyarrow.Table.from_batches(batches, RECORDS_WITH_DIGESTS)
         expected = {key: hash_bytes(value, SEED) for key, value in {**rows, b"9": b"nine"}.items()}
@@ -333,7 +335,7 @@ def reads_at(users: Namespace, at: int) -> list[Callable[[], object]]:
     ]
 
 
-def records(users: Namespace, at: Version, **options: bool) -> Iterator[pyarrow.RecordBatch]:
+def records(users: Namespace, at: Version, **options: Any) -> Iterator[pyarrow.RecordBatch]:
     """The records of a namespace as columns."""
     start = encode_namespace(users._row.id)
     return users._host.router.scan_records(KeyRange(start, prefix_end(start)), at, **options)

@@ -294,6 +294,7 @@ class SubscriptionContract(SiteContractBase):
                 namespace="users",
                 through=statistics.through,
                 unacked=1,
+                pending=0,
                 backlog=2,
                 backlog_is_exact=True,
                 lag_ms=5_000,

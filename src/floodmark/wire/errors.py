@@ -117,6 +117,11 @@ def translate(error: BaseException, *, writes: bool, server: str) -> FloodmarkEr
             return _lost(error, said, writes=writes, server=server)
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection failed, rather than the server having answered with an error."""
+    return decode_error(getattr(error, "extra_info", b"") or b"") is None
+
+
 def _lost(error: BaseException, said: str, *, writes: bool, server: str) -> FloodmarkError:
     unsent = isinstance(error, flight.FlightUnavailableError) and any(words in said for words in _UNSENT)
     if writes and not unsent:

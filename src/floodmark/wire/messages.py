@@ -11,7 +11,7 @@ import msgspec
 
 from floodmark.model.errors import FloodmarkError, InvalidArgument, WireMismatch
 from floodmark.model.limits import MIB
-from floodmark.model.partition import CommitLimits, LinkGuard
+from floodmark.model.partition import CommitLimits, Content, LinkGuard
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.stream import ChangesRequest
@@ -238,7 +238,7 @@ class RecordsTicket(msgspec.Struct, frozen=True, tag="records"):
     keys: KeyRange
     at: Version
     dead: bool = False
-    digests: bool = False
+    content: Content = Content.WHOLE
 
 
 class ChangesTicket(msgspec.Struct, frozen=True, tag="changes"):

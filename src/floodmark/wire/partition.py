@@ -10,7 +10,7 @@ from floodmark.codec.columns import records_schema
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.errors import Unreachable, WireMismatch
 from floodmark.model.limits import REQUEST_BYTES_MAX
-from floodmark.model.partition import CommitLimits, Partition, PartitionMap
+from floodmark.model.partition import CommitLimits, Content, Partition, PartitionMap
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
@@ -105,15 +105,15 @@ class RemotePartition:
                 patience.wait(error)
 
     def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False, digests: bool = False
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
         """The records of a range.  If the connection is lost, it goes on behind the last."""
         namespace = keys.start[:NAMESPACE_BYTES]
-        schema = records_schema(digests=digests)
+        schema = records_schema(content)
         patience = Patience(self._connection)
         left: KeyRange | None = keys
         while left is not None:
-            ticket = RecordsTicket(self.id, left, at, dead, digests)
+            ticket = RecordsTicket(self.id, left, at, dead, content)
             try:
                 with closing(self._connection.open_reader(TICKET.encode_request(ticket))) as reader:
                     for batch, _ in reader:

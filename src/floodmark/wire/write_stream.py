@@ -23,6 +23,7 @@ from floodmark.model.errors import (
     Closed,
     FloodmarkError,
     OutcomeUnknown,
+    Unreachable,
     WireMismatch,
 )
 from floodmark.model.limits import MIB
@@ -30,7 +31,7 @@ from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version
 from floodmark.wire.columns import PAIRS, encode_rows
 from floodmark.wire.connection import Connection
-from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, restore_error
+from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, is_lost, restore_error
 from floodmark.wire.messages import (
     COMMAND,
     ApplyStreamCommand,
@@ -190,7 +191,7 @@ class RemoteWriteStream:
             while line.reader.read() is not None:
                 pass
         except TRANSPORT_ERRORS as error:
-            self._give_up(line, self._connection.translate(error, writes=True))
+            self._give_up(line, self._translate(error))
         except FloodmarkError as error:
             self._give_up(line, error)
         finally:
@@ -232,6 +233,16 @@ class RemoteWriteStream:
             sent.future.set_result(acknowledgement.result)
         else:
             sent.future.set_exception(restore_error(acknowledgement.error))
+
+    def _translate(self, error: BaseException) -> FloodmarkError:
+        """What a lost connection means for batches that were sent over it.
+
+        That it cannot be made again, as the error may say, is no sign that they did not arrive.
+        """
+        translated = self._connection.translate(error, writes=True)
+        if isinstance(translated, Unreachable) and is_lost(error):
+            return OutcomeUnknown(f"{translated}; what was sent may or may not have happened")
+        return translated
 
     def _give_up(self, line: "_Line", error: FloodmarkError) -> None:
         """Tell everyone who waits, and let the next batch begin anew."""

@@ -1,97 +1,102 @@
-"""The site becomes a server: another process writes, follows, and exports what changes."""
+"""The first steps: two servers that share namespaces, and one of them killed while it takes writes."""
 
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from threading import Event, Thread, Timer
+from itertools import count
+from threading import Thread
 from typing import Final
 
-import msgspec
-
-import floodmark
-from floodmark.cli.demo.stage import ORDERS, Stage
+from floodmark.cli.demo.messaging import MESSAGES, UNREAD
+from floodmark.cli.demo.pair import Pair
+from floodmark.cli.demo.servers import Server
+from floodmark.cli.demo.stage import Stage, wait_until
 from floodmark.clock import monotonic_ms
-from floodmark.feed.feeds import FeedState
+from floodmark.model.errors import FloodmarkError
 
-WRITTEN: Final = 20_000
-WAIT_SECONDS_MAX: Final = 30.0
-
-
-def serve_to_others(stage: Stage) -> None:
-    """A server process, a client that streams writes, one that follows, and a feed into Parquet files."""
-    stage.begin("server", "The site becomes a server, and changes flow out of it")
-    stage.close()
-    exports = stage.directory.parent / "exports"
-    with stage.working("starting a server"), _serving(stage.directory) as url:
-        stage.say(f"floodmark serve oslo --listen 127.0.0.1:0    listens at {url}")
-        with floodmark.connect(url) as site, floodmark.connect(url) as other:
-            _write_and_follow(stage, site, other)
-            _export(stage, site, exports)
-    stage.open(background=False)
-    kept = sum(1 for _ in stage.orders.scan(prefix=b"stream-"))
-    stage.check("after the server has stopped, every acknowledged write is in the site", kept == WRITTEN)
+DRAFTS: Final = "drafts"
+ACKNOWLEDGED_MIN: Final = 3_000
+BATCH: Final = 50
+WAIT_SECONDS_MAX: Final = 20.0
 
 
-def _write_and_follow(stage: Stage, site: floodmark.Site, other: floodmark.Site) -> None:
-    seen: list[bytes] = []
-    complete = Event()
-    changes = other.changes(ORDERS, since="now", follow=True, prefix=b"stream-")
-
-    def follow() -> None:
-        for change in changes:
-            seen.append(change.key)
-            if len(seen) == WRITTEN:
-                complete.set()
-                return
-
-    follower = Thread(target=follow, daemon=True)
-    follower.start()
-    started_ms = monotonic_ms()
-    with site.namespace(ORDERS).writer() as writer:
-        for number in range(WRITTEN):
-            writer.put(b"stream-%06d" % number, b"on its way")
-    written_ms = monotonic_ms() - started_ms
-    complete.wait(WAIT_SECONDS_MAX)
-    behind_ms = monotonic_ms() - started_ms - written_ms
-    rate = WRITTEN * 1000 // max(1, written_ms)
-    stage.say(f"one client streamed {WRITTEN:,} writes, {rate:,} a second, each on disk when acknowledged")
-    stage.say(f"another followed, and had seen the last of them {behind_ms} ms later")
-    stage.figures(writes_per_second=rate, behind_ms=behind_ms)
-    stage.check("the follower saw every change, in order", seen == sorted(seen) and len(seen) == WRITTEN)
-
-
-def _export(stage: Stage, site: floodmark.Site, exports: Path) -> None:
-    site.feeds.create(
-        "export", ORDERS, f"parquet:{exports}", until=site.resolved_version(), prefix=b"stream-", ranges=1
+def serve_two_sites(stage: Stage, pair: Pair) -> None:
+    """Two processes, one topology."""
+    stage.begin("serve", "Two sites, each a server process of its own")
+    began_ms = monotonic_ms()
+    with stage.working("starting two servers"):
+        for server in pair.servers.values():
+            server.begin()
+        for server in pair.servers.values():
+            server.connect()
+    ready_ms = monotonic_ms() - began_ms
+    for server in pair.servers.values():
+        stage.command(f"floodmark serve {server.name} --site {server.name} --listen {server.listen}")
+    pair.share()
+    stage.say(
+        "they share ", (MESSAGES, "bold"), ", where the last write wins, and ", (UNREAD, "bold"), ", counters"
     )
-    state = site.feeds.runner("export").run()
-    files = sorted(exports.rglob("*.parquet"))
-    stage.say(f"a feed named export wrote them to {len(files)} Parquet file(s), and is {state}")
-    stage.figures(parquet_files=len(files))
-    stage.check("the feed reached its target", state is FeedState.FINISHED and bool(files))
+    shared = [server.site.topology() for server in pair.servers.values()]
+    stage.check("both follow one topology", None not in shared and shared[0] == shared[1])
+    stage.sum_up(f"two servers, ready in {ready_ms / 1000:.1f} s", ready_ms=ready_ms)
 
 
-@contextmanager
-def _serving(directory: Path) -> Iterator[str]:
-    """A server process on a free port of this machine; it is told to stop, and waited for."""
-    command = [sys.executable, "-m", "floodmark.cli", "serve", str(directory), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(
-        [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as server:
-        assert server.stdout is not None
-        patience = Timer(WAIT_SECONDS_MAX, server.kill)
-        patience.start()
+def survive_a_kill(stage: Stage, pair: Pair) -> None:
+    """kill -9 in the middle of writing, and a look at what is left."""
+    stage.begin("crash", "A server is killed while it takes writes")
+    oslo = pair.servers["oslo"]
+    with stage.working("writing until the server is gone"):
+        oslo.site.create_namespace(DRAFTS)
+        writing = _Writing(oslo)
+        wait_until(lambda: writing.acknowledged >= ACKNOWLEDGED_MIN, WAIT_SECONDS_MAX)
+        stage.command(f"kill -9 {oslo.process_id}")
+        oslo.kill()
+        acknowledged = writing.end()
+        began_ms = monotonic_ms()
+        oslo.begin()
+        oslo.connect()
+    back_ms = monotonic_ms() - began_ms
+    drafts = dict(oslo.site.namespace(DRAFTS).scan())
+    kept = sum(drafts.get(_key(number)) == _value(number) for number in range(acknowledged))
+    stage.say(
+        f"{acknowledged:,} writes were acknowledged; started again, it answers after {back_ms / 1000:.1f} s"
+    )
+    stage.check(f"all {acknowledged:,} are there", 0 < acknowledged == kept)
+    whole = set(drafts) == {_key(number) for number in range(len(drafts))} and len(drafts) % BATCH == 0
+    stage.check("and no commit is there in part", whole)
+    stage.sum_up(
+        f"{kept:,} of {acknowledged:,} acknowledged writes survived kill -9",
+        acknowledged=acknowledged,
+        kept=kept,
+        back_ms=back_ms,
+    )
+
+
+class _Writing:
+    """Writes, in commits of some records, until the server is gone."""
+
+    def __init__(self, server: Server) -> None:
+        self.acknowledged = 0
+        self._drafts = server.site.namespace(DRAFTS)
+        self._thread = Thread(target=self._run, name="drafts", daemon=True)
+        self._thread.start()
+
+    def end(self) -> int:
+        """How many writes were acknowledged, now that the server is gone."""
+        self._thread.join(WAIT_SECONDS_MAX)
+        return self.acknowledged
+
+    def _run(self) -> None:
         try:
-            ready = msgspec.json.decode(server.stdout.readline())
-            patience.cancel()
-            yield ready["url"]
-        finally:
-            patience.cancel()
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(WAIT_SECONDS_MAX)
-            except subprocess.TimeoutExpired:
-                server.kill()
+            for first in count(0, BATCH):
+                numbers = range(first, first + BATCH)
+                self._drafts.put_many({_key(number): _value(number) for number in numbers})
+                self.acknowledged += BATCH
+        except FloodmarkError:
+            # The server is gone.
+            return
+
+
+def _key(number: int) -> bytes:
+    return b"draft-%06d" % number
+
+
+def _value(number: int) -> bytes:
+    return b"draft %d" % number

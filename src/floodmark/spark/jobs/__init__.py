@@ -10,6 +10,8 @@ from floodmark.spark.jobs.progress import Progress
 from floodmark.spark.jobs.replicate import NamespaceReplication, ReplicateSummary, replicate
 from floodmark.spark.jobs.restore import RestoreSummary, restore
 from floodmark.spark.jobs.returning import ReturnSummary, join, rejoin
+from floodmark.spark.jobs.verify import PairSummary, VerifySummary, verify
+from floodmark.spark.jobs.verify_watch import watch
 
 __all__ = [
     "BackupSummary",
@@ -18,11 +20,13 @@ __all__ = [
     "FeedRunSummary",
     "LinkSummary",
     "NamespaceReplication",
+    "PairSummary",
     "Progress",
     "ReplicateSummary",
     "RestoreSummary",
     "ReturnSummary",
     "TopologySummary",
+    "VerifySummary",
     "backup",
     "check_backup",
     "common_cut",
@@ -36,4 +40,6 @@ __all__ = [
     "restore",
     "run_feed",
     "site_addresses",
+    "verify",
+    "watch",
 ]

@@ -20,14 +20,19 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from floodmark.clock import monotonic_ms
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.checks import Checks, CheckStatistics, check_step, report_findings
+from floodmark.feed.counting import Counted, count_idle
 from floodmark.feed.cut import ChangesCut
 from floodmark.model.errors import VersionCollected
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, moment_of
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.failures import raising_floodmark_errors
 from floodmark.spark.jobs.export_delta import DeltaTarget
-from floodmark.spark.jobs.export_files import DataFile, write_files
+from floodmark.spark.jobs.export_files import DataFile, write_changes, write_files
 from floodmark.spark.jobs.export_frames import (
     VIEW_FILE_BYTES,
     merge_rows,
@@ -35,6 +40,7 @@ from floodmark.spark.jobs.export_frames import (
     read_changes,
     read_snapshot,
     read_view,
+    take_counted,
     touched_names,
 )
 from floodmark.spark.jobs.export_parquet import ParquetTarget
@@ -56,6 +62,8 @@ CHANGES_MAX: Final = 1_000_000
 # How long to wait for changes when there are none, and how soon to move on where none come.
 IDLE_SECONDS: Final = 0.5
 ADVANCE_MS: Final = 30_000
+# The same while changes were counted that no heartbeat was held against yet.
+SETTLE_MS: Final = 2_500
 HOLD_MS: Final = 10_000
 
 
@@ -63,6 +71,8 @@ class ExportSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What an export did.  The target now holds everything at or below `through`; before, at `since`.
 
     `rows` is what was written: changes, or rows of a current view, those that were written again included.
+    `wrong` counts the intervals between heartbeats in which changes went astray in this run, and `checks`
+    tells what was checked since the target was begun.
     """
 
     target: str
@@ -76,6 +86,8 @@ class ExportSummary(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     bytes: int
     elapsed_ms: int
+    wrong: int
+    checks: CheckStatistics
 
 
 def export(
@@ -106,7 +118,7 @@ def export(
         asked = _identify(site, namespace, View(view))
         exported = (DeltaTarget if kind is Format.DELTA else ParquetTarget)(directory, asked)
         work = _Export(session, source, site, exported, at_heartbeats=at_heartbeats, progress=progress)
-        since, began_ms = exported.through, monotonic_ms()
+        since, before, began_ms = exported.through, exported.checks, monotonic_ms()
         work.run(once=once, until=until, stop=stop or Event())
         return ExportSummary(
             target=str(directory),
@@ -120,6 +132,8 @@ def export(
             files=len(work.written),
             bytes=sum(file.bytes for file in work.written),
             elapsed_ms=monotonic_ms() - began_ms,
+            wrong=exported.checks.wrong - before.wrong,
+            checks=CheckStatistics.of(exported.checks),
         )
 
 
@@ -155,6 +169,7 @@ class _Export:
         self.written: list[DataFile] = []
         self._spark = spark
         self._source = source
+        self._host = site.host
         self._administration = site.host.administration
         self._namespace = target.identity.namespace
         self._target = target
@@ -187,8 +202,10 @@ class _Export:
             cut = self._cut(through, end)
             if cut.version > through and cut.changes != 0:
                 through = self._step(through, cut)
-            elif cut.version > through and (end is not None or self._is_due(self._moved_ms, ADVANCE_MS)):
-                self._target.advance(cut.version)
+            elif cut.version > through and (end is not None or self._is_idle_for_long()):
+                self._target.advance(
+                    cut.version, self._check(self._pass_over(through, cut.version), cut.version)
+                )
                 through = self._moved(cut.version)
             elif end is not None and cut.resolved >= end:
                 break
@@ -212,10 +229,11 @@ class _Export:
         place = target.prepare()
         with watch_tasks(self._spark, self._progress, f"changes up to {moment_of(cut.version).isoformat()}"):
             if view is View.CURRENT:
-                added, removed = self._merge(changes, place, since, cut.version)
+                added, removed, counted = self._merge(changes, place, since, cut.version)
             else:
-                added, removed = write_files(changes, place, view.schema, step_prefix(since)), []
-        target.commit(since, cut.version, added, removed)
+                added, counted = write_changes(changes, place, view.schema, step_prefix(since))
+                removed = []
+        target.commit(since, cut.version, added, removed, self._check(counted, cut.version))
         self.written += added
         return self._moved(cut.version)
 
@@ -233,17 +251,18 @@ class _Export:
         with watch_tasks(self._spark, self._progress, f"snapshot of {moment_of(at).isoformat()}"):
             rows = read_snapshot(self._spark, self._source, self._namespace, at)
             added = write_files(rows, place, target.identity.view.schema, step_prefix(0))
-        target.commit(0, at, added, [])
+        target.commit(0, at, added, [], Checks())
         self.written += added
         return self._moved(at)
 
     def _merge(
         self, changes: DataFrame, place: Path, since: Version, through: Version
-    ) -> tuple[list[DataFile], list[Path]]:
+    ) -> tuple[list[DataFile], list[Path], Counted]:
         """Write what takes the place of the files that changes touch; the new files and the old ones."""
         files = self._target.files()
-        newest = newest_changes(changes).persist()
+        gathered = newest_changes(changes).persist()
         try:
+            newest, counted = take_counted(gathered)
             removed = files
             if files and not self._target.rewrites_whole:
                 touched = touched_names(read_view(self._spark, files), newest, through)
@@ -251,9 +270,38 @@ class _Export:
             view = read_view(self._spark, removed) if removed else None
             size = sum(file.stat().st_size for file in removed)
             rows = merge_rows(view, newest, through, 1 + size // VIEW_FILE_BYTES)
-            return write_files(rows, place, self._target.identity.view.schema, step_prefix(since)), removed
+            added = write_files(rows, place, self._target.identity.view.schema, step_prefix(since))
+            return added, removed, counted
         finally:
-            newest.unpersist()
+            gathered.unpersist()
+
+    # Heartbeats
+
+    def _check(self, counted: Counted, through: Version) -> Checks:
+        """Hold what was counted of a step against the heartbeats in it."""
+        before = self._target.checks
+        checks = check_step(before, counted, through, self._host.physical_ms())
+        report_findings(f"export of {self._namespace}", before, checks, namespace=self._namespace)
+        return checks
+
+    def _pass_over(self, since: Version, through: Version) -> Counted:
+        """The heartbeats of a stretch without changes."""
+        identity = self._target.identity
+        prefix = encode_namespace(identity.namespace_id)
+        request = ChangesRequest(
+            keys=KeyRange(prefix, prefix_end(prefix)),
+            namespace=identity.namespace_id,
+            since=since,
+            until=through,
+            heartbeats=True,
+        )
+        return count_idle(
+            self._host.changes(request),
+            since,
+            through,
+            site_id=identity.site_id,
+            namespace=identity.namespace_id,
+        )
 
     # The safe point
 
@@ -270,6 +318,9 @@ class _Export:
             self._target.identity.safe_point, version, LIFETIME, self._namespace
         )
         self._held_ms = monotonic_ms()
+
+    def _is_idle_for_long(self) -> bool:
+        return self._is_due(self._moved_ms, SETTLE_MS if self._target.checks.rest else ADVANCE_MS)
 
     def _is_due(self, since_ms: int, every_ms: int) -> bool:
         return monotonic_ms() - since_ms >= every_ms

@@ -22,6 +22,7 @@ import pyarrow
 import pyarrow.dataset
 
 from floodmark.clock import TimeSource, system_time_ms
+from floodmark.feed.checks import Checks
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidConfiguration, LeaseHeld
 from floodmark.model.version import Version, moment_of
 from floodmark.spark.jobs.export_files import DataFile
@@ -36,7 +37,11 @@ except ImportError:
 
 IDENTITY: Final = "floodmark.export"
 THROUGH: Final = "floodmark.through"
+CHECKS: Final = "floodmark.checks"
 LOG: Final = "_delta_log"
+
+# So many commits are looked at for the last of an export: other engines may have tidied up since.
+_ENTRIES_MAX: Final = 100
 
 
 class DeltaTarget:
@@ -53,6 +58,7 @@ class DeltaTarget:
         self._table = open_table(directory)
         self.identity = identity_of(self._table, directory)
         self.identity.require_same(asked, str(directory))
+        self.checks = checks_of(self._table, self.through)
 
     @property
     def through(self) -> Version | None:
@@ -82,7 +88,12 @@ class DeltaTarget:
         return [self._directory / unquote(path) for path in _paths(self._table)]
 
     def commit(
-        self, since: Version, through: Version, added: Sequence[DataFile], removed: Sequence[Path]
+        self,
+        since: Version,
+        through: Version,
+        added: Sequence[DataFile],
+        removed: Sequence[Path],
+        checks: Checks,
     ) -> None:
         now_ms = self._time_source()
         actions: list[Any] = [
@@ -97,7 +108,7 @@ class DeltaTarget:
         ]
         properties = deltalake.CommitProperties(
             app_transactions=[deltalake.Transaction(self.identity.id, through, now_ms)],
-            custom_metadata={THROUGH: str(through)},
+            custom_metadata={THROUGH: str(through), CHECKS: msgspec.json.encode(checks).decode()},
         )
         try:
             self._table.create_write_transaction(
@@ -108,9 +119,10 @@ class DeltaTarget:
                 f"somebody else has changed {self._directory} meanwhile ({error}); run the export again"
             ) from error
         self._table.update_incremental()
+        self.checks = checks
 
-    def advance(self, through: Version) -> None:
-        self.commit(through, through, (), ())
+    def advance(self, through: Version, checks: Checks) -> None:
+        self.commit(through, through, (), (), checks)
 
 
 def open_table(directory: Path) -> Any:
@@ -147,6 +159,20 @@ def through_of(table: Any, identity: ExportIdentity) -> Version | None:
     if committed is None:
         return identity.since if identity.view is View.HISTORY else None
     return int(committed)
+
+
+def checks_of(table: Any, through: Version | None) -> Checks:
+    """What was checked up to where a table is; nothing if its log does not tell any more."""
+    entries = (entry for entry in table.history(_ENTRIES_MAX) if entry.get(THROUGH) == str(through))
+    found = next((entry.get(CHECKS) for entry in entries), None)
+    if found is None:
+        return Checks()
+    try:
+        return msgspec.json.decode(found, type=Checks)
+    except msgspec.MsgspecError as error:
+        raise Corruption(
+            f"{CHECKS} in the log of {table.table_uri} is damaged ({error}); export to another target"
+        ) from error
 
 
 def cuts_of(table: Any, identity: ExportIdentity) -> Cuts:

@@ -19,11 +19,13 @@ import pyarrow.parquet
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from floodmark.feed.counting import Counted
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.model.errors import StorageFailed
 from floodmark.model.limits import MIB
 from floodmark.model.version import Version
 from floodmark.spark.jobs.files import directory_at, find_full_disk
+from floodmark.spark.special import CountedRows, add_counted
 
 # Every change a row.
 HISTORY: Final = SCHEMA
@@ -43,11 +45,12 @@ CURRENT: Final = pyarrow.schema(
 ROW_GROUP_BYTES_MAX: Final = 16 * MIB
 FILE_BYTES_MAX: Final = 256 * MIB
 
-_REPORT: Final = "name string, rows long, bytes long, first long, last long"
+_REPORT: Final = "name string, rows long, bytes long, first long, last long, counted binary"
 _REPORT_SCHEMA: Final = pyarrow.schema(
     [
         ("name", pyarrow.string()),
         *((name, pyarrow.int64()) for name in ("rows", "bytes", "first", "last")),
+        ("counted", pyarrow.binary()),
     ]
 )
 
@@ -64,28 +67,48 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_files(frame: DataFrame, directory: Path, schema: pyarrow.Schema, prefix: str) -> list[DataFile]:
     """Write the rows of a frame into new files, whose names begin with a prefix; what was written."""
-    reports = frame.mapInArrow(FileWriter(str(directory), schema, prefix), _REPORT).collect()
-    directory_at(str(directory)).sync(["."])
-    return [DataFile(**report.asDict()) for report in reports]
+    return _write(frame, FileWriter(str(directory), schema, prefix))[0]
+
+
+def write_changes(
+    changes: DataFrame, directory: Path, schema: pyarrow.Schema, prefix: str
+) -> tuple[list[DataFile], Counted]:
+    """Write changes, between which there are heartbeats; what was written, and what was counted of it."""
+    return _write(changes, FileWriter(str(directory), schema, prefix, counts=True))
+
+
+def _write(frame: DataFrame, writer: "FileWriter") -> tuple[list[DataFile], Counted]:
+    reports = frame.mapInArrow(writer, _REPORT).collect()
+    directory_at(writer.directory).sync(["."])
+    names = DataFile.__struct_fields__
+    files = [DataFile(**{name: report[name] for name in names}) for report in reports if report.name]
+    return files, add_counted(report.counted for report in reports if report.counted is not None)
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """What a task does: one file after another of its rows, and a row about each of them."""
+    """What a task does: one file after another of its rows, and a row about each of them.
+
+    If it counts, the last row tells what was counted.
+    """
 
     directory: str
     schema: pyarrow.Schema
     prefix: str
+    counts: bool = False
 
     def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        groups = _group(self._conform(batch) for batch in batches if batch.num_rows)
+        counted = CountedRows(batches) if self.counts else None
+        groups = _group(self._conform(batch) for batch in counted or batches if batch.num_rows)
         group = next(groups, None)
         while group is not None:
             name = f"{self.prefix}{task:05}-{uuid4().hex}.parquet"
             file, group = self._write(name, group, groups)
             yield pyarrow.RecordBatch.from_pylist([msgspec.structs.asdict(file)], schema=_REPORT_SCHEMA)
+        if counted is not None:
+            yield pyarrow.RecordBatch.from_pylist([{"counted": counted.finish()}], schema=_REPORT_SCHEMA)
 
     def _conform(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         # Spark writes its own time zone and nullability into the batches.

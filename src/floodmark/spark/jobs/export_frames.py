@@ -7,12 +7,17 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from floodmark.feed.counting import Counted
 from floodmark.model.change import ChangeType
 from floodmark.model.limits import MIB
 from floodmark.model.version import Version, moment_of
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.jobs.export_files import CURRENT
 from floodmark.spark.jobs.parts import read_site
+from floodmark.spark.options import HEARTBEATS
+from floodmark.spark.schemas import COUNTED
+from floodmark.spark.special import COUNTED as COUNTED_KIND
+from floodmark.spark.special import add_counted, pass_counted
 
 # How much work is worth a task of its own, and how many a site is read by at once.
 TASK_CHANGES: Final = 50_000
@@ -29,7 +34,7 @@ def read_changes(
     through: Version,
     changes: int | None,
 ) -> DataFrame:
-    """The changes in `(since, through]`, of which there are about so many."""
+    """The changes in `(since, through]`, of which there are about so many, and heartbeats between them."""
     tasks = TASKS_MAX if changes is None else min(TASKS_MAX, 1 + changes // TASK_CHANGES)
     options = {
         "namespace": namespace,
@@ -37,6 +42,7 @@ def read_changes(
         "startingVersion": str(since + 1),
         "endingVersion": str(through),
         "minPartitions": str(tasks),
+        HEARTBEATS: "true",
     }
     return read_site(spark, source, options)
 
@@ -53,10 +59,19 @@ def read_snapshot(spark: SparkSession, source: SiteAddress, namespace: str, at: 
 
 
 def newest_changes(changes: DataFrame) -> DataFrame:
-    """Of each key the last change."""
-    columns = [name for name in changes.columns if name != "key"]
+    """Of each key the last change; and under a key without bytes, which no change has, what was counted."""
+    rows = changes.mapInArrow(pass_counted, COUNTED)
+    columns = [name for name in rows.columns if name != "key"]
     last = F.max_by(F.struct(*columns), "_commit_version").alias("change")
-    return changes.groupBy("key").agg(last).select("key", "change.*")
+    counted = F.collect_list(F.when(F.col("_change_type") == COUNTED_KIND, F.col("value"))).alias("counted")
+    return rows.groupBy("key").agg(last, counted).select("key", "change.*", "counted")
+
+
+def take_counted(newest: DataFrame) -> tuple[DataFrame, Counted]:
+    """The changes alone, and what was counted of them on their way."""
+    is_change = F.length("key") > 0
+    parts = newest.where(~is_change).select("counted").collect()
+    return newest.where(is_change), add_counted(part for row in parts for part in row.counted)
 
 
 def read_view(spark: SparkSession, files: Sequence[Path]) -> DataFrame:

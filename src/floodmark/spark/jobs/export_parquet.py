@@ -34,6 +34,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 from msgspec.structs import replace
 
+from floodmark.feed.checks import Checks
 from floodmark.model.errors import Corruption, InvalidArgument
 from floodmark.model.version import Version
 from floodmark.spark.jobs.export_files import DataFile, storage_failure
@@ -53,6 +54,7 @@ class Renaming(msgspec.Struct, frozen=True):
 
     through: Version
     names: dict[str, str]
+    checks: Checks = Checks()
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -68,6 +70,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     identity: ExportIdentity
     through: Version | None = None
     renaming: Renaming | None = None
+    checks: Checks = Checks()
     # The newest last.
     rows: list[Rows] = []
 
@@ -99,6 +102,10 @@ class ParquetTarget:
         return self._state.through
 
     @property
+    def checks(self) -> Checks:
+        return self._state.checks
+
+    @property
     def rewrites_whole(self) -> bool:
         return True
 
@@ -120,32 +127,39 @@ class ParquetTarget:
         return sorted(file for each in rows for file in (self._path / each.directory).glob("*.parquet"))
 
     def commit(
-        self, since: Version, through: Version, added: Sequence[DataFile], removed: Sequence[Path]
+        self,
+        since: Version,
+        through: Version,
+        added: Sequence[DataFile],
+        removed: Sequence[Path],
+        checks: Checks,
     ) -> None:
         with _failing(self._path):
             if self.identity.view is View.HISTORY:
-                self._commit_history(since, through, added)
+                self._commit_history(since, through, added, checks)
             else:
                 if not added:
                     # A directory without files is no table to most readers.
                     empty = self.identity.view.schema.empty_table()
                     pyarrow.parquet.write_table(empty, self._place / "empty.parquet")
-                self._commit_current(through)
+                self._commit_current(through, checks)
 
-    def advance(self, through: Version) -> None:
+    def advance(self, through: Version, checks: Checks) -> None:
         rows = self._state.rows
         if rows:
             rows = _remembered([*rows, Rows(through, rows[-1].directory)])
-        self._store(replace(self._state, through=through, rows=rows))
+        self._store(replace(self._state, through=through, rows=rows, checks=checks))
 
     # A history
 
-    def _commit_history(self, since: Version, through: Version, added: Sequence[DataFile]) -> None:
+    def _commit_history(
+        self, since: Version, through: Version, added: Sequence[DataFile], checks: Checks
+    ) -> None:
         names = {
             f"{self._place.name}/{file.name}": f"changes-{since:020}-{through:020}-{number:05}.parquet"
             for number, file in enumerate(added)
         }
-        self._store(replace(self._state, renaming=Renaming(through, names)))
+        self._store(replace(self._state, renaming=Renaming(through, names, checks)))
         self._finish_renaming()
         self._remove(self._place)
 
@@ -159,14 +173,14 @@ class ParquetTarget:
             if fresh.exists():
                 fresh.rename(self._path / final)
         self._directory.sync(["."])
-        self._store(replace(self._state, through=renaming.through, renaming=None))
+        self._store(replace(self._state, through=renaming.through, renaming=None, checks=renaming.checks))
 
     # A current view
 
-    def _commit_current(self, through: Version) -> None:
+    def _commit_current(self, through: Version, checks: Checks) -> None:
         rows = _remembered([*self._state.rows, Rows(through, self._place.name)])
         self._directory.sync([self._place.name])
-        self._store(replace(self._state, through=through, rows=rows))
+        self._store(replace(self._state, through=through, rows=rows, checks=checks))
         self._point()
         self._keep_rows(rows)
 

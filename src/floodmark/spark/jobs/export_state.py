@@ -18,6 +18,7 @@ import msgspec
 import pyarrow
 import pyarrow.dataset
 
+from floodmark.feed.checks import Checks
 from floodmark.model.errors import InvalidArgument, InvalidOption, LeaseHeld
 from floodmark.model.version import Version
 from floodmark.spark.jobs.export_files import CURRENT, HISTORY, DataFile, storage_failure
@@ -108,6 +109,11 @@ class ExportTarget(Protocol):
         ...
 
     @property
+    def checks(self) -> Checks:
+        """What heartbeats have shown up to there.  It moves in the same step."""
+        ...
+
+    @property
     def rewrites_whole(self) -> bool:
         """Whether a step that merges must write all rows again, or only the files that it touches."""
         ...
@@ -121,12 +127,17 @@ class ExportTarget(Protocol):
         ...
 
     def commit(
-        self, since: Version, through: Version, added: Sequence[DataFile], removed: Sequence[Path]
+        self,
+        since: Version,
+        through: Version,
+        added: Sequence[DataFile],
+        removed: Sequence[Path],
+        checks: Checks,
     ) -> None:
         """Let files come and go, and move on to `through`: all of it in one step, and for good."""
         ...
 
-    def advance(self, through: Version) -> None:
+    def advance(self, through: Version, checks: Checks) -> None:
         """Move on to `through` where there is nothing new."""
         ...
 

@@ -19,6 +19,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from floodmark.clock import monotonic_ms
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.checks import CheckStatistics
+from floodmark.feed.counting import Counted, count_idle
 from floodmark.feed.feeds import Feed, FeedError, FeedState, RangeProgress
 from floodmark.feed.runner import LEASE_SECONDS, REPORT_SECONDS
 from floodmark.feed.runner_backoff import Backoff
@@ -33,6 +36,8 @@ from floodmark.model.errors import (
     Terminal,
     VersionCollected,
 )
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
@@ -59,6 +64,7 @@ class FeedRunSummary(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     rounds: int
     elapsed_ms: int
+    checks: CheckStatistics
 
 
 def run_feed(
@@ -109,6 +115,7 @@ class _FeedRun:
     ) -> None:
         self._spark = spark
         self._source = source
+        self._host = site.host
         self._administration = site.host.administration
         self._store = site.host.feeds
         self._name = name
@@ -120,6 +127,7 @@ class _FeedRun:
         self._lock = Lock()
         self._held_until_ms = self._reported_ms = 0
         self._checkpoint: Version = 0
+        self._checks = CheckStatistics()
         self._problem: Exception | None = None
         self._changes = self._bytes = self._batches = self._rounds = 0
 
@@ -150,6 +158,7 @@ class _FeedRun:
             batches=self._batches,
             rounds=self._rounds,
             elapsed_ms=monotonic_ms() - began_ms,
+            checks=self._checks,
         )
 
     # Rounds
@@ -182,10 +191,36 @@ class _FeedRun:
             return _Round([], problem=error)
         behind = [part for part in feed.ranges if part.checkpoint < cut.version]
         if not behind or cut.changes == 0:
-            return _Round([_at(part, cut.version) for part in behind])
+            # Nobody is told of it before the next report.
+            due = end is not None or self._is_report_due()
+            return self._pass_over(feed, behind if due else [], cut.version)
         if feed.spec.options.linger_ms:
             self._wait(feed.spec.options.linger_ms)
         return self._conclude(self._deliver(feed, behind, cut.version))
+
+    def _pass_over(self, feed: Feed, ranges: Sequence[RangeProgress], version: Version) -> "_Round":
+        """Move ranges to a version up to which there is nothing to deliver, past its heartbeats."""
+        if not ranges or not feed.spec.is_whole:
+            return _Round([_at(part, version) for part in ranges])
+        prefix = encode_namespace(feed.namespace_id)
+        request = ChangesRequest(
+            keys=KeyRange(prefix, prefix_end(prefix)),
+            namespace=feed.namespace_id,
+            since=feed.checkpoint,
+            until=version,
+            heartbeats=True,
+        )
+        try:
+            counted = count_idle(
+                self._host.changes(request),
+                feed.checkpoint,
+                version,
+                site_id=self._host.identity.site_id,
+                namespace=feed.namespace_id,
+            )
+        except (Retryable, OutcomeUnknown) as error:
+            return _Round([], problem=error)
+        return _Round([_at(part, version, counted) for part in ranges])
 
     def _deliver(self, feed: Feed, ranges: Sequence[RangeProgress], through: Version) -> list[RangeReport]:
         """Let Spark's tasks deliver ranges, each of them some, and keep the lease meanwhile."""
@@ -257,6 +292,7 @@ class _FeedRun:
         self._held_until_ms = asked_ms + int(self._lease_seconds * 1000)
         self._reported_ms = asked_ms
         self._checkpoint = feed.checkpoint
+        self._checks = CheckStatistics.of(feed.checks)
 
     def _is_report_due(self) -> bool:
         return monotonic_ms() - self._reported_ms >= self._report_seconds * 1000
@@ -312,6 +348,8 @@ class _Round(NamedTuple):
     problem: Exception | None = None
 
 
-def _at(progress: RangeProgress, version: Version) -> RangeProgress:
+def _at(progress: RangeProgress, version: Version, counted: Counted | None = None) -> RangeProgress:
     """A range that has nothing to deliver up to a version."""
-    return msgspec.structs.replace(progress, checkpoint=version, resolved=max(progress.resolved, version))
+    return msgspec.structs.replace(
+        progress, checkpoint=version, resolved=max(progress.resolved, version), counted=counted
+    )

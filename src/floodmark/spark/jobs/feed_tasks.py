@@ -18,12 +18,14 @@ import pyarrow
 
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.feed import Decoder
+from floodmark.feed.counting import Counting
 from floodmark.feed.feeds import Feed, FeedState, RangeProgress
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.runner_buffer import Batch, RangeBuffer, measure_bytes
 from floodmark.feed.runner_round import user_keys
 from floodmark.feed.sinks import Sink, SinkContext, open_sink
 from floodmark.feed.store import FeedStore
+from floodmark.model.change import Change
 from floodmark.model.errors import (
     FeedNotFound,
     FloodmarkError,
@@ -175,6 +177,12 @@ class RangeDelivery:
             site.id, lambda: {feed.namespace_id: feed.spec.namespace}, site.host.physical_ms
         )
         self._checkpoint = progress.checkpoint
+        # Heartbeats tell of all keys: there is nothing to hold against a feed of some.
+        self._counting = (
+            Counting(progress.checkpoint, site_id=site.id, namespace=feed.namespace_id)
+            if feed.spec.is_whole
+            else None
+        )
         self._changes = self._bytes = self._batches = 0
 
     def run(self, through: Version, end_ms: int) -> RangeReport:
@@ -192,6 +200,7 @@ class RangeDelivery:
                 self._progress,
                 checkpoint=self._checkpoint,
                 resolved=max(self._progress.resolved, self._checkpoint),
+                counted=None if self._counting is None else self._counting.told()[1],
             ),
             changes=self._changes,
             value_bytes=self._bytes,
@@ -211,7 +220,7 @@ class RangeDelivery:
                     self._write(sink, batch)
                     if monotonic_ms() >= end_ms:
                         return
-            self._checkpoint = through
+            self._reach((), through)
         finally:
             # Whatever was flushed is safe, and the rest will be written again.
             with suppress(Exception):
@@ -226,7 +235,13 @@ class RangeDelivery:
             self._changes += len(batch.changes)
             self._bytes += size
             self._batches += 1
-        self._checkpoint = batch.through
+        self._reach(batch.changes, batch.through)
+
+    def _reach(self, changes: Sequence[Change], through: Version) -> None:
+        """Note that changes were delivered, and with them everything up to a version."""
+        if self._counting is not None:
+            self._counting.deliver([change.version for change in changes], through)
+        self._checkpoint = through
 
     def _batches_up_to(self, through: Version) -> Generator[Batch, None, None]:
         """The changes of the range in batches of whole commits, about as large as the feed wants them."""
@@ -238,11 +253,14 @@ class RangeDelivery:
             namespace=self._feed.namespace_id,
             since=self._checkpoint,
             until=through,
+            heartbeats=self._counting is not None,
         )
         try:
             stream = self._site.host.changes(request)
             for read in stream:
                 changes = self._decoder.decode(read)
+                if self._counting is not None:
+                    self._counting.read(read)
                 buffer.put(changes, read.through)
                 waiting += len(changes)
                 # Never so much that there would be no room for the next ones.

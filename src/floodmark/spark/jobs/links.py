@@ -9,15 +9,15 @@ or run twice, and what Spark writes down about its query goes with it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Final
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from floodmark.clock import monotonic_ms
@@ -31,8 +31,9 @@ from floodmark.spark.failures import find_error, raising_floodmark_errors
 from floodmark.spark.jobs.parts import use_session
 from floodmark.spark.jobs.progress import SILENT, Progress
 from floodmark.spark.jobs.quick_notes import quick_notes
-from floodmark.spark.links import FORMAT, OPTION, LinksSource, encode_links
+from floodmark.spark.links import DIRECT, FORMAT, OPTION, LinksSource, encode_links
 from floodmark.spark.links_planning import LinkOptions
+from floodmark.spark.links_sites import Sites
 
 _log = logging.getLogger("floodmark.replication")
 
@@ -74,10 +75,15 @@ def replicate_topology(
     spark: SparkSession | None = None,
     progress: Progress | None = None,
     stop: Event | None = None,
+    transform: Callable[[DataFrame], DataFrame] | None = None,
 ) -> TopologySummary:
     """Run all links of a topology until told to stop; with `once`, until what is there now has arrived.
 
     The topology is put in force at every site that can be reached.  With `once` all must be there.
+
+    `transform` is a stage in the middle of the query: it is given the rows of all links on their way from the
+    sources to the targets, in the columns of `spark/links.py`, and hands them on.  It is there to look at
+    what passes.  A row that it drops or changes, the next heartbeat finds.
     """
     began_ms = monotonic_ms()
     links = [_Link(each, _options(topology, each, addresses)) for each in topology.directions()]
@@ -87,7 +93,7 @@ def replicate_topology(
     with use_session(spark, "floodmark replicate") as session, raising_floodmark_errors():
         session.dataSource.register(LinksSource)
         with TemporaryDirectory(prefix="floodmark-links-") as notes:
-            work = _Work(session, f"file://{notes}", links)
+            work = _Work(session, f"file://{notes}", links, transform)
             if once:
                 work.run_once(progress or SILENT, stop or Event())
             else:
@@ -156,23 +162,21 @@ class _Link:
     options: LinkOptions
     goals: dict[str, Version] = field(default_factory=dict)
 
-    def set_goals(self) -> None:
+    def set_goals(self, sites: Sites) -> None:
         """Remember what is there now."""
-        with self.options.source.connect() as source:
-            administration = source.host.administration
-            for name in self.direction.namespaces:
-                # To cut makes durable, and publishes, what was written without waiting for the disk.
-                resolved = administration.resolved_version()
-                self.goals[name] = administration.cut_changes(name, resolved, None, None, False).resolved
+        administration = sites.get(self.options.source).host.administration
+        for name in self.direction.namespaces:
+            # To cut makes durable, and publishes, what was written without waiting for the disk.
+            resolved = administration.resolved_version()
+            self.goals[name] = administration.cut_changes(name, resolved, None, None, False).resolved
 
-    def positions(self) -> dict[str, Version]:
+    def positions(self, sites: Sites) -> dict[str, Version]:
         """How far the target is."""
-        with self.options.target.connect() as target:
-            return {
-                link.namespace: link.through
-                for link in target.host.administration.links()
-                if link.source_id == self.options.source_id
-            }
+        administration = sites.get(self.options.target).host.administration
+        names = list(self.direction.namespaces)
+        return {
+            each.name: each.through for each in administration.link_positions(self.options.source_id, names)
+        }
 
     def statistics(self) -> list[LinkStatistics]:
         """What the target says about the link; nothing if it cannot be reached."""
@@ -198,10 +202,17 @@ class _Link:
 class _Work:
     """Runs the query of all links, and begins it anew when it fails."""
 
-    def __init__(self, spark: SparkSession, notes: str, links: Sequence[_Link]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        notes: str,
+        links: Sequence[_Link],
+        transform: Callable[[DataFrame], DataFrame] | None,
+    ) -> None:
         self._spark = spark
         self._notes = notes
         self._links = links
+        self._transform = transform
         self._query: StreamingQuery | None = None
         self._backoff = Backoff(BACKOFF_MS, longest_ms=BACKOFF_MS_MAX)
         self._began_ms = 0
@@ -219,8 +230,12 @@ class _Work:
 
     def run_once(self, progress: Progress, stop: Event) -> None:
         """Let all links run until what was there at the beginning has arrived."""
-        for link in self._links:
-            link.set_goals()
+        with closing(Sites()) as sites:
+            for link in self._links:
+                link.set_goals(sites)
+            self._wait_for_goals(sites, progress, stop)
+
+    def _wait_for_goals(self, sites: Sites, progress: Progress, stop: Event) -> None:
         waiting, moved_at_ms = list(self._links), monotonic_ms()
         seen: dict[str, dict[str, Version]] = {}
         try:
@@ -228,7 +243,7 @@ class _Work:
             while waiting and not stop.wait(LOOK_SECONDS):
                 self._look_after(stop)
                 with suppress(Retryable):
-                    found = {str(link.direction): link.positions() for link in waiting}
+                    found = {str(link.direction): link.positions(sites) for link in waiting}
                     waiting = [link for link in waiting if not _has(link.goals, found[str(link.direction)])]
                     if found != seen:
                         seen, moved_at_ms = found, monotonic_ms()
@@ -243,7 +258,11 @@ class _Work:
         # thread may have made the session.  Making a frame makes it active.
         self._spark.createDataFrame([], "nothing string")
         option = encode_links([link.options for link in self._links])
-        rows = self._spark.readStream.format(FORMAT).option(OPTION, option).load()
+        reader = self._spark.readStream.format(FORMAT).option(OPTION, option)
+        if self._transform is None:
+            rows = reader.option(DIRECT, "true").load()
+        else:
+            rows = self._transform(reader.load())
         writer = (
             rows.writeStream.format(FORMAT)
             .option(OPTION, option)

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from floodmark.clock import monotonic_ms
+from floodmark.feed.checks import Checks, CheckStatistics
 from floodmark.feed.runner_backoff import Backoff
 from floodmark.model.errors import (
     InvalidArgument,
@@ -36,12 +37,16 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version, physical_ms
 from floodmark.replication.lag import LagCounts
 from floodmark.site.site import Site
+from floodmark.spark.accounts import QueryChecks
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.failures import find_error, raising_floodmark_errors
 from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.jobs.parts import use_session
 from floodmark.spark.jobs.progress import SILENT, Progress
 from floodmark.spark.jobs.quick_notes import quick_notes
+from floodmark.spark.options import HEARTBEATS
+from floodmark.spark.special import SPECIAL
+from floodmark.spark.writing import ACCOUNT
 
 # Who looks after the queries looks up this often.
 LOOK_SECONDS: Final = 0.2
@@ -55,7 +60,11 @@ _SHARES: Final = tuple(number / 100 for number in (0, 1, 5, *range(10, 100, 10),
 
 
 class NamespaceReplication(msgspec.Struct, frozen=True, kw_only=True):
-    """How one namespace went.  The target has every change at or below `through`, if that is known."""
+    """How one namespace went.  The target has every change at or below `through`, if that is known.
+
+    `wrong` counts the intervals between heartbeats in which changes went astray in this run, and `checks`
+    tells what was checked since the checkpoint was begun.
+    """
 
     namespace: str
     batches: int
@@ -64,6 +73,8 @@ class NamespaceReplication(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms_p50: int | None
     lag_ms_p99: int | None
     restarts: int
+    wrong: int
+    checks: CheckStatistics
 
 
 class ReplicateSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +87,7 @@ class ReplicateSummary(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms_p50: int | None
     lag_ms_p99: int | None
     elapsed_ms: int
+    wrong: int
     namespaces: list[NamespaceReplication]
 
 
@@ -138,7 +150,7 @@ class _Replication:
         # A stream's writer looks for its format in the session that is active in this thread, and another
         # thread may have made the session.  Making a frame makes it active.
         self._spark.createDataFrame([], "nothing string")
-        tallies = [_Tally(namespace=name) for name in names]
+        tallies = [_Tally(namespace=name, before=self._load_checks(name)) for name in names]
         with _listening(self._spark, tallies, progress):
             for tally in tallies:
                 self._begin(tally)
@@ -149,6 +161,8 @@ class _Replication:
             finally:
                 for tally in tallies:
                     tally.end()
+        for tally in tallies:
+            tally.checks = self._load_checks(tally.namespace)
         return tallies
 
     def _begin(self, tally: "_Tally") -> None:
@@ -158,10 +172,14 @@ class _Replication:
             .option("namespace", tally.namespace)
             .option("readChangeFeed", "true")
             .option("startingVersion", self._start)
+            .option(HEARTBEATS, "true")
             .load(self._source.location)
         )
+        version = F.when(~F.col("_change_type").isin(*SPECIAL), F.col("_commit_version"))
         observed = changes.observe(
-            _OBSERVED, F.percentile_approx("_commit_version", list(_SHARES), 1_000).alias("versions")
+            _OBSERVED,
+            F.count(version).alias("changes"),
+            F.percentile_approx(version, list(_SHARES), 1_000).alias("versions"),
         )
         writer = (
             observed.writeStream.format(_FORMAT)
@@ -169,11 +187,18 @@ class _Replication:
             .option("namespace", tally.namespace)
             .option("path", self._target.location)
             .option("checkpointLocation", self._checkpoint.directory(tally.namespace).directory("query").url)
+            .option(ACCOUNT, self._account_url(tally.namespace))
         )
         if self._once:
             writer = writer.trigger(availableNow=True)
         with quick_notes(self._spark, self._checkpoint.url):
             tally.began(writer.start())
+
+    def _account_url(self, namespace: str) -> str:
+        return self._checkpoint.directory(namespace).directory(ACCOUNT).url
+
+    def _load_checks(self, namespace: str) -> Checks:
+        return QueryChecks(self._account_url(namespace)).last()
 
     def _goes_on(self, tally: "_Tally", stop: Event) -> bool:
         """Whether a query goes on; one that failed for the time being is begun again."""
@@ -200,6 +225,8 @@ class _Tally:
     """A query, and what it has done.  Its progress is told by another thread, and asked for at the end."""
 
     namespace: str
+    before: Checks = field(default_factory=Checks)
+    checks: Checks = field(default_factory=Checks)
     query: StreamingQuery | None = None
     batches: int = 0
     changes: int = 0
@@ -231,15 +258,16 @@ class _Tally:
             if not progress.numInputRows or progress.batchId <= self._counted:
                 return
             self._counted = progress.batchId
-            self.batches += 1
-            self.changes += progress.numInputRows
             self.backoff.reset()
-            ended_ms = _to_ms(progress.timestamp) + progress.durationMs["triggerExecution"]
             observed = progress.observedMetrics.get(_OBSERVED)
-            if observed is not None and observed["versions"]:
-                lags = [max(0, ended_ms - physical_ms(version)) for version in observed["versions"]]
-                for low, high, lag_ms in zip(_SHARES, _SHARES[1:], lags, strict=False):
-                    self.lags.add(lag_ms, progress.numInputRows * (high - low))
+            if observed is None or not observed["changes"]:
+                return
+            self.batches += 1
+            self.changes += observed["changes"]
+            ended_ms = _to_ms(progress.timestamp) + progress.durationMs["triggerExecution"]
+            lags = [max(0, ended_ms - physical_ms(version)) for version in observed["versions"]]
+            for low, high, lag_ms in zip(_SHARES, _SHARES[1:], lags, strict=False):
+                self.lags.add(lag_ms, observed["changes"] * (high - low))
 
 
 class _Listener(StreamingQueryListener):
@@ -346,6 +374,7 @@ def _summarize(source: Site, target: Site, tallies: Sequence[_Tally], elapsed_ms
         lag_ms_p50=lags.percentile(0.5),
         lag_ms_p99=lags.percentile(0.99),
         elapsed_ms=elapsed_ms,
+        wrong=sum(tally.checks.wrong - tally.before.wrong for tally in tallies),
         namespaces=[
             NamespaceReplication(
                 namespace=tally.namespace,
@@ -355,6 +384,8 @@ def _summarize(source: Site, target: Site, tallies: Sequence[_Tally], elapsed_ms
                 lag_ms_p50=tally.lags.percentile(0.5),
                 lag_ms_p99=tally.lags.percentile(0.99),
                 restarts=tally.restarts,
+                wrong=tally.checks.wrong - tally.before.wrong,
+                checks=CheckStatistics.of(tally.checks),
             )
             for tally in tallies
         ],

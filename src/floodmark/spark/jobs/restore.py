@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.model.errors import Corruption, InvalidArgument, NamespaceExists, NamespaceNotFound
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.replication.returning import Portion
@@ -210,7 +211,7 @@ def _require_own(site: Site, namespace: NamespaceRow, begun: Version) -> bool:
     at = site.host.administration.read_version()
     keys = qualify_range(encode_namespace(namespace.id), EVERYTHING)
     found = False
-    for batch in site.host.router.scan_records(keys, at, dead=True, digests=True):
+    for batch in site.host.router.scan_records(keys, at, dead=True, content=Content.DIGESTS):
         if not batch.num_rows:
             continue
         found = True

@@ -76,6 +76,8 @@ class Chronicle:
     """Which qualified keys each partition holds, or held."""
     copies_are_whole: bool = True
     """Whether a commit of another site must be one commit in each partition here."""
+    forgotten: Version = 0
+    """What was written up to here may have been deleted, without a trace, before the chronicle began."""
 
     def __post_init__(self) -> None:
         self._judged = 0
@@ -85,6 +87,14 @@ class Chronicle:
         self._records: dict[Key, bytes] = {}
         self.totals: dict[Key, int] = {}
         """What was added at this site to each counter, all in all."""
+
+    def begin_with(self, loaded: list[Seen], through: Version, forgotten: Version) -> None:
+        """Begin with what a site was loaded with, of which no feed tells."""
+        self.through, self.forgotten = through, forgotten
+        for seen in sorted(loaded):
+            self._records[seen.key] = seen.stored
+            self._stamps[seen.key] = find_origins([seen.stored])[0]
+            self.changes.append(seen._replace(whole=seen.stored))
 
     def between(self, since: Version, until: Version) -> list[Seen]:
         """What was told of `(since, until]`."""

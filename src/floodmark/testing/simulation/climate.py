@@ -29,6 +29,7 @@ class Climate:
     crashes: float
     cuts: float
     drivers: float
+    looks: float
 
 
 def draw_climate(random: Random) -> Climate:
@@ -50,4 +51,5 @@ def draw_climate(random: Random) -> Climate:
         crashes=sometimes(4),
         cuts=sometimes(3),
         drivers=sometimes(3),
+        looks=4 + sometimes(16),
     )

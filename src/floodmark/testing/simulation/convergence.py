@@ -1,30 +1,45 @@
 """The end of a run: everything heals, all links drain, and all sites must hold the same (promise 8).
 
 What they must hold is known without any network: it is what all the writes that are in the sites' own change
-logs make of a key, in whatever order they are taken.
+logs make of a key, in whatever order they are taken.  Of a site that was lost or removed those writes count
+which another site has got, or the copy that it was restored from: none of them may be lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Final
+from typing import Final, TypeAlias
 
-from floodmark.codec.states import CounterState, FieldsState, State, decode_state
+from floodmark.codec.states import decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.merge.states import live_value, merge_states
+from floodmark.merge.pruning import prune_state
+from floodmark.merge.states import live_value, merge_states, stamps_of
 from floodmark.model.change import Stamp
-from floodmark.model.version import compose
-from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, qualified
-from floodmark.testing.simulation.history import Key, Violation
+from floodmark.model.version import VERSION_MAX, Version, compose
+from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, Chronicle, qualified
+from floodmark.testing.simulation.copies import Copy
+from floodmark.testing.simulation.history import Key, Violation, show_version
 from floodmark.testing.simulation.sites import SimulatedSite, embedded
 from floodmark.testing.simulation.workload import DELETED_COUNTERS, KEYS
 
 ALL_KEYS: Final = tuple(Key(namespace, key) for namespace in NAMESPACES for key in KEYS)
 
+# What was written, and where and when.
+Writing: TypeAlias = tuple[Stamp, bytes]
 
-def check_convergence(sites: Sequence[SimulatedSite], now_ms: int) -> None:
-    """Compare the sites with each other, and with what was written."""
+
+def check_convergence(
+    sites: Sequence[SimulatedSite], now_ms: int, lost: bool = False, copies: Sequence[Copy] = ()
+) -> None:
+    """Compare the sites with each other, and with what was written.
+
+    `lost` says that there are sites which cannot tell any more what they wrote, and `copies` from which
+    copies such were restored.
+    """
+    written = _find_written(sites)
+    if lost:
+        _add_known(written, sites, copies)
     for key in ALL_KEYS:
-        expected = _true_value(sites, key, now_ms)
+        expected = _true_value(written.get(key, []), key, now_ms)
         stored = {site.name: _find_stored(site, key, now_ms) for site in sites}
         for site, record in stored.items():
             value = None if record is None else live_value(record, now_ms)
@@ -37,7 +52,8 @@ def check_convergence(sites: Sequence[SimulatedSite], now_ms: int) -> None:
             raise Violation(
                 "8", "all sites", f"{key} has equal values and other bytes: {essences}", keys=[key]
             )
-        _check_total(sites, key, expected)
+        if not lost:
+            _check_total(sites, key, expected)
 
 
 def _find_stored(site: SimulatedSite, key: Key, now_ms: int) -> bytes | None:
@@ -45,34 +61,74 @@ def _find_stored(site: SimulatedSite, key: Key, now_ms: int) -> bytes | None:
     return site.call_host(lambda host: embedded(host).node.find_before(qualified(key), present))
 
 
-def _essence(stored: bytes, now_ms: int) -> bytes | State:
-    """A record without the place that it came from, and without what is dead in it.
+def _essence(stored: bytes, now_ms: int) -> bytes:
+    """A record without the place that it came from, and without the deletes that may go by now.
 
-    What is dead goes at each site in its own time, with the whole record; it may linger in another that was
-    written to before that.
+    Everything has arrived everywhere, so all of them may.  They go at each site in its own time.
     """
     record = decode_value(stored)
     if record.stamps is None:
         return encode_value(record.value, record.expires_at, record.deleted)
-    state = decode_state(stored)
-    if isinstance(state, CounterState):
-        return CounterState(None, state.entries)
-    return FieldsState(None, tuple(field for field in state.fields if field.is_live_at(now_ms)))
+    return encode_state(prune_state(decode_state(stored), VERSION_MAX, now_ms))
 
 
-def _true_value(sites: Sequence[SimulatedSite], key: Key, now_ms: int) -> bytes | None:
-    written = [
-        (Stamp(seen.version, site.id), seen.stored)
-        for site in sites
-        for seen in site.chronicle.changes
-        if seen.key == key and decode_value(seen.stored).origin is None
-    ]
+def _find_written(sites: Sequence[SimulatedSite]) -> dict[Key, list[Writing]]:
+    """All writes of the sites that are there, by key."""
+    written: dict[Key, list[Writing]] = {}
+    for site in sites:
+        for key, writing in _own_writes(site.chronicle):
+            written.setdefault(key, []).append(writing)
+    return written
+
+
+def _add_known(
+    written: dict[Key, list[Writing]], sites: Sequence[SimulatedSite], copies: Sequence[Copy]
+) -> None:
+    """Add what the sites have ever got from others: so the writes of those count which are not there."""
+    known = [(seen.key, seen.stored) for site in sites for seen in site.chronicle.changes]
+    for copy in copies:
+        for namespace, records in copy.records.items():
+            known += [(Key(namespace, key), stored) for key, stored in records.items()]
+    stamps: set[tuple[Key, Stamp]] = set()
+    for key, stored in known:
+        record = decode_value(stored)
+        if record.origin is not None:
+            written.setdefault(key, []).append((record.origin, stored))
+        if record.stamps is not None:
+            stamps |= {(key, stamp) for stamp in stamps_of(decode_state(stored))}
+        elif record.origin is not None:
+            stamps.add((key, record.origin))
+    for site in sites:
+        for earlier in site.past:
+            survived = [stamp for key, (stamp, _) in _own_writes(earlier) if (key, stamp) in stamps]
+            _check_no_stamp_twice(site, max((stamp.version for stamp in survived), default=0))
+
+
+def _own_writes(chronicle: Chronicle) -> Iterator[tuple[Key, Writing]]:
+    for seen in chronicle.changes:
+        if decode_value(seen.stored).origin is None:
+            yield seen.key, (Stamp(seen.version, chronicle.site_id), seen.stored)
+
+
+def _check_no_stamp_twice(site: SimulatedSite, last: Version) -> None:
+    """What a site writes in a later life lies above all that the others know of an earlier one."""
+    for key, (stamp, _) in _own_writes(site.chronicle):
+        if stamp.version <= last:
+            raise Violation(
+                "2",
+                site.name,
+                f"{key} was written after a restore, and others have {show_version(last)} of it",
+                keys=[key],
+                version=stamp.version,
+            )
+
+
+def _true_value(written: Sequence[Writing], key: Key, now_ms: int) -> bytes | None:
     if not written:
         return None
     if POLICIES[key.namespace] == "last_write":
         return live_value(max(written)[1], now_ms)
-    states = [stored for _, stored in written]
-    return live_value(reduce(merge_states, states), now_ms)
+    return live_value(reduce(merge_states, [stored for _, stored in written]), now_ms)
 
 
 def _check_total(sites: Sequence[SimulatedSite], key: Key, value: bytes | None) -> None:

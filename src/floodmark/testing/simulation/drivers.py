@@ -5,14 +5,13 @@ may be gone between any two of these.  It keeps nothing, so the next one begins 
 old one may still be at work then.  All rules are in `floodmark.replication`, where Spark finds them as well.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
-from floodmark.feed.cut import ChangesCut
-from floodmark.model.errors import ClockSkew, FloodmarkError, Unreachable, VersionCollected
+from floodmark.model.errors import ClockSkew, Fenced, FloodmarkError, Unreachable, VersionCollected
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
@@ -20,14 +19,14 @@ from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import Applier, run_step
 from floodmark.replication.planning import plan_step
-from floodmark.replication.ports import LinkPosition, NamespaceFacts
 from floodmark.replication.reading import read_part
-from floodmark.replication.step import LinkStep
-from floodmark.site.directory import Identity
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
+from floodmark.site.directory import FORMAT, Identity
+from floodmark.site.host import Host
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.history import Violation
-from floodmark.testing.simulation.network import Network
+from floodmark.testing.simulation.network import Caller, Network
 from floodmark.testing.simulation.sites import HOLD, TROUBLE, Down, SimulatedSite, embedded
 from floodmark.testing.simulation.workload import KEYS
 
@@ -44,11 +43,11 @@ GONE_MS_MAX: Final = 3_000
 class DistantSite:
     """A site as a driver elsewhere reaches it: a source and a target of links, and its administration."""
 
-    def __init__(self, network: Network, place: str, site: SimulatedSite) -> None:
+    def __init__(self, network: Caller, place: str, site: SimulatedSite) -> None:
         self._network = network
         self._place = place
         self._site = site
-        self.identity = Identity(site=site.name, site_id=site.id, format=1)
+        self.identity = Identity(site=site.name, site_id=site.id, format=FORMAT)
 
     @property
     def administration(self) -> "DistantSite":
@@ -59,47 +58,28 @@ class DistantSite:
         """The time at the site."""
         return self._site.time()
 
-    def find_namespace(self, namespace: str) -> NamespaceFacts:
-        """Ask for a namespace."""
-        return self._call(
-            lambda: self._site.call_host(lambda host: host.administration.find_namespace(namespace))
-        )
-
-    def shared_since(self, namespace: str, position: Version) -> Version:
-        """Ask where a link begins to read."""
-        return self._call(
-            lambda: self._site.call_host(lambda host: host.administration.shared_since(namespace, position))
-        )
-
-    def cut_changes(
-        self,
-        namespace: str,
-        since: Version,
-        changes_max: int | None,
-        until: Version | None,
-        at_heartbeat: bool,
-        own: bool = False,
-    ) -> ChangesCut:
+    def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
         """Ask where a step may end."""
         return self._call(
-            lambda: self._site.call_host(
-                lambda host: host.administration.cut_changes(
-                    namespace, since, changes_max, until, at_heartbeat, own
-                )
-            )
+            lambda: self._site.call_host(lambda host: host.administration.cut_link(positions, changes_max))
         )
 
-    def hold_safe_point(self, name: str, version: Version) -> None:
-        """Keep a version at the site."""
-        self._call(
-            lambda: self._site.call_host(
-                lambda host: host.administration.hold_safe_point(name, version, HOLD, None)
-            )
-        )
+    def hold_safe_points(self, name: str, versions: Mapping[str, Version]) -> None:
+        """Keep a version of each namespace at the site."""
 
-    def links(self) -> Sequence[LinkPosition]:
+        def hold(host: Host) -> None:
+            for namespace, version in versions.items():
+                host.administration.hold_safe_point(f"{name}-{namespace}", version, HOLD, namespace)
+
+        self._call(lambda: self._site.call_host(hold))
+
+    def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
         """Ask how far the site is."""
-        return self._call(lambda: self._site.call_host(lambda host: host.administration.links()))
+        return self._call(
+            lambda: self._site.call_host(
+                lambda host: host.administration.link_positions(source_id, namespaces)
+            )
+        )
 
     def advance_link(self, step: LinkStep, applied: Applied) -> object:
         """Let the site take note of a step."""
@@ -156,6 +136,15 @@ class Link:
     network: Network
     in_parts: bool = False
     """Whether several tasks share a step, each with some of the keys."""
+    incarnation: int = 1
+    """Which life of the source is read, by the topology that drivers have."""
+    is_closed: bool = False
+    """Whether the link is in no topology any more, so that nobody drives it."""
+
+    @property
+    def sites(self) -> tuple[SimulatedSite, SimulatedSite]:
+        """Its two ends."""
+        return self.source, self.target
 
     @property
     def name(self) -> str:
@@ -170,17 +159,17 @@ class Link:
     def plan(self, changes_max: int | None) -> LinkStep:
         """Plan the next step, and keep at the source what it needs."""
         source, target = self.ends()
-        step = plan_step(source, target, NAMESPACES, changes_max=changes_max)
-        self.hold_safe_point(min(namespace.since for namespace in step.namespaces))
+        step = plan_step(source, target, NAMESPACES, incarnation=self.incarnation, changes_max=changes_max)
+        self.hold_safe_points({namespace.name: namespace.begin for namespace in step.namespaces})
         return step
 
-    def hold_safe_point(self, version: Version) -> None:
+    def hold_safe_points(self, positions: Mapping[str, Version]) -> None:
         """Keep at the source what the target does not have yet."""
-        self.ends()[0].hold_safe_point(f"link-{self.target.name}", version)
+        self.ends()[0].hold_safe_points(f"link-{self.target.name}", positions)
 
     def has_left(self, step: LinkStep) -> bool:
         """Whether the link has gone on from where a step begins: then nobody keeps what it needs."""
-        if not self.target.is_up:
+        if not self.target.is_up or step.incarnation < self.incarnation:
             return True
         rows = self.target.call_host(lambda host: embedded(host).links.rows)
         return any(
@@ -214,6 +203,8 @@ class Driver:
 
     def go_on(self) -> None:
         """Do what comes next; everything after it follows by itself."""
+        if self._link.is_closed:
+            return
         if self._random.random() < GONE:
             successor = Driver(self._link, self._random, self._schedule)
             self._schedule.after(self._random.randint(0, GONE_MS_MAX), successor.go_on)
@@ -231,7 +222,7 @@ class Driver:
         except VersionCollected as error:
             if not self._link.has_left(self._step):
                 raise Violation("5", self._link.name, f"the link lost its place: {error}") from error
-        except (*TROUBLE, ClockSkew) as error:
+        except (*TROUBLE, ClockSkew, Fenced) as error:
             if not isinstance(error, Unreachable | Down):
                 self._link.target.note(f"{self._link.name} is stopped: {type(error).__name__}")
         self._stages = self._run()

@@ -17,7 +17,12 @@ import msgspec
 from floodmark.codec.stamps import NO_STAMP
 from floodmark.codec.states import CounterState, Entry, FieldsState
 from floodmark.model.change import Sums, Tally
+from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import VERSION_MAX
+from floodmark.replication.exchange import Copied
+
+# When a site is announced that should have been so before.
+LATE_MS: Final = 1_500
 
 
 class PlantedFault(NamedTuple):
@@ -138,6 +143,23 @@ def _last_to_arrive(original: Callable[..., Any]) -> Callable[..., Any]:
     return merge_fields
 
 
+def _announced_late(original: Callable[..., Any]) -> Callable[..., Any]:
+    def be_announced(joining: Any) -> Iterator[None]:
+        joining.follow_alone()
+
+        def announce() -> None:
+            try:
+                for _ in original(joining):
+                    pass
+            except FloodmarkError:
+                joining.world.schedule.after(LATE_MS, announce)
+
+        joining.world.schedule.after(LATE_MS, announce)
+        return iter(())
+
+    return be_announced
+
+
 FAULTS: Final[Mapping[str, PlantedFault]] = {
     "resolved-too-high": PlantedFault(
         "a resolved version one too high",
@@ -240,6 +262,30 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "floodmark.replication.applying",
         "_cut_repeats",
         _row_by_row,
+    ),
+    "fence-left-out": PlantedFault(
+        "what a site wrote in a life that was lost is still taken in from its old links",
+        "floodmark.replication.topology:MemberSite",
+        "admits",
+        _always(True),
+    ),
+    "clock-left-behind": PlantedFault(
+        "a restored site's clock does not move past what the others have of it",
+        "floodmark.replication.returning",
+        "_pass_version",
+        _always(None),
+    ),
+    "removed-unshared": PlantedFault(
+        "what some have of a site that is removed is not given to the others",
+        "floodmark.replication.removing",
+        "copy_origin",
+        _always(Copied(0, 0)),
+    ),
+    "announced-late": PlantedFault(
+        "a new site writes before the others have heard of it",
+        "floodmark.testing.simulation.membership:Joining",
+        "be_announced",
+        _announced_late,
     ),
     "miscounted": PlantedFault(
         "a heartbeat counts one change too many",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from floodmark.model.errors import FloodmarkError, Unreachable
 from floodmark.testing.simulation.clocks import Schedule
@@ -25,6 +25,12 @@ class Weather:
     loss: float = 0.0
     duplication: float = 0.0
     late_ms_max: int = 600
+
+
+class Caller(Protocol):
+    """Whatever carries calls."""
+
+    def call(self, caller: str, target: str, action: Callable[[], Result]) -> Result: ...
 
 
 class Network:

@@ -70,6 +70,8 @@ class SimulatedSite:
         self.time = SkewedTime(true_time, 0)
         self.witness = Witness(name)
         self.chronicle = Chronicle(name, site_id)
+        self.past: list[Chronicle] = []
+        """The chronicles of its earlier lives, each of which ended with the loss of all data."""
         self.disk = SimulatedDisk(self)
         self.log_retention: timedelta | None = None
         self.life = 0
@@ -162,6 +164,16 @@ class SimulatedSite:
         self._site = None
         self.disk = self.disk.restart(keep)
         self.note(f"crashed; {unsynced - keep} of {unsynced} unsynced writes are lost")
+
+    def lose(self) -> None:
+        """The site is gone, with all that it had.  If it comes back, it begins from nothing."""
+        self._site = None
+        self.disk = SimulatedDisk(self)
+        self.witness = Witness(self.name)
+        self.past.append(self.chronicle)
+        whole = self.chronicle.copies_are_whole
+        self.chronicle = Chronicle(self.name, self.id, copies_are_whole=whole)
+        self.note("lost with all its data")
 
     def call(self, action: Callable[[Site], Result]) -> Result:
         """Do something at the site.  Raises Down if it is not running, or ends on the way."""

@@ -1,4 +1,4 @@
-"""Three sites, their writers, readers and faults, in one thread and under one seed.
+"""A few sites, their writers, readers and faults, in one thread and under one seed.
 
 Every step is drawn from one generator of random numbers, so a seed is a history.  Each seed also draws its
 climate: a world in which everything goes wrong all the time hides what one would show in which only clocks
@@ -22,11 +22,14 @@ from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES
 from floodmark.testing.simulation.climate import draw_climate
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.convergence import check_convergence
+from floodmark.testing.simulation.copies import Copy
 from floodmark.testing.simulation.drivers import Driver, Link
 from floodmark.testing.simulation.history import History, Violation
+from floodmark.testing.simulation.membership import Membership
 from floodmark.testing.simulation.network import Network
 from floodmark.testing.simulation.readers import FeedReader, SnapshotReader
 from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
+from floodmark.testing.simulation.verifiers import Verifier, check_agreement
 from floodmark.testing.simulation.workload import KEYS, choose_write
 
 STEPS: Final = 140
@@ -47,7 +50,8 @@ TOPOLOGY: Final = Topology(
 class World:
     """A run of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, changes: bool | None = None) -> None:
+        """`changes` says whether sites join, are lost and go; else that is drawn as well."""
         self.random = Random(seed)
         self.history = History()
         self.time = SimulatedTime()
@@ -58,9 +62,12 @@ class World:
         ]
         self.network = Network(self.random, self.schedule)
         self.climate = climate = draw_climate(self.random)
+        self.topology = TOPOLOGY
+        self.copies: list[Copy] = []
+        # Drawn apart: in a world without such changes everything else is as it was.
+        self._membership = Membership(self, Random(f"membership {seed}"), changes)
         for site in self.sites:
-            site.log_retention = climate.log_retention
-            site.chronicle.copies_are_whole = not climate.in_parts
+            self._adapt(site)
         self.links = [
             Link(source, target, self.network, climate.in_parts)
             for source in self.sites
@@ -77,7 +84,9 @@ class World:
             self._crash: climate.crashes,
             self._cut: climate.cuts,
             self._drive: climate.drivers,
+            self._verify: climate.looks,
         }
+        self._verifier = Verifier(self.sites, self.random)
 
     def run(self, steps: int = STEPS) -> None:
         """Live through some steps, then let everything heal and compare the sites."""
@@ -93,7 +102,7 @@ class World:
 
     def census(self) -> Counter[str]:
         """How much of what a run is about there was in it."""
-        census: Counter[str] = Counter()
+        census = Counter(self._verifier.census)
         for site in self.sites:
             census += site.census()
         return census
@@ -108,21 +117,69 @@ class World:
         for site in self.sites:
             site.time.jump(self.random, far=False)
             site.start()
-            site.create_namespaces(TOPOLOGY)
+            site.create_namespaces(self.topology)
             site.extend_chronicle()
             self.schedule.after(self.random.randint(1, HEARTBEAT_MS), self._heartbeats_of(site))
         for link in self.links:
-            link.hold_safe_point(0)
+            link.hold_safe_points(dict.fromkeys(NAMESPACES, 0))
             Driver(link, self.random, self.schedule).go_on()
         self.network.weather = self.climate.weather
         self.readers: list[FeedReader | SnapshotReader] = []
         for site in self.sites:
             if self.climate.disks_fail:
                 site.disk.disturb(self.random)
-            for name, follows in (("follower", True), ("reader", False)):
-                holds = self.random.random() < self.climate.holders
-                self.readers.append(FeedReader(site, name, self.random, follows=follows, holds=holds))
-            self.readers.append(SnapshotReader(site, self.sites, self.random))
+            self._add_readers(site)
+        self._membership.begin()
+
+    def _add_readers(self, site: SimulatedSite) -> None:
+        for name, follows in (("follower", True), ("reader", False)):
+            holds = self.random.random() < self.climate.holders
+            self.readers.append(FeedReader(site, name, self.random, follows=follows, holds=holds))
+        self.readers.append(SnapshotReader(site, self.sites, self.random))
+
+    def _adapt(self, site: SimulatedSite) -> None:
+        """Let a site live in this climate."""
+        site.log_retention = self.climate.log_retention
+        # What is copied from a third site comes key by key.
+        site.chronicle.copies_are_whole = not self.climate.in_parts and not self._membership.loses_data
+
+    # Sites that come and go
+
+    def make_site(self, name: str, site_id: int) -> SimulatedSite:
+        """A site that does not take part yet."""
+        site = SimulatedSite(name, site_id, true_time=self.time, random=self.random, history=self.history)
+        self._adapt(site)
+        site.time.jump(self.random, far=False)
+        self.schedule.after(self.random.randint(1, HEARTBEAT_MS), self._heartbeats_of(site))
+        return site
+
+    def start_site(self, site: SimulatedSite) -> None:
+        """Let a site run that does not take part yet, on a disk that works for a while."""
+        if not site.is_up:
+            site.start(disturbed=self.climate.disks_fail)
+        elif self.climate.disks_fail and site.disk.fired:
+            site.disk.disturb(self.random)
+
+    def enter(self, site: SimulatedSite) -> None:
+        """Let a site take part, with links in all directions."""
+        known = {link.sites for link in self.links}
+        for other in self.sites:
+            for source, target in ((site, other), (other, site)):
+                if (source, target) not in known:
+                    link = Link(source, target, self.network, self.climate.in_parts)
+                    self.links.append(link)
+                    Driver(link, self.random, self.schedule).go_on()
+        self.sites.append(site)
+        self._add_readers(site)
+        site.note("takes part")
+
+    def leave(self, site: SimulatedSite) -> None:
+        """Let a site take part no longer.  Whoever drives its links does not know that."""
+        self.sites.remove(site)
+        self.readers = [reader for reader in self.readers if reader.site is not site]
+        census, self._verifier = self._verifier.census, Verifier(self.sites, self.random)
+        self._verifier.census.update(census)
+        site.note("takes part no longer")
 
     def _pass_time(self, milliseconds: int) -> None:
         self.time.advance(milliseconds)
@@ -145,7 +202,8 @@ class World:
 
     def _restart(self, site: SimulatedSite) -> None:
         site.is_restarting = False
-        site.start(disturbed=self.climate.disks_fail)
+        if site in self.sites and not site.is_up:
+            site.start(disturbed=self.climate.disks_fail)
 
     def _heartbeats_of(self, site: SimulatedSite) -> Callable[[], None]:
         def beat() -> None:
@@ -169,6 +227,10 @@ class World:
     def _poll_reader(self) -> None:
         with suppress(*TROUBLE):
             self.random.choice(self.readers).poll()
+
+    def _verify(self) -> None:
+        with suppress(*TROUBLE):
+            self._verifier.poll()
 
     def _collect_garbage(self) -> None:
         with suppress(*TROUBLE):
@@ -217,19 +279,28 @@ class World:
         """Repair everything, let all links drain, and look at everything once more."""
         self.network.heal()
         for site in self.sites:
-            site.time.offset_ms = 0
-            site.disk.heal()
-            if not site.is_up:
-                site.start()
-            self._catch_up_with(site)
+            self._heal(site)
+        self._membership.finish(self._heal)
         self._drain()
         for site in self.sites:
             site.extend_chronicle()
             site.check_links()
         self.time.advance(1)
-        check_convergence(self.sites, self.time())
+        check_convergence(self.sites, self.time(), self._membership.loses_data, self.copies)
+        check_agreement(self.sites)
         for reader in self.readers:
             reader.poll()
+
+    def _heal(self, site: SimulatedSite) -> None:
+        """Let a site run on a disk and under a clock that are in order."""
+        site.time.offset_ms = 0
+        site.disk.heal()
+        if not site.is_up:
+            site.start()
+        # What failed last may only be noticed, and mended, when something is written again.
+        with suppress(*TROUBLE):
+            site.call(lambda open_site: open_site.heartbeat())
+        self._catch_up_with(site)
 
     def _catch_up_with(self, site: SimulatedSite) -> None:
         """Let time pass until a site's versions are no longer ahead of it."""

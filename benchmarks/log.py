@@ -1,0 +1,368 @@
+"""Transactions over a batched log and over a bare one: same disk, same run, as a ratio.
+
+    make bench-log                                          all of it, some minutes
+    make bench-log ARGS="--seconds 0.2 --repeat 1"          see that it works
+    make bench-log ARGS="--only transactions --level 1"     some of it
+
+A coordinator's transaction is begun, joined by two participants and committed, each step durable before the
+next; then its participants, which have nothing to do, are told, and its records go.  At most eight threads
+drive all that are in flight.  A thread that has one waits for each step; one that has several hands over the
+same step of all of them, then waits for all.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from statistics import median, quantiles
+from threading import Barrier
+from time import perf_counter, sleep
+from timeit import timeit
+from typing import Final, TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.harness import (
+    MICROSECONDS,
+    Measure,
+    Row,
+    Target,
+    as_data,
+    compare,
+    describe_machine,
+    render,
+    state,
+    tell,
+)
+
+from floodmark.clock import system_time_ms
+from floodmark.engine import Engine
+from floodmark.engine.rocks import RocksEngine
+from floodmark.log import (
+    FAMILY,
+    BatchedWriter,
+    BatchSettings,
+    EngineStore,
+    MemoryLedger,
+    StoredLedger,
+    Trigger,
+)
+from floodmark.log.statistics import FlushCounter
+from floodmark.model.transaction import Participant, ParticipantKind
+from floodmark.model.version import Version
+from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator, start_sweeping
+
+LEVELS: Final = (1, 8, 64, 512)
+THREADS_MAX: Final = 8
+RECORD_BYTES: Final = 60
+SYNC_SECONDS: Final = 0.002
+FINISHED, OPEN = 100_000, 1_000
+FILLED: Final = 2_048
+TIMEOUT: Final = timedelta(hours=1)
+VERSION: Final[Version] = 1 << 58
+JOINING: Final = (
+    Participant(ParticipantKind.PARTITION, b"rusers/ada".hex()),
+    Participant(ParticipantKind.SUBSCRIPTION, "indexer"),
+)
+MILLISECONDS: Final = 1e3
+BARE, BATCHED = "bare", "batched"
+NUMBERS: Final = {BARE: 0, BATCHED: 1}
+
+Result = TypeVar("Result")
+
+
+class SlowRocks(RocksEngine):
+    """RocksDB on a disk that takes two milliseconds longer to sync."""
+
+    def sync(self) -> None:
+        super().sync()
+        sleep(SYNC_SECONDS)
+
+
+DISKS: Final[Mapping[str, type[RocksEngine]]] = {"this disk": RocksEngine, "2 ms fsync": SlowRocks}
+
+
+class Idlers:
+    """Participants that have nothing to do."""
+
+    def commit(self, participant: Participant, transaction: str, version: Version) -> None: ...
+
+    def abort(self, participant: Participant, transaction: str) -> None: ...
+
+
+class Side:
+    """A coordinator with a log of its own in an engine, and the thread that sweeps."""
+
+    def __init__(self, engine: Engine, side: str) -> None:
+        self.engine, self.side = engine, side
+        names = count(system_time_ms() << 18)
+        self.coordinator: TransactionCoordinator = open_coordinator(
+            NUMBERS[side],
+            EngineStore(engine),
+            Idlers(),
+            settings=BatchSettings(enabled=side == BATCHED),
+            mint=lambda: next(names),
+            time_source=system_time_ms,
+        )
+        self._sweeping = start_sweeping(self.coordinator)
+
+    def ledger(self) -> StoredLedger:
+        """Its log as somebody else would open it."""
+        return StoredLedger(EngineStore(self.engine), f"{LEDGERS}{NUMBERS[self.side]}")
+
+    def close(self) -> None:
+        self.coordinator.close()
+        self._sweeping.join()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one side did in one repetition."""
+
+    transactions_per_second: float
+    latencies: Sequence[float]
+
+
+def main() -> None:
+    options = parse_arguments()
+    machine = describe_machine()
+    sections: dict[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
+        "transactions": transaction_rows,
+        "entries": entry_rows,
+        "recovery": recovery_rows,
+        "cost": cost_rows,
+    }
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="floodmark-bench-", dir=options.directory) as name:
+        for section, measure in sections.items():
+            if not options.only or section in options.only:
+                rows += measure(Path(name) / section, options)
+    print(json.dumps(as_data(machine, rows), indent=2) if options.json else render(machine, rows))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each side in each repetition")
+    parser.add_argument("--repeat", type=int, default=5, help="repetitions")
+    parser.add_argument("--level", type=int, action="append", help="transactions in flight (1, 8, 64, 512)")
+    parser.add_argument("--only", action="append", help="transactions, entries, recovery or cost")
+    parser.add_argument("--disk", action="append", choices=list(DISKS), help="of the transactions")
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the disk to measure")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    return parser.parse_args()
+
+
+# Transactions in flight
+
+
+def drive(side: Side, level: int, enough: Callable[[int], bool]) -> Run:
+    """Keep transactions in flight until it is enough, and tell how long each of them took."""
+    threads = min(level, THREADS_MAX)
+    begun: list[float] = []
+    barrier = Barrier(threads, action=lambda: begun.append(perf_counter()))
+
+    def work(share: int) -> list[float]:
+        latencies: list[float] = []
+        barrier.wait()
+        while not enough(len(latencies)):
+            start = perf_counter()
+            if share == 1:
+                run_one(side.coordinator)
+            else:
+                run_many(side.coordinator, share)
+            latencies += [perf_counter() - start] * share
+        return latencies
+
+    with ThreadPoolExecutor(threads) as pool:
+        done = [latency for part in pool.map(work, [level // threads] * threads) for latency in part]
+    return Run(len(done) / (perf_counter() - begun[0]), done)
+
+
+def run_one(coordinator: TransactionCoordinator) -> None:
+    """A transaction whose owner waits for each step."""
+    transaction = coordinator.begin(TIMEOUT)
+    for participant in JOINING:
+        coordinator.join(transaction, participant)
+    coordinator.commit(transaction, VERSION)
+
+
+def run_many(coordinator: TransactionCoordinator, share: int) -> None:
+    """The transactions of one thread, step by step."""
+    for future in [coordinator.commit_soon(each, VERSION) for each in begin_many(coordinator, share)]:
+        future.result()
+
+
+def begin_many(coordinator: TransactionCoordinator, share: int) -> list[str]:
+    """Transactions that are begun and joined."""
+    transactions = wait_all([coordinator.begin_soon(TIMEOUT) for _ in range(share)])
+    for participant in JOINING:
+        wait_all([coordinator.join_soon(each, participant) for each in transactions])
+    return transactions
+
+
+def wait_all(futures: Sequence[Future[Result]]) -> list[Result]:
+    return [future.result() for future in futures]
+
+
+def for_seconds(seconds: float) -> Callable[[int], bool]:
+    deadline = perf_counter() + seconds
+    return lambda _: perf_counter() >= deadline
+
+
+def transaction_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
+    for disk in options.disk or DISKS:
+        engine = DISKS[disk](directory / disk.replace(" ", "-"), (FAMILY,))
+        sides = {side: Side(engine, side) for side in (BARE, BATCHED)}
+        for level in options.level or LEVELS:
+            tell(f"{level} transactions in flight, {disk}")
+            runs: dict[str, list[Run]] = {BARE: [], BATCHED: []}
+            for side in sides.values():
+                drive(side, level, for_seconds(options.seconds / 5))
+            for repetition in range(options.repeat):
+                for name in (BARE, BATCHED)[:: 1 if repetition % 2 else -1]:
+                    runs[name].append(drive(sides[name], level, for_seconds(options.seconds)))
+            yield from level_rows(f"{level} in flight, {disk}", level, disk, runs)
+        for side in sides.values():
+            side.close()
+        engine.close()
+
+
+def level_rows(work: str, level: int, disk: str, runs: Mapping[str, Sequence[Run]]) -> Iterator[Row]:
+    limit = 0.95 if level == 1 else (5 if disk == "this disk" else 10) if level >= 64 else None
+    rates = {side: Measure.of([run.transactions_per_second for run in runs[side]]) for side in runs}
+    target = None if limit is None else Target(limit=limit, unit="x bare", at_least=True)
+    yield compare(work, "transactions/s", rates[BARE], rates[BATCHED], target)
+    for percent in (50, 99):
+        times = {
+            side: Measure.of([percentile(run.latencies, percent) * MILLISECONDS for run in runs[side]])
+            for side in runs
+        }
+        worst = Target(limit=1, unit="x bare") if (level, percent) == (64, 99) else None
+        yield compare(f"  p{percent}", "ms", times[BARE], times[BATCHED], worst)
+
+
+def percentile(samples: Sequence[float], percent: int) -> float:
+    return median(samples) if len(samples) < 2 else quantiles(samples, n=100, method="inclusive")[percent - 1]
+
+
+# Entries and bytes
+
+
+def entry_rows(directory: Path, _: argparse.Namespace) -> Iterator[Row]:
+    """The same transactions on both sides, all of them left open, so that recovery reads all."""
+    engine = RocksEngine(directory, (FAMILY,))
+    numbers = {side: fill(engine, side) for side in (BARE, BATCHED)}
+    engine.close()
+    twentieth = Target(limit=1 / 20, unit="x bare")
+    for work, unit, target, remark in (
+        ("entries written", "entries", twentieth, ""),
+        ("bytes of entries", "bytes", None, ""),
+        ("bytes to the disk", "bytes", twentieth, "what the kernel counts, in whole pages"),
+        ("entries read at recovery", "entries", twentieth, ""),
+    ):
+        bare, batched = (Measure.of([numbers[side][work]]) for side in (BARE, BATCHED))
+        if bare.median:
+            yield compare(f"{work}, 512 in flight", unit, bare, batched, target, remark)
+
+
+def fill(engine: Engine, name: str) -> dict[str, int]:
+    """Begin transactions, 512 at a time, and open the log again."""
+    tell(f"entries and bytes, {name}")
+    side = Side(engine, name)
+    share = 512 // THREADS_MAX
+    before = bytes_to_disk()
+    with ThreadPoolExecutor(THREADS_MAX) as pool:
+        for _ in range(FILLED // 512):
+            list(pool.map(begin_many, [side.coordinator] * THREADS_MAX, [share] * THREADS_MAX))
+    written = bytes_to_disk() - before
+    side.close()
+    statistics = side.coordinator.log.statistics()
+    again = Side(engine, name)
+    assert len(again.coordinator.transactions()) == FILLED
+    again.close()
+    return {
+        "entries written": statistics.entries,
+        "bytes of entries": statistics.bytes,
+        "bytes to the disk": written,
+        "entries read at recovery": sum(segment.entries for segment in side.ledger().segments()),
+    }
+
+
+def bytes_to_disk() -> int:
+    """What this process has caused to be written so far; 0 where the kernel does not tell."""
+    counts = Path("/proc/self/io")
+    if not counts.exists():
+        return 0
+    lines = dict(line.split(": ") for line in counts.read_text("utf-8").splitlines())
+    return int(lines["write_bytes"])
+
+
+# Recovery
+
+
+def recovery_rows(directory: Path, _: argparse.Namespace) -> Iterator[Row]:
+    tell(f"recovery of {FINISHED:,} finished and {OPEN:,} open transactions")
+    engine = RocksEngine(directory, (FAMILY,))
+    side = Side(engine, BATCHED)
+    portion, every = 505, (FINISHED + OPEN) // OPEN
+    for first in range(0, FINISHED + OPEN, portion):
+        begun = begin_many(side.coordinator, portion)
+        ending = [each for index, each in enumerate(begun, first) if index % every]
+        wait_all([side.coordinator.commit_soon(each, VERSION) for each in ending])
+    side.coordinator.sweep()
+    side.close()
+    engine.close()
+    engine = RocksEngine(directory, (FAMILY,))
+    start = perf_counter()
+    again = Side(engine, BATCHED)
+    found = again.coordinator.transactions()
+    seconds = perf_counter() - start
+    assert len(found) == OPEN
+    entries, records = again.coordinator.log.acknowledgements.count_live()
+    again.close()
+    engine.close()
+    yield state(
+        f"recovery of {FINISHED:,} finished and {OPEN:,} open",
+        "s",
+        seconds,
+        Target(limit=2, unit="s", strictly=True),
+        f"{records:,} records were read back from {entries:,} entries, and all transactions listed",
+    )
+
+
+# What the writer itself costs
+
+
+def cost_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
+    tell("the cost of the writer, and of counting")
+    engine = RocksEngine(directory, (FAMILY,))
+    ledger = StoredLedger(EngineStore(engine), "raw")
+    lone = BatchedWriter[bytes](StoredLedger(EngineStore(engine), "lone"))
+    record = bytes(RECORD_BYTES)
+    samples: dict[str, list[float]] = {"raw": [], "ours": []}
+    for _repetition in range(options.repeat):
+        samples["raw"].append(timeit(lambda: ledger.append(record), number=500) / 500 * MICROSECONDS)
+        samples["ours"].append(timeit(lambda: lone.write(record), number=500) / 500 * MICROSECONDS)
+    lone.close()
+    engine.close()
+    raw, ours = Measure.of(samples["raw"]), Measure.of(samples["ours"])
+    yield compare("a lone record, ledger.append and writer.write", "us", raw, ours)
+    counter = FlushCounter()
+    counting = timeit(lambda: counter.flushed(Trigger.IDLE, 1, 100, 0.0), number=100_000) / 100_000
+    share = Target(limit=1, unit="%", strictly=True)
+    percent = counting * MICROSECONDS / ours.median * 100
+    yield state("counting, of a lone record on this disk", "%", percent, share)
+    writer = BatchedWriter[bytes](MemoryLedger())
+    batch = timeit(lambda: wait_all([writer.add(record) for _ in range(512)]), number=40) / 40
+    writer.close()
+    yield state("counting, of 512 records without a disk", "%", counting / batch * 100, share)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""txn list, show, abort and batch-log: the transactions of a site, and how their logs are written."""
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from msgspec import UNSET, UnsetType
+
+from floodmark.cli import transaction_logs
+from floodmark.cli.arguments import Json, Location, parse
+from floodmark.cli.failures import Usage
+from floodmark.cli.fields import plain
+from floodmark.cli.opening import open_site
+from floodmark.cli.output import Output
+from floodmark.cli.text import show_lag, show_version
+from floodmark.log import BatchSettings
+from floodmark.model.text import read_duration
+from floodmark.model.transaction import Participant, ParticipantKind, TransactionStatistics
+from floodmark.site.transactions import BatchUpdate, LogKind, LogReport
+
+commands = typer.Typer(help="See and end transactions, and how their logs are written.")
+commands.add_typer(transaction_logs.commands, name="log")
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id, as `txn list` shows it.")]
+
+
+@commands.command("list")
+def list_transactions(
+    location: Location,
+    slow: Annotated[
+        Any,
+        typer.Option(
+            "--slow",
+            metavar="DURATION",
+            parser=parse(read_duration),
+            help="Only those that began at least this long ago, such as 30s.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the transactions that have not ended, the oldest first, and who is waited for.
+
+    \b
+    Examples:
+      floodmark txn list grpc://oslo:7100
+      floodmark txn list grpc://oslo:7100 --slow 30s
+    """
+    output = Output(json=json)
+    with open_site(location) as site:
+        found = site.transactions.list(slow or timedelta(0))
+    if json:
+        for each in found:
+            output.object(plain(each))
+        return
+    output.table(
+        ("id", "state", "age", "time left", "participants", "waits for"),
+        [
+            (
+                each.id,
+                each.state,
+                show_lag(each.age_ms),
+                show_lag(each.remaining_ms) if each.remaining_ms else "",
+                f"{len(each.participants)}",
+                ", ".join(show_participant(waiting.participant) for waiting in each.waiting_for),
+            )
+            for each in found
+        ],
+    )
+
+
+@commands.command()
+def show(location: Location, transaction: Id, json: Json = False) -> None:
+    """Show a transaction, also one that has ended lately.
+
+    \b
+    Example:
+      floodmark txn show grpc://oslo:7100 0-470491275818434560-5f2b9c7de014
+    """
+    with open_site(location) as site:
+        _print_one(site.transactions.show(transaction), json=json)
+
+
+@commands.command()
+def abort(
+    location: Location,
+    transaction: Id,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="What its owner is told.")
+    ] = "by an operator",
+    json: Json = False,
+) -> None:
+    """Abort a transaction that is open: nothing of it takes effect.
+
+    What it acknowledged is delivered again. One that was decided cannot be turned back.
+
+    \b
+    Example:
+      floodmark txn abort grpc://oslo:7100 0-470491275818434560-5f2b9c7de014
+    """
+    with open_site(location) as site:
+        site.transactions.abort(transaction, reason)
+        _print_one(site.transactions.show(transaction), json=json)
+
+
+@commands.command("batch-log")
+def batch_log(
+    location: Location,
+    log: Annotated[
+        LogKind | None, typer.Option("--log", help="Which kind of log; --status shows both if not said.")
+    ] = None,
+    enable: Annotated[
+        bool | None, typer.Option("--enable/--disable", help="Whether records are put into entries together.")
+    ] = None,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show the settings of each log, and what is in it.")
+    ] = False,
+    max_records: Annotated[
+        int | None, typer.Option("--max-records", metavar="N", help="Records in an entry at most.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", metavar="N", help="Bytes in an entry at most.")
+    ] = None,
+    max_delay_ms: Annotated[
+        int | None, typer.Option("--max-delay-ms", metavar="N", help="When a wait counts as long.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Put many records of transactions into one entry of their log, or each into its own.
+
+    It takes effect at once, and for good. Limits hold for logs that are opened from then on.
+
+    An older version reads only bare entries. Disable batching of both logs, and start it when
+    `--status` says that no batched entry is left.
+
+    \b
+    Examples:
+      floodmark txn batch-log grpc://oslo:7100 --status
+      floodmark txn batch-log grpc://oslo:7100 --log coordinator --disable
+      floodmark txn batch-log grpc://oslo:7100 --log pending-ack --enable --max-records 256
+    """
+    update = BatchUpdate(
+        enabled=_given(enable),
+        max_records=_given(max_records),
+        max_bytes=_given(max_bytes),
+        max_delay_ms=_given(max_delay_ms),
+    )
+    if update == BatchUpdate():
+        status = True
+    elif log is None:
+        raise Usage("say which log: --log coordinator or --log pending-ack", "floodmark txn batch-log --help")
+    with open_site(location) as site:
+        if log is not None and update != BatchUpdate():
+            site.transactions.set_batching(log, update)
+        kinds = [log] if log is not None else list(LogKind)
+        settings = {kind: site.transactions.batching(kind) for kind in kinds}
+        reports = [report for report in site.transactions.logs() if report.log in kinds] if status else []
+    _print_batching(settings, reports, json=json)
+
+
+def show_participant(participant: Participant) -> str:
+    """Who has a part in a transaction, for people."""
+    if participant.kind is ParticipantKind.PARTITION:
+        return f"the partition of key {participant.name}"
+    return f"subscription {participant.name}"
+
+
+def _given(value: int | bool | None) -> Any | UnsetType:
+    return UNSET if value is None else value
+
+
+def _print_one(transaction: TransactionStatistics, *, json: bool) -> None:
+    output = Output(json=json)
+    if json:
+        output.object(plain(transaction))
+        return
+    pairs = [
+        ("id", transaction.id),
+        ("coordinator", f"{transaction.coordinator}"),
+        ("state", f"{transaction.state}" + (f" ({transaction.reason})" if transaction.reason else "")),
+    ]
+    if transaction.version:
+        pairs.append(("version", show_version(transaction.version)))
+    if transaction.age_ms:
+        pairs.append(("age", show_lag(transaction.age_ms)))
+    if transaction.remaining_ms:
+        pairs.append(("time left", show_lag(transaction.remaining_ms)))
+    pairs += [("participant", show_participant(participant)) for participant in transaction.participants]
+    pairs += [
+        (
+            "waits for",
+            f"{show_participant(waiting.participant)}, told {waiting.attempts} times: {waiting.error}",
+        )
+        for waiting in transaction.waiting_for
+        if waiting.attempts
+    ]
+    output.fields(pairs)
+
+
+def _print_batching(settings: dict[LogKind, BatchSettings], reports: list[LogReport], *, json: bool) -> None:
+    output = Output(json=json)
+    if json:
+        output.object(
+            {
+                "settings": {kind.value: plain(each) for kind, each in settings.items()},
+                "logs": [
+                    {
+                        "log": report.log.value,
+                        "owner": report.owner,
+                        "enabled": report.settings.enabled,
+                        "holds_batches": report.holds_batches,
+                    }
+                    for report in reports
+                ],
+            }
+        )
+        return
+    for kind, each in settings.items():
+        output.line(
+            f"{kind}: batching is {'enabled' if each.enabled else 'disabled'}, at most {each.max_records:,} "
+            f"records and {each.max_bytes:,} bytes to an entry, {each.max_delay_ms:,} ms"
+        )
+    if reports:
+        output.table(
+            ("log", "of", "batching", "batched entries left"),
+            [
+                (
+                    report.log,
+                    f"coordinator {report.owner}" if report.log is LogKind.COORDINATOR else report.owner,
+                    "enabled" if report.settings.enabled else "disabled",
+                    "yes" if report.holds_batches else "no",
+                )
+                for report in reports
+            ],
+        )
+    if not any(each.enabled for each in settings.values()):
+        left = any(report.holds_batches for report in reports)
+        output.line(
+            "an older version cannot read these logs yet: wait until the transactions have ended"
+            if left
+            else "an older version can read these logs"
+        )

@@ -1,0 +1,144 @@
+"""What verify prints: a table for people, an object for programs."""
+
+from typing import TYPE_CHECKING, Final
+
+from floodmark.cli.fields import plain
+from floodmark.cli.output import Output
+from floodmark.cli.text import json_bytes, show_bytes, show_count, show_time
+from floodmark.divergence import Difference, DifferenceKind, Drift, DriftSide, RepairSummary, Verdict
+from floodmark.divergence.outcome import Outcome
+
+if TYPE_CHECKING:
+    from floodmark.spark.jobs import PairSummary, VerifySummary
+
+_HEADER: Final = (
+    "namespace",
+    "left",
+    "right",
+    "compared",
+    "agree",
+    "lag",
+    "differ",
+    "missing left",
+    "missing right",
+)
+_STYLES: Final = {Outcome.AGREE: "green", Outcome.DRIFT: "bold red", Outcome.UNKNOWN: "magenta"}
+
+
+def print_verification(output: Output, summary: "VerifySummary") -> None:
+    """What a comparison has found."""
+    if output.json:
+        output.object(verify_fields(summary))
+        return
+    if summary.pairs:
+        output.table(_HEADER, map(_cells, summary.pairs))
+    for found in summary.sample:
+        output.line(("drift  ", "red"), f"{found.namespace}  {_describe_drift(found.drift)}")
+    more = summary.drift - len(summary.sample)
+    if summary.sample and more > 0:
+        output.line(("drift  ", "red"), f"and {more:,} more")
+    for past in summary.differences:
+        output.line(("past   ", "red"), f"{past.namespace}  {_describe_difference(past.difference)}")
+    if (unseen := summary.differences_found - len(summary.differences)) > 0:
+        output.line(("past   ", "red"), f"and {unseen:,} more")
+    if summary.repair is not None:
+        _print_repair(output, summary.repair)
+    for doubt in summary.doubts:
+        output.line(("unsure ", "magenta"), doubt)
+    if summary.report is not None:
+        output.line(f"every key that has drifted is a row in {summary.report}")
+    output.line((_conclude(summary), _STYLES[summary.outcome]))
+
+
+def verify_fields(summary: "VerifySummary") -> dict[str, object]:
+    """What a comparison has found, for programs."""
+    return {
+        "outcome": str(summary.outcome),
+        **plain(summary),
+        "pairs": [{**plain(pair), "drift": pair.drift} for pair in summary.pairs],
+        "left": [{**plain(pair), "drift": pair.drift} for pair in summary.left],
+        "sample": [{"namespace": found.namespace, **_drift_fields(found.drift)} for found in summary.sample],
+        "differences": [
+            {"namespace": found.namespace, **plain(found.difference)} for found in summary.differences
+        ],
+    }
+
+
+def _cells(pair: "PairSummary") -> list[str]:
+    numbers = (
+        pair.compared,
+        pair.agree,
+        pair.lag,
+        pair.value_mismatch,
+        pair.missing_left,
+        pair.missing_right,
+    )
+    return [pair.namespace, pair.left, pair.right, *(f"{number:,}" for number in numbers)]
+
+
+def _drift_fields(drift: Drift) -> dict[str, object]:
+    return {
+        **json_bytes("key", drift.key),
+        "verdict": str(drift.verdict),
+        "part": drift.part,
+        "left": _side_fields(drift.left),
+        "right": _side_fields(drift.right),
+    }
+
+
+def _side_fields(side: DriftSide) -> dict[str, object]:
+    return {
+        **plain(side),
+        "mark": {str(site): str(version) for site, version in side.mark.items()},
+        "digest": None if side.digest is None else f"{side.digest:016x}",
+    }
+
+
+def _describe_drift(drift: Drift) -> str:
+    part = "" if drift.part is None else f" ({drift.part})"
+    missing = {Verdict.MISSING_LEFT: drift.left, Verdict.MISSING_RIGHT: drift.right}.get(drift.verdict)
+    said = "differs" if missing is None else f"is missing at {missing.site}"
+    return (
+        f"{show_bytes(drift.key)}{part} {said}: {_describe_side(drift.left)}, {_describe_side(drift.right)}"
+    )
+
+
+def _describe_side(side: DriftSide) -> str:
+    if side.stamp is None:
+        return f"{side.site} has nothing"
+    what = "deleted" if side.deleted else "written"
+    return f"{side.site} has what was {what} at {show_time(side.stamp.version)} by site {side.stamp.site}"
+
+
+def _describe_difference(difference: Difference) -> str:
+    when = f"written at {show_time(difference.stamp.version)} by site {difference.stamp.site}"
+    if difference.kind is DifferenceKind.LOST:
+        return f"{show_bytes(difference.key)} was lost on its way to {difference.other}: {when}"
+    return (
+        f"{show_bytes(difference.key)} is another at {difference.other} than at {difference.holder}: {when}"
+    )
+
+
+def _print_repair(output: Output, repair: RepairSummary) -> None:
+    output.line(
+        ("repair ", "green"),
+        f"{show_count(repair.repaired, 'key')} repaired, {repair.changed_meanwhile:,} had changed meanwhile, "
+        f"{repair.impossible:,} cannot be repaired",
+    )
+    for problem in repair.problems:
+        output.line(("repair ", "yellow"), problem)
+
+
+def _conclude(summary: "VerifySummary") -> str:
+    match summary.outcome:
+        case Outcome.AGREE if summary.repair is not None and summary.repair.repaired:
+            return "the sites agree again"
+        case Outcome.AGREE:
+            under_way = f"; {show_count(summary.lag, 'change')} under way" if summary.lag else ""
+            return f"the sites agree{under_way}"
+        case Outcome.DRIFT if not summary.drift_left:
+            return "the sites agree now, and not all that was written had come to all of them"
+        case Outcome.DRIFT:
+            return "the sites have drifted apart"
+        case Outcome.UNKNOWN:
+            return "whether the sites agree cannot be told"

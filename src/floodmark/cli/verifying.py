@@ -1,0 +1,205 @@
+"""verify: do sites agree, and if not, where?"""
+
+from contextlib import closing, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from floodmark.cli.arguments import Json, parse
+from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
+from floodmark.cli.jobs import Conf, Job, Master, Remote, SparkChoice, reach, shared_credentials, spark_job
+from floodmark.cli.opening import read_topology
+from floodmark.cli.output import Output, note
+from floodmark.cli.verify_metrics import VerifyMetrics
+from floodmark.cli.verify_output import print_verification
+from floodmark.divergence.outcome import Outcome
+from floodmark.model.text import read_duration
+from floodmark.replication.topology import Topology
+from floodmark.server.health import HealthServer
+from floodmark.server.serving import parse_listen
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from floodmark.spark import SiteAddress
+    from floodmark.spark.jobs import VerifySummary
+
+EXIT_CODES: Final = {Outcome.AGREE: DONE, Outcome.DRIFT: FINDING, Outcome.UNKNOWN: UNKNOWN}
+
+Locations = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SITE", help="Sites: their directories, or their servers' URLs."),
+]
+TopologyFile = Annotated[
+    Path | None,
+    typer.Option("--topology", metavar="FILE", help="Compare all sites of a topology, in TOML."),
+]
+Namespaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAMESPACE",
+        help="May be given several times; all that the sites share if not said.",
+    ),
+]
+Repair = Annotated[bool, typer.Option("--repair", help="Give every key that has drifted its winner back.")]
+History = Annotated[
+    bool, typer.Option("--history", help="Walk the change logs too, for what was lost and written over.")
+]
+Report = Annotated[
+    str | None,
+    typer.Option("--report", metavar="DIRECTORY", help="Parquet with a row for each key that has drifted."),
+]
+Sample = Annotated[
+    int, typer.Option("--sample", metavar="N", min=0, help="Print so many keys that have drifted.")
+]
+MaxLag = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--max-lag",
+        metavar="DURATION",
+        parser=parse(read_duration),
+        help="Lag is not believed where a site has not heard of another for so long.",
+        show_default="60s",
+    ),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Compare again and again what has changed, until Ctrl-C.")
+]
+Every = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--every",
+        metavar="DURATION",
+        parser=parse(read_duration),
+        help="With --watch: the pause between two passes.",
+        show_default="10s",
+    ),
+]
+WholeEvery = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--whole-every",
+        metavar="DURATION",
+        parser=parse(read_duration),
+        help="With --watch: how often everything is read.",
+        show_default="24h",
+    ),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="HOST:PORT", help="With --watch: where to serve /metrics and /health over HTTP."
+    ),
+]
+
+
+def verify(
+    locations: Locations = None,
+    topology: TopologyFile = None,
+    namespace: Namespaces = None,
+    repair: Repair = False,
+    history: History = False,
+    report: Report = None,
+    sample: Sample = 20,
+    max_lag: MaxLag = None,
+    watch: Watch = False,
+    every: Every = None,
+    whole_every: WholeEvery = None,
+    metrics: Metrics = None,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Say whether sites agree, and which keys have drifted apart.
+
+    Every record is compared, by digests, while writes go on. What is under way between the sites
+    counts as lag and is never reported as drift: a key has drifted if each site has heard of all
+    that the other holds, and they hold something else.
+
+    --repair gives such a key the record that should have won, under the stamp that it was written
+    with, unless the key has changed meanwhile; then it is compared again.
+
+    The exit code is 0 if the sites agree, 1 if they have drifted apart, and 2 if it could not be
+    told: a site does not answer, does not share the namespace, or replication does not run.
+
+    \b
+    Examples:
+      floodmark verify grpc://oslo:7100 grpc://rome:7100
+      floodmark verify data/oslo data/rome --namespace users --report reports/users
+      floodmark verify --topology topology.toml --repair
+      floodmark verify --topology topology.toml --watch --every 30s --metrics 127.0.0.1:9100
+    """
+    named = locations or []
+    if (topology is None) == (not named) or len(named) == 1:
+        raise Usage("name two sites or more, or a topology", "floodmark verify --help")
+    _check_options(
+        watch=watch,
+        of_one_pass=repair or history or report is not None,
+        of_watching=any((every, whole_every, metrics)),
+    )
+    members = None if topology is None else read_topology(topology)
+    asked: dict[str, Any] = {"sample": sample, **_given(max_lag=max_lag)}
+    choice, output = SparkChoice(master=master, remote=remote, conf=conf), Output(json=json, flush=watch)
+    with reach(*named) as reached, spark_job(choice, "verify") as job:
+        asked |= {"spark": job.session, "progress": job.progress}
+        addresses = reached if members is None else _member_addresses(job, members)
+        if watch:
+            asked |= {"stop": job.stop, **_given(every=every, whole_every=whole_every)}
+            outcome = _watch(job.functions.watch(addresses, namespace, **asked), output, metrics)
+        else:
+            asked |= {"report": report, "history": history, "repair": repair}
+            summary = job.functions.verify(addresses, namespace, **asked)
+            outcome = summary.outcome
+    if not watch:
+        print_verification(output, summary)
+    if outcome is not Outcome.AGREE:
+        raise typer.Exit(EXIT_CODES[outcome])
+
+
+def _check_options(*, watch: bool, of_one_pass: bool, of_watching: bool) -> None:
+    if watch and of_one_pass:
+        raise Usage(
+            "--watch only looks; --repair, --history and --report belong to a single pass",
+            "floodmark verify SITE SITE --repair",
+        )
+    if of_watching and not watch:
+        raise Usage("--every, --whole-every and --metrics belong to --watch", "floodmark verify --help")
+
+
+def _member_addresses(job: Job, members: Topology) -> list["SiteAddress"]:
+    return list(job.functions.site_addresses(members, **shared_credentials()).values())
+
+
+def _given(**options: timedelta | None) -> dict[str, Any]:
+    """The options that were said; the job knows what holds for the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _watch(passes: "Generator[VerifySummary, None, None]", output: Output, listen: str | None) -> Outcome:
+    """Print pass after pass; what the last one said."""
+    metrics = VerifyMetrics()
+    outcome = Outcome.UNKNOWN
+    with closing(passes), nullcontext() if listen is None else _serve(metrics, listen):
+        for summary in passes:
+            metrics.add(summary)
+            print_verification(output, summary)
+            outcome = summary.outcome
+    return outcome
+
+
+def _serve(metrics: VerifyMetrics, listen: str) -> HealthServer:
+    where = parse_listen(listen)
+    server = HealthServer(
+        where.host,
+        where.port,
+        metrics=metrics.render,
+        is_healthy=lambda: None,
+        is_ready=lambda: None if metrics.has_looked else "the first pass is under way",
+        find_alarms=metrics.find_alarms,
+    )
+    note("metrics on http://{}:{}/metrics".format(*server.address))
+    return server

@@ -1,0 +1,70 @@
+"""Leap Frog: whether sites that copy each other hold the same, told apart from lag; and repair if not."""
+
+from floodmark.divergence.bounds import (
+    BoundedSide,
+    BoundedVector,
+    heartbeat_bounds,
+    high_watermark,
+    verdict_bounded,
+)
+from floodmark.divergence.comparing import (
+    Comparison,
+    Drift,
+    DriftSide,
+    Lag,
+    Pair,
+    Tally,
+    Vantage,
+    compare,
+)
+from floodmark.divergence.evidence import Evidence, evidence_of
+from floodmark.divergence.histories import (
+    Difference,
+    DifferenceKind,
+    History,
+    HistoryChange,
+    walk_histories,
+)
+from floodmark.divergence.looking import compare_keys, read_horizon, take_vantage
+from floodmark.divergence.ports import LookedAtSite, RepairedSite
+from floodmark.divergence.repairing import Choice, Copy, RepairSummary, choose_repair, repair
+from floodmark.divergence.rules import Judgement, Side, Verdict, covers, judge, verdict
+
+__all__ = [
+    "BoundedSide",
+    "BoundedVector",
+    "Choice",
+    "Comparison",
+    "Copy",
+    "Difference",
+    "DifferenceKind",
+    "Drift",
+    "DriftSide",
+    "Evidence",
+    "History",
+    "HistoryChange",
+    "Judgement",
+    "Lag",
+    "LookedAtSite",
+    "Pair",
+    "RepairSummary",
+    "RepairedSite",
+    "Side",
+    "Tally",
+    "Vantage",
+    "Verdict",
+    "choose_repair",
+    "compare",
+    "compare_keys",
+    "covers",
+    "evidence_of",
+    "heartbeat_bounds",
+    "high_watermark",
+    "judge",
+    "read_horizon",
+    "repair",
+    "take_vantage",
+    "verdict",
+    "verdict_bounded",
+    "walk_histories",
+]

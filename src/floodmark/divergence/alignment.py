@@ -1,0 +1,192 @@
+"""Records of several sites side by side: streams in order of keys, cut into windows of the same keys.
+
+Every site gives its records in order of keys, so what is to be compared lies at about the same place in all
+streams, and nothing has to be sorted, shuffled or kept.  A window reaches as far as all streams have been
+read: to the smallest of their last keys.
+
+    oslo    | a  b  c  d | e  f ...
+    rome    | a  c  d  e | g ...            window: all keys up to d
+    bonn    | a  b  c  d  e  f  g | ...
+
+Within a window keys and digests are compared as whole columns.  Only records that differ become objects.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import Final, NamedTuple
+
+import numpy
+import pyarrow
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from floodmark.model.version import Version
+
+# A window pays for some calls that do not depend on its size; below this they would outweigh the rows.
+WINDOW_ROWS: Final = 8_192
+
+_UNSIGNED: Final = (1 << 64) - 1
+
+
+class Row(NamedTuple):
+    """A thin record of one site (`codec/thin.py`)."""
+
+    version: Version
+    thin: bytes
+    digest: int
+
+
+class Unlike(NamedTuple):
+    """A key that two sites do not hold the same of.  At least one of them has a record of it."""
+
+    key: bytes
+    left: Row | None
+    right: Row | None
+
+
+class Aligned(NamedTuple):
+    """What two sites hold in one window: the sites by their places, and what they do not hold the same of."""
+
+    left: int
+    right: int
+    compared: int
+    unlike: list[Unlike]
+
+
+def align(
+    streams: Sequence[Iterable[pyarrow.RecordBatch]], *, window_rows: int = WINDOW_ROWS
+) -> Iterator[Aligned]:
+    """Compare streams of thin records of the same range of keys, each with each.
+
+    Of every window there is one result for each pair of streams.  In memory is at most one window, and one
+    batch of each stream.
+    """
+    sources = [_Source(stream, window_rows) for stream in streams]
+    pairs = list(combinations(range(len(sources)), 2))
+    while sum(source.fill() for source in sources):
+        ends = [source.last_key() for source in sources if not source.is_exhausted]
+        end = min(ends, default=None)
+        window = [source.take(end) for source in sources]
+        for left, right in pairs:
+            yield _compare(left, right, window[left], window[right])
+
+
+class _Source:
+    """A stream that is read as far as it is needed."""
+
+    def __init__(self, stream: Iterable[pyarrow.RecordBatch], rows_min: int) -> None:
+        self._stream = iter(stream)
+        self._rows_min = rows_min
+        self._batches: list[pyarrow.RecordBatch] = []
+        self._rows = 0
+        self.is_exhausted = False
+
+    def fill(self) -> int:
+        """Read on until there are enough rows for a window; how many there are."""
+        while self._rows < self._rows_min and not self.is_exhausted:
+            batch = next(self._stream, None)
+            if batch is None:
+                self.is_exhausted = True
+            elif batch.num_rows:
+                self._batches.append(batch)
+                self._rows += batch.num_rows
+        return self._rows
+
+    def last_key(self) -> bytes:
+        """The last key that was read."""
+        key: bytes = self._batches[-1].column("key")[-1].as_py()
+        return key
+
+    def take(self, end: bytes | None) -> pyarrow.RecordBatch | None:
+        """All rows up to a key, or all there are; None if there are none."""
+        batches: list[pyarrow.RecordBatch] = []
+        while self._batches:
+            batch = self._batches[0]
+            count = batch.num_rows if end is None else _count_up_to(batch.column("key"), end)
+            if count == batch.num_rows:
+                self._batches.pop(0)
+            else:
+                self._batches[0] = batch.slice(count)
+            if count:
+                batches.append(batch.slice(0, count))
+            if count < batch.num_rows:
+                break
+        self._rows -= sum(batch.num_rows for batch in batches)
+        return pyarrow.concat_batches(batches) if batches else None
+
+
+def _count_up_to(keys: pyarrow.BinaryArray, end: bytes) -> int:
+    """How many keys of a column in order are at or below one."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle].as_py() <= end:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _compare(
+    left: int, right: int, on_left: pyarrow.RecordBatch | None, on_right: pyarrow.RecordBatch | None
+) -> Aligned:
+    if on_left is None or on_right is None:
+        unlike = [
+            *(Unlike(key, row, None) for key, row in _rows_of(on_left)),
+            *(Unlike(key, None, row) for key, row in _rows_of(on_right)),
+        ]
+        return Aligned(left, right, len(unlike), unlike)
+    if on_left.column("key").equals(on_right.column("key")):
+        differing = numpy.flatnonzero(_digests(on_left) != _digests(on_right))
+        return Aligned(left, right, on_left.num_rows, _pair(on_left, differing, on_right, differing))
+    return _compare_by_key(left, right, on_left, on_right)
+
+
+def _compare_by_key(
+    left: int, right: int, on_left: pyarrow.RecordBatch, on_right: pyarrow.RecordBatch
+) -> Aligned:
+    places = pyarrow.compute.index_in(on_left.column("key"), value_set=on_right.column("key"))
+    found: NDArray[numpy.int64] = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(numpy.int64)
+    shared = numpy.flatnonzero(found >= 0)
+    differing = shared[_digests(on_left)[shared] != _digests(on_right)[found[shared]]]
+    only_left = numpy.flatnonzero(found < 0)
+    is_shared = numpy.zeros(on_right.num_rows, numpy.bool_)
+    is_shared[found[shared]] = True
+    only_right = numpy.flatnonzero(~is_shared)
+    unlike = [
+        *_pair(on_left, differing, on_right, found[differing]),
+        *(Unlike(key, row, None) for key, row in _rows_of(on_left, only_left)),
+        *(Unlike(key, None, row) for key, row in _rows_of(on_right, only_right)),
+    ]
+    unlike.sort(key=lambda each: each.key)
+    return Aligned(left, right, on_left.num_rows + len(only_right), unlike)
+
+
+def _digests(batch: pyarrow.RecordBatch) -> NDArray[numpy.int64]:
+    digests: NDArray[numpy.int64] = batch.column("digest").to_numpy()
+    return digests
+
+
+def _pair(
+    on_left: pyarrow.RecordBatch,
+    left_rows: NDArray[numpy.int64],
+    on_right: pyarrow.RecordBatch,
+    right_rows: NDArray[numpy.int64],
+) -> list[Unlike]:
+    if not len(left_rows):
+        return []
+    pairs = zip(_rows_of(on_left, left_rows), _rows_of(on_right, right_rows), strict=True)
+    return [Unlike(key, left, right) for (key, left), (_, right) in pairs]
+
+
+def _rows_of(
+    batch: pyarrow.RecordBatch | None, chosen: NDArray[numpy.int64] | None = None
+) -> Iterator[tuple[bytes, Row]]:
+    """Some rows of a batch, or all, as objects."""
+    if batch is None:
+        return
+    if chosen is not None:
+        batch = batch.take(pyarrow.array(chosen))
+    columns = (batch.column(name).to_pylist() for name in ("key", "version", "value", "digest"))
+    for key, version, thin, digest in zip(*columns, strict=True):
+        yield key, Row(version, thin, digest & _UNSIGNED)

@@ -1,0 +1,255 @@
+"""Sites compared with each other, record by record, over a range of keys or a list of them.
+
+Records that are equal are only counted (`alignment.py`); the others are judged (`rules.py`).  A verdict that
+hangs on what a site has collected has to wait: the collected horizon must be read after the records.  Such
+differences are kept until the end, or until there are too many of them.  Then the horizons are read in
+between, and once more whenever there are too many again, for each counts only for what was read before it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+import pyarrow
+
+from floodmark.divergence.alignment import Aligned, Row, Unlike, align
+from floodmark.divergence.evidence import Evidence, evidence_of
+from floodmark.divergence.rules import Judgement, PartName, Side, Verdict, judge
+from floodmark.model.change import Stamp
+from floodmark.model.errors import FloodmarkError
+from floodmark.model.version import VERSION_MAX, Version
+
+WAITING_MAX: Final = 100_000
+
+
+@dataclass(frozen=True)
+class Vantage:
+    """A site as of a version: what it could have heard of by then, and how to learn its collected horizon.
+
+    `mark` is the site's watermark as of the version, as `Side` wants it.  `horizon_of` is called when all
+    records have been read.
+    """
+
+    site: str
+    site_id: int
+    version: Version
+    mark: Mapping[int, Version]
+    horizon_of: Callable[[], Version]
+
+
+class Pair(NamedTuple):
+    """Two sites that are compared, by name."""
+
+    left: str
+    right: str
+
+
+class DriftSide(msgspec.Struct, frozen=True):
+    """What one of two sites holds of a key that has drifted.
+
+    `version` is 0 and `digest` is None where there is no record.  `stamp` is that of the part that decided,
+    and None where the site has nothing of it.
+    """
+
+    site: str
+    version: Version
+    stamp: Stamp | None
+    mark: dict[int, Version]
+    digest: int | None
+    deleted: bool
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """A key of which two sites hold something else, though each has heard of all that the other holds.
+
+    `part` is the first field that has drifted, or the site whose count has, in a record that is merged.
+    """
+
+    key: bytes
+    verdict: Verdict
+    left: DriftSide
+    right: DriftSide
+    part: PartName = None
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """A key of which two sites hold something else, and at least one has not heard of all yet."""
+
+    key: bytes
+    left: str
+    right: str
+
+
+Finding: TypeAlias = Drift | Lag
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """How many keys of two sites were compared, and what came of it."""
+
+    compared: int = 0
+    agree: int = 0
+    lag: int = 0
+    value_mismatch: int = 0
+    missing_left: int = 0
+    missing_right: int = 0
+
+    @property
+    def drift(self) -> int:
+        """How many keys have drifted, in whatever way."""
+        return self.value_mismatch + self.missing_left + self.missing_right
+
+    def plus(self, other: "Tally") -> "Tally":
+        """The tally of two disjoint sets of keys.
+
+        >>> Tally(2, agree=1, lag=1).plus(Tally(3, agree=2, missing_left=1))
+        Tally(compared=5, agree=3, lag=1, value_mismatch=0, missing_left=1, missing_right=0)
+        """
+        names = self.__struct_fields__
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+class Comparison:
+    """What is found when it is iterated over, once; after that, `tallies` has the numbers of each pair."""
+
+    def __init__(self, vantages: Sequence[Vantage], aligned: Iterable[Aligned], waiting_max: int) -> None:
+        self.vantages = vantages
+        self._aligned = aligned
+        self._waiting_max = waiting_max
+        self._waiting: list[_Waiting] = []
+        self._pairs = {
+            (left, right): Pair(vantages[left].site, vantages[right].site)
+            for left, right in combinations(range(len(vantages)), 2)
+        }
+        self._numbers = {pair: dict.fromkeys(Verdict, 0) for pair in self._pairs}
+        self._compared = dict.fromkeys(self._pairs, 0)
+
+    @property
+    def tallies(self) -> dict[Pair, Tally]:
+        """What was counted so far, for every two sites in the order in which they were given."""
+        return {
+            name: Tally(
+                compared=self._compared[pair],
+                **{str(verdict): number for verdict, number in self._numbers[pair].items()},
+            )
+            for pair, name in self._pairs.items()
+        }
+
+    def __iter__(self) -> Iterator[Finding]:
+        try:
+            for window in self._aligned:
+                yield from self._look_through(window)
+        except FloodmarkError:
+            # What was read before a site failed, or turned out to be damaged, still counts.
+            yield from self._settle()
+            raise
+        yield from self._settle()
+
+    def _look_through(self, window: Aligned) -> Iterator[Finding]:
+        pair = window.left, window.right
+        self._compared[pair] += window.compared
+        self._numbers[pair][Verdict.AGREE] += window.compared - len(window.unlike)
+        for unlike in window.unlike:
+            yield from self._examine(pair, unlike)
+        if len(self._waiting) > self._waiting_max:
+            yield from self._settle()
+
+    def _examine(self, pair: tuple[int, int], unlike: Unlike) -> Iterator[Finding]:
+        left, right = (self.vantages[place] for place in pair)
+        waiting = _Waiting(pair, unlike.key, _evidence(left, unlike.left), _evidence(right, unlike.right))
+        # A horizon of 0 condemns whatever can be condemned, one above everything only what is sure.
+        harsh = self._judge(waiting, 0, 0)
+        if harsh.verdict.is_drift and self._judge(waiting, VERSION_MAX, VERSION_MAX) != harsh:
+            self._waiting.append(waiting)
+        else:
+            yield from self._tell(waiting, harsh)
+
+    def _settle(self) -> Iterator[Finding]:
+        """Judge what had to wait until all that it hangs on was read."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        horizons = [vantage.horizon_of() for vantage in self.vantages]
+        for each in waiting:
+            left, right = each.pair
+            yield from self._tell(each, self._judge(each, horizons[left], horizons[right]))
+
+    def _judge(self, waiting: "_Waiting", left_horizon: Version, right_horizon: Version) -> Judgement:
+        left, right = (self.vantages[place] for place in waiting.pair)
+        return judge(
+            Side(waiting.left, left.mark, left_horizon, left.version),
+            Side(waiting.right, right.mark, right_horizon, right.version),
+        )
+
+    def _tell(self, waiting: "_Waiting", judgement: Judgement) -> Iterator[Finding]:
+        verdict = judgement.verdict
+        self._numbers[waiting.pair][verdict] += 1
+        if verdict is Verdict.LAG:
+            yield Lag(waiting.key, *self._pairs[waiting.pair])
+        elif verdict.is_drift:
+            left, right = (self.vantages[place] for place in waiting.pair)
+            yield Drift(
+                waiting.key,
+                verdict,
+                _side(left, waiting.left, judgement.left),
+                _side(right, waiting.right, judgement.right),
+                judgement.part,
+            )
+
+
+class _Waiting(NamedTuple):
+    """A difference that is not judged yet."""
+
+    pair: tuple[int, int]
+    key: bytes
+    left: Evidence | None
+    right: Evidence | None
+
+
+def compare(
+    vantages: Sequence[Vantage],
+    streams: Sequence[Iterable[pyarrow.RecordBatch]],
+    *,
+    waiting_max: int = WAITING_MAX,
+) -> Comparison:
+    """Compare sites, each with each, over one range of keys.
+
+    `streams` are the thin records of the range at each site, dead ones included, as of the version of its
+    vantage and in order of keys.  Nothing is read before the comparison is iterated over.
+    """
+    return Comparison(vantages, align(streams), waiting_max)
+
+
+def compare_rows(
+    vantages: Sequence[Vantage], rows: Iterable[tuple[bytes, Sequence[Row | None]]]
+) -> Comparison:
+    """`compare` for single keys, each with what every site holds of it."""
+    return Comparison(vantages, _align_rows(rows), WAITING_MAX)
+
+
+def _align_rows(rows: Iterable[tuple[bytes, Sequence[Row | None]]]) -> Iterator[Aligned]:
+    for key, found in rows:
+        for left, right in combinations(range(len(found)), 2):
+            on_left, on_right = found[left], found[right]
+            is_unlike = _digest_of(on_left) != _digest_of(on_right)
+            yield Aligned(left, right, 1, [Unlike(key, on_left, on_right)] if is_unlike else [])
+
+
+def _digest_of(row: Row | None) -> int | None:
+    return None if row is None else row.digest
+
+
+def _evidence(vantage: Vantage, row: Row | None) -> Evidence | None:
+    return None if row is None else evidence_of(row.version, vantage.site_id, row.thin, row.digest)
+
+
+def _side(vantage: Vantage, record: Evidence | None, stamp: Stamp | None) -> DriftSide:
+    return DriftSide(
+        site=vantage.site,
+        version=0 if record is None else record.version,
+        stamp=stamp,
+        mark=dict(vantage.mark),
+        digest=None if record is None else record.digest,
+        deleted=record is not None and record.deleted,
+    )

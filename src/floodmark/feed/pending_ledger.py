@@ -1,0 +1,175 @@
+"""The log of a subscription's pending acknowledgements, and what it holds, in memory.
+
+An acknowledgement is judged and entered first, so that nobody else can take the same changes; then it is
+written, without holding anybody up, so that many become one entry; and if it cannot be written, it is taken
+out again.  Until it is durable its transaction counts as being *written*, and is not ended.
+
+Letting go of records is durable only with the next append (`log/acknowledgement.py`).  So a crash may bring
+those of ended transactions back; whoever opens the log asks what became of them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Condition, Lock
+from typing import Final, TypeAlias
+
+from floodmark.engine import Engine
+from floodmark.feed.acknowledgement import Acknowledgement
+from floodmark.feed.pending import PENDING_LEDGERS, Pending, PendingRecord
+from floodmark.log import OpenLog, list_ledgers
+from floodmark.log import Position as LogPosition
+from floodmark.model.errors import AcknowledgementConflict, Closed, InvalidArgument, Retryable
+
+# How long one who ends a transaction waits for what that has on its way to the log.
+WRITE_SECONDS_MAX: Final = 60.0
+
+# Opens the log of a subscription.
+OpenPendingLog: TypeAlias = Callable[[str], OpenLog[PendingRecord]]
+
+
+class PendingLedger:
+    """One subscription's, for whoever holds the lock of the store.  Its log may be written to without that.
+
+    Records from before `epoch`, in which the subscription was last moved, are let go.
+    """
+
+    def __init__(self, name: str, log: OpenLog[PendingRecord], epoch: int) -> None:
+        self.log = log
+        self.pending = Pending(name)
+        self._positions: dict[str, list[LogPosition]] = {}
+        self._writing: Counter[str] = Counter()
+        stale = []
+        for position, record in log.live:
+            if record.epoch < epoch:
+                stale.append(position)
+            else:
+                self.pending.add(record.transaction, record.acknowledgement)
+                self._positions.setdefault(record.transaction, []).append(position)
+        log.writer.acknowledge(stale)
+
+    def is_writing(self, transaction: str) -> bool:
+        """Whether something that a transaction acknowledged is on its way to the log."""
+        return transaction in self._writing
+
+    def begin(self, transaction: str, part: Acknowledgement) -> None:
+        """Enter what is written next."""
+        self.pending.add(transaction, part)
+        self._writing[transaction] += 1
+
+    def finish(self, transaction: str, position: LogPosition) -> None:
+        """Note that it is written."""
+        self._positions.setdefault(transaction, []).append(position)
+        self._end_writing(transaction)
+
+    def give_up(self, transaction: str, part: Acknowledgement) -> None:
+        """Note that it is not written."""
+        self.pending.take_back(transaction, part)
+        self._end_writing(transaction)
+
+    def let_go(self, transaction: str) -> None:
+        """Forget a transaction that has ended, and its records."""
+        self.pending.remove(transaction)
+        # A closed log keeps the records: they are found again, and the transaction is ended once more.
+        with suppress(Closed):
+            self.log.writer.acknowledge(self._positions.pop(transaction, ()))
+
+    def _end_writing(self, transaction: str) -> None:
+        self._writing[transaction] -= 1
+        if not self._writing[transaction]:
+            del self._writing[transaction]
+
+
+class PendingLedgers:
+    """Those of all subscriptions.  They are opened when they are there, or needed; one writer each.
+
+    Whoever uses them holds the lock, save for `write`.
+    """
+
+    def __init__(self, lock: Lock, open_log: OpenPendingLog | None) -> None:
+        self._open_log = open_log
+        self._written = Condition(lock)
+        self._ledgers: dict[str, PendingLedger] = {}
+
+    def load(self, engine: Engine, epochs: Mapping[str, int]) -> None:
+        """Open those that are there, with the epoch in which each subscription was last moved."""
+        if self._open_log is None:
+            return
+        for ledger in list_ledgers(engine):
+            if ledger.startswith(PENDING_LEDGERS):
+                name = ledger.removeprefix(PENDING_LEDGERS)
+                self.open(name, epochs.get(name, 0))
+
+    def open(self, name: str, epoch: int) -> PendingLedger:
+        """The one of a subscription."""
+        found = self._ledgers.get(name)
+        if found is None:
+            if self._open_log is None:
+                raise InvalidArgument(
+                    "there is no log for acknowledgements in transactions here; acknowledge without one"
+                )
+            found = self._ledgers[name] = PendingLedger(name, self._open_log(name), epoch)
+        return found
+
+    def find(self, name: str) -> PendingLedger | None:
+        """The one of a subscription, if it is open."""
+        return self._ledgers.get(name)
+
+    def of(self, name: str) -> Pending:
+        """What is pending on a subscription."""
+        found = self._ledgers.get(name)
+        return Pending(name) if found is None else found.pending
+
+    def transactions(self) -> list[tuple[str, str]]:
+        """All transactions, each with a subscription of which it has acknowledged something."""
+        return [(name, each) for name, found in self._ledgers.items() for each in found.pending.transactions]
+
+    def logs(self) -> dict[str, OpenLog[PendingRecord]]:
+        """The logs, by the names of their subscriptions."""
+        return {name: found.log for name, found in self._ledgers.items()}
+
+    def delete(self, name: str) -> None:
+        """Remove the log of a subscription, in which nothing is pending."""
+        found = self._ledgers.pop(name, None)
+        if found is not None:
+            found.log.writer.close()
+            found.log.ledger.delete()
+
+    def require_none(self, name: str) -> None:
+        """Refuse to go on while something is pending on a subscription."""
+        first = next(iter(self.of(name).transactions), None)
+        if first is not None:
+            raise AcknowledgementConflict(
+                f"changes of subscription {name!r} are acknowledged in transactions that have not ended, "
+                f"such as {first}; commit or abort them first, or floodmark txn abort {first}",
+                subscription=name,
+                transaction=first,
+            )
+
+    def write(self, ledger: PendingLedger, record: PendingRecord) -> None:
+        """Write a record that was begun.  The lock is free meanwhile, so that many become one entry."""
+        try:
+            position = ledger.log.writer.write(record)
+        except BaseException:
+            with self._written:
+                ledger.give_up(record.transaction, record.acknowledgement)
+                self._written.notify_all()
+            raise
+        with self._written:
+            ledger.finish(record.transaction, position)
+            self._written.notify_all()
+
+    def wait_written(self, name: str, transaction: str) -> None:
+        """Wait until nothing of a transaction is on its way to the log."""
+
+        def is_written() -> bool:
+            ledger = self._ledgers.get(name)
+            return ledger is None or not ledger.is_writing(transaction)
+
+        if not self._written.wait_for(is_written, WRITE_SECONDS_MAX):
+            raise Retryable(
+                f"an acknowledgement of subscription {name!r} in transaction {transaction} has been on its "
+                f"way to the log for more than {WRITE_SECONDS_MAX:g} s; look after the disk, then try again",
+                subscription=name,
+                transaction=transaction,
+            )

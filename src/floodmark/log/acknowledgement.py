@@ -1,0 +1,166 @@
+"""Which records of a ledger are still needed, by entry and place in it.
+
+Records of many transactions stand in one entry and are done with at different times.  So each entry that
+is there has a bit for each record, 1 for live; a record that is acknowledged loses its bit, and an entry
+whose last bit has gone goes itself.  What is kept is proportional to what is live, in memory and on disk:
+only an entry that is partly gone has a row of its own.
+
+Acknowledging costs no sync.  The bits are stored with the next append, or at once, without waiting for
+the disk, if nothing is being written.  A crash can therefore bring records back that were done with, and
+always all or none of those of one call: whoever reads them again acknowledges them again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from threading import Lock
+from typing import Final
+
+from floodmark.codec.entries import decode_entry, is_batched
+from floodmark.log.base import EntryId, Ledger, Marks, Position
+from floodmark.model.errors import Corruption, InvalidArgument
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+
+_ALL_GONE: Final = 0
+
+
+class Acknowledgements:
+    """The live records of a ledger.  Safe to use from many threads.
+
+    Only whoever writes to the ledger stores what was acknowledged: it takes the marks, and gives them back
+    if storing them failed.
+
+    >>> from floodmark.log.memory import MemoryLedger
+    >>> ledger = MemoryLedger()
+    >>> acknowledgements = Acknowledgements(ledger)
+    >>> acknowledgements.opened(ledger.append(b"..."), 2)
+    >>> acknowledgements.acknowledge([Position(1, 2, 0)])
+    >>> acknowledgements.take()
+    {1: b'\\x02'}
+    >>> acknowledgements.acknowledge([Position(1, 2, 1)])
+    >>> acknowledgements.take()
+    {1: None}
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lock = Lock()
+        # Of each entry that is there its number of records and the bits of those that are live.
+        self._live: OrderedDict[EntryId, tuple[int, int]] = OrderedDict()
+        self._changed: set[EntryId] = set()
+
+    def recover(self) -> Iterator[tuple[Position, bytes]]:
+        """All live records of the ledger, in order, and with them what is known about its entries.
+
+        Read to the end, before anything is written: an entry that was not read counts as gone.
+        """
+        marks = self._ledger.marks()
+        start: EntryId = 0
+        while page := self._ledger.read(start, entries_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+            for entry, content in page:
+                records = decode_entry(content)
+                bits = _decode_bits(entry, len(records), marks.get(entry))
+                with self._lock:
+                    self._live[entry] = len(records), bits
+                for index, record in enumerate(records):
+                    if bits >> index & 1:
+                        yield Position(entry, len(records), index), record
+            start = page[-1][0] + 1
+
+    def opened(self, entry: EntryId, records: int) -> None:
+        """Note an entry that was appended, with all its records live."""
+        with self._lock:
+            self._live[entry] = records, (1 << records) - 1
+
+    def acknowledge(self, positions: Iterable[Position]) -> None:
+        """Let go of records.  Doing it twice, or of an entry that is gone, is harmless."""
+        with self._lock:
+            for entry, size, index in positions:
+                held = self._live.get(entry)
+                if held is None:
+                    continue
+                count, bits = held
+                if size != count or not 0 <= index < count:
+                    raise InvalidArgument(
+                        f"record {index} of {size} in entry {entry} is none of its {count} records; "
+                        "acknowledge the positions that the writer gave"
+                    )
+                left = bits & ~(1 << index)
+                if left == bits:
+                    continue
+                self._changed.add(entry)
+                if left == _ALL_GONE:
+                    del self._live[entry]
+                else:
+                    self._live[entry] = count, left
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something was acknowledged that nobody has taken yet."""
+        return bool(self._changed)
+
+    def take(self) -> Marks:
+        """The marks that are to be stored; whoever takes them stores them, or gives them back."""
+        if not self._changed:
+            return {}
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            return {entry: self._encode(entry) for entry in sorted(changed)}
+
+    def give_back(self, marks: Marks) -> None:
+        """Storing marks failed: they are to be stored with the next ones."""
+        with self._lock:
+            self._changed.update(marks)
+
+    @property
+    def oldest(self) -> EntryId | None:
+        """The oldest entry with a live record."""
+        with self._lock:
+            return next(iter(self._live), None)
+
+    def count_live(self) -> tuple[int, int]:
+        """How many entries have live records, and how many records are live."""
+        with self._lock:
+            return len(self._live), sum(bits.bit_count() for _, bits in self._live.values())
+
+    def _encode(self, entry: EntryId) -> bytes | None:
+        held = self._live.get(entry)
+        if held is None:
+            return None
+        count, bits = held
+        return bits.to_bytes(_bytes_of(count), "little")
+
+
+def holds_batches(ledger: Ledger) -> bool:
+    """Whether an entry is left that a version which knows only bare entries could not read.
+
+    >>> from floodmark.codec.entries import encode_batch
+    >>> from floodmark.log.memory import MemoryLedger
+    >>> ledger = MemoryLedger()
+    >>> ledger.append(b"bare"), ledger.append(encode_batch([b"one"])), holds_batches(ledger)
+    (1, 2, True)
+    >>> ledger.mark({2: None})
+    >>> holds_batches(ledger)
+    False
+    """
+    start: EntryId = 0
+    while page := ledger.read(start, entries_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        if any(is_batched(content) for _, content in page):
+            return True
+        start = page[-1][0] + 1
+    return False
+
+
+def _bytes_of(records: int) -> int:
+    return (records + 7) // 8
+
+
+def _decode_bits(entry: EntryId, records: int, mark: bytes | None) -> int:
+    if mark is None:
+        return (1 << records) - 1
+    bits = int.from_bytes(mark, "little")
+    if len(mark) != _bytes_of(records) or not 0 < bits < 1 << records:
+        raise Corruption(
+            f"the marks {mark.hex()} of ledger entry {entry} do not fit its {records} records; "
+            "restore the site from a backup or from a peer"
+        )
+    return bits

@@ -1,0 +1,62 @@
+"""A log as its owners open it: a ledger, what is live in it, and a writer that goes on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from floodmark.clock import TimeSource
+from floodmark.log.acknowledgement import Acknowledgements
+from floodmark.log.base import Position
+from floodmark.log.stored import Store, StoredLedger
+from floodmark.log.writer import BYTES_MAX, DELAY_MS_MAX, RECORDS_MAX, BatchedWriter, require_limits
+
+Record = TypeVar("Record")
+
+
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How records are put into entries."""
+
+    enabled: bool = True
+    max_records: int = RECORDS_MAX
+    max_bytes: int = BYTES_MAX
+    max_delay_ms: int = DELAY_MS_MAX
+
+    def require_sound(self) -> None:
+        """Refuse what no writer would take."""
+        require_limits(self.max_records, self.max_bytes, self.max_delay_ms)
+
+
+@dataclass(frozen=True)
+class OpenLog(Generic[Record]):
+    """A log, and the records that were live in it when it was opened, in their order."""
+
+    ledger: StoredLedger
+    writer: BatchedWriter[Record]
+    live: list[tuple[Position, Record]]
+
+
+def open_log(
+    store: Store,
+    name: str,
+    settings: BatchSettings,
+    *,
+    encode: Callable[[Record], bytes],
+    decode: Callable[[bytes], Record],
+    time_source: TimeSource,
+) -> OpenLog[Record]:
+    """Open the log of a name, which is made when something is written to it."""
+    ledger = StoredLedger(store, name, time_source=time_source)
+    acknowledgements = Acknowledgements(ledger)
+    live = [(position, decode(record)) for position, record in acknowledgements.recover()]
+    writer = BatchedWriter(
+        ledger,
+        acknowledgements=acknowledgements,
+        enabled=settings.enabled,
+        max_records=settings.max_records,
+        max_bytes=settings.max_bytes,
+        max_delay_ms=settings.max_delay_ms,
+        encode=encode,
+    )
+    return OpenLog(ledger, writer, live)

@@ -1,0 +1,143 @@
+"""What a batched writer has done, counted at each flush and read by nobody but those who ask.
+
+The buckets are those of Pulsar's PIP-160, each in the unit that its name says: sizes in bytes, delays in
+seconds.  A bucket counts what is at or below its bound; what is above the last bound is counted too.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from typing import Final
+
+from floodmark.model.limits import KIB, MIB
+
+RECORDS_BUCKETS: Final = (10, 50, 100, 200, 500, 1_000)
+BYTES_BUCKETS: Final = (128, 512, 1 * KIB, 2 * KIB, 4 * KIB, 16 * KIB, 100 * KIB, 1 * MIB)
+DELAY_SECONDS_BUCKETS: Final = (0.001, 0.005, 0.01)
+
+
+class Trigger(StrEnum):
+    """Why a batch was written when it was."""
+
+    COUNT = "count"
+    """It had as many records as an entry may have."""
+
+    BYTES = "bytes"
+    """It was as large as an entry may be, or the next record did not fit."""
+
+    AGE = "age"
+    """Its oldest record had waited for longer than the delay, behind an append that took so long."""
+
+    IDLE = "idle"
+    """Nothing was being written."""
+
+    LARGE = "large"
+    """A record so large that it goes alone, or what stood before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """How often a number lay at or below each bound, and above the last; and the sum of all."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """How many numbers there were."""
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """The bounds with the number of those at or below each, as Prometheus wants them.
+
+        >>> Histogram(bounds=(0.001, 0.005), counts=(3, 0, 1), sum=0.2).cumulative()
+        [('0.001', 3), ('0.005', 3), ('+Inf', 4)]
+        """
+        names = [*(f"{bound:.10g}" for bound in self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self.counts), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogStatistics:
+    """A writer's totals since it was made.  The histograms and the flushes are those of batched entries."""
+
+    enabled: bool
+    records: int
+    bare_entries: int
+    bare_bytes: int
+    failed_appends: int
+    bytes_in_flight: int
+    flushes: Mapping[Trigger, int]
+    records_per_entry: Histogram
+    entry_size_bytes: Histogram
+    oldest_record_delay_seconds: Histogram
+
+    @property
+    def batched_entries(self) -> int:
+        """Entries that were written as batches."""
+        return sum(self.flushes.values())
+
+    @property
+    def entries(self) -> int:
+        """Entries of either kind."""
+        return self.batched_entries + self.bare_entries
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all entries."""
+        return int(self.entry_size_bytes.sum) + self.bare_bytes
+
+
+class FlushCounter:
+    """Counts flushes.  Only the thread that writes to the ledger changes it, so it needs no lock."""
+
+    __slots__ = (
+        "_bare_bytes", "_bare_entries", "_bytes", "_bytes_sum", "_delays", "_delays_sum", "_flushes",
+        "_records", "_records_sum", "failed_appends",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._bare_entries = self._bare_bytes = self.failed_appends = 0
+        self._flushes = dict.fromkeys(Trigger, 0)
+        self._records = [0] * (len(RECORDS_BUCKETS) + 1)
+        self._bytes = [0] * (len(BYTES_BUCKETS) + 1)
+        self._delays = [0] * (len(DELAY_SECONDS_BUCKETS) + 1)
+        self._records_sum = self._bytes_sum = 0
+        self._delays_sum = 0.0
+
+    def flushed(self, trigger: Trigger, records: int, size: int, delay_seconds: float) -> None:
+        """Count a batch that was written."""
+        self._flushes[trigger] += 1
+        self._records[bisect_left(RECORDS_BUCKETS, records)] += 1
+        self._bytes[bisect_left(BYTES_BUCKETS, size)] += 1
+        self._delays[bisect_left(DELAY_SECONDS_BUCKETS, delay_seconds)] += 1
+        self._records_sum += records
+        self._bytes_sum += size
+        self._delays_sum += delay_seconds
+
+    def wrote_bare(self, size: int) -> None:
+        """Count a record that was written as it is."""
+        self._bare_entries += 1
+        self._bare_bytes += size
+
+    def statistics(self, *, enabled: bool, bytes_in_flight: int) -> LogStatistics:
+        """The totals as they are now."""
+        return LogStatistics(
+            enabled=enabled,
+            records=self._records_sum + self._bare_entries,
+            bare_entries=self._bare_entries,
+            bare_bytes=self._bare_bytes,
+            failed_appends=self.failed_appends,
+            bytes_in_flight=bytes_in_flight,
+            flushes=dict(self._flushes),
+            records_per_entry=_histogram(RECORDS_BUCKETS, self._records, self._records_sum),
+            entry_size_bytes=_histogram(BYTES_BUCKETS, self._bytes, self._bytes_sum),
+            oldest_record_delay_seconds=_histogram(DELAY_SECONDS_BUCKETS, self._delays, self._delays_sum),
+        )
+
+
+def _histogram(bounds: tuple[float, ...], counts: list[int], total: float) -> Histogram:
+    return Histogram(bounds=bounds, counts=tuple(counts), sum=total)

@@ -1,0 +1,350 @@
+"""A ledger in an engine, beside the data of a site.
+
+Its rows stand in one family, under the ledger's name:
+
+    name | 00 | 'e' | entry id: 8 bytes      the entry
+    name | 00 | 'm' | entry id: 8 bytes      its marks, if some of its records are gone and some are not
+    name | 00 | 's' | segment id: 8 bytes    first entry: 8 bytes, opened: 8 bytes, unix milliseconds
+    name | 00 | 'h'                          no entry below this one is there: 8 bytes      (big-endian)
+    name | 00 | 'n'                          every id below this one was given out: 8 bytes
+
+An entry is one row and one sync.  Removed entries leave tombstones in the engine, over which a reader that
+began at the first key would have to climb for as long as the engine keeps them; the head row lets it begin
+close to the oldest entry that is there.  It is stored only now and then, since it may lag.
+
+A failed append whose outcome the store could not find out is taken back by the next row that is stored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from struct import Struct
+from struct import error as StructError
+from threading import Lock
+from typing import Final, Protocol
+
+from floodmark.clock import TimeSource, system_time_ms
+from floodmark.engine import Engine, Row, WriteRow
+from floodmark.log.base import DEFAULT_SETTINGS, NO_MARKS, EntryId, LedgerSettings, Marks, Segment
+from floodmark.log.segments import SegmentBook
+from floodmark.model.errors import (
+    Closed,
+    Corruption,
+    FloodmarkError,
+    InvalidName,
+    OutcomeUnknown,
+    StorageFailed,
+)
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.ranges import after
+
+FAMILY: Final = "ledger"
+
+# The head row is stored when so many entries went since.
+HEAD_LAG_MAX: Final = 256
+
+_ENTRY, _MARK, _SEGMENT, _HEAD, _NEXT = b"e", b"m", b"s", b"h", b"n"
+_END: Final = b"\x00"
+_BEYOND: Final = b"\x01"
+_NUMBER: Final = Struct(">Q")
+_SEGMENT_ROW: Final = Struct(">QQ")
+_ID_MAX: Final = (1 << 64) - 1
+
+
+class Store(Protocol):
+    """Where rows are kept: an engine to read from, and how to write to it.
+
+    Whoever writes does it in `settled()`, where nobody else does, over an engine that has recovered from
+    whatever happened before.  `recoveries` counts how often it had to: what was not durable before may be
+    gone since.
+    """
+
+    engine: Engine
+
+    @property
+    def recoveries(self) -> int: ...
+
+    def settled(self) -> AbstractContextManager[None]:
+        """Take the turn to write."""
+        ...
+
+    def store(self, rows: Sequence[WriteRow]) -> None:
+        """Write rows as one, for good; `OutcomeUnknown` only if it could not be found out."""
+        ...
+
+    def remove(self, rows: Sequence[WriteRow]) -> None:
+        """Write rows that a crash may undo, until something later is stored."""
+        ...
+
+
+class EngineStore:
+    """A store over an engine that nobody else writes to.  A site has its own, which takes turns."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.recoveries = 0
+        self._turn = Lock()
+        self._stopped = False
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        with self._turn:
+            self._recover()
+            yield
+
+    def store(self, rows: Sequence[WriteRow]) -> None:
+        try:
+            self.engine.write(rows)
+            self.engine.sync()
+        except Closed:
+            raise
+        except FloodmarkError as failure:
+            self._settle(rows, failure)
+        except BaseException:
+            self._stopped = True
+            raise
+
+    def remove(self, rows: Sequence[WriteRow]) -> None:
+        try:
+            self.engine.write(rows)
+        except BaseException:
+            self._stopped = True
+            raise
+
+    def _settle(self, rows: Sequence[WriteRow], failure: FloodmarkError) -> None:
+        """Ask the recovered engine what happened."""
+        self._stopped = True
+        try:
+            self._recover()
+            written = all(self.engine.get(family, key) == value for family, key, value in rows)
+        except FloodmarkError:
+            raise OutcomeUnknown(
+                f"storage failed ({failure}) and has not recovered; whether the entry is there is not known"
+            ) from failure
+        if not written:
+            raise StorageFailed(f"storage failed and nothing was written ({failure}); try again") from failure
+
+    def _recover(self) -> None:
+        if self._stopped:
+            self.engine.recover()
+            self.engine.sync()
+            self.recoveries += 1
+            self._stopped = False
+
+
+def list_ledgers(engine: Engine) -> list[str]:
+    """The names of all ledgers in an engine, in order."""
+    names: list[str] = []
+    start = b""
+    while (row := engine.ceiling(FAMILY, start)) is not None:
+        name, _, _ = row[0].partition(_END)
+        names.append(name.decode("utf-8"))
+        start = name + _BEYOND
+    return names
+
+
+class StoredLedger:
+    """A ledger of an engine, made if it is missing.
+
+    >>> from floodmark.engine import MemoryEngine
+    >>> store = EngineStore(MemoryEngine((FAMILY,)))
+    >>> StoredLedger(store, "coordinator/1").append(b"begin")
+    1
+    >>> StoredLedger(store, "coordinator/1").read(entries_max=10, bytes_max=1000)
+    [(1, b'begin')]
+    >>> list_ledgers(store.engine)
+    ['coordinator/1']
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        settings: LedgerSettings = DEFAULT_SETTINGS,
+        *,
+        time_source: TimeSource = system_time_ms,
+    ) -> None:
+        if not name or not name.isprintable():
+            raise InvalidName(f"{name!r:.200} cannot name a ledger: use one or more printable characters")
+        self.name = name
+        self._prefix = name.encode("utf-8") + _END
+        self._store = store
+        self._engine = store.engine
+        self._lock = Lock()
+        self._book = SegmentBook(settings, time_source)
+        self._marked: dict[EntryId, bytes] = {}
+        # Appends of unknown outcome: nobody has their ids, and the next rows take them back.
+        self._doubtful: set[EntryId] = set()
+        # Marks that are not durable yet, and how often the engine had recovered when they were written.
+        self._fresh: dict[EntryId, bytes | None] = {}
+        self._fresh_since = store.recoveries
+        self._deleted = False
+        self._head: EntryId = self._read_number(_HEAD)
+        self._load()
+
+    # Writing
+
+    def append(self, entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
+        with self._writing():
+            number = self._next
+            opened = self._book.segment_for(number, len(entry))
+            rows: list[WriteRow] = [(FAMILY, self._key(_ENTRY, number), entry)]
+            if opened is not None:
+                rows.append(self._segment_row(opened))
+            known = self._known(marks)
+            # An id is never given out twice, whatever became of its entry.
+            self._next += 1
+            try:
+                self._store.store([*rows, *self._rows(known, opened)])
+            except BaseException as failure:
+                if isinstance(failure, OutcomeUnknown) or not isinstance(failure, FloodmarkError):
+                    self._doubtful.add(number)
+                raise
+            self._doubtful.clear()
+            self._fresh.clear()
+            self._book.add(number, len(entry), opened)
+            self._apply(known)
+            return number
+
+    def mark(self, marks: Marks) -> None:
+        with self._writing():
+            self._remove(self._known(marks))
+
+    def trim(self, before: EntryId) -> None:
+        with self._writing():
+            gone = [number for number in self._book.sizes if number < before]
+            for first in range(0, len(gone), PAGE_ROWS_MAX):
+                self._remove(dict.fromkeys(gone[first : first + PAGE_ROWS_MAX]))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock:
+            self._require_there()
+            with self._store.settled():
+                yield
+
+    def _remove(self, marks: Marks) -> None:
+        if marks:
+            self._store.remove(self._rows(marks))
+            self._fresh_since = self._store.recoveries
+            self._fresh |= marks
+            self._apply(marks)
+
+    def delete(self) -> None:
+        with self._lock, self._store.settled():
+            self._deleted = True
+            for page in self._pages(self._prefix, self.name.encode("utf-8") + _BEYOND):
+                self._store.store([(FAMILY, key, None) for key, _ in page])
+
+    # Reading
+
+    def marks(self) -> Mapping[EntryId, bytes]:
+        with self._lock:
+            self._require_there()
+            return dict(self._marked)
+
+    def read(self, start: EntryId = 0, *, entries_max: int, bytes_max: int) -> list[tuple[EntryId, bytes]]:
+        with self._lock:
+            self._require_there()
+            first, end = max(start, self._head), self._key(_ENTRY, self._next)
+            while True:
+                rows = self._engine.scan(
+                    FAMILY, self._key(_ENTRY, first), end, rows_max=entries_max, bytes_max=bytes_max
+                )
+                numbered = [(self._number_of(key), value) for key, value in rows]
+                page = [(number, entry) for number, entry in numbered if number in self._book.sizes]
+                if page or not rows:
+                    return page
+                first = numbered[-1][0] + 1
+
+    def segments(self) -> list[Segment]:
+        with self._lock:
+            self._require_there()
+            return self._book.segments()
+
+    # Rows
+
+    def _known(self, marks: Marks) -> dict[EntryId, bytes | None]:
+        """Marks of entries that are there: what is gone stays gone."""
+        return {number: bits for number, bits in marks.items() if number in self._book.sizes}
+
+    def _rows(self, marks: Marks, opened: Segment | None = None) -> list[WriteRow]:
+        """The rows that marks change, with what an earlier failure left to be done."""
+        if self._fresh and self._store.recoveries != self._fresh_since:
+            marks = {**self._fresh, **marks}
+        gone = {number for number, bits in marks.items() if bits is None}
+        rows: list[WriteRow] = [(FAMILY, self._key(_ENTRY, number), None) for number in self._doubtful]
+        for number, bits in marks.items():
+            if bits is not None:
+                rows.append((FAMILY, self._key(_MARK, number), bits))
+                continue
+            rows.append((FAMILY, self._key(_ENTRY, number), None))
+            if number in self._marked or number in self._fresh:
+                rows.append((FAMILY, self._key(_MARK, number), None))
+        emptied = self._book.emptied_by((number for number in gone if number in self._book.sizes), opened)
+        rows += [(FAMILY, self._key(_SEGMENT, segment), None) for segment in emptied]
+        if next(reversed(self._book.sizes), None) in gone:
+            rows.append((FAMILY, self._prefix + _NEXT, _NUMBER.pack(self._next)))
+        oldest = next(iter(self._book.sizes), self._next)
+        if oldest - self._head >= HEAD_LAG_MAX:
+            self._head = oldest
+            rows.append((FAMILY, self._prefix + _HEAD, _NUMBER.pack(oldest)))
+        return rows
+
+    def _apply(self, marks: Marks) -> None:
+        for number, bits in marks.items():
+            if bits is None:
+                self._marked.pop(number, None)
+            else:
+                self._marked[number] = bits
+        self._book.remove(number for number, bits in marks.items() if bits is None)
+
+    def _segment_row(self, segment: Segment) -> WriteRow:
+        value = _SEGMENT_ROW.pack(segment.first, segment.opened_ms)
+        return FAMILY, self._key(_SEGMENT, segment.id), value
+
+    def _key(self, kind: bytes, number: int) -> bytes:
+        return self._prefix + kind + _NUMBER.pack(number)
+
+    # Loading
+
+    def _load(self) -> None:
+        last = 0
+        for number, row in self._numbered(_SEGMENT):
+            try:
+                first, opened_ms = _SEGMENT_ROW.unpack(row)
+            except StructError as error:
+                raise Corruption(f"segment {number} of the ledger {self.name!r} is damaged") from error
+            self._book.open(Segment(number, first, 0, 0, opened_ms))
+            last = max(last, first - 1)
+        for number, entry in self._numbered(_ENTRY, self._head):
+            self._book.add(number, len(entry))
+            last = number
+        for number, bits in self._numbered(_MARK, self._head):
+            if number in self._book.sizes:
+                self._marked[number] = bits
+        self._next: EntryId = max(last + 1, self._head, self._read_number(_NEXT), 1)
+
+    def _numbered(self, kind: bytes, first: int = 0) -> Iterator[tuple[int, bytes]]:
+        for page in self._pages(self._key(kind, first), after(self._key(kind, _ID_MAX))):
+            for key, value in page:
+                yield self._number_of(key), value
+
+    def _pages(self, start: bytes, end: bytes) -> Iterator[list[Row]]:
+        while page := self._engine.scan(FAMILY, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+            yield page
+            start = after(page[-1][0])
+
+    def _number_of(self, key: bytes) -> int:
+        try:
+            (number,) = _NUMBER.unpack_from(key, len(self._prefix) + 1)
+        except StructError as error:
+            raise Corruption(f"the ledger {self.name!r} has a key {key.hex()} that is too short") from error
+        return int(number)
+
+    def _read_number(self, kind: bytes) -> int:
+        row = self._engine.get(FAMILY, self._prefix + kind)
+        return 0 if row is None else int.from_bytes(row, "big")
+
+    def _require_there(self) -> None:
+        if self._deleted:
+            raise Closed(f"the ledger {self.name!r} was deleted; open a new one")

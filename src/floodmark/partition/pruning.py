@@ -1,0 +1,74 @@
+"""Forgetting, inside of records that are merged, what was deleted long ago.
+
+A record of fields remembers each field that was deleted since it was last put, and would grow without end if
+fields come and go.  A pass over a namespace looks at the newest version of every key and stores it again, in
+its place, without the stamps that hide nothing any more (`merge/pruning.py`).  Its value stays what it is, at
+every version that can still be read, so that no snapshot and no change is affected.
+
+Only versions that are resolved are stored again: of one that is not, a recovery may yet find that it was
+never written.  Nothing is counted as collected before the collected horizon says so, in the same write.
+"""
+
+from collections.abc import Callable, Iterator
+
+from floodmark.codec.ordered import RAW, VERSION_BYTES, decode_version, encode_namespace
+from floodmark.codec.values import HAS_STAMPS
+from floodmark.engine import Engine, Row, WriteRow
+from floodmark.merge.pruning import Pruned, prune_record
+from floodmark.model.errors import Corruption
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.ranges import after, prefix_end
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition.families import DATA
+from floodmark.partition.node import Node
+from floodmark.partition.records import require_sound
+
+
+def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callable[[], bool]) -> int:
+    """Forget in a namespace what was deleted at or below `settled`; in how many records.
+
+    What was deleted above the collected version stays: whoever catches up by a scan must find it.  `pause` is
+    called between pages and ends the pass if False.
+    """
+    collected = node.retention.collected_version(namespace)
+    forgotten, pruned = min(settled, collected), 0
+    for page in _newest_states(node.engine, namespace):
+        resolved = node.resolved_version()
+        found = {
+            engine_key: _prune(engine_key, stored, forgotten, physical_ms(collected))
+            for engine_key, stored in page
+            if decode_version(engine_key) <= resolved
+        }
+        less = {engine_key: record for engine_key, record in found.items() if record is not None}
+        if less:
+            rows: list[WriteRow] = [(DATA, engine_key, record.stored) for engine_key, record in less.items()]
+            horizon = max(record.newest for record in less.values())
+            node.storage.remove([*rows, node.retention.raise_horizon(namespace, horizon)])
+            pruned += len(less)
+        if not pause():
+            break
+    return pruned
+
+
+def _newest_states(engine: Engine, namespace: int) -> Iterator[list[Row]]:
+    """The newest version of each key, page by page, if it is a state."""
+    start = RAW + encode_namespace(namespace)
+    end, seen = prefix_end(start), b""
+    while page := engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        newest: list[Row] = []
+        for engine_key, stored in page:
+            prefix = engine_key[:-VERSION_BYTES]
+            if prefix != seen and stored[-1] & HAS_STAMPS:
+                newest.append((engine_key, stored))
+            seen = prefix
+        yield newest
+        start = after(page[-1][0])
+
+
+def _prune(engine_key: bytes, stored: bytes, settled: Version, now_ms: int) -> Pruned | None:
+    try:
+        return prune_record(stored, settled, now_ms)
+    except Corruption:
+        # Says which record it is.
+        require_sound(engine_key, stored)
+        raise

@@ -1,0 +1,223 @@
+"""A transaction in the hands of its user: writes and acknowledgements that happen together or not at all.
+
+    with site.subscribe("counting", "messages") as subscription:
+        for delivery in subscription:
+            with site.transaction() as transaction:
+                transaction.add(unread, recipient_of(delivery.change), 1)
+                transaction.acknowledge(delivery)
+
+Whatever kills the worker, each message is counted once: either both are in effect, or neither is and the
+message is delivered again.
+
+Writes are gathered here and sent with the commit; nobody sees any of them before.  Acknowledgements are told
+to the site at once, which refuses those that are taken, and keeps the others for this transaction.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from threading import Event
+from types import TracebackType
+from typing import Final, TypeVar
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.feed.subscription import Delivery, Subscription
+from floodmark.model.errors import (
+    Closed,
+    CommitTooLarge,
+    FloodmarkError,
+    InvalidArgument,
+    OutcomeUnknown,
+    Retryable,
+    TransactionEnded,
+)
+from floodmark.model.limits import COMMIT_BYTES_MAX
+from floodmark.model.version import Version
+from floodmark.site.namespace import Namespace
+from floodmark.site.policies import Fields
+from floodmark.site.transactions import NamespaceWrites, Transactions
+
+TIMEOUT: Final = timedelta(minutes=1)
+# How often a commit is sent that gets no answer.
+COMMIT_ATTEMPTS_MAX: Final = 3
+# How often something is done again that met another transaction, and the pauses in between.
+ATTEMPTS_MAX: Final = 10
+PAUSE_SECONDS_FIRST: Final = 0.01
+PAUSE_SECONDS_MAX: Final = 1.0
+
+Result = TypeVar("Result")
+
+
+class Transaction:
+    """Writes and acknowledgements that wait for their commit.  Made by `Site.transaction`; for one thread.
+
+    As a `with` block it commits at the end, and aborts if the block fails.  Its writes are to one partition.
+    """
+
+    def __init__(self, transactions: Transactions, transaction: str) -> None:
+        self.id = transaction
+        # At which version it was committed; 0 before.
+        self.version: Version = 0
+        self._transactions = transactions
+        self._writes: dict[str, tuple[Namespace, dict[bytes, bytes]]] = {}
+        self._bytes = 0
+        self._subscriptions: list[Subscription] = []
+        self._ended = False
+
+    def __enter__(self) -> "Transaction":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._ended:
+            return
+        if error is None:
+            self.commit()
+        else:
+            self.abort(f"its block ended with {error!r:.200}")
+
+    def __repr__(self) -> str:
+        return f"Transaction({self.id!r})"
+
+    # Writes
+
+    def put(
+        self, namespace: Namespace, key: bytes, value: Fields, *, ttl: timedelta | float | None = None
+    ) -> None:
+        """Write a value."""
+        policy, _, expire = namespace.encoding
+        self._add(namespace, key, policy.put(key, value, expire(ttl)))
+
+    def delete(self, namespace: Namespace, key: bytes) -> None:
+        """Delete a key, whether or not it is there."""
+        self._add(namespace, key, namespace.encoding.policy.delete())
+
+    def update(
+        self, namespace: Namespace, key: bytes, fields: Fields, *, ttl: timedelta | float | None = None
+    ) -> None:
+        """Write some fields of a record, and leave the others as they are."""
+        policy, _, expire = namespace.encoding
+        self._add(namespace, key, policy.update(key, fields, expire(ttl)))
+
+    def delete_field(self, namespace: Namespace, key: bytes, *names: str) -> None:
+        """Delete some fields of a record."""
+        self._add(namespace, key, namespace.encoding.policy.delete_field(key, names))
+
+    def add(self, namespace: Namespace, key: bytes, number: int = 1) -> None:
+        """Add to a counter."""
+        self._add(namespace, key, namespace.encoding.policy.add(key, number))
+
+    def _add(self, namespace: Namespace, key: bytes, stored: bytes) -> None:
+        self._require_open()
+        policy, qualify, _ = namespace.encoding
+        plain = qualify(key)[NAMESPACE_BYTES:]
+        _, rows = self._writes.setdefault(namespace.name, (namespace, {}))
+        earlier = rows.get(plain)
+        if earlier is not None and policy.merges:
+            joined = policy.join(earlier, stored)
+            if joined is None:
+                raise InvalidArgument(
+                    f"the writes of transaction {self.id} to {key!r:.60} cannot become one; write them in "
+                    "two transactions, or as one update"
+                )
+            stored = joined
+        self._bytes += len(key) + len(stored) - (0 if earlier is None else len(key) + len(earlier))
+        if self._bytes > COMMIT_BYTES_MAX:
+            raise CommitTooLarge(
+                f"transaction {self.id} writes more than {COMMIT_BYTES_MAX:,} bytes; do it in several",
+                size=self._bytes,
+            )
+        rows[plain] = stored
+
+    # Acknowledgements
+
+    def acknowledge(self, *deliveries: Delivery) -> None:
+        """Acknowledge changes of one subscription, if this transaction is committed."""
+        self._acknowledge(deliveries, through=False)
+
+    def acknowledge_through(self, delivery: Delivery) -> None:
+        """Acknowledge a change and all that come before it, if this transaction is committed."""
+        self._acknowledge((delivery,), through=True)
+
+    def _acknowledge(self, deliveries: tuple[Delivery, ...], *, through: bool) -> None:
+        self._require_open()
+        if not deliveries:
+            return
+        if not all(isinstance(delivery, Delivery) for delivery in deliveries):
+            raise InvalidArgument(f"acknowledge what a subscription delivered, not {deliveries!r:.200}")
+        subscription = deliveries[0].subscription
+        if subscription not in self._subscriptions:
+            self._subscriptions.append(subscription)
+        subscription.acknowledge_in(self._transactions.acknowledge, self.id, deliveries, through=through)
+
+    # The end
+
+    def commit(self) -> Version:
+        """Make everything effective; its version.
+
+        If the outcome is unknown, committing again finds it out, or goes on.
+        """
+        self._require_open()
+        writes = [
+            NamespaceWrites(name, namespace.id, rows) for name, (namespace, rows) in self._writes.items()
+        ]
+        try:
+            self.version = self._commit(writes)
+        except OutcomeUnknown:
+            self._settle(committed=None)
+            raise
+        except TransactionEnded:
+            self._end(committed=False)
+            raise
+        except FloodmarkError:
+            # What was not committed for a reason of its own is not left to its timeout.
+            self.abort("its commit failed")
+            raise
+        self._end(committed=True)
+        return self.version
+
+    def _commit(self, writes: list[NamespaceWrites]) -> Version:
+        """Commit, and ask again if no answer comes: it is committed once."""
+        for _ in range(COMMIT_ATTEMPTS_MAX - 1):
+            with suppress(OutcomeUnknown):
+                return self._transactions.commit(self.id, writes)
+        return self._transactions.commit(self.id, writes)
+
+    def abort(self, reason: str = "by its owner") -> None:
+        """Leave everything as it was.  If the site cannot be told, the timeout does it."""
+        if self._ended:
+            return
+        try:
+            self._transactions.abort(self.id, reason)
+        except FloodmarkError:
+            self._end(committed=None)
+        else:
+            self._end(committed=False)
+
+    def _end(self, *, committed: bool | None) -> None:
+        self._ended = True
+        self._settle(committed=committed)
+
+    def _settle(self, *, committed: bool | None) -> None:
+        for subscription in self._subscriptions:
+            subscription.settle(self.id, committed=committed)
+
+    def _require_open(self) -> None:
+        if self._ended:
+            raise Closed(f"transaction {self.id} has ended; begin another one with site.transaction()")
+
+
+def run_transaction(begin: Callable[[], Transaction], work: Callable[[Transaction], Result]) -> Result:
+    """Do work in a transaction and commit it; once more, in another one, if it met with a conflict."""
+    pause = PAUSE_SECONDS_FIRST
+    for _ in range(ATTEMPTS_MAX - 1):
+        with suppress(Retryable), begin() as transaction:
+            return work(transaction)
+        Event().wait(pause)
+        pause = min(2 * pause, PAUSE_SECONDS_MAX)
+    with begin() as transaction:
+        return work(transaction)

@@ -1,0 +1,137 @@
+"""The logs that transactions are written to: how they are opened and written, and what is in them.
+
+They stand beside the data (`partition/ledgers.py`), so that a backup has them.  Each kind has settings of its
+own, which are kept with the metadata.
+"""
+
+from itertools import islice
+from threading import Lock
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, structs
+
+from floodmark.feed.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
+from floodmark.log import (
+    Acknowledgements,
+    BatchedWriter,
+    BatchSettings,
+    OpenLog,
+    holds_batches,
+    list_ledgers,
+    open_log,
+)
+from floodmark.model.version import COUNTER_BITS, moment_of
+from floodmark.partition import META, Node, load_metadata
+from floodmark.partition.ledgers import LedgerStore
+from floodmark.site.transactions import BatchUpdate, LogKind, LogRecord, LogReport
+from floodmark.transaction.opening import LEDGERS
+from floodmark.transaction.records import Aborting, Begun, Committing, Joined, decode_record
+
+_SETTINGS: Final = b"transactions/settings"
+
+
+class TransactionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the logs are written, as stored."""
+
+    coordinator: BatchSettings = BatchSettings()
+    pending_ack: BatchSettings = BatchSettings()
+
+    def of(self, log: LogKind) -> BatchSettings:
+        """The settings of a kind of log."""
+        return self.coordinator if log is LogKind.COORDINATOR else self.pending_ack
+
+
+class TransactionLogs:
+    """Opens the logs of a node, with the settings that are stored for their kind."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.store = LedgerStore(node.storage)
+        self._lock = Lock()
+        stored = next(iter(load_metadata(node.engine, _SETTINGS, TransactionSettings)), None)
+        self.settings = stored or TransactionSettings()
+
+    def change(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
+        """Store other settings."""
+        changes = {
+            name: value
+            for name in BatchSettings.__struct_fields__
+            if (value := getattr(update, name)) is not UNSET
+        }
+        with self._lock:
+            changed = structs.replace(self.settings.of(log), **changes)
+            changed.require_sound()
+            name = log.value.replace("-", "_")
+            settings = structs.replace(self.settings, **{name: changed})
+            with self._node.storage.settled():
+                self._node.storage.store([(META, _SETTINGS, msgspec.json.encode(settings))])
+                self.settings = settings
+        return changed
+
+    def open_pending(self, subscription: str) -> OpenLog[PendingRecord]:
+        """The log of a subscription."""
+        return open_log(
+            self.store,
+            f"{PENDING_LEDGERS}{subscription}",
+            self.settings.pending_ack,
+            encode=encode_pending,
+            decode=decode_pending,
+            time_source=self._node.clock.time_source,
+        )
+
+    def coordinators(self) -> list[int]:
+        """The numbers of the coordinators that have written something."""
+        names = list_ledgers(self.store.engine)
+        return [int(name.removeprefix(LEDGERS)) for name in names if name.startswith(LEDGERS)]
+
+    def report(self, log: LogKind, owner: str, writer: BatchedWriter[Any]) -> LogReport:
+        """How a log stands."""
+        _, live_records = writer.acknowledgements.count_live()
+        return LogReport(
+            log=log,
+            owner=owner,
+            settings=structs.replace(self.settings.of(log), enabled=writer.enabled),
+            holds_batches=holds_batches(writer.ledger),
+            segments=writer.ledger.segments(),
+            live_records=live_records,
+            oldest_live=writer.acknowledgements.oldest,
+            statistics=writer.statistics(),
+        )
+
+
+def read_log(log: LogKind, writer: BatchedWriter[Any], limit: int) -> list[LogRecord]:
+    """The first live records of a log, as they are stored."""
+    return [
+        LogRecord(
+            entry=position.entry,
+            batch_size=position.batch_size,
+            batch_index=position.batch_index,
+            **_describe(log, record),
+        )
+        for position, record in islice(Acknowledgements(writer.ledger).recover(), limit)
+    ]
+
+
+def _describe(log: LogKind, stored: bytes) -> dict[str, str]:
+    record = decode_record(stored) if log is LogKind.COORDINATOR else decode_pending(stored)
+    match record:
+        case Begun():
+            detail = f"until {moment_of(record.deadline_ms << COUNTER_BITS).isoformat()}"
+        case Joined():
+            detail = f"{record.participant.kind} {record.participant.name}"
+        case Committing():
+            detail = f"at {record.version}"
+        case Aborting():
+            detail = record.reason
+        case _:
+            detail = _describe_acknowledgement(record)
+    return {"transaction": record.transaction, "kind": type(record).__name__.lower(), "detail": detail}
+
+
+def _describe_acknowledgement(record: PendingRecord) -> str:
+    acknowledgement = record.acknowledgement
+    positions = [f"{position.version}/{position.index}" for position in acknowledgement.positions]
+    if acknowledgement.through is not None:
+        positions.append(f"through {acknowledgement.through.version}/{acknowledgement.through.index}")
+    return ", ".join(positions)

@@ -1,0 +1,118 @@
+"""What a host offers to those who have transactions: the port, and what travels through it."""
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from floodmark.feed.acknowledgement import Acknowledgement, Progress
+from floodmark.log import BatchSettings, LogStatistics, Segment
+from floodmark.model.transaction import TransactionStatistics
+from floodmark.model.version import Version
+
+
+class LogKind(StrEnum):
+    """The logs that transactions are written to."""
+
+    COORDINATOR = "coordinator"
+    """What was begun and decided: one log for each coordinator."""
+
+    PENDING_ACK = "pending-ack"
+    """What was acknowledged and is not decided: one log for each subscription."""
+
+
+class NamespaceWrites(msgspec.Struct, frozen=True, array_like=True):
+    """What a transaction writes to a namespace: stored values, or unstamped states, by key."""
+
+    namespace: str
+    id: int
+    rows: dict[bytes, bytes]
+
+
+class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a kind of log that change; what is not named stays.
+
+    `enabled` holds from the next record on, the others for logs that are opened from now on.
+    """
+
+    enabled: bool | UnsetType = UNSET
+    max_records: int | UnsetType = UNSET
+    max_bytes: int | UnsetType = UNSET
+    max_delay_ms: int | UnsetType = UNSET
+
+
+class LogReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A log at this moment.
+
+    `owner` is the number of a coordinator, or the name of a subscription.  While `holds_batches`, a version
+    that knows only bare entries cannot read it.  `oldest_live`
+    is the entry of its oldest live record.
+    """
+
+    log: LogKind
+    owner: str
+    settings: BatchSettings
+    holds_batches: bool
+    segments: list[Segment]
+    live_records: int
+    oldest_live: int | None
+    statistics: LogStatistics
+
+
+class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A live record of a log, in words."""
+
+    entry: int
+    batch_size: int
+    batch_index: int
+    transaction: str
+    kind: str
+    detail: str
+
+
+class Transactions(Protocol):
+    """What can be asked of a site about transactions.  Each call may be repeated."""
+
+    def begin(self, timeout: timedelta, coordinator: int) -> str:
+        """Open a transaction, which is aborted if it is not decided in time; its id."""
+        ...
+
+    def acknowledge(
+        self, transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement
+    ) -> None:
+        """Acknowledge changes of a subscription if, and when, the transaction is committed."""
+        ...
+
+    def commit(self, transaction: str, writes: list[NamespaceWrites]) -> Version:
+        """Commit, and return when everything is in effect; the version of it."""
+        ...
+
+    def abort(self, transaction: str, reason: str) -> None:
+        """Abort, and return when everything is as it was."""
+        ...
+
+    def show(self, transaction: str) -> TransactionStatistics:
+        """One of them, also if it has ended lately."""
+        ...
+
+    def logs(self) -> list[LogReport]:
+        """All logs, those of coordinators first."""
+        ...
+
+    def log_records(self, log: LogKind, owner: str, limit: int) -> list[LogRecord]:
+        """The first live records of a log."""
+        ...
+
+    def batching(self, log: LogKind) -> BatchSettings:
+        """How records are put into entries, in all logs of a kind."""
+        ...
+
+    def set_batching(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
+        """Change that, for good."""
+        ...
+
+    def list(self, older_than: timedelta) -> list[TransactionStatistics]:
+        """Those that have not ended, the oldest first."""
+        ...

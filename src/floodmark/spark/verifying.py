@@ -1,0 +1,355 @@
+"""Sites compared in Spark's tasks: each takes a range of keys and reads it at all sites side by side.
+
+All sites give their records in order of keys, so nothing is shuffled or joined: a task holds a window of each
+(`divergence/alignment.py`).  What travels is thin, and records that are equal never become objects.  The
+driver fixes the vantage of every site before the tasks begin; a task asks its sites only for their collected
+horizons, when it has read everything.
+
+A task tells what it found in one row, its report.  If somebody wants them, one row comes before that for each
+key that has drifted.  Repairs are made where the drift was found: each goes by what was seen, so it does no
+harm that Spark may run a task twice.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from typing import Final
+
+import msgspec
+import pyarrow
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.divergence import (
+    Comparison,
+    Difference,
+    Drift,
+    DriftSide,
+    Pair,
+    RepairSummary,
+    Tally,
+    Vantage,
+    compare,
+    compare_keys,
+    read_horizon,
+    repair,
+    walk_histories,
+)
+from floodmark.divergence.repairing import PROBLEMS_TOLD
+from floodmark.model.errors import Corruption, LimitExceeded, Unreachable, VersionCollected
+from floodmark.model.partition import Content
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
+from floodmark.site.arguments import qualify_range
+from floodmark.site.host import Host
+from floodmark.spark.address import SiteAddress
+from floodmark.spark.histories import CHANGES_MAX, HistoryTooLong, read_history
+from floodmark.spark.patience import ask_patiently
+
+# Drifted keys that are repaired, and looked at again, at a time.
+REPAIRED_AT_ONCE: Final = 1_000
+# Rows of drifted keys that travel together.
+_ROWS_AT_ONCE: Final = 1_000
+_INT64_END: Final = 1 << 63
+
+_SIDE: Final[Sequence[tuple[str, pyarrow.DataType]]] = (
+    ("site", pyarrow.string()),
+    ("version", pyarrow.int64()),
+    ("origin_site", pyarrow.int32()),
+    ("origin_version", pyarrow.int64()),
+    ("mark", pyarrow.map_(pyarrow.int32(), pyarrow.int64())),
+    ("digest", pyarrow.int64()),
+    ("deleted", pyarrow.bool_()),
+)
+DRIFT_ROWS: Final = pyarrow.schema(
+    [
+        ("namespace", pyarrow.string()),
+        ("key", pyarrow.binary()),
+        ("verdict", pyarrow.string()),
+        ("part", pyarrow.string()),
+        *((f"{side}_{name}", kind) for side in ("left", "right") for name, kind in _SIDE),
+    ]
+)
+REPORT: Final = "report"
+_ROWS: Final = pyarrow.schema([pyarrow.field(REPORT, pyarrow.binary()), *DRIFT_ROWS])
+
+_SQL_TYPES: Final = {
+    pyarrow.string(): "string",
+    pyarrow.binary(): "binary",
+    pyarrow.bool_(): "boolean",
+    pyarrow.int32(): "int",
+    pyarrow.int64(): "bigint",
+    pyarrow.map_(pyarrow.int32(), pyarrow.int64()): "map<int, bigint>",
+}
+ROWS: Final = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in _ROWS)
+
+
+class PairTally(msgspec.Struct, frozen=True):
+    """What was counted of two sites."""
+
+    left: str
+    right: str
+    tally: Tally
+
+
+class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a range: numbers for each pair of sites, and the first keys that have drifted.
+
+    `open_keys` are the keys that have drifted or lag, if somebody asked for them and they are not too many
+    and all of them known.
+    `left` are the numbers of the second look at what was repaired.  `doubts` say why the rest of the range
+    was not compared, or its history not walked.
+    """
+
+    namespace: str
+    tallies: list[PairTally]
+    sample: list[Drift] = []
+    open_keys: list[bytes] | None = None
+    repair: RepairSummary | None = None
+    left: list[PairTally] = []
+    differences: list[Difference] = []
+    differences_found: int = 0
+    doubts: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteView:
+    """A site from its vantage, as it travels to the tasks."""
+
+    address: SiteAddress
+    site: str
+    site_id: int
+    namespace_id: int
+    version: Version
+    mark: dict[int, Version]
+
+    def vantage(self, host: Host, namespace: str) -> Vantage:
+        """The vantage, with a way to learn the collected horizon."""
+        horizon_of = partial(read_horizon, host.administration, namespace, tuple(self.mark))
+        return Vantage(self.site, self.site_id, self.version, self.mark, horizon_of)
+
+    def qualify(self, keys: KeyRange) -> KeyRange:
+        """A range of users' keys as the site has it."""
+        return qualify_range(encode_namespace(self.namespace_id), keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceViews:
+    """A namespace at all sites, and the version after which their histories are walked, if they are."""
+
+    namespace: str
+    views: Sequence[SiteView]
+    history_since: Version | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeWork:
+    """A range of users' keys of a namespace that is to be compared."""
+
+    namespace: NamespaceViews
+    keys: KeyRange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """What Spark's tasks do: the ranges of the numbers that come to them."""
+
+    ranges: Sequence[RangeWork]
+    sample: int
+    open_keys_max: int = 0
+    rows: bool = False
+    repair: bool = False
+
+    def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Rows of `ROWS`."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._compare(self.ranges[number])
+
+    def _compare(self, work: RangeWork) -> Iterator[pyarrow.RecordBatch]:
+        views = work.namespace.views
+        with ExitStack() as stack:
+            sites = [stack.enter_context(ask_patiently(view.address.connect)) for view in views]
+            hosts = [site.host for site in sites]
+            findings = _Findings(self, work, hosts)
+            try:
+                yield from self._find(work, hosts, findings)
+            except (Corruption, LimitExceeded, Unreachable, VersionCollected) as error:
+                findings.doubts.append(f"not all of {work.namespace.namespace!r} was compared: {error}")
+            if findings.rows:
+                yield findings.take_rows()
+            yield findings.report()
+
+    def _find(
+        self, work: RangeWork, hosts: Sequence[Host], findings: "_Findings"
+    ) -> Iterator[pyarrow.RecordBatch]:
+        for finding in findings.comparison:
+            findings.add(finding.key)
+            if isinstance(finding, Drift):
+                findings.add_drift(finding)
+                if len(findings.rows) >= _ROWS_AT_ONCE:
+                    yield findings.take_rows()
+        findings.mend()
+        if work.namespace.history_since is not None:
+            for difference in walk_range(work, hosts, work.namespace.history_since):
+                findings.add_difference(difference)
+
+
+def compare_range(work: RangeWork, hosts: Sequence[Host]) -> Comparison:
+    """Compare a range of keys at all sites."""
+    namespace, views = work.namespace.namespace, work.namespace.views
+    pairs = list(zip(views, hosts, strict=True))
+    return compare(
+        [view.vantage(host, namespace) for view, host in pairs],
+        [
+            host.router.scan_records(view.qualify(work.keys), view.version, dead=True, content=Content.THIN)
+            for view, host in pairs
+        ],
+    )
+
+
+def walk_range(
+    work: RangeWork, hosts: Sequence[Host], since: Version, *, changes_max: int = CHANGES_MAX
+) -> Iterator[Difference]:
+    """Walk through the histories of a range, each site's with each other's, in parts that fit into memory."""
+    try:
+        histories = [
+            read_history(
+                host,
+                view.namespace_id,
+                view.qualify(work.keys),
+                since,
+                view.version,
+                changes_max=changes_max,
+            )
+            for view, host in zip(work.namespace.views, hosts, strict=True)
+        ]
+    except HistoryTooLong as error:
+        for keys in (KeyRange(work.keys.start, error.middle), KeyRange(error.middle, work.keys.end)):
+            yield from walk_range(replace(work, keys=keys), hosts, since, changes_max=changes_max)
+        return
+    for pair in combinations(histories, 2):
+        yield from walk_histories(*pair)
+
+
+class _Findings:
+    """What a task has found so far in its range."""
+
+    def __init__(self, work: Comparing, range_work: RangeWork, hosts: Sequence[Host]) -> None:
+        self.comparison = compare_range(range_work, hosts)
+        self.rows: list[Drift] = []
+        self.doubts: list[str] = []
+        self._work = work
+        self._namespace = range_work.namespace.namespace
+        self._hosts = hosts
+        self._sample: list[Drift] = []
+        self._open_keys: set[bytes] | None = set() if work.open_keys_max else None
+        self._unrepaired: list[Drift] = []
+        self._repair = RepairSummary()
+        self._left: dict[Pair, Tally] = {}
+        self._differences: list[Difference] = []
+        self._differences_found = 0
+
+    def add(self, key: bytes) -> None:
+        """Take down a key that is not the same at all sites."""
+        if self._open_keys is not None:
+            self._open_keys.add(key)
+            if len(self._open_keys) > self._work.open_keys_max:
+                self._open_keys = None
+
+    def add_drift(self, drift: Drift) -> None:
+        """Take down a key that has drifted, and repair it soon."""
+        if len(self._sample) < self._work.sample:
+            self._sample.append(drift)
+        if self._work.rows:
+            self.rows.append(drift)
+        if self._work.repair:
+            self._unrepaired.append(drift)
+            if len(self._unrepaired) >= REPAIRED_AT_ONCE:
+                self.mend()
+
+    def add_difference(self, difference: Difference) -> None:
+        """Count a change that two histories do not have in common, and take the first ones down."""
+        self._differences_found += 1
+        if len(self._differences) < self._work.sample:
+            self._differences.append(difference)
+
+    def mend(self) -> None:
+        """Repair what has drifted and was not repaired yet, and look at it again."""
+        drifts, self._unrepaired = self._unrepaired, []
+        if not drifts:
+            return
+        self._repair = add_repairs(self._repair, repair(self._hosts, self._namespace, drifts))
+        again = compare_keys(self._hosts, self._namespace, sorted({drift.key for drift in drifts}))
+        for _ in again:
+            pass
+        self._left = add_tallies(self._left, again.tallies)
+
+    def take_rows(self) -> pyarrow.RecordBatch:
+        """The rows of drifted keys that have come together."""
+        rows, self.rows = [_row_of(self._namespace, drift) for drift in self.rows], []
+        return pyarrow.RecordBatch.from_pylist(rows, schema=_ROWS)
+
+    def report(self) -> pyarrow.RecordBatch:
+        """The last row of a range."""
+        report = RangeReport(
+            namespace=self._namespace,
+            tallies=pair_tallies(self.comparison.tallies),
+            sample=self._sample,
+            open_keys=None if self._open_keys is None or self.doubts else sorted(self._open_keys),
+            repair=self._repair if self._work.repair else None,
+            left=pair_tallies(self._left),
+            differences=self._differences,
+            differences_found=self._differences_found,
+            doubts=self.doubts,
+        )
+        return pyarrow.RecordBatch.from_pylist([{REPORT: msgspec.msgpack.encode(report)}], schema=_ROWS)
+
+
+def pair_tallies(tallies: dict[Pair, Tally]) -> list[PairTally]:
+    """Tallies as they travel."""
+    return [PairTally(*pair, tally) for pair, tally in tallies.items()]
+
+
+def add_tallies(known: dict[Pair, Tally], more: dict[Pair, Tally]) -> dict[Pair, Tally]:
+    """The tallies of disjoint sets of keys as one."""
+    return {pair: known.get(pair, Tally()).plus(tally) for pair, tally in more.items()} | {
+        pair: tally for pair, tally in known.items() if pair not in more
+    }
+
+
+def add_repairs(known: RepairSummary, more: RepairSummary) -> RepairSummary:
+    """What was done to disjoint sets of keys as one."""
+    return RepairSummary(
+        repaired=known.repaired + more.repaired,
+        changed_meanwhile=known.changed_meanwhile + more.changed_meanwhile,
+        impossible=known.impossible + more.impossible,
+        problems=(*known.problems, *more.problems)[:PROBLEMS_TOLD],
+    )
+
+
+def _row_of(namespace: str, drift: Drift) -> dict[str, object]:
+    return {
+        "namespace": namespace,
+        "key": drift.key,
+        "verdict": str(drift.verdict),
+        "part": None if drift.part is None else str(drift.part),
+        **_side_of("left", drift.left),
+        **_side_of("right", drift.right),
+    }
+
+
+def _side_of(name: str, side: DriftSide) -> dict[str, object]:
+    stamp, digest = side.stamp, side.digest
+    values = (
+        side.site,
+        side.version,
+        None if stamp is None else stamp.site,
+        None if stamp is None else stamp.version,
+        list(side.mark.items()),
+        # Spark knows no unsigned numbers: the same bits, signed.
+        digest if digest is None or digest < _INT64_END else digest - 2 * _INT64_END,
+        side.deleted,
+    )
+    return {f"{name}_{column}": value for (column, _), value in zip(_SIDE, values, strict=True)}

@@ -1,0 +1,193 @@
+"""Copies of whole sites, as backups are, and the way to sites for those who restore, join and remove them.
+
+A copy of a site holds, of every namespace, all records as of one version, the dead ones too, with their
+stamps, the watermark at that version, and the collected horizon.  What a copy's reader lacks is kept at the
+other sites for as long as the copy is of use: in the world that is what the retention of a namespace is for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from random import Random
+from typing import Final, NamedTuple, TypeVar
+
+import pyarrow
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.origins import add_origins
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import Version
+from floodmark.replication.ports import NamespaceFacts
+from floodmark.replication.returning import BackupFacts, LinkFacts, Portion, SiteRemembers
+from floodmark.replication.topology import Topology
+from floodmark.site.catalog import NamespaceSettings
+from floodmark.site.host import Host
+from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES
+from floodmark.testing.simulation.drivers import DistantSite
+from floodmark.testing.simulation.network import Caller
+from floodmark.testing.simulation.sites import RETENTION, SimulatedSite
+
+Result = TypeVar("Result")
+
+BATCH_ROWS_MAX: Final = 6
+
+
+class Nearby:
+    """The way to a site for who stands beside it: nothing gets lost."""
+
+    def call(self, _: str, __: str, action: Callable[[], Result]) -> Result:
+        """Do it."""
+        return action()
+
+
+class DistantMember(DistantSite):
+    """A site as those reach it who change the topology: what they ask of its host."""
+
+    def __init__(self, network: Caller, place: str, site: SimulatedSite) -> None:
+        super().__init__(network, place, site)
+        self.site = site
+
+    @property
+    def administration(self) -> "DistantMember":
+        """This one answers by itself."""
+        return self
+
+    @property
+    def router(self) -> "DistantMember":
+        """This one knows the way."""
+        return self
+
+    def find_namespace(self, namespace: str) -> NamespaceFacts:
+        """Ask for a namespace."""
+        return self._ask(lambda host: host.administration.find_namespace(namespace))
+
+    def scan_records(
+        self, keys: KeyRange, at: Version, *, dead: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Read records, all in one call."""
+        return iter(self._ask(lambda host: list(host.router.scan_records(keys, at, dead=dead))))
+
+    def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
+        """Nothing is collected between two calls that follow each other at once."""
+        return nullcontext()
+
+    def read_version(self) -> Version:
+        """Ask for a version that covers everything."""
+        return self._ask(lambda host: host.administration.read_version())
+
+    def observe(self, version: Version) -> object:
+        """Move the clock of the site."""
+        return self._ask(lambda host: host.administration.observe(version))
+
+    def topology(self) -> Topology | None:
+        """Ask for the topology that the site follows."""
+        return self._ask(lambda host: host.administration.topology())
+
+    def set_topology(self, topology: Topology) -> object:
+        """Let the site follow a topology."""
+        return self._ask(lambda host: host.administration.set_topology(topology))
+
+    def watermark(self, namespace: str, at: Version | None) -> Mapping[int, Version]:
+        """Ask how far the site has the changes of the others."""
+        return self._ask(lambda host: host.administration.watermark(namespace, at))
+
+    def replication(self) -> LinkFacts:
+        """Ask for the links that end at the site."""
+        return self._ask(lambda host: host.administration.replication())
+
+    def statistics(self) -> SiteRemembers:
+        """Ask how far back the site remembers."""
+        return self._ask(lambda host: host.administration.statistics())
+
+    def declare_loaded(self, namespace: str) -> Version:
+        """Let the history of the site begin behind what it was loaded with."""
+        return self._ask(lambda host: host.administration.declare_loaded(namespace))
+
+    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> object:
+        """Let the links to the site begin somewhere."""
+        return self._ask(lambda host: host.administration.adopt_watermark(namespace, watermark, horizon))
+
+    def make_namespaces(self) -> None:
+        """Make the namespaces that are not there yet."""
+        known = {row.name for row in self._ask(lambda host: host.administration.list_namespaces())}
+        for name, merge in POLICIES.items():
+            if name not in known:
+                settings = NamespaceSettings(merge=merge, retention=RETENTION)
+                self._ask(
+                    lambda host, name=name, settings=settings: (  # type: ignore[misc]
+                        host.administration.create_namespace(name, settings)
+                    )
+                )
+
+    def finish_rejoining(self) -> list[str]:
+        """Let the site take part again."""
+        return self._ask(lambda host: host.administration.finish_rejoining())
+
+    def _ask(self, action: Callable[[Host], Result]) -> Result:
+        return self._call(lambda: self.site.call_host(action))
+
+
+class Copy(NamedTuple):
+    """The records of each namespace with their origins, by user key, and what else a backup knows."""
+
+    of: str
+    records: Mapping[str, Mapping[bytes, bytes]]
+    facts: Mapping[str, BackupFacts]
+
+
+def keep_for(name: str, holder: DistantMember, others: Sequence[DistantMember]) -> None:
+    """Keep at all other sites what one of them does not have yet, for a reader of a copy of that one."""
+    marks = {namespace: holder.watermark(namespace, None) for namespace in NAMESPACES}
+    for other in others:
+        known = {namespace: mark.get(other.identity.site_id, 0) for namespace, mark in marks.items()}
+        other.hold_safe_points(name, known)
+
+
+def take_copy(holder: DistantMember) -> Copy:
+    """Copy a site as of now."""
+    version = holder.read_version()
+    site_id = holder.identity.site_id
+    records = {namespace: _read(holder, namespace, version) for namespace in NAMESPACES}
+    watermarks = {namespace: holder.watermark(namespace, version) for namespace in NAMESPACES}
+    # Last: what was forgotten while the records were read is missing in them.
+    horizons = {each.name: each.collected_horizon for each in holder.statistics().namespaces}
+    facts = {
+        namespace: BackupFacts({**watermark, site_id: version}, horizons[namespace])
+        for namespace, watermark in watermarks.items()
+    }
+    return Copy(holder.identity.site, records, facts)
+
+
+def keys_of(namespace: str) -> KeyRange:
+    """The qualified keys of a namespace; it has the same number at all sites."""
+    prefix = encode_namespace(NAMESPACES.index(namespace) + 1)
+    return KeyRange(prefix, prefix_end(prefix))
+
+
+def _read(holder: DistantMember, namespace: str, at: Version) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for batch in holder.scan_records(keys_of(namespace), at, dead=True):
+        versions = batch.column("version").to_numpy()
+        stored = add_origins(batch.column("value"), versions, holder.identity.site_id)
+        found |= zip(batch.column("key").to_pylist(), stored.to_pylist(), strict=True)
+    return found
+
+
+def writer_of(site: SimulatedSite, namespace: str, copy: Copy, random: Random) -> Callable[[Portion], None]:
+    """Writes portions of a copy into a site, in batches, as the tasks of a restore do."""
+    prefix = keys_of(namespace).start
+
+    def write(portion: Portion) -> None:
+        parts = {prefix + key: portion.take(record) for key, record in copy.records[namespace].items()}
+        rows = [(key, part) for key, part in parts.items() if part is not None]
+        while rows:
+            size = random.randint(1, BATCH_ROWS_MAX)
+            batch, rows = dict(rows[:size]), rows[size:]
+            site.call_host(
+                lambda host, batch=batch: (  # type: ignore[misc]
+                    host.write_stream(durable=True, load=portion.load, apply=not portion.load)
+                    .send(batch)
+                    .result()
+                )
+            )
+
+    return write

@@ -1,0 +1,372 @@
+"""Sites that join, are lost and come back, or go for good, while everything else goes on and goes wrong.
+
+A world has up to two such changes, one after the other.  Each is a sequence of stages that somebody takes by
+hand or a job takes for them, with time in between; whoever meets with trouble begins again from the first
+stage, as the manual says.  The rules are those of `floodmark.replication`: what is done here is what the jobs
+do (`spark/jobs/returning.py`, `cli/topology.py`), and in their order.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from random import Random
+from typing import Final, Protocol
+
+import msgspec
+
+from floodmark.model.errors import ClockSkew, SafePointNotFound, VersionCollected
+from floodmark.model.version import Version
+from floodmark.replication.removing import remove_site
+from floodmark.replication.returning import join_namespace, return_namespace
+from floodmark.replication.topology import MemberSite, Topology
+from floodmark.site.host import Host
+from floodmark.testing.simulation.chronicle import NAMESPACES, Seen, unqualified
+from floodmark.testing.simulation.clocks import Schedule
+from floodmark.testing.simulation.copies import (
+    Copy,
+    DistantMember,
+    Nearby,
+    keep_for,
+    keys_of,
+    take_copy,
+    writer_of,
+)
+from floodmark.testing.simulation.drivers import Link
+from floodmark.testing.simulation.history import Violation
+from floodmark.testing.simulation.network import Network
+from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
+
+NEWCOMER: Final = "lund", 4
+CHANGES_MAX: Final = 2
+# How many of all worlds see such changes.
+SHARE: Final = 0.35
+BEGIN_MS_MAX: Final = 3_000
+STAGE_MS_MAX: Final = 150
+AGAIN_MS_MAX: Final = 400
+RELEASE_MS: Final = 500
+# Something that does not succeed when everything is healed never will.
+ATTEMPTS_MAX: Final = 40
+# Where those stand who change something: they are cut off from nobody in particular, and lose calls.
+OFFICE: Final = "office"
+
+
+class Surroundings(Protocol):
+    """What a change needs of the world."""
+
+    network: Network
+    schedule: Schedule
+    sites: list[SimulatedSite]
+    links: list[Link]
+    topology: Topology
+    copies: list[Copy]
+
+    def make_site(self, name: str, site_id: int) -> SimulatedSite: ...
+
+    def start_site(self, site: SimulatedSite) -> None: ...
+
+    def enter(self, site: SimulatedSite) -> None: ...
+
+    def leave(self, site: SimulatedSite) -> None: ...
+
+
+class Change:
+    """One change of the membership.  Done again from the beginning it comes to the same end."""
+
+    def __init__(self, world: Surroundings, random: Random) -> None:
+        self.world = world
+        self._random = random
+        self._topology: Topology | None = None
+
+    def run(self) -> Iterator[None]:
+        """The stages."""
+        raise NotImplementedError
+
+    @property
+    def absent(self) -> SimulatedSite | None:
+        """The site that is neither there nor gone, while it is so."""
+        return None
+
+    def member(self, site: SimulatedSite) -> DistantMember:
+        """A site as the office reaches it."""
+        return DistantMember(self.world.network, OFFICE, site)
+
+    def members(self) -> list[DistantMember]:
+        """All sites that take part."""
+        return [self.member(site) for site in self.world.sites]
+
+    def announce(self, site: str, entry: MemberSite) -> Iterator[None]:
+        """Let all that take part follow a topology in which a site has a new entry."""
+        world = self.world
+        if self._topology is None:
+            self._topology = _changed(world.topology, site, entry)
+        for member in self.members():
+            member.set_topology(self._topology)
+            yield
+        world.topology = self._topology
+
+    def prepare(self, site: SimulatedSite) -> DistantMember:
+        """Let a site run that has nothing yet, in its place of the topology."""
+        self.world.start_site(site)
+        near = DistantMember(Nearby(), site.name, site)
+        near.make_namespaces()
+        near.set_topology(self.world.topology)
+        return near
+
+    def copy_any(self, name: str) -> Copy:
+        """A copy of one of those that take part; all keep what a reader of it lacks."""
+        holder, *others = self._random.sample(self.members(), len(self.world.sites))
+        return self.copy_one(name, holder, others)
+
+    def copy_one(self, name: str, holder: DistantMember, others: Sequence[DistantMember]) -> Copy:
+        """A copy of a site."""
+        holder.hold_safe_points(name, dict.fromkeys(NAMESPACES, holder.read_version()))
+        keep_for(name, holder, others)
+        return take_copy(holder)
+
+    def enter(self, site: SimulatedSite, copy: Copy, point: str) -> None:
+        """Let a site that was built up take part, and what was kept for it go when it has that."""
+        near = DistantMember(Nearby(), site.name, site)
+        begun = {namespace: near.declare_loaded(namespace) for namespace in NAMESPACES}
+        for other in self.world.sites:
+            near.hold_safe_points(f"link-{other.name}", begun)
+        _begin_chronicle(site, copy)
+        self.world.enter(site)
+        others = [each for each in self.world.sites if each is not site]
+        present: dict[int, Version] = {}
+
+        def release() -> None:
+            with suppress(*TROUBLE):
+                peers = [each for each in others if each in self.world.sites]
+                for each in peers:
+                    present.setdefault(each.id, each.call(lambda open_site: open_site.resolved_version()))
+                marks = [_watermark(site, namespace) for namespace in NAMESPACES]
+                if all(mark.get(each.id, 0) >= present[each.id] for mark in marks for each in peers):
+                    for each in peers:
+                        _release(each, point)
+                    return
+            self.world.schedule.after(RELEASE_MS, release)
+
+        self.world.schedule.after(RELEASE_MS, release)
+
+
+class Joining(Change):
+    """A new site is built up from a copy of another, after everybody has heard of it."""
+
+    def __init__(self, world: Surroundings, random: Random) -> None:
+        super().__init__(world, random)
+        self._site = world.make_site(*NEWCOMER)
+        self._point = f"copy-{self._site.name}"
+        self._copy: Copy | None = None
+
+    @property
+    def absent(self) -> SimulatedSite | None:
+        return None if self._site in self.world.sites else self._site
+
+    def run(self) -> Iterator[None]:
+        yield from self.be_announced()
+        if self._copy is None:
+            self._copy = self.copy_any(self._point)
+            yield
+        near = self.prepare(self._site)
+        for namespace in NAMESPACES:
+            write = writer_of(self._site, namespace, self._copy, self._random)
+            join_namespace(near, namespace, self._copy.facts[namespace], write)
+            yield
+        self.enter(self._site, self._copy, self._point)
+
+    def be_announced(self) -> Iterator[None]:
+        """Let everybody know of the site before it writes anything."""
+        return self.announce(self._site.name, MemberSite(id=self._site.id))
+
+    def follow_alone(self) -> None:
+        """Let the site alone follow the new topology: what must not be."""
+        self.world.topology = self._topology = self._topology or _changed(
+            self.world.topology, self._site.name, MemberSite(id=self._site.id)
+        )
+
+
+class Returning(Change):
+    """A site loses all its data, and comes back as another incarnation, from a copy that is older."""
+
+    def __init__(self, world: Surroundings, random: Random) -> None:
+        super().__init__(world, random)
+        self._site = random.choice(world.sites)
+        self._point = f"copy-{self._site.name}"
+        self._copy: Copy | None = None
+        self._is_lost = False
+
+    @property
+    def absent(self) -> SimulatedSite | None:
+        return None if self._site in self.world.sites else self._site
+
+    def run(self) -> Iterator[None]:
+        if not self._is_lost:
+            if self._copy is None and self._random.random() < 0.7:
+                self._copy = self._copy_itself()
+                yield
+            self._is_lost = True
+            self.world.leave(self._site)
+            self._site.lose()
+            yield
+        yield from self._be_fenced()
+        near = self.prepare(self._site)
+        peers = {member.identity.site: member for member in self.members()}
+        for namespace in NAMESPACES:
+            if self._copy is None:
+                self._copy = self.copy_any(self._point)
+            write = writer_of(self._site, namespace, self._copy, self._random)
+            try:
+                return_namespace(near, peers, namespace, self._copy.facts[namespace], write)
+            except VersionCollected:
+                # Too old, it says: take another, and do all that again.
+                self._copy = None
+                self._site.lose()
+                self._site.past.pop()
+                raise
+            yield
+        missing = near.finish_rejoining()
+        if missing or self._copy is None:
+            raise Violation("none", self._site.name, f"all was restored, and {missing} is said to be missing")
+        self.world.copies.append(self._copy)
+        self.enter(self._site, self._copy, self._point)
+
+    def _copy_itself(self) -> Copy:
+        """A copy of the site while it is still there."""
+        others = [member for member in self.members() if member.site is not self._site]
+        return self.copy_one(self._point, self.member(self._site), others)
+
+    def _be_fenced(self) -> Iterator[None]:
+        """Let everybody shut out what is under way of the earlier life."""
+        name = self._site.name
+        entry = self.world.topology.sites[name]
+        if self._topology is None or self._topology.epoch > self.world.topology.epoch:
+            entry = msgspec.structs.replace(entry, incarnation=entry.incarnation + 1)
+        yield from self.announce(name, entry)
+        for link in self.world.links:
+            if link.source is self._site:
+                link.incarnation = entry.incarnation
+
+
+class Removing(Change):
+    """A site goes for good, and is gone or runs on without knowing."""
+
+    def __init__(self, world: Surroundings, random: Random) -> None:
+        super().__init__(world, random)
+        self._site = random.choice(world.sites)
+        self._has_left = False
+
+    def run(self) -> Iterator[None]:
+        if not self._has_left:
+            self._has_left = True
+            self.world.leave(self._site)
+            if self._random.random() < 0.5:
+                self._site.crash()
+            yield
+        name = self._site.name
+        survivors = {member.identity.site: member for member in self.members()}
+        removed = remove_site(self.world.topology, name, survivors, self._publish)
+        self._site.note(f"removed, and ended at {removed.final}")
+        for link in self.world.links:
+            if link.target is self._site:
+                link.is_closed = True
+        for site in self.world.sites:
+            _release(site, f"link-{name}")
+        self.world.links[:] = [link for link in self.world.links if self._site not in link.sites]
+
+    def _publish(self, topology: Topology) -> None:
+        self.world.topology = topology
+
+
+class Membership:
+    """Makes changes in a world, at their time."""
+
+    def __init__(self, world: Surroundings, random: Random, wanted: bool | None) -> None:
+        self._world = world
+        self._random = random
+        self._kinds = _draw_kinds(random, wanted)
+        self._change: Change | None = None
+        self._stages: Iterator[None] = iter(())
+        self.loses_data = Returning in self._kinds or Removing in self._kinds
+
+    def begin(self) -> None:
+        """Let the first change come; the others follow by themselves."""
+        if self._kinds:
+            self._world.schedule.after(self._random.randint(0, BEGIN_MS_MAX), self._go_on)
+
+    def finish(self, heal: Callable[[SimulatedSite], None]) -> None:
+        """When everything else is healed, bring what has begun to its end."""
+        attempts = 0
+        while self._change is not None:
+            absent = self._change.absent
+            if absent is not None:
+                heal(absent)
+            attempts += not self._take_stage()
+            if attempts > ATTEMPTS_MAX:
+                what = type(self._change).__name__
+                raise Violation("none", "all sites", f"{what} does not succeed, and nothing is wrong")
+
+    def _go_on(self) -> None:
+        if self._change is None:
+            if not self._kinds:
+                return
+            self._change = self._kinds.pop(0)(self._world, self._random)
+            self._stages = self._change.run()
+        delay_ms_max = STAGE_MS_MAX if self._take_stage() else AGAIN_MS_MAX
+        if self._change is None:
+            delay_ms_max = BEGIN_MS_MAX
+        self._world.schedule.after(self._random.randint(0, delay_ms_max), self._go_on)
+
+    def _take_stage(self) -> bool:
+        """Take the next stage; False if it met with trouble, and all begins again."""
+        assert self._change is not None
+        try:
+            next(self._stages)
+        except StopIteration:
+            self._change = None
+        except (*TROUBLE, ClockSkew, VersionCollected):
+            self._stages = self._change.run()
+            return False
+        return True
+
+
+def _draw_kinds(random: Random, wanted: bool | None) -> list[type[Change]]:
+    drawn = random.random() < SHARE
+    if not (drawn if wanted is None else wanted):
+        return []
+    kinds: Sequence[type[Change]] = (Joining, Returning, Removing)
+    return random.sample(kinds, random.randint(1, CHANGES_MAX))
+
+
+def _changed(topology: Topology, name: str, entry: MemberSite) -> Topology:
+    return msgspec.structs.replace(topology, epoch=topology.epoch + 1, sites={**topology.sites, name: entry})
+
+
+def _release(site: SimulatedSite, point: str) -> None:
+    for namespace in NAMESPACES:
+        with suppress(SafePointNotFound):
+            site.call_host(
+                lambda host, name=f"{point}-{namespace}": (  # type: ignore[misc]
+                    host.administration.release_safe_point(name)
+                )
+            )
+
+
+def _watermark(site: SimulatedSite, namespace: str) -> Mapping[int, Version]:
+    return site.call_host(lambda host: host.administration.watermark(namespace, None))
+
+
+def _begin_chronicle(site: SimulatedSite, copy: Copy) -> None:
+    """Let the chronicle of a site that was built up begin with what it has."""
+
+    def read(host: Host) -> tuple[list[Seen], Version]:
+        loaded, at = [], host.administration.read_version()
+        for namespace in NAMESPACES:
+            keys = keys_of(namespace)
+            for batch in host.router.scan_records(keys, at, dead=True):
+                columns = [batch.column(name).to_pylist() for name in ("version", "key", "value")]
+                for version, key, stored in zip(*columns, strict=True):
+                    loaded.append(Seen(version, unqualified(keys.start + key), stored, None, exact=False))
+        return loaded, at
+
+    loaded, at = site.call_host(read)
+    horizon = max(facts.collected_horizon for facts in copy.facts.values())
+    site.chronicle.begin_with(loaded, at, horizon)

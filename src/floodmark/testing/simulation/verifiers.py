@@ -1,0 +1,199 @@
+"""Verifiers: who compares sites while everything goes on must not call drift what is only lag (promise 9).
+
+A verifier stands at one site after the other, reads them one by one, and asks for their collected horizons
+last, while time passes in between: all that the sites do meanwhile may come between two of its steps.  It now
+and then looks again at what has changed since, and at what was lagging.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from random import Random
+from typing import Final, TypeVar
+
+import pyarrow
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.divergence import Comparison, Drift, Lag, Vantage, compare, compare_keys, take_vantage
+from floodmark.divergence.ports import SiteFacts, TopologyFacts
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidConfiguration,
+    NamespaceNotFound,
+    VersionCollected,
+)
+from floodmark.model.partition import Content
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.record import FoundRecord, Repair
+from floodmark.model.stream import ChangesRequest
+from floodmark.model.version import Version
+from floodmark.site.directory import Identity
+from floodmark.site.host import Host
+from floodmark.testing.simulation.chronicle import NAMESPACES, unqualified
+from floodmark.testing.simulation.history import Key, Violation
+from floodmark.testing.simulation.sites import SimulatedSite
+
+Result = TypeVar("Result")
+
+STAGES_MAX: Final = 3
+
+# The safe point of a verifier.  It is soon over, for one that is gone must not keep everything.
+VERIFIER: Final = "verifier"
+HELD: Final = timedelta(seconds=2)
+# A site that takes no part, or that has collected what is asked for when the safe point was over.
+CANNOT_TELL: Final = (InvalidConfiguration, NamespaceNotFound, VersionCollected)
+
+
+class VisitedSite:
+    """A simulated site as a comparison reaches it, through all its lives."""
+
+    def __init__(self, site: SimulatedSite) -> None:
+        self.site = site
+        self.identity = Identity(site=site.name, site_id=site.id, format=1)
+
+    @property
+    def administration(self) -> "VisitedSite":
+        """This one answers by itself."""
+        return self
+
+    def read_version(self) -> Version:
+        """Ask for the version that a reader begins with."""
+        return self._ask(lambda host: host.administration.read_version())
+
+    def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
+        """Ask how far the site was with the others."""
+        return self._ask(lambda host: host.administration.watermark(namespace, at))
+
+    def topology(self) -> TopologyFacts | None:
+        """Ask who shares what."""
+        return self._ask(lambda host: host.administration.topology())
+
+    def links(self) -> object:
+        """Ask how far the site is."""
+        return self._ask(lambda host: host.administration.links())
+
+    def statistics(self) -> SiteFacts:
+        """Ask for what the site knows of itself."""
+        return self._ask(lambda host: host.administration.statistics())
+
+    def find_records(
+        self, namespace: str, keys: list[bytes], at: Version, thin: bool
+    ) -> list[FoundRecord | None]:
+        """Look keys up."""
+        return self._ask(lambda host: host.administration.find_records(namespace, keys, at, thin))
+
+    def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
+        """Write what the site has lost."""
+        return self._ask(lambda host: host.administration.repair_records(namespace, repairs))
+
+    def scan(self, namespace: str, at: Version) -> list[pyarrow.RecordBatch]:
+        """Read all records of a namespace, without their values."""
+        keys = _keys_of(namespace)
+        return self._ask(
+            lambda host: list(host.router.scan_records(keys, at, dead=True, content=Content.THIN))
+        )
+
+    def changed_keys(self, namespace: str, since: Version, until: Version) -> set[bytes]:
+        """Read which keys were written in between."""
+        request = ChangesRequest(
+            keys=_keys_of(namespace), namespace=_number_of(namespace), since=since, until=until
+        )
+        batches = self._ask(lambda host: list(host.changes(request)))
+        return {unqualified(key).key for batch in batches for key in batch.keys}
+
+    def hold(self, version: Version) -> None:
+        """Keep a version for a while."""
+        self._ask(lambda host: host.administration.hold_safe_point(VERIFIER, version, HELD, None))
+
+    def _ask(self, action: Callable[[Host], Result]) -> Result:
+        return self.site.call_host(action)
+
+
+class Verifier:
+    """Compares sites that are up, again and again."""
+
+    def __init__(self, sites: Sequence[SimulatedSite], random: Random) -> None:
+        self._sites = sites
+        self._random = random
+        self._stages = self._run()
+        self.census: Counter[str] = Counter()
+
+    def poll(self) -> None:
+        """Do what comes next, or some of it at once.  A verifier that meets with trouble begins anew."""
+        try:
+            for _ in range(self._random.randint(1, STAGES_MAX)):
+                next(self._stages)
+        except StopIteration:
+            self._stages = self._run()
+        except CANNOT_TELL:
+            self._stages = self._run()
+        except FloodmarkError:
+            self._stages = self._run()
+            raise
+
+    def _run(self) -> Iterator[None]:
+        random = self._random
+        up = [site for site in self._sites if site.is_up]
+        visited = [VisitedSite(site) for site in random.sample(up, min(len(up), random.randint(2, 3)))]
+        namespace = random.choice(NAMESPACES)
+        vantages: list[Vantage] = []
+        for site in visited:
+            vantages.append(take_vantage(site, namespace))
+            site.hold(vantages[-1].version)
+            yield
+        streams = []
+        for site, vantage in zip(visited, vantages, strict=True):
+            streams.append(site.scan(namespace, vantage.version))
+            yield
+        keys = require_no_drift(compare(vantages, streams), namespace)
+        self.census.update({"whole looks": 1, "keys in lag": len(keys)})
+        while random.random() < 0.5:
+            for place, site in enumerate(visited):
+                vantage = take_vantage(site, namespace)
+                keys |= site.changed_keys(namespace, vantages[place].version, vantage.version)
+                site.hold(vantage.version)
+                vantages[place] = vantage
+                yield
+            keys = require_no_drift(compare_keys(visited, namespace, sorted(keys), vantages), namespace)
+            self.census["second looks"] += 1
+
+
+def require_no_drift(comparison: Comparison, namespace: str) -> set[bytes]:
+    """Refuse a report that must be false; the keys that are only lagging."""
+    lagging: set[bytes] = set()
+    for finding in comparison:
+        if isinstance(finding, Drift):
+            raise Violation(
+                "9",
+                f"{finding.left.site} and {finding.right.site}",
+                f"{Key(namespace, finding.key)} is called {finding.verdict}: {finding}",
+                keys=[Key(namespace, finding.key)],
+            )
+        lagging.add(finding.key)
+    return lagging
+
+
+def find_all(sites: Iterable[SimulatedSite], namespace: str) -> list[Drift | Lag]:
+    """Compare all sites at once."""
+    visited = [VisitedSite(site) for site in sites]
+    vantages = [take_vantage(site, namespace) for site in visited]
+    streams = [site.scan(namespace, vantage.version) for site, vantage in zip(visited, vantages, strict=True)]
+    return list(compare(vantages, streams))
+
+
+def check_agreement(sites: Iterable[SimulatedSite]) -> None:
+    """When all has arrived, nothing has drifted and nothing is lagging."""
+    chosen = list(sites)
+    for namespace in NAMESPACES:
+        for finding in find_all(chosen, namespace):
+            key = Key(namespace, finding.key)
+            raise Violation("9", "all sites", f"all has arrived, and there is {finding}", keys=[key])
+
+
+def _number_of(namespace: str) -> int:
+    return NAMESPACES.index(namespace) + 1
+
+
+def _keys_of(namespace: str) -> KeyRange:
+    prefix = encode_namespace(_number_of(namespace))
+    return KeyRange(prefix, prefix_end(prefix))

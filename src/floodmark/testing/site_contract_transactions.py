@@ -1,0 +1,262 @@
+"""The site's contract: transactions of writes and acknowledgements."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from floodmark.feed.subscription import Subscription
+from floodmark.model.errors import (
+    AcknowledgementConflict,
+    Closed,
+    InvalidArgument,
+    Retryable,
+    TransactionEnded,
+    TransactionNotFound,
+)
+from floodmark.model.transaction import ParticipantKind, TransactionState
+from floodmark.site import Namespace, Site, Transaction
+from floodmark.site.transactions import BatchUpdate, LogKind
+from floodmark.testing.site_contract_base import SiteContractBase, wait_until
+from floodmark.testing.site_contract_subscriptions import BY_HAND, keys
+
+NO_AGE = timedelta(0)
+
+
+class TransactionContract(SiteContractBase):
+    """Together or not at all."""
+
+    @pytest.fixture
+    def unread(self, site: Site) -> Namespace:
+        """A namespace of counters."""
+        return site.create_namespace("unread", merge="counter")
+
+    # Writes
+
+    def test_the_writes_of_a_transaction_are_one_commit(
+        self, site: Site, users: Namespace, unread: Namespace
+    ) -> None:
+        users.put(b"bob", b"builder")
+        with site.transaction() as transaction:
+            transaction.put(users, b"ada", b"countess")
+            transaction.delete(users, b"bob")
+            transaction.add(unread, b"ada", 2)
+            transaction.add(unread, b"ada", 3)
+            assert users.get(b"ada") is None
+        assert (users.get(b"ada"), users.get(b"bob"), unread.get(b"ada")) == (b"countess", None, b"5")
+        written = [change for change in site.changes() if change.version == transaction.version]
+        assert [change.key for change in written] == [b"ada", b"bob", b"ada"]
+        assert users.get(b"ada", at=transaction.version - 1) is None
+        assert users.get(b"ada", at=transaction.version) == b"countess"
+
+    def test_nothing_is_seen_of_a_transaction_that_is_aborted(self, site: Site, users: Namespace) -> None:
+        transaction = site.transaction()
+        transaction.put(users, b"ada", b"countess")
+        transaction.abort()
+        transaction.abort()
+        assert users.get(b"ada") is None
+        with pytest.raises(Closed):
+            transaction.put(users, b"ada", b"x")
+        with pytest.raises(Closed):
+            transaction.commit()
+
+    def test_a_block_that_fails_aborts(self, site: Site, users: Namespace) -> None:
+        transaction = site.transaction()
+        with pytest.raises(ZeroDivisionError), transaction:
+            transaction.put(users, b"ada", b"%d" % (1 // 0))
+        assert users.get(b"ada") is None
+        shown = site.transactions.show(transaction.id)
+        assert shown.state is TransactionState.ABORTED
+        assert "ZeroDivisionError" in shown.reason
+
+    def test_a_transaction_without_writes_has_a_version_too(self, site: Site, users: Namespace) -> None:
+        before = users.put(b"ada", b"x")
+        with site.transaction() as transaction:
+            pass
+        assert transaction.version > before
+
+    def test_writes_to_several_partitions_are_refused_and_leave_nothing(
+        self, site: Site, users: Namespace
+    ) -> None:
+        site.split("users", b"m")
+        transaction = site.transaction()
+        transaction.put(users, b"ada", b"x")
+        transaction.put(users, b"zoe", b"x")
+        with pytest.raises(InvalidArgument, match="one"):
+            transaction.commit()
+        assert (users.get(b"ada"), users.get(b"zoe")) == (None, None)
+        assert list(site.transactions.list(NO_AGE)) == []
+
+    def test_a_namespace_that_was_made_again_is_not_written_to(self, site: Site, users: Namespace) -> None:
+        transaction = site.transaction()
+        transaction.put(users, b"ada", b"x")
+        site.drop_namespace("users")
+        again = site.create_namespace("users")
+        with pytest.raises(Exception, match="dropped"):
+            transaction.commit()
+        assert again.get(b"ada") is None
+
+    def test_work_that_meets_another_transaction_is_done_again(self, site: Site, users: Namespace) -> None:
+        attempts: list[Transaction] = []
+
+        def work(transaction: Transaction) -> str:
+            attempts.append(transaction)
+            transaction.put(users, b"ada", b"countess")
+            if len(attempts) < 3:
+                raise Retryable("someone is in the way")
+            return "done"
+
+        assert site.run_transaction(work) == "done"
+        assert users.get(b"ada") == b"countess"
+        assert len({each.id for each in attempts}) == 3
+
+    # Acknowledgements
+
+    @contextmanager
+    def subscribed(self, site: Site) -> Iterator[Subscription]:
+        """The consumer that the tests have."""
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            yield subscription
+
+    def test_what_is_acknowledged_in_a_transaction_is_done_with_its_commit(
+        self, site: Site, users: Namespace, unread: Namespace
+    ) -> None:
+        users.put_many(dict.fromkeys([b"a", b"b", b"c"], b"x"))
+        with self.subscribed(site) as subscription:
+            first, second, third = subscription
+            with site.transaction() as transaction:
+                transaction.add(unread, b"ada")
+                transaction.acknowledge(first, third)
+            subscription.redeliver()
+            assert keys(subscription) == [b"b"]
+        assert unread.get(b"ada") == b"1"
+        with self.subscribed(site) as subscription:
+            assert keys(subscription) == [b"b"]
+        assert second.change.key == b"b"
+
+    def test_what_an_aborted_transaction_acknowledged_is_delivered_again(
+        self, site: Site, users: Namespace
+    ) -> None:
+        users.put_many(dict.fromkeys([b"a", b"b", b"c"], b"x"))
+        with self.subscribed(site) as subscription:
+            _, second, _ = subscription
+            transaction = site.transaction()
+            transaction.acknowledge_through(second)
+            subscription.redeliver()
+            assert keys(subscription) == [b"c"]
+            transaction.abort()
+            assert keys(subscription) == [b"a", b"b"]
+
+    def test_the_next_consumer_waits_for_what_is_pending(self, site: Site, users: Namespace) -> None:
+        users.put_many(dict.fromkeys([b"a", b"b"], b"x"))
+        transaction = site.transaction()
+        with self.subscribed(site) as subscription:
+            transaction.acknowledge(next(subscription))
+        with self.subscribed(site) as subscription:
+            assert keys(subscription) == [b"b"]
+            site.transactions.abort(transaction.id, "by an operator")
+            subscription.redeliver()
+            assert keys(subscription) == [b"a", b"b"]
+
+    def test_two_transactions_cannot_acknowledge_the_same(self, site: Site, users: Namespace) -> None:
+        users.put_many(dict.fromkeys([b"a", b"b"], b"x"))
+        with self.subscribed(site) as subscription:
+            first, second = subscription
+            one, other = site.transaction(), site.transaction()
+            one.acknowledge(first)
+            with pytest.raises(AcknowledgementConflict):
+                other.acknowledge(first)
+            with pytest.raises(AcknowledgementConflict):
+                other.acknowledge_through(second)
+            other.acknowledge(second)
+            one.commit()
+            other.commit()
+            subscription.redeliver()
+            assert keys(subscription) == []
+            with pytest.raises(AcknowledgementConflict):
+                site.transaction().acknowledge(first)
+
+    # Their end
+
+    def test_an_operator_ends_a_transaction_and_its_owner_hears_of_it(
+        self, site: Site, users: Namespace
+    ) -> None:
+        users.put(b"a", b"x")
+        with self.subscribed(site) as subscription:
+            delivery = next(subscription)
+            transaction = site.transaction()
+            transaction.acknowledge(delivery)
+            transaction.put(users, b"ada", b"x")
+            (listed,) = site.transactions.list(NO_AGE)
+            assert (listed.id, listed.state) == (transaction.id, TransactionState.OPEN)
+            assert [each.kind for each in listed.participants] == [ParticipantKind.SUBSCRIPTION]
+            site.transactions.abort(transaction.id, "too slow")
+            assert list(site.transactions.list(NO_AGE)) == []
+            with pytest.raises(TransactionEnded, match="too slow"):
+                transaction.commit()
+            assert keys(subscription) == [b"a"]
+        assert users.get(b"ada") is None
+
+    def test_a_transaction_that_is_over_its_time_is_aborted(self, site: Site, users: Namespace) -> None:
+        transaction = site.transaction(timeout=timedelta(milliseconds=1))
+        transaction.put(users, b"ada", b"x")
+
+        def is_over() -> bool:
+            return site.transactions.show(transaction.id).remaining_ms == 0
+
+        wait_until(is_over, "the end of its time")
+        with pytest.raises(TransactionEnded):
+            transaction.commit()
+        assert users.get(b"ada") is None
+
+    def test_what_is_decided_cannot_be_turned(self, site: Site, users: Namespace) -> None:
+        with site.transaction() as transaction:
+            transaction.put(users, b"ada", b"x")
+        with pytest.raises(TransactionEnded):
+            site.transactions.abort(transaction.id, "too late")
+        assert site.transactions.commit(transaction.id, []) == transaction.version
+
+    def test_who_is_not_there_is_not_found(self, site: Site) -> None:
+        for wrong in ("", "0", "0-7", "999999-7", "nonsense"):
+            with pytest.raises(TransactionNotFound):
+                site.transactions.show(wrong)
+        for coordinator in (-1, 1_000):
+            with pytest.raises(InvalidArgument):
+                site.transaction(coordinator=coordinator)
+        for timeout in (timedelta(0), timedelta(days=2)):
+            with pytest.raises(InvalidArgument):
+                site.transaction(timeout=timeout)
+
+    # Logs
+
+    def test_the_logs_hold_what_is_open_and_nothing_else(self, site: Site, users: Namespace) -> None:
+        users.put(b"a", b"x")
+        with self.subscribed(site) as subscription:
+            transaction = site.transaction(coordinator=3)
+            transaction.acknowledge(next(subscription))
+            logs = {(report.log, report.owner): report for report in site.transactions.logs()}
+            assert logs.keys() == {(LogKind.COORDINATOR, "3"), (LogKind.PENDING_ACK, "indexer")}
+            kinds = [each.kind for each in site.transactions.log_records(LogKind.COORDINATOR, "3", 10)]
+            assert kinds == ["begun", "joined"]
+            (record,) = site.transactions.log_records(LogKind.PENDING_ACK, "indexer", 10)
+            assert record.transaction == transaction.id
+            transaction.commit()
+        for report in site.transactions.logs():
+            assert (report.live_records, report.oldest_live, report.holds_batches) == (0, None, False)
+            assert sum(segment.entries for segment in report.segments) == 0
+
+    def test_batching_is_switched_while_transactions_are_open(self, site: Site, users: Namespace) -> None:
+        first = site.transaction()
+        settings = site.transactions.set_batching(LogKind.COORDINATOR, BatchUpdate(enabled=False))
+        assert settings.enabled is False
+        second = site.transaction()
+        (report,) = site.transactions.logs()
+        assert (report.settings.enabled, report.holds_batches) == (False, True)
+        first.commit()
+        (report,) = site.transactions.logs()
+        assert report.holds_batches is False
+        second.commit()
+        assert site.transactions.batching(LogKind.PENDING_ACK).enabled is True
+        with pytest.raises(InvalidArgument):
+            site.transactions.set_batching(LogKind.COORDINATOR, BatchUpdate(max_records=0))

@@ -1,0 +1,7 @@
+"""Transactions: who decides about them, and the log in which the decisions stand."""
+
+from floodmark.transaction.coordinator import TransactionCoordinator
+from floodmark.transaction.opening import LEDGERS, open_coordinator, start_sweeping
+from floodmark.transaction.ports import Participants
+
+__all__ = ["LEDGERS", "Participants", "TransactionCoordinator", "open_coordinator", "start_sweeping"]

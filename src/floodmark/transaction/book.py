@@ -1,0 +1,143 @@
+"""The transactions of a coordinator as they are in memory, and who waits for what, under one lock."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Condition, Lock
+from typing import Final
+
+from floodmark.clock import TimeSource
+from floodmark.model.errors import Closed, FloodmarkError, TransactionEnded, TransactionNotFound
+from floodmark.transaction.agenda import NEVER_MS, Agenda
+from floodmark.transaction.held import Ended, Held
+
+# How many ended transactions are remembered, for those who ask once more how it went.
+ENDED_REMEMBERED: Final = 10_000
+
+
+class TransactionBook:
+    """What a coordinator knows.  Whoever calls a method holds the lock, unless it says otherwise."""
+
+    def __init__(self, held: dict[str, Held], growing_ms: TimeSource) -> None:
+        self.lock = Lock()
+        self.growing_ms = growing_ms
+        self.held = held
+        # How many are on their way into the log.
+        self.beginning = 0
+        self.is_closed = False
+        # For those who wait until a step of some transaction has come to its end, and how many they are.
+        self._changed = Condition(self.lock)
+        self._waiting = 0
+        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        # Whoever sweeps sleeps on this, until a time by the clock that only grows.
+        self._work = Condition(self.lock)
+        self._asleep_until_ms = 0
+        self._agenda = Agenda(held)
+        for each in held.values():
+            self._agenda.note(each)
+
+    # Transactions
+
+    def find(self, transaction: str) -> Held | Ended | None:
+        """A transaction that is known."""
+        return self.held.get(transaction) or self._ended.get(transaction)
+
+    def require_running(self) -> None:
+        if self.is_closed:
+            raise Closed("the site was closed; open it again")
+
+    def require_open(self, transaction: str, *, late: bool = False) -> Held:
+        """A transaction that can still be decided; also one that is over its time, if `late`."""
+        self.require_running()
+        held = self.held.get(transaction)
+        if held is None or not held.is_open:
+            raise self._ended_error(transaction)
+        if not late and self.is_late(held):
+            raise TransactionEnded(
+                f"transaction {transaction} is over its time; begin another one, with a longer timeout",
+                transaction=transaction,
+            )
+        return held
+
+    def is_late(self, held: Held) -> bool:
+        """Whether it is over its time."""
+        return held.is_open and held.expires_ms <= self.growing_ms()
+
+    def release(self, held: Held, *, is_told: bool = False) -> None:
+        """Somebody has ended a step of a transaction, one way or the other.
+
+        If `is_told`, the same thread tells the participants next, and nobody has to be called.
+        """
+        if self._waiting:
+            self._changed.notify_all()
+        if held.is_quiet and not is_told:
+            self._call(held)
+
+    def wait(self, is_met: Callable[[], bool], seconds_max: float) -> None:
+        """Wait for others who work on a transaction."""
+        self._waiting += 1
+        try:
+            self._changed.wait_for(is_met, seconds_max)
+        finally:
+            self._waiting -= 1
+
+    def end(self, held: Held) -> bool:
+        """A transaction has ended; False if it had before."""
+        if self.held.pop(held.id, None) is None:
+            return False
+        self._ended[held.id] = held.end()
+        if len(self._ended) > ENDED_REMEMBERED:
+            self._ended.popitem(last=False)
+        return True
+
+    def _ended_error(self, transaction: str) -> FloodmarkError:
+        known = self.find(transaction)
+        if known is None:
+            return not_found(transaction)
+        why = f" ({known.reason})" if known.reason else ""
+        return TransactionEnded(
+            f"transaction {transaction} is {known.state}{why}; begin another one",
+            transaction=transaction,
+            state=str(known.state),
+        )
+
+    # Those who sweep
+
+    def _call(self, held: Held) -> None:
+        """See to it that somebody looks after a transaction when it is due."""
+        if self._agenda.note(held) < self._asleep_until_ms:
+            self._work.notify_all()
+
+    def take_due(self, now_ms: int, count: int) -> list[Held]:
+        """Some that are due, and that nobody works on.  Takes the lock."""
+        with self.lock:
+            return [] if self.is_closed else self._agenda.take(now_ms, count)
+
+    def wait_due(self) -> bool:
+        """Sleep until one is due; False once the book was closed.  Takes the lock."""
+        with self.lock:
+            while not self.is_closed:
+                now_ms, due_ms = self.growing_ms(), self._agenda.first_ms()
+                if due_ms <= now_ms:
+                    return True
+                self._asleep_until_ms = due_ms
+                self._work.wait(None if due_ms == NEVER_MS else (due_ms - now_ms) / 1000)
+                self._asleep_until_ms = 0
+            return False
+
+    def close(self) -> None:
+        """Refuse from now on, and wake everybody who waits.  Takes the lock."""
+        with self.lock:
+            self.is_closed = True
+            self._changed.notify_all()
+            self._work.notify_all()
+            for held in self.held.values():
+                if held.ended is not None:
+                    held.ended.set()
+
+
+def not_found(transaction: str) -> TransactionNotFound:
+    """The error for those who name a transaction that is not known."""
+    return TransactionNotFound(
+        f"there is no transaction {transaction!r:.80}; it has ended, or never was",
+        transaction=transaction[:80],
+    )

@@ -1,0 +1,185 @@
+"""What verify prints and exports, without Spark: the sites are compared elsewhere."""
+
+import io
+import json
+from collections.abc import Generator
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from floodmark.cli import verifying
+from floodmark.cli.output import Output
+from floodmark.cli.verify_metrics import VerifyMetrics
+from floodmark.cli.verify_output import print_verification
+from floodmark.divergence import (
+    Difference,
+    DifferenceKind,
+    Drift,
+    DriftSide,
+    RepairSummary,
+    Verdict,
+)
+from floodmark.divergence.outcome import Outcome
+from floodmark.model.change import Stamp
+from floodmark.model.version import compose
+from floodmark.server.health import HealthServer
+from floodmark.spark.jobs import PairSummary, VerifySummary
+from floodmark.spark.jobs.verify import DifferenceFound, DriftFound
+from floodmark.testing.clock import SimulatedTime
+
+WRITTEN = compose(1_700_000_000_000, 0)
+MARK = {1: WRITTEN + 9, 2: WRITTEN + 8}
+LEFT = DriftSide("oslo", WRITTEN, Stamp(WRITTEN, 1), MARK, (1 << 64) - 1, False)
+RIGHT = DriftSide("rome", 0, None, MARK, None, False)
+
+
+def pair(**numbers: int) -> PairSummary:
+    counts = {"compared": 1_000, "agree": 1_000, "lag": 0, "value_mismatch": 0, "missing_left": 0}
+    return PairSummary(
+        namespace="users", left="oslo", right="rome", **{**counts, "missing_right": 0, **numbers}
+    )
+
+
+AGREED = VerifySummary(sites=["oslo", "rome"], pairs=[pair()], seconds=1.5)
+DRIFTED = VerifySummary(
+    sites=["oslo", "rome"],
+    pairs=[pair(agree=996, lag=2, missing_right=2)],
+    sample=[DriftFound("users", Drift(b"ada", Verdict.MISSING_RIGHT, LEFT, RIGHT))],
+    whole=False,
+)
+
+
+def printed(summary: VerifySummary, *, as_json: bool = False) -> str:
+    stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    print_verification(Output(json=as_json, stream=stream), summary)
+    stream.seek(0)
+    return stream.read()
+
+
+def test_table_shows_numbers_and_keys_and_ends_with_the_outcome() -> None:
+    assert printed(AGREED).splitlines() == [
+        "namespace  left  right  compared  agree  lag  differ  missing left  missing right",
+        "users      oslo  rome   1,000     1,000  0    0       0             0",
+        "the sites agree",
+    ]
+    lines = printed(DRIFTED).splitlines()
+    assert lines[2] == (
+        "drift  users  ada is missing at rome: oslo has what was written at 2023-11-14T22:13:20.000Z by site "
+        "1, rome has nothing"
+    )
+    assert lines[3:] == ["drift  and 1 more", "the sites have drifted apart"]
+
+
+@pytest.mark.parametrize(
+    ("summary", "last"),
+    [
+        (VerifySummary(sites=[], pairs=[pair(lag=1)]), "the sites agree; 1 change under way"),
+        (
+            VerifySummary(sites=[], pairs=[], doubts=["rome is away"]),
+            "whether the sites agree cannot be told",
+        ),
+        (
+            VerifySummary(
+                sites=[], pairs=[pair(missing_right=1)], repair=RepairSummary(repaired=1), left=[pair()]
+            ),
+            "the sites agree again",
+        ),
+        (
+            VerifySummary(
+                sites=[],
+                pairs=[pair(missing_right=1)],
+                repair=RepairSummary(impossible=1, problems=("b'ada': nobody knows",)),
+                left=[pair(missing_right=1)],
+            ),
+            "the sites have drifted apart",
+        ),
+    ],
+)
+def test_last_line_is_the_outcome(summary: VerifySummary, last: str) -> None:
+    text = printed(summary)
+    assert text.splitlines()[-1] == last
+    for said in [*summary.doubts, *(summary.repair.problems if summary.repair else ())]:
+        assert said in text
+
+
+def test_what_is_in_the_past_is_a_finding_too() -> None:
+    past = Difference(b"ada", Stamp(WRITTEN, 1), DifferenceKind.LOST, "oslo", "rome", WRITTEN)
+    summary = VerifySummary(
+        sites=[], pairs=[pair()], differences=[DifferenceFound("users", past)], differences_found=3
+    )
+    assert summary.outcome is Outcome.DRIFT
+    lines = printed(summary).splitlines()
+    assert lines[2].startswith("past   users  ada was lost on its way to rome: written at 2023-11-14")
+    assert lines[3] == "past   and 2 more"
+
+
+def test_programs_get_versions_as_text_and_digests_in_hexadecimal() -> None:
+    found = json.loads(printed(DRIFTED, as_json=True))
+    assert (found["outcome"], found["whole"], found["pairs"][0]["drift"]) == ("drift", False, 2)
+    (sample,) = found["sample"]
+    assert sample["key"] == "ada"
+    assert sample["left"] == {
+        "site": "oslo",
+        "version": str(WRITTEN),
+        "stamp": {"version": str(WRITTEN), "site": 1},
+        "mark": {"1": str(WRITTEN + 9), "2": str(WRITTEN + 8)},
+        "digest": "ffffffffffffffff",
+        "deleted": False,
+    }
+    assert (sample["right"]["digest"], sample["right"]["stamp"]) == (None, None)
+
+
+def test_metrics_add_up_passes_and_show_the_last_one() -> None:
+    time = SimulatedTime(0)
+    metrics = VerifyMetrics(time)
+    assert not metrics.has_looked
+    metrics.add(AGREED)
+    time.advance(5_000)
+    metrics.add(DRIFTED)
+    text = metrics.render().decode()
+    labels = 'left="oslo",namespace="users",right="rome"'
+    for line in (
+        f"floodmark_verify_keys_compared_total{{{labels}}} 2000.0",
+        f"floodmark_verify_lag_keys{{{labels}}} 2.0",
+        f'floodmark_verify_drift_keys{{kind="missing_right",{labels}}} 2.0',
+        f'floodmark_verify_drift_keys{{kind="value_mismatch",{labels}}} 0.0',
+        'floodmark_verify_passes_total{kind="whole"} 1.0',
+        'floodmark_verify_passes_total{kind="changed"} 1.0',
+        "floodmark_verify_whole_pass_age_seconds 5.0",
+        'floodmark_verify_outcome{outcome="drift"} 1.0',
+        'floodmark_verify_outcome{outcome="agree"} 0.0',
+    ):
+        assert line in text.splitlines()
+    assert metrics.find_alarms() == ["users: oslo and rome have drifted apart in 2 keys"]
+
+
+def test_watch_serves_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: list[HealthServer] = []
+    serve = verifying._serve
+
+    def serve_noticed(metrics: VerifyMetrics, listen: str) -> HealthServer:
+        servers.append(serve(metrics, listen))
+        return servers[-1]
+
+    def page(path: str) -> str:
+        host, port = servers[0].address
+        try:
+            with urlopen(f"http://{host}:{port}{path}", timeout=10) as answer:
+                return str(answer.read().decode())
+        except HTTPError as error:
+            return str(error.read().decode())
+
+    def passes() -> Generator[VerifySummary, None, None]:
+        assert "the first pass" in page("/readyz")
+        yield AGREED
+        assert (page("/readyz"), page("/health")) == ("ok\n", "ok\n")
+        yield DRIFTED
+        assert "have drifted apart in 2 keys" in page("/health")
+        assert 'floodmark_verify_outcome{outcome="drift"} 1.0' in page("/metrics")
+
+    monkeypatch.setattr(verifying, "_serve", serve_noticed)
+    stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    assert verifying._watch(passes(), Output(json=True, stream=stream), "127.0.0.1:0") is Outcome.DRIFT
+    stream.seek(0)
+    assert [json.loads(line)["outcome"] for line in stream] == ["agree", "drift"]

@@ -1,0 +1,112 @@
+"""Batched and bare entries in one ledger, in any order, and who can read them."""
+
+from itertools import product
+
+import pytest
+from tests.log.support import GatedLedger, answers, batches_of, busy, records_of
+
+from floodmark.codec.entries import MAGIC, is_batched
+from floodmark.log import Acknowledgements, BatchedWriter, Ledger, MemoryLedger, holds_batches
+from floodmark.testing.ledger_contract import entries_of
+
+
+def live_records(ledger: Ledger) -> list[bytes]:
+    return [record for _, record in Acknowledgements(ledger).recover()]
+
+
+def read_as_before(ledger: Ledger) -> list[bytes]:
+    """A reader that knows only bare entries: every entry is a record."""
+    return [entry for _, entry in entries_of(ledger)]
+
+
+@pytest.mark.parametrize("switches", list(product([True, False], repeat=5)))
+def test_any_sequence_of_on_and_off_is_read_back(switches: tuple[bool, ...]) -> None:
+    ledger = MemoryLedger()
+    writer = BatchedWriter[bytes](ledger, enabled=switches[0])
+    records = [b"%d" % number for number in range(3 * len(switches))]
+    for number, enabled in enumerate(switches):
+        writer.enabled = enabled
+        for record in records[3 * number : 3 * number + 3]:
+            writer.write(record)
+    writer.close()
+    kinds = [is_batched(entry) for _, entry in entries_of(ledger)]
+    assert kinds == [enabled for enabled in switches for _ in range(3)]
+    assert live_records(ledger) == records
+    assert holds_batches(ledger) is any(switches)
+
+
+def test_the_switch_works_on_what_is_added_next_also_behind_an_append() -> None:
+    ledger = GatedLedger()
+    writer = BatchedWriter[bytes](ledger)
+    futures = []
+    with busy(writer, ledger):
+        for enabled, record in [(True, b"a"), (True, b"b"), (False, b"c"), (False, b"d"), (True, b"e")]:
+            writer.enabled = enabled
+            assert writer.enabled is enabled
+            futures.append(writer.add(record))
+        futures.append(writer.add(b"f"))
+    answers(futures)
+    writer.close()
+    assert batches_of(ledger) == [[b"a", b"b"], [b"c"], [b"d"], [b"e", b"f"]]
+    assert [is_batched(entry) for _, entry in entries_of(ledger)] == [True, True, False, False, True]
+
+
+def test_bare_entries_are_the_records_byte_for_byte() -> None:
+    ledger = MemoryLedger()
+    writer = BatchedWriter[bytes](ledger, enabled=False)
+    records = [b"", b"a", bytes(5_000)]
+    for record in records:
+        writer.write(record)
+    answers([writer.add(record) for record in records])
+    writer.close()
+    assert read_as_before(ledger) == records * 2
+    assert writer.statistics().bare_entries == 6
+    assert writer.statistics().batched_entries == 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_record_that_looks_like_a_batch_comes_back_as_it_was(enabled: bool) -> None:
+    ledger = MemoryLedger()
+    writer = BatchedWriter[bytes](ledger, enabled=enabled)
+    records = [MAGIC, MAGIC + bytes(2), MAGIC + b"\x00\x01" + bytes(20)]
+    for record in records:
+        writer.write(record)
+    writer.close()
+    assert live_records(ledger) == records
+
+
+def test_the_way_down_to_a_version_that_knows_only_bare_entries() -> None:
+    """Switch off, wait until no batch is left, start the older version; then up again."""
+    ledger = GatedLedger()
+    writer = BatchedWriter[bytes](ledger)
+    with busy(writer, ledger) as plug:
+        batched = [writer.add(b"batched %d" % number) for number in range(3)]
+    open_positions = answers([plug, *batched])
+
+    writer.enabled = False
+    bare = [writer.write(b"bare %d" % number) for number in range(2)]
+    assert holds_batches(ledger)
+    assert any(entry.startswith(MAGIC) for entry in read_as_before(ledger)), (
+        "the older one must not start yet"
+    )
+
+    for position in open_positions[:-1]:
+        writer.acknowledge([position])
+        assert holds_batches(ledger)
+    writer.acknowledge([open_positions[-1]])
+    assert not holds_batches(ledger)
+    writer.close()
+    assert read_as_before(ledger) == [b"bare 0", b"bare 1"]
+
+    ledger.append(b"written by the older one")
+    acknowledgements = Acknowledgements(ledger)
+    assert [record for _, record in acknowledgements.recover()] == [
+        b"bare 0",
+        b"bare 1",
+        b"written by the older one",
+    ]
+    again = BatchedWriter[bytes](ledger, acknowledgements=acknowledgements)
+    again.acknowledge(bare)
+    again.write(b"batched again")
+    again.close()
+    assert records_of(ledger) == [b"written by the older one", b"batched again"]

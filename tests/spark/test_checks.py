@@ -1,0 +1,341 @@
+"""Exports, copies and feeds on Spark are held against heartbeats: what goes astray is named, once."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow
+import pytest
+from pyspark.sql import SparkSession
+from tests.server.support import LOOPBACK
+from tests.spark.conftest import Served, ServeSite
+from tests.spark.support_backup import address_of
+
+import floodmark
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.account import Doubt
+from floodmark.feed.checks import Checks, CheckStatistics, check_step
+from floodmark.feed.counting import Counted
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import VERSION_MAX
+from floodmark.server import serve
+from floodmark.site import Namespace, Site
+from floodmark.site.embedded import EmbeddedHost
+from floodmark.spark.accounts import FILES_KEPT, QueryChecks
+from floodmark.spark.changes import ChangeInterval, read_interval
+from floodmark.spark.incoming import check_columns
+from floodmark.spark.jobs import export, replicate, run_feed
+from floodmark.spark.jobs.export_files import HISTORY, FileWriter
+from floodmark.spark.rows import RowFormat
+from floodmark.spark.schemas import COUNTED
+from floodmark.spark.special import CountedRows, add_counted
+from floodmark.spark.writing import Target, write_rows
+
+LOST: Final = b"lost"
+
+Rows = Iterable[pyarrow.RecordBatch]
+# From all rows of a stage, and the place of the one that goes astray, to those that come.
+Fault = Callable[[pyarrow.Table, int], pyarrow.Table]
+
+
+def lose(rows: pyarrow.Table, place: int) -> pyarrow.Table:
+    return pyarrow.concat_tables([rows.slice(0, place), rows.slice(place + 1)])
+
+
+def double(rows: pyarrow.Table, place: int) -> pyarrow.Table:
+    return pyarrow.concat_tables([rows.slice(0, place + 1), rows.slice(place)])
+
+
+def pass_on(rows: pyarrow.Table, _place: int) -> pyarrow.Table:
+    return rows
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A site whose heart beats when a test says so."""
+    site = floodmark.open(tmp_path / "oslo", site="oslo", background=False)
+    with serve(site, LOOPBACK) as server:
+        yield Served(site=site, server=server, directory=tmp_path / "oslo")
+
+
+@pytest.fixture
+def users(site: Site) -> Namespace:
+    return site.create_namespace("users")
+
+
+class Reading:
+    """The changes of a site as a task of Spark gets them, from one step to the next."""
+
+    def __init__(self, served: Served) -> None:
+        self._site = served.site
+        self._address = address_of(served.url)
+        self._since = served.site.host.administration.find_namespace("users").created_at
+
+    def step(self, *, before_images: bool = False, parts: int = 1) -> Iterator[list[pyarrow.RecordBatch]]:
+        """The rows up to the present, in parts that share the versions and the keys."""
+        host = self._site.host
+        namespace = host.administration.find_namespace("users").id
+        prefix, until = encode_namespace(namespace), self._site.resolved_version()
+        rows = RowFormat(COUNTED, None, self._site.id)
+        whole = KeyRange(prefix, prefix_end(prefix))
+        ranges = [
+            within for each in host.router.maps.map.partitions if (within := each.range.intersect(whole))
+        ]
+        borders = [self._since + (until - self._since) * number // parts for number in range(parts + 1)]
+        for keys in ranges:
+            for since, end in pairwise(borders):
+                interval = ChangeInterval(namespace, keys, since, end, host.physical_ms(), self._site.id)
+                yield list(
+                    read_interval(self._address, interval, rows, before_images=before_images, heartbeats=True)
+                )
+        self._since = until
+
+
+def write_all_sorts(users: Namespace) -> None:
+    users.put_many((b"%03d" % number, b"x") for number in range(40))
+    for number in range(0, 40, 7):
+        users.delete(b"%03d" % number)
+    users.put(b"soon", b"gone", ttl=timedelta(seconds=1))
+    users.put(b"large", bytes(10_000))
+
+
+def count_only(rows: Rows, _place: Path) -> bytes:
+    counted = CountedRows(rows)
+    for _ in counted:
+        pass
+    return counted.finish()
+
+
+def write_files(rows: Rows, place: Path) -> bytes:
+    *_, report = FileWriter(str(place), HISTORY, "step-", counts=True)(rows)
+    counted: bytes = report.column("counted")[0].as_py()
+    return counted
+
+
+# What goes astray between two steps of Spark
+
+
+@pytest.mark.parametrize("fault", [lose, double, pass_on])
+@pytest.mark.parametrize("stage", [count_only, write_files])
+def test_a_task_that_loses_or_doubles_a_row_is_found_out(
+    served: Served, users: Namespace, tmp_path: Path, stage: Callable[[Rows, Path], bytes], fault: Fault
+) -> None:
+    site, reading = served.site, Reading(served)
+    site.heartbeat()
+    write_all_sorts(users)
+    site.heartbeat()
+    checks = Checks()
+    for _ in range(2):
+        counted = add_counted(stage(rows, tmp_path) for rows in reading.step())
+        checks = check_step(checks, counted, VERSION_MAX, 0)
+        site.split("users", b"020" if len(site.statistics().partitions) == 1 else b"030")
+    assert (checks.wrong, checks.reason) == (0, Doubt.FIRST)
+    version = users.put(LOST, b"x")
+    write_all_sorts(users)
+    site.heartbeat()
+    parts = [astray(rows, fault) for rows in reading.step(parts=3)]
+    checks = check_step(checks, add_counted(stage(rows, tmp_path) for rows in parts), VERSION_MAX, 0)
+    assert [finding.since < version <= finding.through for finding in checks.findings] == (
+        [] if fault is pass_on else [True]
+    )
+    # All is well again, whoever goes on from what was stored.
+    checks = msgspec.json.decode(msgspec.json.encode(checks), type=Checks)
+    before = checks.checked
+    write_all_sorts(users)
+    site.heartbeat()
+    counted = add_counted(stage(rows, tmp_path) for rows in reading.step())
+    checks = check_step(checks, counted, VERSION_MAX, 0)
+    assert len(checks.findings) == (fault is not pass_on)
+    assert checks.checked > before
+
+
+def astray(rows: list[pyarrow.RecordBatch], fault: Fault) -> list[pyarrow.RecordBatch]:
+    """Rows in which the change of one key goes astray."""
+    if not rows:
+        return rows
+    table = pyarrow.Table.from_batches(rows)
+    keys = table["key"].to_pylist()
+    come: list[pyarrow.RecordBatch] = (fault(table, keys.index(LOST)) if LOST in keys else table).to_batches()
+    return come
+
+
+@pytest.mark.parametrize(("fault", "more"), [(lose, -1), (double, 1), (pass_on, 0)])
+def test_a_copy_counts_what_it_writes_and_leaves_heartbeats_out(
+    served: Served, serve_site: ServeSite, users: Namespace, fault: Fault, more: int
+) -> None:
+    copy = serve_site("bergen")
+    copy.site.create_namespace("users")
+    target = Target(
+        address=address_of(copy.url),
+        namespace="users",
+        layout=check_columns(COUNTED, json=False),
+        distinct_keys=False,
+    )
+    served.site.heartbeat()
+    write_all_sorts(users)
+    served.site.heartbeat()
+    users.put(LOST, b"x")
+    write_all_sorts(users)
+    served.site.heartbeat()
+    (rows,) = Reading(served).step()
+    written = write_rows(target, iter(astray(rows, fault)), lambda _: 0)
+    assert written.counted is not None
+    checks = check_step(Checks(), add_counted([written.counted]), VERSION_MAX, 0)
+    assert written.rows == len(list(served.site.changes("users"))) + more
+    assert (checks.wrong, checks.checked, checks.unchecked) == (abs(more), 2 - abs(more), 1)
+
+
+def test_before_images_are_not_counted(served: Served, users: Namespace) -> None:
+    served.site.heartbeat()
+    for _ in range(3):
+        write_all_sorts(users)
+    served.site.heartbeat()
+    write_all_sorts(users)
+    served.site.heartbeat()
+    parts = [count_only(rows, Path()) for rows in Reading(served).step(before_images=True, parts=2)]
+    checks = check_step(Checks(), add_counted(parts), VERSION_MAX, 0)
+    assert checks.wrong == 0
+    assert checks.checked >= 2
+
+
+def test_merged_records_are_counted(served: Served) -> None:
+    users = served.site.create_namespace("users", merge="fields")
+    served.site.heartbeat()
+    users.update(b"ada", {"name": "Ada"})
+    served.site.heartbeat()
+    users.update(b"ada", {"born": 1815})
+    users.update(LOST, {"a": 1})
+    served.site.heartbeat()
+    (rows,) = Reading(served).step()
+    right = check_step(Checks(), add_counted([count_only(rows, Path())]), VERSION_MAX, 0)
+    assert (right.wrong, right.checked >= 2) == (0, True)
+    lost = astray(rows, lose)
+    wrong = check_step(Checks(), add_counted([count_only(lost, Path())]), VERSION_MAX, 0)
+    (finding,) = wrong.findings
+    assert (finding.expected_changes, finding.got_changes) == (2, 1)
+
+
+def test_what_a_query_has_checked_is_kept_by_batch_and_done_again_becomes_the_same(tmp_path: Path) -> None:
+    place = QueryChecks((tmp_path / "account").as_uri())
+    assert place.last() == Checks()
+    first = place.add_batch(0, Counted(scanned=5), 0, namespace="users")
+    second = place.add_batch(1, Counted(scanned=7), 0, namespace="users")
+    assert place.add_batch(1, Counted(scanned=7), 0, namespace="users") == second
+    assert place.add_batch(0, Counted(scanned=5), 0, namespace="users") == first
+    assert place.last() == second
+    for batch in range(2, 10):
+        place.add_batch(batch, Counted(), 0, namespace="users")
+    assert len(list((tmp_path / "account").iterdir())) == FILES_KEPT
+
+
+# Whole jobs
+
+
+@contextmanager
+def going_astray(rows_of: Callable[[bytes], int]) -> Iterator[None]:
+    """For a while a site gives its changes so many times, by their keys."""
+    changes = EmbeddedHost.changes
+
+    def fault(batch: ChangeBatch) -> ChangeBatch:
+        rows = [row for row, key in enumerate(batch.keys) for _ in range(rows_of(key))]
+        return replace(
+            batch,
+            versions=[batch.versions[row] for row in rows],
+            partitions=[batch.partitions[row] for row in rows],
+            keys=[batch.keys[row] for row in rows],
+            values=[batch.values[row] for row in rows],
+        )
+
+    def read(host: EmbeddedHost, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        for batch in changes(host, request):
+            yield fault(batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EmbeddedHost, "changes", read)
+        yield
+
+
+def run_through_faults(site: Site, users: Namespace, run: Callable[[], CheckStatistics]) -> CheckStatistics:
+    """Run a job, each time anew, while all is well, while changes go astray, and afterwards."""
+    site.heartbeat()
+    write_all_sorts(users)
+    site.heartbeat()
+    sound = run()
+    assert (sound.intervals_wrong, sound.unchecked_reason) == (0, str(Doubt.FIRST))
+    write_all_sorts(users)
+    lost = users.put(LOST, b"x")
+    site.split("users", b"020")
+    with going_astray(lambda key: 0 if key.endswith(LOST) else 1):
+        assert run().findings == []
+    # The next run names what the one before it has lost, by the heartbeat that comes now.
+    site.heartbeat()
+    write_all_sorts(users)
+    doubled = users.put(LOST, b"y")
+    site.heartbeat()
+    with going_astray(lambda key: 2 if key.endswith(LOST) else 1):
+        wrong = run()
+    first, second = wrong.findings
+    assert first.since < lost <= first.through <= second.since < doubled <= second.through
+    assert first.expected_changes == first.got_changes + 1
+    assert second.expected_changes == second.got_changes - 1
+    # Nothing more happens, and nobody writes.
+    site.heartbeat()
+    later = run()
+    assert later.findings == wrong.findings
+    assert later.intervals_checked > wrong.intervals_checked
+    return later
+
+
+@pytest.mark.parametrize(("kind", "view"), [("parquet", "history"), ("delta", "current")])
+def test_an_export_names_what_went_astray_and_keeps_it(
+    served: Served, spark: SparkSession, users: Namespace, tmp_path: Path, kind: str, view: str
+) -> None:
+    def run() -> CheckStatistics:
+        summary = export(
+            address_of(served.url),
+            "users",
+            str(tmp_path / "table"),
+            format=kind,  # type: ignore[arg-type]
+            view=view,  # type: ignore[arg-type]
+            spark=spark,
+        )
+        return summary.checks
+
+    if view == "current":
+        # It begins with a snapshot, of which heartbeats do not tell.
+        served.site.heartbeat()
+        run()
+    run_through_faults(served.site, users, run)
+
+
+def test_a_copy_names_what_went_astray_and_keeps_it(
+    served: Served, serve_site: ServeSite, spark: SparkSession, users: Namespace, tmp_path: Path
+) -> None:
+    source, target = address_of(served.url), address_of(serve_site("bergen").url)
+
+    def run() -> CheckStatistics:
+        summary = replicate(
+            source, target, ["users"], checkpoint=str(tmp_path / "query"), once=True, spark=spark
+        )
+        return summary.namespaces[0].checks
+
+    run_through_faults(served.site, users, run)
+
+
+def test_a_feed_on_spark_names_what_went_astray_and_the_site_keeps_it(
+    served: Served, spark: SparkSession, users: Namespace
+) -> None:
+    site = served.site
+    site.feeds.create("copy", "users", "blackhole:")
+
+    def run() -> CheckStatistics:
+        return run_feed(address_of(served.url), "copy", once=True, spark=spark).checks
+
+    later = run_through_faults(site, users, run)
+    assert site.feeds.statistics("copy").checks == later

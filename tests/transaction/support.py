@@ -1,0 +1,117 @@
+"""A coordinator over a real log, with time that a test moves and participants that fail when told to."""
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import count
+from threading import Lock
+
+from floodmark.engine import Engine, MemoryEngine
+from floodmark.log import FAMILY, Acknowledgements, BatchSettings, EngineStore, StoredLedger
+from floodmark.model.errors import StorageFailed
+from floodmark.model.partition import Decision
+from floodmark.model.transaction import Participant, ParticipantKind, TransactionState
+from floodmark.model.version import Version
+from floodmark.testing import SimulatedTime
+from floodmark.testing.ledger_contract import entries_of
+from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
+from floodmark.transaction.records import Record, decode_record
+
+PATIENCE_SECONDS = 30.0
+LONG = timedelta(hours=24)
+COMMIT, ABORT = Decision.COMMIT, Decision.ABORT
+OPEN, COMMITTING, ABORTING = TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING
+
+
+def partition(name: str) -> Participant:
+    return Participant(ParticipantKind.PARTITION, name)
+
+
+def subscription(name: str) -> Participant:
+    return Participant(ParticipantKind.SUBSCRIPTION, name)
+
+
+class Parts:
+    """Participants that do their part once and for all, and remember what they were told.
+
+    A coordinator takes an error for a reason to try again, so what must never happen is kept in `wrong`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.failing: set[Participant] = set()
+        self.told: dict[tuple[str, Participant], tuple[Decision, Version]] = {}
+        self.calls: Counter[tuple[str, Participant]] = Counter()
+        self.wrong: list[str] = []
+        # Called before anything else, in whatever thread it is.
+        self.on_call: Callable[[Participant], None] = lambda _: None
+
+    def commit(self, participant: Participant, transaction: str, version: Version) -> None:
+        self._tell(participant, transaction, (COMMIT, version))
+
+    def abort(self, participant: Participant, transaction: str) -> None:
+        self._tell(participant, transaction, (ABORT, 0))
+
+    def _tell(self, participant: Participant, transaction: str, told: tuple[Decision, Version]) -> None:
+        self.on_call(participant)
+        key = transaction, participant
+        with self._lock:
+            self.calls[key] += 1
+            if participant in self.failing:
+                raise StorageFailed(f"{participant.name} is away")
+            before = self.told.setdefault(key, told)
+            if before != told:
+                self.wrong.append(f"{key} was told {before}, then {told}")
+
+    def decisions(self, transaction: str) -> set[tuple[Decision, Version]]:
+        """What the participants of a transaction were told."""
+        return {told for (each, _), told in self.told.items() if each == transaction}
+
+
+class World:
+    """An engine with the log of one coordinator, which is opened as often as a test likes."""
+
+    def __init__(self, engine: Engine | None = None, *, enabled: bool = True) -> None:
+        self.engine: Engine = engine or MemoryEngine((FAMILY,))
+        self.parts = Parts()
+        self.wall = SimulatedTime()
+        self.growing = SimulatedTime(1_000_000)
+        self.names = count(1)
+        self.settings = BatchSettings(enabled=enabled)
+        self.coordinator = self.open()
+
+    def open(self, engine: Engine | None = None) -> TransactionCoordinator:
+        return open_coordinator(
+            7,
+            EngineStore(engine or self.engine),
+            self.parts,
+            settings=self.settings,
+            mint=lambda: next(self.names),
+            time_source=self.wall,
+            growing_ms=self.growing,
+            wait_seconds_max=0.01,
+        )
+
+    def restart(self) -> TransactionCoordinator:
+        self.coordinator.close()
+        self.coordinator = self.open()
+        return self.coordinator
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, on the wall and elsewhere."""
+        self.wall.advance(ms)
+        self.growing.advance(ms)
+
+    def ledger(self) -> StoredLedger:
+        return StoredLedger(EngineStore(self.engine), f"{LEDGERS}7")
+
+    def live(self) -> list[Record]:
+        """The records that a restart would find now."""
+        found = Acknowledgements(self.ledger()).recover()
+        return [decode_record(record) for _, record in found]
+
+    def entries(self) -> int:
+        return len(entries_of(self.ledger()))
+
+    def states(self) -> dict[str, TransactionState]:
+        return {each.id: each.state for each in self.coordinator.transactions()}

@@ -1,0 +1,434 @@
+"""What a coordinator says and refuses, one transaction at a time."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from tests.transaction.support import (
+    ABORT,
+    ABORTING,
+    COMMIT,
+    COMMITTING,
+    LONG,
+    OPEN,
+    PATIENCE_SECONDS,
+    World,
+    partition,
+    subscription,
+)
+
+from floodmark.model.errors import (
+    Closed,
+    Corruption,
+    FloodmarkError,
+    InvalidArgument,
+    LimitExceeded,
+    PartlyDone,
+    Retryable,
+    TransactionEnded,
+    TransactionNotFound,
+)
+from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX
+from floodmark.model.partition import Decision, Fate
+from floodmark.model.transaction import TransactionState, Waiting
+from floodmark.transaction import book, coordinator
+from floodmark.transaction.records import Aborting, Begun, Committing, Joined, decode_record, encode_record
+from floodmark.transaction.recovery import replay
+
+P, Q, S = partition("0a"), partition("0b"), subscription("indexer")
+COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
+
+
+@pytest.fixture(params=[True, False], ids=["batched", "bare"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    world = World(enabled=request.param)
+    yield world
+    world.coordinator.close()
+    assert not world.parts.wrong
+
+
+# From the beginning to the end
+
+
+def test_a_transaction_is_begun_joined_and_committed(world: World) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin(timedelta(seconds=10))
+    assert transaction == "7-1"
+    for participant in (P, S, P):
+        coordinator.join(transaction, participant)
+    coordinator.require_open(transaction)
+    assert coordinator.fate(transaction) == Fate(Decision.UNDECIDED)
+    shown = coordinator.show(transaction)
+    assert (shown.state, shown.participants, shown.waiting_for) == (OPEN, [P, S], [])
+    assert (shown.coordinator, shown.age_ms, shown.remaining_ms) == (7, 0, 10_000)
+
+    assert coordinator.commit(transaction, 99) == 99
+    assert world.parts.told == {(transaction, P): (COMMIT, 99), (transaction, S): (COMMIT, 99)}
+    assert coordinator.fate(transaction) == Fate(Decision.COMMIT, 99)
+    assert coordinator.show(transaction).state is COMMITTED
+    assert coordinator.transactions() == []
+
+
+def test_an_abort_tells_the_participants_and_keeps_its_reason(world: World) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin()
+    coordinator.join(transaction, P)
+    coordinator.abort(transaction, "the operator " + "x" * 1_000)
+    assert world.parts.decisions(transaction) == {(ABORT, 0)}
+    assert coordinator.fate(transaction) == Fate(Decision.ABORT)
+    shown = coordinator.show(transaction)
+    assert shown.state is ABORTED
+    assert shown.reason.startswith("the operator x")
+    assert len(shown.reason) == 500
+    with pytest.raises(TransactionEnded, match=r"is aborted \(the operator"):
+        coordinator.join(transaction, Q)
+
+
+def test_the_log_has_a_record_of_each_step_and_none_after_the_end(world: World) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin(timedelta(seconds=10))
+    coordinator.join(transaction, P)
+    begun = Begun(transaction, world.wall() + 10_000, 10_000)
+    assert world.live() == [begun, Joined(transaction, P)]
+    world.parts.failing = {P}
+    coordinator.commit_soon(transaction, 5).result(PATIENCE_SECONDS)
+    coordinator.sweep()
+    assert world.live() == [begun, Joined(transaction, P), Committing(transaction, 5)]
+    world.parts.failing = set()
+    coordinator.commit(transaction, 5)
+    assert world.live() == []
+    assert world.entries() == 0
+
+    other = coordinator.begin()
+    coordinator.abort(other)
+    assert world.live() == []
+    assert world.entries() == 0
+
+
+def test_transactions_that_are_still_open_keep_only_their_own_records(world: World) -> None:
+    coordinator = world.coordinator
+    ids = [coordinator.begin() for _ in range(10)]
+    for transaction in ids:
+        coordinator.join(transaction, P)
+    for index, transaction in enumerate(ids[1:], start=1):
+        coordinator.commit(transaction, index)
+    assert {record.transaction for record in world.live()} == {ids[0]}
+    assert len(world.live()) == 2
+
+
+def test_ending_twice_the_same_way_is_fine_and_the_other_way_is_refused(world: World) -> None:
+    coordinator = world.coordinator
+    committed, aborted = coordinator.begin(), coordinator.begin()
+    assert coordinator.commit(committed, 5) == 5
+    assert coordinator.commit(committed, 6) == 5, "the version at which it was committed"
+    assert coordinator.commit_soon(committed, 7).result(0) == 5
+    coordinator.abort(aborted)
+    coordinator.abort(aborted)
+    assert coordinator.abort_soon(aborted).result(0) is None
+    wrong: list[Callable[[], object]] = [
+        lambda: coordinator.abort(committed),
+        lambda: coordinator.abort_soon(committed),
+        lambda: coordinator.commit(aborted, 8),
+        lambda: coordinator.commit_soon(aborted, 8),
+        lambda: coordinator.join(committed, P),
+        lambda: coordinator.join_soon(aborted, P),
+        lambda: coordinator.require_open(committed),
+    ]
+    for call in wrong:
+        with pytest.raises(TransactionEnded, match="begin another one"):
+            call()
+    assert world.live() == []
+
+
+def test_whoever_names_a_transaction_that_never_was_is_told_so(world: World) -> None:
+    coordinator = world.coordinator
+    calls: list[Callable[[str], object]] = [
+        lambda name: coordinator.commit(name, 1),
+        coordinator.abort,
+        lambda name: coordinator.join(name, P),
+        coordinator.show,
+        coordinator.require_open,
+    ]
+    for call in calls:
+        with pytest.raises(TransactionNotFound, match="has ended, or never was"):
+            call("7-999")
+    assert coordinator.fate("7-999") == Fate(Decision.ABORT)
+    with pytest.raises(TransactionNotFound) as raised:
+        coordinator.show("x" * 10_000)
+    assert len(str(raised.value)) < 200
+
+
+def test_only_the_last_ended_transactions_are_remembered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "ENDED_REMEMBERED", 3)
+    coordinator = world.coordinator
+    ids = [coordinator.begin() for _ in range(5)]
+    for transaction in ids:
+        coordinator.commit(transaction, 1)
+    for transaction in ids[:2]:
+        with pytest.raises(TransactionNotFound):
+            coordinator.commit(transaction, 1)
+    assert [coordinator.commit(transaction, 2) for transaction in ids[2:]] == [1, 1, 1]
+
+
+def test_steps_without_waiting_come_to_the_same(world: World) -> None:
+    coordinator = world.coordinator
+    ids = [future.result() for future in [coordinator.begin_soon() for _ in range(20)]]
+    joins = [coordinator.join_soon(each, participant) for participant in (P, S, P) for each in ids]
+    assert [future.result() for future in joins] == [None] * 60
+    commits = [coordinator.commit_soon(each, 5) for each in ids[:10]]
+    aborts = [coordinator.abort_soon(each) for each in ids[10:]]
+    assert [future.result() for future in commits] == [5] * 10
+    assert [future.exception() for future in aborts] == [None] * 10
+    assert set(world.states().values()) == {COMMITTING, ABORTING}
+    assert world.parts.told == {}, "participants are told by whoever sweeps"
+    coordinator.sweep()
+    assert world.states() == {}
+    assert all(world.parts.decisions(each) == {(COMMIT, 5)} for each in ids[:10])
+    assert all(world.parts.decisions(each) == {(ABORT, 0)} for each in ids[10:])
+    assert world.live() == []
+
+
+def test_a_step_that_was_handed_over_cannot_be_called_back(world: World) -> None:
+    future = world.coordinator.begin_soon()
+    assert not future.cancel()
+    transaction = future.result()
+    assert world.states() == {transaction: OPEN}
+
+
+# Participants that fail
+
+
+def test_participants_are_told_again_with_growing_pauses_and_shown_until_they_have_done_their_part(
+    world: World,
+) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin(LONG)
+    for participant in (P, Q, S):
+        coordinator.join(transaction, participant)
+    world.parts.failing = {Q, S}
+    coordinator.commit_soon(transaction, 5).result()
+    told_at = []
+    for _ in range(1_500):
+        before = world.parts.calls[transaction, Q]
+        coordinator.sweep()
+        if world.parts.calls[transaction, Q] > before:
+            told_at.append(world.growing())
+        world.advance(50)
+    pauses = [later - earlier for earlier, later in pairwise(told_at)]
+    assert pauses[:10] == [50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000]
+    assert set(pauses[8:]) == {10_000}
+    assert world.parts.calls[transaction, P] == 1, "who has done its part is left alone"
+    [shown] = coordinator.transactions()
+    assert (shown.state, shown.version, shown.remaining_ms) == (COMMITTING, 5, 0)
+    attempts = len(told_at)
+    assert shown.waiting_for == [
+        Waiting(participant=Q, attempts=attempts, error="0b is away"),
+        Waiting(participant=S, attempts=attempts, error="indexer is away"),
+    ]
+    world.parts.failing = {S}
+    world.advance(10_000)
+    coordinator.sweep()
+    assert [each.participant for each in coordinator.show(transaction).waiting_for] == [S]
+    world.parts.failing = set()
+    world.advance(10_000)
+    coordinator.sweep()
+    assert coordinator.transactions() == []
+    assert coordinator.show(transaction).state is COMMITTED
+    assert world.live() == []
+
+
+@pytest.mark.parametrize("way", ["commit", "abort"])
+def test_the_caller_hears_after_a_while_that_it_is_decided_but_not_done(world: World, way: str) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin()
+    coordinator.join(transaction, Q)
+    world.parts.failing = {Q}
+
+    def end() -> None:
+        if way == "commit":
+            coordinator.commit(transaction, 5)
+        else:
+            coordinator.abort(transaction)
+
+    for attempts in (1, 2):
+        with pytest.raises(PartlyDone, match="and stays so, but partition 0b has not done its part"):
+            end()
+        assert world.parts.calls[transaction, Q] == attempts, "each caller tries once"
+    assert coordinator.fate(transaction).decision is (Decision.COMMIT if way == "commit" else Decision.ABORT)
+    with pytest.raises(TransactionEnded):
+        coordinator.abort_soon(transaction) if way == "commit" else coordinator.commit(transaction, 5)
+    world.parts.failing = set()
+    end()
+    assert coordinator.transactions() == []
+
+
+def test_a_bug_in_a_participant_keeps_neither_the_others_nor_other_transactions(world: World) -> None:
+    def on_call(participant: object) -> None:
+        if participant == P:
+            raise ZeroDivisionError
+
+    world.parts.on_call = on_call
+    coordinator = world.coordinator
+    broken, fine = coordinator.begin(), coordinator.begin()
+    for transaction, participants in ((broken, (P, Q)), (fine, (Q,))):
+        for participant in participants:
+            coordinator.join(transaction, participant)
+        coordinator.commit_soon(transaction, 5).result()
+    coordinator.sweep()
+    assert world.parts.told == {(broken, Q): (COMMIT, 5), (fine, Q): (COMMIT, 5)}
+    [shown] = coordinator.transactions()
+    assert shown.waiting_for == [Waiting(participant=P, attempts=1, error="ZeroDivisionError()")]
+
+
+# Taking part
+
+
+def test_nobody_decides_while_a_participant_does_its_part(world: World) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin(timedelta(seconds=1))
+    with coordinator.taking_part(transaction, P):
+        with coordinator.taking_part(transaction, P), coordinator.taking_part(transaction, Q):
+            pass
+        for end in (lambda: coordinator.commit(transaction, 5), lambda: coordinator.abort(transaction)):
+            with pytest.raises(Retryable, match="is under way"):
+                end()
+        world.advance(1_000)
+        coordinator.sweep()
+        assert coordinator.fate(transaction) == Fate(Decision.UNDECIDED)
+        assert world.states() == {transaction: OPEN}
+    coordinator.sweep()
+    assert world.parts.told == {(transaction, P): (ABORT, 0), (transaction, Q): (ABORT, 0)}
+
+
+def test_a_part_that_fails_leaves_the_transaction_as_it_was(world: World) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin()
+    with pytest.raises(ZeroDivisionError), coordinator.taking_part(transaction, P):
+        raise ZeroDivisionError
+    assert coordinator.show(transaction).participants == [P]
+    assert coordinator.commit(transaction, 5) == 5
+    with pytest.raises(TransactionEnded), coordinator.taking_part(transaction, P):
+        raise AssertionError("it has ended")
+
+
+# Limits
+
+
+@pytest.mark.parametrize("timeout", [timedelta(0), timedelta(microseconds=999), timedelta(-1), 1.001 * LONG])
+def test_a_timeout_that_makes_no_sense_is_refused(world: World, timeout: timedelta) -> None:
+    with pytest.raises(InvalidArgument, match="between a millisecond and 24 hours"):
+        world.coordinator.begin(timeout)
+    assert world.live() == []
+
+
+def test_open_transactions_have_a_limit_and_those_on_their_way_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "TRANSACTIONS_OPEN_MAX", 3)
+    ids = [future.result() for future in [world.coordinator.begin_soon() for _ in range(3)]]
+    for begin in (world.coordinator.begin, world.coordinator.begin_soon):
+        with pytest.raises(LimitExceeded, match="coordinator 7 has 3 open transactions; end some"):
+            begin()
+    world.coordinator.abort(ids[0])
+    world.coordinator.begin()
+
+
+def test_participants_of_a_transaction_have_a_limit(world: World) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin()
+    joins = [
+        coordinator.join_soon(transaction, partition(f"{number:02x}"))
+        for number in range(TRANSACTION_PARTICIPANTS_MAX)
+    ]
+    for join in (coordinator.join, coordinator.join_soon):
+        with pytest.raises(LimitExceeded, match=r"64 participants.*in several transactions"):
+            join(transaction, S)
+    for future in joins:
+        future.result()
+    coordinator.join(transaction, partition("00"))
+    coordinator.commit(transaction, 5)
+    assert len(world.parts.told) == TRANSACTION_PARTICIPANTS_MAX
+
+
+# Closing
+
+
+def test_close_writes_what_is_on_its_way_and_then_refuses(world: World) -> None:
+    coordinator = world.coordinator
+    futures = [coordinator.begin_soon() for _ in range(10)]
+    coordinator.close()
+    ids = [future.result(0) for future in futures]
+    calls: list[Callable[[], object]] = [
+        coordinator.begin,
+        coordinator.begin_soon,
+        lambda: coordinator.join(ids[0], P),
+        lambda: coordinator.commit(ids[0], 5),
+        lambda: coordinator.abort(ids[0]),
+        lambda: coordinator.abort_soon(ids[0]),
+        lambda: coordinator.require_open(ids[0]),
+    ]
+    for call in calls:
+        with pytest.raises(Closed, match="open it again"):
+            call()
+    assert not coordinator.wait_work()
+    coordinator.sweep()
+    coordinator.close()
+    world.coordinator = world.open()
+    assert world.states() == dict.fromkeys(ids, OPEN)
+
+
+def test_a_closed_coordinator_tells_nobody_and_the_next_one_does(world: World) -> None:
+    coordinator = world.coordinator
+    transaction = coordinator.begin(timedelta(seconds=1))
+    late = coordinator.begin(timedelta(seconds=1))
+    for each in (transaction, late):
+        coordinator.join(each, P)
+    coordinator.commit_soon(transaction, 5).result()
+    coordinator.close()
+    with pytest.raises(PartlyDone, match="when the site is opened again"):
+        coordinator.commit(transaction, 5)
+    world.advance(1_000)
+    coordinator.sweep()
+    assert coordinator.fate(late) == Fate(Decision.UNDECIDED)
+    assert world.parts.told == {}
+    world.coordinator = world.open()
+    assert world.coordinator.fate(transaction) == Fate(Decision.COMMIT, 5), "it answers before it has swept"
+    world.coordinator.sweep()
+    assert world.parts.told == {(transaction, P): (COMMIT, 5), (late, P): (ABORT, 0)}
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    "record",
+    [Begun("7-1", 5, 6), Joined("7-1", P), Joined("", S), Committing("7-1", 1 << 62), Aborting("", "é")],
+)
+def test_records_come_back_as_they_were_and_never_look_like_a_batch(
+    record: Begun | Joined | Committing | Aborting,
+) -> None:
+    encoded = encode_record(record)
+    assert decode_record(encoded) == record
+    assert encoded[0] >> 4 == 0x9, "an array of messagepack"
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"\x93", b"\x93\x09\xa1a\x01", encode_record(Begun("7-1", 5, 6))[:-1]]
+)
+def test_damaged_records_are_named(damaged: bytes) -> None:
+    with pytest.raises(Corruption, match="restore the site from a backup"):
+        decode_record(damaged)
+
+
+def test_a_log_without_the_beginning_of_a_transaction_is_damaged(world: World) -> None:
+    transaction = world.coordinator.begin()
+    world.coordinator.join(transaction, P)
+    live = [(position, Joined(transaction, P)) for position in [world.coordinator.log.write(Joined("x", P))]]
+    with pytest.raises(Corruption, match=f"no beginning of transaction {transaction}"):
+        replay(7, live, now_ms=0, wall_ms=0)
+    with pytest.raises(FloodmarkError):
+        world.open()
+    world.coordinator = World().coordinator
