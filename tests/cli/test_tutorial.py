@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, ROOT
 
-PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "merging.md"]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("tutorial", "merging", "transactions")]
 MARKER = "=== end of a command ==="
 
 

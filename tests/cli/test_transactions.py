@@ -1,0 +1,129 @@
+"""txn on the command line, and the way back to a version that reads only bare entries."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.cli.support import run
+
+import floodmark
+from floodmark import SubscriptionOptions
+from floodmark.engine.rocks import RocksEngine
+from floodmark.feed.pending import decode_pending
+from floodmark.log import EngineStore, StoredLedger, list_ledgers
+from floodmark.partition import FAMILIES
+from floodmark.transaction.records import decode_record
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A site with one message."""
+    with floodmark.open(tmp_path / "data", site="oslo") as site:
+        site.create_namespace("messages").put(b"ada/1", b"hello")
+    return tmp_path / "data"
+
+
+def leave_open(data: Path) -> str:
+    """A transaction that is open, with an acknowledgement, when its site is closed."""
+    with floodmark.open(data) as site:
+        transaction = site.transaction(timeout=HOUR)
+        options = SubscriptionOptions(follow=False)
+        with site.subscribe("counting", "messages", options=options) as subscription:
+            transaction.acknowledge(next(subscription))
+        return transaction.id
+
+
+def read_bare(data: Path) -> list[str]:
+    """Whose records an older version finds: each entry is a record to it."""
+    engine = RocksEngine(data / "engine", FAMILIES)
+    try:
+        found = []
+        for name in list_ledgers(engine):
+            decode = decode_record if name.startswith("coordinator/") else decode_pending
+            ledger = StoredLedger(EngineStore(engine), name)
+            for _, entry in ledger.read(entries_max=1_000, bytes_max=1_000_000):
+                found.append(decode(entry).transaction)
+        return found
+    finally:
+        engine.close()
+
+
+def test_an_open_transaction_is_listed_shown_and_aborted(data: Path) -> None:
+    transaction = leave_open(data)
+    (listed,) = run("txn", "list", data, "--json").json_lines
+    assert (listed["id"], listed["state"], listed["coordinator"]) == (transaction, "open", 0)
+    assert listed["participants"] == [{"kind": "subscription", "name": "counting"}]
+    assert transaction in run("txn", "list", data).text
+    assert run("txn", "list", data, "--slow", "1h", "--json").lines == []
+    assert "participant  subscription counting" in run("txn", "show", data, transaction).text
+    shown = run("txn", "abort", data, transaction, "--reason", "it hangs").text
+    assert "aborted (it hangs)" in shown
+    assert run("txn", "list", data, "--json").lines == []
+    with floodmark.open(data) as site:
+        options = SubscriptionOptions(follow=False)
+        with site.subscribe("counting", "messages", options=options) as subscription:
+            assert [delivery.change.key for delivery in subscription] == [b"ada/1"]
+
+
+def test_the_log_of_each_is_shown(data: Path) -> None:
+    transaction = leave_open(data)
+    listed = run("txn", "log", "list", data, "--json").json_lines
+    assert [(each["log"], each["owner"], each["live_records"]) for each in listed] == [
+        ("coordinator", "0", 2),
+        ("pending-ack", "counting", 1),
+    ]
+    shown = run("txn", "log", "show", data, "coordinator", "0", "--json").json
+    assert [each["kind"] for each in shown["records"]] == ["begun", "joined"]
+    assert shown["segments"][0]["entries"] == 2
+    text = run("txn", "log", "show", data, "pending-ack", "counting").text
+    assert transaction in text
+    assert run("txn", "log", "show", data, "coordinator", "7").code == 64
+
+
+@pytest.mark.parametrize("wrong", [("abort", "0-7"), ("show", "nonsense")])
+def test_a_transaction_that_is_not_there_is_a_finding(data: Path, wrong: tuple[str, str]) -> None:
+    command, transaction = wrong
+    failed = run("txn", command, data, transaction)
+    assert failed.code == 1
+    assert "floodmark txn list" in failed.errors
+
+
+def test_an_older_version_can_read_the_logs_once_nothing_batched_is_left(data: Path) -> None:
+    batched = leave_open(data)
+    with pytest.raises(floodmark.FloodmarkError):
+        read_bare(data)
+    assert run("txn", "batch-log", data, "--enable").code == 64
+    for log in ("coordinator", "pending-ack"):
+        run("txn", "batch-log", data, "--log", log, "--disable")
+    assert "cannot read these logs yet" in run("txn", "batch-log", data, "--status").text
+    run("txn", "abort", data, batched)
+    bare = leave_open(data)
+    status = run("txn", "batch-log", data)
+    assert "an older version can read these logs" in status.text
+    assert status.text.count("disabled") == 4
+    assert set(read_bare(data)) == {bare}
+    # And back: what was written bare is read, and batches go on from there.
+    for log in ("coordinator", "pending-ack"):
+        run("txn", "batch-log", data, "--log", log, "--enable")
+    with floodmark.open(data) as site:
+        other = site.transaction(timeout=HOUR)
+        assert {each.id for each in site.transactions.list(timedelta(0))} == {bare, other.id}
+        site.transactions.abort(bare, "done")
+        site.transactions.abort(other.id, "done")
+        assert not any(report.live_records for report in site.transactions.logs())
+
+
+def test_settings_are_kept_and_checked(data: Path) -> None:
+    run("txn", "batch-log", data, "--log", "pending-ack", "--max-records", "64", "--max-delay-ms", "5")
+    settings = run("txn", "batch-log", data, "--json").json["settings"]
+    assert settings["pending-ack"] == {
+        "enabled": True,
+        "max_records": 64,
+        "max_bytes": 4_194_304,
+        "max_delay_ms": 5,
+    }
+    assert settings["coordinator"]["max_records"] == 512
+    refused = run("txn", "batch-log", data, "--log", "coordinator", "--max-records", "0")
+    assert refused.code == 64
