@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
 import floodmark
-from floodmark import Namespace, Site, Stamp
+from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, encode_state
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site.directory import FORMAT
+from floodmark.site.transactions import BatchUpdate, LogKind
 
 HERE: Final = Path(__file__).resolve().parent
 BEGIN_MS: Final = 1_700_000_000_000
 RETENTION: Final = timedelta(hours=1)
+OPEN_FOR: Final = timedelta(hours=24)
 LARGE: Final = b"a line of the large value\n" * 400
 ROME: Final = 2
 TOPOLOGY: Final = Topology(
@@ -72,6 +74,7 @@ class Content(TypedDict):
     writes: list[Write]
     epoch: NotRequired[int]
     watermarks: NotRequired[dict[str, dict[str, int]]]
+    open_transactions: NotRequired[list[str]]
 
 
 class Author:
@@ -229,6 +232,7 @@ def write_site(path: Path) -> Content:
     _write_counters(author)
     author.heartbeat()
     author.put("users", {b"user19": b"the last one"}, durability="async")
+    transactions = _leave_transactions_open(author)
     author.site.close()
     return {
         "site": "oslo",
@@ -244,6 +248,7 @@ def write_site(path: Path) -> Content:
         "writes": author.writes,
         "epoch": TOPOLOGY.epoch,
         "watermarks": author.watermarks,
+        "open_transactions": transactions,
     }
 
 
@@ -321,6 +326,22 @@ def _write_counters(author: Author) -> None:
     author.note("counts", b"deleted", counts.delete(b"deleted"), None)
     entry = Entry(ROME, author.now_ms << 18, 5)
     author.copy("counts", b"home", entry.version, CounterState(None, (entry,)), b"42")
+
+
+def _leave_transactions_open(author: Author) -> list[str]:
+    """Two transactions that are not decided: one in batched entries, with an acknowledgement, one in bare ones."""
+    site = author.site
+    options = SubscriptionOptions(follow=False, background=False)
+    with site.subscribe(
+        "indexer", "users", start=author.writes[-1]["version"] - 1, options=options
+    ) as reader:
+        batched = site.transaction(timeout=OPEN_FOR)
+        batched.acknowledge(next(reader))
+    site.transactions.set_batching(LogKind.COORDINATOR, BatchUpdate(enabled=False))
+    bare = site.transaction(timeout=OPEN_FOR)
+    (held,) = [point for point in site.safe_points() if point.name == "subscription/indexer"]
+    author.safe_points.append((held.name, held.version, held.expires_at_ms, held.namespace))
+    return [batched.id, bare.id]
 
 
 def main() -> None:
