@@ -329,7 +329,7 @@ def _write_counters(author: Author) -> None:
 
 
 def _leave_transactions_open(author: Author) -> list[str]:
-    """Two transactions that are not decided: one in batched entries, with an acknowledgement, one in bare ones."""
+    """Two transactions that are open: in batched entries, with an acknowledgement, and in bare ones."""
     site = author.site
     options = SubscriptionOptions(follow=False, background=False)
     with site.subscribe(
