@@ -30,6 +30,7 @@ from floodmark.server.metrics import (
     outcome_of,
 )
 from floodmark.site import Site, open_engine
+from floodmark.site.transactions import BatchUpdate, LogKind
 from floodmark.testing.clock import START_MS, SimulatedTime
 
 START_SECONDS = START_MS / 1000
@@ -402,3 +403,29 @@ def test_nothing_is_lost_between_threads(page: MetricsPage, server: ServerMetric
 )
 def test_outcome_says_what_the_caller_may_do(error: Exception | None, outcome: str) -> None:
     assert outcome_of(error) == outcome
+
+
+# Transactions
+
+
+def test_transactions_show_how_many_there_are_and_what_was_written_to_their_logs(
+    site: Site, server: ServerMetrics
+) -> None:
+    page = MetricsPage("oslo", site.statistics, server, transactions=site.transactions)
+    assert value(page, "floodmark_transactions", state="open") == 0
+    first, _ = site.transaction(), site.transaction()
+    first.commit()
+    site.transactions.set_batching(LogKind.COORDINATOR, BatchUpdate(enabled=False))
+    site.transaction()
+    log = {"log": "coordinator", "owner": "0"}
+    assert value(page, "floodmark_transactions", state="open") == 2
+    assert value(page, "floodmark_transactions", state="committing") == 0
+    # Two were begun and one was decided, each alone, before batching was switched off.
+    assert value(page, "floodmark_txn_log_flushes_total", trigger="idle", **log) == 3
+    assert value(page, "floodmark_txn_log_flushes_total", trigger="count", **log) == 0
+    assert value(page, "floodmark_txn_log_records_per_entry_bucket", le="10", **log) == 3
+    assert value(page, "floodmark_txn_log_records_per_entry_sum", **log) == 3
+    assert value(page, "floodmark_txn_log_entry_size_bytes_count", **log) == 3
+    assert value(page, "floodmark_txn_log_oldest_record_delay_seconds_bucket", le="0.001", **log) == 3
+    assert value(page, "floodmark_txn_log_bare_entries_total", **log) == 1
+    assert value(page, "floodmark_txn_log_live_records", **log) == 2

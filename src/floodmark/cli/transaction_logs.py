@@ -17,7 +17,7 @@ commands = typer.Typer(help="See what is in the logs of transactions.")
 
 @commands.command("list")
 def list_logs(location: Location, json: Json = False) -> None:
-    """List the logs: their segments, entries and bytes, and the oldest record that is needed.
+    """List the logs, how large they are, and what is still needed.
 
     \b
     Example:

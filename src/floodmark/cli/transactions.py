@@ -38,7 +38,9 @@ def list_transactions(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the transactions that have not ended, the oldest first, and who is waited for.
+    """List the transactions that have not ended, the oldest first.
+
+    Those that are decided wait for participants, who are named.
 
     \b
     Examples:
@@ -125,7 +127,7 @@ def batch_log(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Put many records of transactions into one entry of their log, or each into its own.
+    """Write many records of transactions at once, or each alone.
 
     It takes effect at once, and for good. Limits hold for logs that are opened from then on.
 

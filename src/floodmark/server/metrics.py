@@ -27,14 +27,15 @@ from floodmark.feed.feeds import FeedStatistics
 from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
 from floodmark.model.stream import Way
 from floodmark.model.version import Version, physical_ms
+from floodmark.server.metrics_links import check_families, link_families
+from floodmark.server.metrics_transactions import transaction_families
 from floodmark.site.statistics import (
-    AlarmKind,
-    LinkStatistics,
     NamespaceStatistics,
     PartitionStatistics,
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.site.transactions import Transactions
 
 BUCKETS_SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -173,10 +174,12 @@ class MetricsPage(Collector):
         feeds: Callable[[], Iterable[FeedLag]] | None = None,
         replication: Callable[[], ReplicationStatistics] | None = None,
         checked: Callable[[], Iterable[FeedStatistics]] | None = None,
+        transactions: Transactions | None = None,
     ) -> None:
         self._site = site
         self._replication = replication
         self._checked = checked
+        self._transactions = transactions
         self._statistics = statistics
         self._server = server
         self._feeds = feeds
@@ -200,10 +203,13 @@ class MetricsPage(Collector):
             yield from _unless_failing(self._feed_families)
         replication = self._replication
         if replication is not None:
-            yield from _unless_failing(lambda: _link_families(replication()))
+            yield from _unless_failing(lambda: link_families(replication()))
         checked = self._checked
         if checked is not None:
-            yield from _unless_failing(lambda: _check_families(self._site, checked()))
+            yield from _unless_failing(lambda: check_families(self._site, checked()))
+        transactions = self._transactions
+        if transactions is not None:
+            yield from _unless_failing(lambda: transaction_families(self._site, transactions))
 
     def _feed_families(self) -> Iterator[Metric]:
         assert self._feeds is not None
@@ -331,104 +337,6 @@ _PARTITION_COUNTERS: Final[tuple[tuple[str, str, Callable[[PartitionStatistics],
     ("floodmark_partition_reads", "Reads from a partition.", lambda p: p.reads),
     ("floodmark_partition_written_bytes", "Bytes written to a partition.", lambda p: p.bytes_written),
 )
-
-
-_LINK_GAUGES: Final[tuple[tuple[str, str, Callable[[LinkStatistics], int | None]], ...]] = (
-    (
-        "floodmark_link_heartbeat_age_seconds",
-        "Time since the source wrote the last heartbeat that came, if one came.",
-        lambda link: link.heartbeat_age_ms,
-    ),
-    (
-        "floodmark_link_backlog_seconds",
-        "How far the changes that are in lie behind the present.",
-        lambda link: link.backlog_ms,
-    ),
-)
-
-_LINK_COUNTERS: Final[tuple[tuple[str, str, Callable[[LinkStatistics], int]], ...]] = (
-    (
-        "floodmark_link_intervals_checked",
-        "Intervals between heartbeats whose changes have all come.",
-        lambda link: link.intervals_checked,
-    ),
-    (
-        "floodmark_link_intervals_unchecked",
-        "Intervals between heartbeats that could not be checked.",
-        lambda link: link.intervals_unchecked,
-    ),
-    (
-        "floodmark_link_intervals_wrong",
-        "Intervals between heartbeats in which changes are missing, doubled or altered.",
-        lambda link: link.intervals_wrong,
-    ),
-)
-
-
-_CHECK_COUNTERS: Final[tuple[tuple[str, str, Callable[[FeedStatistics], int]], ...]] = (
-    (
-        "floodmark_feed_intervals_checked",
-        "Intervals between heartbeats whose changes a feed has all delivered.",
-        lambda feed: feed.checks.intervals_checked,
-    ),
-    (
-        "floodmark_feed_intervals_unchecked",
-        "Intervals between heartbeats in which a feed could not be checked.",
-        lambda feed: feed.checks.intervals_unchecked,
-    ),
-    (
-        "floodmark_feed_intervals_wrong",
-        "Intervals between heartbeats in which a feed has lost, doubled or altered changes.",
-        lambda feed: feed.checks.intervals_wrong,
-    ),
-)
-
-
-def _check_families(site: str, feeds: Iterable[FeedStatistics]) -> Iterator[Metric]:
-    labels, known = ("site", "feed"), list(feeds)
-    for name, text, count_of in _CHECK_COUNTERS:
-        counter = CounterMetricFamily(name, text, labels=labels)
-        for feed in known:
-            counter.add_metric((site, feed.name), count_of(feed))
-        yield counter
-    alarm = GaugeMetricFamily("floodmark_feed_alarm", "1 if somebody should look at the feed.", labels=labels)
-    for feed in known:
-        alarm.add_metric((site, feed.name), feed.alarm is not None)
-    yield alarm
-
-
-def _link_families(replication: ReplicationStatistics) -> Iterator[Metric]:
-    labels = ("site", "source", "namespace")
-    links = [((replication.site, link.source, link.namespace), link) for link in replication.links]
-    for name, text, milliseconds_of in _LINK_GAUGES:
-        gauge = GaugeMetricFamily(name, text, labels=labels)
-        for names, link in links:
-            milliseconds = milliseconds_of(link)
-            if milliseconds is not None:
-                gauge.add_metric(names, milliseconds / 1000)
-        yield gauge
-    lag = GaugeMetricFamily(
-        "floodmark_link_lag_seconds",
-        "How old the changes of the last minutes were when they were in: the median, and the 99th of 100.",
-        labels=(*labels, "quantile"),
-    )
-    alarm = GaugeMetricFamily(
-        "floodmark_link_alarm", "1 if somebody should look at the link.", labels=(*labels, "kind")
-    )
-    for names, link in links:
-        for quantile, lag_ms in (("0.5", link.lag_ms_p50), ("0.99", link.lag_ms_p99)):
-            if lag_ms is not None:
-                lag.add_metric((*names, quantile), lag_ms / 1000)
-        raised = {each.kind for each in link.alarms}
-        for kind in AlarmKind:
-            alarm.add_metric((*names, kind), kind in raised)
-    yield lag
-    yield alarm
-    for name, text, count_of in _LINK_COUNTERS:
-        counter = CounterMetricFamily(name, text, labels=labels)
-        for names, link in links:
-            counter.add_metric(names, count_of(link))
-        yield counter
 
 
 def _unless_failing(families: Callable[[], Iterator[Metric]]) -> list[Metric]:

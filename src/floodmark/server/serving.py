@@ -166,6 +166,7 @@ class Server:
             feeds=lambda: _feed_lags(host.feeds),
             replication=host.administration.replication,
             checked=lambda: _feed_statistics(host.feeds),
+            transactions=host.transactions,
         )
         return HealthServer(
             listen.host,
