@@ -4,7 +4,7 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-feed bench-server bench-spark bench-replication bench-log soak clean
+.PHONY: help setup demo test check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log soak clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ bench-spark: $(STAMP) ## Measure Spark on a site beside Parquet files and Postgr
 
 bench-replication: $(STAMP) ## Measure sites that copy each other: positions, lag, catching up, idling
 	@$(BIN)/python benchmarks/replication.py $(ARGS)
+
+bench-verify: $(STAMP) ## Measure verify beside datacompy, exceptAll and a join on Spark
+	@$(BIN)/python benchmarks/verify.py $(ARGS)
 
 bench-log: $(STAMP) ## Measure the batched log beside the bare one
 	@$(BIN)/python benchmarks/log.py $(ARGS)

@@ -16,9 +16,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from statistics import median, quantiles
 from threading import Barrier
@@ -60,6 +60,7 @@ from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordina
 
 LEVELS: Final = (1, 8, 64, 512)
 THREADS_MAX: Final = 8
+TURNS: Final = 20
 RECORD_BYTES: Final = 60
 SYNC_SECONDS: Final = 0.002
 FINISHED, OPEN = 100_000, 1_000
@@ -121,12 +122,16 @@ class Side:
         self._sweeping.join()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """What one side did in one repetition."""
 
-    transactions_per_second: float
-    latencies: Sequence[float]
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def transactions_per_second(self) -> float:
+        return len(self.latencies) / self.seconds
 
 
 def main() -> None:
@@ -161,8 +166,8 @@ def parse_arguments() -> argparse.Namespace:
 # Transactions in flight
 
 
-def drive(side: Side, level: int, enough: Callable[[int], bool]) -> Run:
-    """Keep transactions in flight until it is enough, and tell how long each of them took."""
+def drive(side: Side, level: int, seconds: float, run: Run) -> None:
+    """Keep transactions in flight for a while, and note how long each of them took."""
     threads = min(level, THREADS_MAX)
     begun: list[float] = []
     barrier = Barrier(threads, action=lambda: begun.append(perf_counter()))
@@ -170,8 +175,7 @@ def drive(side: Side, level: int, enough: Callable[[int], bool]) -> Run:
     def work(share: int) -> list[float]:
         latencies: list[float] = []
         barrier.wait()
-        while not enough(len(latencies)):
-            start = perf_counter()
+        while (start := perf_counter()) < begun[0] + seconds:
             if share == 1:
                 run_one(side.coordinator)
             else:
@@ -180,8 +184,9 @@ def drive(side: Side, level: int, enough: Callable[[int], bool]) -> Run:
         return latencies
 
     with ThreadPoolExecutor(threads) as pool:
-        done = [latency for part in pool.map(work, [level // threads] * threads) for latency in part]
-    return Run(len(done) / (perf_counter() - begun[0]), done)
+        for latencies in pool.map(work, [level // threads] * threads):
+            run.latencies += latencies
+    run.seconds += perf_counter() - begun[0]
 
 
 def run_one(coordinator: TransactionCoordinator) -> None:
@@ -210,23 +215,20 @@ def wait_all(futures: Sequence[Future[Result]]) -> list[Result]:
     return [future.result() for future in futures]
 
 
-def for_seconds(seconds: float) -> Callable[[int], bool]:
-    deadline = perf_counter() + seconds
-    return lambda _: perf_counter() >= deadline
-
-
 def transaction_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
     for disk in options.disk or DISKS:
         engine = DISKS[disk](directory / disk.replace(" ", "-"), (FAMILY,))
         sides = {side: Side(engine, side) for side in (BARE, BATCHED)}
         for level in options.level or LEVELS:
             tell(f"{level} transactions in flight, {disk}")
-            runs: dict[str, list[Run]] = {BARE: [], BATCHED: []}
             for side in sides.values():
-                drive(side, level, for_seconds(options.seconds / 5))
-            for repetition in range(options.repeat):
-                for name in (BARE, BATCHED)[:: 1 if repetition % 2 else -1]:
-                    runs[name].append(drive(sides[name], level, for_seconds(options.seconds)))
+                drive(side, level, options.seconds / 5, Run())
+            runs: dict[str, list[Run]] = {name: [Run() for _ in range(options.repeat)] for name in sides}
+            # The sides take turns, and where a round is short, often: a noisy neighbour hits both.
+            turns = min(TURNS, max(3, 640 // level))
+            for repetition, turn in product(range(options.repeat), range(turns)):
+                for name in (BARE, BATCHED)[:: 1 if (repetition + turn) % 2 else -1]:
+                    drive(sides[name], level, options.seconds / turns, runs[name][repetition])
             yield from level_rows(f"{level} in flight, {disk}", level, disk, runs)
         for side in sides.values():
             side.close()

@@ -10,7 +10,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -125,7 +125,7 @@ def measure_tail(
     )
 
 
-def write_at_rate(open_writer: OpenWriter, batches: Sequence[Sequence[Pair]], interval: float) -> list[Span]:
+def write_at_rate(open_writer: OpenWriter, batches: Iterable[Sequence[Pair]], interval: float) -> list[Span]:
     """Begin a batch each interval, or as soon as the one before it has returned."""
     spans = []
     with open_writer() as write:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 from tests.cli.support import FLOODMARK, Outcome, run
+from tests.test_readme import shown_on_the_picture
 
 from floodmark.cli.demo import play
 from floodmark.cli.demo.board import Board, Link
@@ -76,6 +77,7 @@ def test_demo_passes_and_its_sites_can_be_used_afterwards(tmp_path: Path) -> Non
     assert (outcome.code, outcome.errors) == (0, "")
     account = outcome.json
     assert [step["step"] for step in account["steps"]] == STEPS
+    assert [step["title"] for step in account["steps"] if step["title"] not in shown_on_the_picture()] == []
     assert all(check["passed"] for step in account["steps"] for check in step["checks"])
     figures = {step["step"]: step["figures"] for step in account["steps"]}
     assert figures["crash"]["kept"] == figures["crash"]["acknowledged"] >= 3_000

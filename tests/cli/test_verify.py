@@ -6,6 +6,7 @@ from collections.abc import Generator
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import msgspec
 import pytest
 
 from floodmark.cli import verifying
@@ -72,6 +73,31 @@ def test_table_shows_numbers_and_keys_and_ends_with_the_outcome() -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "right", "said"),
+    [
+        (
+            None,
+            RIGHT,
+            "ada differs: oslo has what was written at 2023-11-14T22:13:20.000Z by site 1, rome has",
+        ),
+        ("city", RIGHT, "ada (field city) differs: oslo has"),
+        (1, RIGHT, "ada (count of site 1) differs: oslo has"),
+        (
+            None,
+            msgspec.structs.replace(LEFT, site="rome", digest=7),
+            "ada is not the same at oslo and rome, though it was written at 2023-11-14T22:13:20.000Z by",
+        ),
+    ],
+)
+def test_difference_is_told_with_its_part_and_its_stamps(
+    part: str | int | None, right: DriftSide, said: str
+) -> None:
+    drift = Drift(b"ada", Verdict.VALUE_MISMATCH, LEFT, right, part)
+    summary = msgspec.structs.replace(DRIFTED, sample=[DriftFound("users", drift)])
+    assert printed(summary).splitlines()[2].startswith(f"drift  users  {said}")
+
+
+@pytest.mark.parametrize(
     ("summary", "last"),
     [
         (VerifySummary(sites=[], pairs=[pair(lag=1)]), "the sites agree; 1 change under way"),
@@ -112,6 +138,7 @@ def test_what_is_in_the_past_is_a_finding_too() -> None:
     lines = printed(summary).splitlines()
     assert lines[2].startswith("past   users  ada was lost on its way to rome: written at 2023-11-14")
     assert lines[3] == "past   and 2 more"
+    assert lines[4] == "the sites agree now, and not all that was written had come to all of them"
 
 
 def test_programs_get_versions_as_text_and_digests_in_hexadecimal() -> None:

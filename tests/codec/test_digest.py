@@ -5,7 +5,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from floodmark.codec.digest import SEED, digest_change, hash_bytes
+from floodmark.codec.digest import SEED, digest_change, digest_rows, hash_bytes
+from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
@@ -49,3 +50,13 @@ def test_largest_key_has_a_digest() -> None:
 )
 def test_digest_tells_changes_apart(other: tuple[Version, int, bytes, bytes]) -> None:
     assert digest_change(*other) != digest_change(1, 1, b"key", b"value\x00")
+
+
+def test_rows_have_the_digests_of_their_changes() -> None:
+    keys = [b"a", b"key", bytes(KEY_BYTES_MAX)]
+    contents = [b"\x00", b"value\x00", b"\x01" * 100]
+    qualified = [encode_namespace(7) + key for key in keys]
+    assert digest_rows([1, 2, 3], 9, qualified, contents) == [
+        digest_change(version, 9, key, content)
+        for version, key, content in zip([1, 2, 3], keys, contents, strict=True)
+    ]

@@ -15,6 +15,7 @@ from floodmark.codec.ordered import (
     encode_key,
     encode_namespace,
     encode_prefix,
+    encode_prefixes,
     encode_version,
 )
 from floodmark.model.errors import Corruption
@@ -200,3 +201,11 @@ def test_newest_version_has_the_smallest_suffix() -> None:
     assert encode_version(VERSION_MAX) == bytes(8)
     assert encode_version(0) == b"\xff" * 8
     assert encode_version(2) < encode_version(1)
+
+
+@pytest.mark.parametrize("length", range(20))
+def test_many_keys_of_one_length_are_encoded_as_each_is(length: int) -> None:
+    keys = [
+        (number * 0x9E3779B97F4A7C15 % (1 << 160)).to_bytes(20, "little")[:length] for number in range(70)
+    ]
+    assert encode_prefixes(keys) == [encode_prefix(key) for key in keys]

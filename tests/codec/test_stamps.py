@@ -70,3 +70,23 @@ def test_damaged_record_is_refused(damaged: str) -> None:
     sound = encode_value(b"value", origin=Stamp(7, 2))
     with pytest.raises(Corruption):
         find_origins([sound, bytes.fromhex(damaged), sound])
+
+
+@pytest.mark.parametrize("sizes", [(20,), (0,), (20, 21)], ids=["one length", "empty", "two lengths"])
+@pytest.mark.parametrize("last", [Stamp(9, 2), Stamp(9, HERE)], ids=["copies", "one of its own"])
+@pytest.mark.parametrize("namespaces", [(1,), (1, 2)], ids=["one namespace", "two namespaces"])
+def test_many_copies_have_the_digests_that_each_has(
+    sizes: tuple[int, ...], last: Stamp, namespaces: tuple[int, ...]
+) -> None:
+    keys = [bytes([0, 0, namespace, number]) for namespace in namespaces for number in range(100)]
+    values = [bytes([number % 256]) * sizes[number % len(sizes)] for number in range(len(keys))]
+    origins = [*(Stamp(7 + number, 2) for number in range(len(keys) - 1)), last]
+    records = [encode_value(value, origin=origin) for value, origin in zip(values, origins, strict=True)]
+    expected: dict[tuple[bytes, bool], tuple[int, int]] = {}
+    for key, value, origin in zip(keys, values, origins, strict=True):
+        run = key[:3], origin.site == HERE
+        count, digest = expected.get(run, (0, 0))
+        digest ^= digest_change(origin.version, origin.site, key[3:], encode_value(value))
+        expected[run] = count + 1, digest
+    found = digest_copies(keys, records, HERE)
+    assert {(namespace, own): (count, digest) for namespace, count, digest, own in found} == expected

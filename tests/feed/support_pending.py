@@ -11,8 +11,10 @@ from floodmark.feed.acknowledgement import Acknowledgement, Deliveries, LiveComm
 from floodmark.feed.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
 from floodmark.feed.safepoints import SafePoints
 from floodmark.feed.subscription_store import LocalSubscriptionStore
+from floodmark.feed.subscription_telling import SendIn
 from floodmark.feed.subscriptions import OpenChanges, SubscriptionSpec
 from floodmark.log import Acknowledgements, BatchSettings, OpenLog, StoredLedger, open_log
+from floodmark.model.errors import OutcomeUnknown
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
@@ -174,3 +176,16 @@ def make_consumer_stage(settings: BatchSettings = BATCHED) -> tuple[Stage, Desk]
     )
     stage.store = desk.store
     return stage, desk
+
+
+def losing(send: SendIn, *, after: bool) -> SendIn:
+    """A way to the site on which the question gets lost, or the answer."""
+
+    def lose(
+        transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement
+    ) -> None:
+        if after:
+            send(transaction, name, epoch, progress, acknowledgement)
+        raise OutcomeUnknown("planned: no answer")
+
+    return lose

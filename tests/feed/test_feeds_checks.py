@@ -7,6 +7,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.feed.support_feeds import HANG_SECONDS, USERS, Task, World, merge_or_split, spec
 from tests.feed.support_runner import Stage
 
@@ -417,6 +418,12 @@ def test_a_feed_that_goes_on_elsewhere_begins_anew_and_keeps_what_was_found(stag
     beat(world)
     checks = checks_of(run_to(stage, beat(world)))
     assert (checks.wrong, checks.reason) == (1, Doubt.FIRST)
+
+
+def test_a_feed_that_was_stored_before_there_were_checks_begins_with_none(stage: Stage) -> None:
+    world = stage.world
+    feed = structs.replace(world.create(), checks=None)
+    assert str(measure(feed, feed.checkpoint, world.time()).checks) == "no: no heartbeat has come yet"
 
 
 def test_a_whole_feed_is_one_without_bounds() -> None:

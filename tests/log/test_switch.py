@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 from tests.log.support import GatedLedger, answers, batches_of, busy, records_of
 
-from floodmark.codec.entries import MAGIC, is_batched
+from floodmark.codec.entries import MAGIC, encode_batch, is_batched
 from floodmark.log import Acknowledgements, BatchedWriter, Ledger, MemoryLedger, holds_batches
+from floodmark.model.errors import FormatTooNew
 from floodmark.testing.ledger_contract import entries_of
 
 
@@ -73,6 +74,17 @@ def test_a_record_that_looks_like_a_batch_comes_back_as_it_was(enabled: bool) ->
         writer.write(record)
     writer.close()
     assert live_records(ledger) == records
+
+
+def test_the_format_version_is_checked_whenever_a_log_is_read() -> None:
+    ledger = MemoryLedger()
+    writer = BatchedWriter[bytes](ledger)
+    writer.write(b"known")
+    writer.close()
+    entry = encode_batch([b"unknown"])
+    ledger.append(entry[:2] + b"\x00\x02" + entry[4:])
+    with pytest.raises(FormatTooNew, match="format 2"):
+        live_records(ledger)
 
 
 def test_the_way_down_to_a_version_that_knows_only_bare_entries() -> None:

@@ -15,7 +15,7 @@ from tests.log.support import (
     run_threads,
 )
 
-from floodmark.log import BatchedWriter, MemoryLedger, Position
+from floodmark.log import BatchedWriter, MemoryLedger, Position, Promise
 from floodmark.log import writer as writer_module
 from floodmark.model.errors import Closed, InvalidArgument, InvalidValue, OutcomeUnknown, StorageFailed
 from floodmark.model.limits import LEDGER_RECORD_BYTES_MAX
@@ -195,6 +195,51 @@ def test_a_record_cannot_be_called_back(writer: BatchedWriter[bytes], ledger: Ga
         with pytest.raises(TimeoutError):
             future.result(0.001)
     assert future.result() == Position(2, 1, 0)
+
+
+class Shout(Promise[str]):
+    """A future of one's own."""
+
+    def complete(self, position: Position) -> None:
+        self.set_result(f"at {position.entry}!")
+
+
+def test_a_promise_is_told_in_its_turn_and_left_alone_if_its_record_was_not_taken(
+    writer: BatchedWriter[object], ledger: GatedLedger
+) -> None:
+    kept, failed, wrong, late = Shout(), Shout(), Shout(), Shout()
+    writer.hand_over(b"kept", kept)
+    assert kept.result() == "at 1!"
+    ledger.failures = [StorageFailed("no")]
+    writer.hand_over(b"failed", failed)
+    assert isinstance(failed.exception(), StorageFailed)
+    writer.hand_over("text", wrong)
+    assert isinstance(wrong.exception(0), InvalidValue)
+    writer.close()
+    with pytest.raises(Closed):
+        writer.hand_over(b"late", late)
+    assert not late.done()
+    assert not late.cancel()
+
+
+class Broken(Promise[str]):
+    """A future that cannot be filled in."""
+
+    def complete(self, position: Position) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_promise_that_cannot_be_kept_is_the_trouble_of_its_owner_alone(
+    writer: BatchedWriter[bytes], ledger: GatedLedger
+) -> None:
+    broken, kept = Broken(), Shout()
+    with busy(writer, ledger):
+        writer.hand_over(b"a", broken)
+        writer.hand_over(b"b", kept)
+    assert kept.result(PATIENCE_SECONDS) == "at 2!"
+    assert isinstance(broken.exception(PATIENCE_SECONDS), ZeroDivisionError)
+    assert writer.write(b"c").entry == 3
+    assert records_of(ledger) == [b"a", b"b", b"c"]
 
 
 # Callbacks that use the log

@@ -9,7 +9,7 @@ import pytest
 from tests.server.support import connected, qualify, serving, stored, token_of, write_roles
 
 from floodmark.codec.values import encode_value
-from floodmark.feed.acknowledgement import Progress
+from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscriptions import SubscriptionSpec
 from floodmark.merge.states import add_to_counter
@@ -30,6 +30,7 @@ from floodmark.server.leases import Leases
 from floodmark.site import Site
 from floodmark.site.catalog import NamespaceSettings
 from floodmark.site.host import NamespaceUpdate
+from floodmark.site.transactions import BatchUpdate, LogKind, NamespaceWrites
 from floodmark.wire.calls import call_specs
 from floodmark.wire.messages import HOLD, RELEASE, HoldRequest, ReleaseRequest
 
@@ -200,8 +201,18 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "subscriptions.release": lambda name: (name, 1),
     "subscriptions.seek": lambda name: (name, 1, None),
     "subscriptions.find": lambda name: (name,),
+    "subscriptions.pending": lambda name: (name,),
     "subscriptions.remove": lambda name: (name,),
     "subscriptions.statistics": lambda name: (name,),
+    "transactions.begin": lambda _: (timedelta(seconds=1), 0),
+    "transactions.acknowledge": lambda name: ("0-7", name, 1, Progress(through=1), Acknowledgement()),
+    "transactions.commit": lambda name: ("0-7", [NamespaceWrites(name, 1, {KEY: stored(b"x")})]),
+    "transactions.abort": lambda _: ("0-7", "because"),
+    "transactions.list": lambda _: (timedelta(0),),
+    "transactions.show": lambda _: ("0-7",),
+    "transactions.log_records": lambda _: (LogKind.COORDINATOR, "0", 1),
+    "transactions.batching": lambda _: (LogKind.COORDINATOR,),
+    "transactions.set_batching": lambda _: (LogKind.COORDINATOR, BatchUpdate()),
 }
 
 

@@ -5,93 +5,24 @@ the others; and repair must mend it so that all agree again, before and after ev
 """
 
 from collections.abc import Callable, Generator
-from operator import methodcaller
-from random import Random
 from typing import NamedTuple
 
 import pytest
+from tests.simulation.support_stage import Stage, Stored, find_stored
 
-from floodmark.codec.ordered import decode_version, encode_prefix, encode_version
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence import Drift, Verdict, compare_keys, repair, rules
 from floodmark.model.change import Stamp
-from floodmark.model.ranges import prefix_end
-from floodmark.model.version import Version
-from floodmark.partition.families import DATA
-from floodmark.testing.simulation import World, first_failure
-from floodmark.testing.simulation.chronicle import qualified
+from floodmark.testing.simulation import first_failure
 from floodmark.testing.simulation.history import Key
-from floodmark.testing.simulation.sites import SimulatedSite, embedded
 from floodmark.testing.simulation.verifiers import VisitedSite, check_agreement, find_all
 from floodmark.testing.simulation.world import STEPS
 
-SEEDS = 30
-GROUP = 6
-SHORT_STEPS = 50
-SOAK_SEEDS = 10_000
+SEEDS = 16
+GROUP = 4
+SHORT_STEPS = 40
+SOAK_SEEDS = 1_000
 SOAK_GROUP = 100
-
-Stored = tuple[Version, bytes]
-
-
-class Stage:
-    """A world whose run is over, one site of it that is to lose something, and others that write.
-
-    If the run has left only two sites, the broken one is the other that writes.
-    """
-
-    def __init__(self, seed: int, steps: int) -> None:
-        self.world = World(seed)
-        self.world.run(steps)
-        sites = self.world.sites
-        self.broken, self.writer, *rest = Random(seed).sample(sites, len(sites))
-        self.sound = [self.writer, *rest]
-        self.other = rest[0] if rest else self.broken
-
-    def drain(self) -> None:
-        """Let everything arrive everywhere, and everybody know it."""
-        self.world.time.advance(1_000)
-        for site in self.world.sites:
-            site.call(lambda each: each.heartbeat())
-        for link in self.world.links:
-            link.run_step()
-
-    def stored(self, key: Key) -> Stored:
-        """What the site that is to be broken stores of a key, with its version."""
-        found = find_stored(self.broken, key)
-        assert found is not None
-        return found
-
-    def plant(self, key: Key, stored: Stored | None) -> None:
-        """Let the broken site hold something of a key, or nothing, as if it had never been otherwise."""
-        prefix = encode_prefix(qualified(key))
-        end = prefix_end(prefix)
-        assert end is not None
-
-        self.broken.disk.delete_range(DATA, prefix, end)
-        if stored is not None:
-            self.broken.disk.write([(DATA, prefix + encode_version(stored[0]), stored[1])])
-        self.broken.disk.sync()
-
-    def collect(self, key: Key) -> None:
-        """Let every site forget that a key was deleted, and nobody hold anything that keeps it."""
-        self.world.readers.clear()
-        for site in self.world.sites:
-            for point in site.call(lambda each: each.safe_points()):
-                if not point.name.startswith("link-"):
-                    site.call(methodcaller("release_safe_point", point.name))
-        for _ in range(3):
-            self.drain()
-            for site in self.world.sites:
-                site.call(lambda each: each.collect_garbage())
-        assert all(find_stored(site, key) is None for site in self.world.sites)
-
-
-def find_stored(site: SimulatedSite, key: Key) -> Stored | None:
-    """The newest row of a key in a site's engine."""
-    prefix = encode_prefix(qualified(key))
-    row = site.call_host(lambda host: embedded(host).node.engine.ceiling(DATA, prefix, prefix))
-    return None if row is None else (decode_version(row[0]), row[1])
 
 
 class Fault(NamedTuple):
@@ -229,7 +160,8 @@ def check_fault(stage: Stage, fault: Fault) -> None:
 
 def check_world(stage: Stage) -> None:
     (risen,) = prepare(stage, resurrected)
-    stage.collect(risen.key)
+    stage.collect()
+    assert all(find_stored(site, risen.key) is None for site in stage.world.sites)
     check_fault(stage, risen)
     for fault in prepare(stage, *PLOTS):
         check_fault(stage, fault)

@@ -116,7 +116,8 @@ def test_removed_site_is_not_expected_any_more() -> None:
     mesh = Mesh("oslo", "rome", "bonn")
     mesh.exchange()
     assert [found.source for found in mesh["rome"].replication().links] == ["bonn", "oslo"]
-    gone = MemberSite(id=IDS["bonn"], state=SiteState.REMOVED)
+    final = mesh.watermark("rome")[IDS["bonn"]]
+    gone = MemberSite(id=IDS["bonn"], state=SiteState.REMOVED, final=final)
     mesh["rome"].set_topology(topology_of("oslo", "rome", epoch=2, bonn=gone))
     assert [found.source for found in mesh["rome"].replication().links] == ["oslo"]
 

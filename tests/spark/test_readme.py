@@ -13,7 +13,6 @@ from tests.spark.test_operations import IDS, Machines
 from tests.test_readme import URL, blocks, commands
 
 import floodmark
-from floodmark.cli.text import show_time
 
 
 def test_spark_reads_a_site_and_follows_it(spark: SparkSession, served: Served, tmp_path: Path) -> None:
@@ -34,11 +33,15 @@ def test_spark_reads_a_site_and_follows_it(spark: SparkSession, served: Served, 
 def test_a_site_is_backed_up_restored_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with floodmark.open("data/oslo", site="oslo") as site:
-        moment = show_time(site.create_namespace("users").put(b"ada", b"countess"))
+        site.create_namespace("users").put(b"ada", b"countess")
     floodmark.open("data/rome", site="rome").close()
-    for words in commands(2):
-        outcome = run(*(moment if word.startswith("2026-") else word for word in words))
-        assert outcome.code == 0, outcome.errors
+    backup, restore, export = commands(2)
+    taken = run(*backup, "--json")
+    assert taken.code == 0, taken.errors
+    # The backup is younger than the moment on the page.
+    restored = run(*(taken.json["version"] if word.startswith("2026-") else word for word in restore))
+    exported = run(*export)
+    assert (restored.code, exported.code) == (0, 0), restored.errors + exported.errors
     assert run("get", "data/rome", "users", "ada").text == "countess\n"
     assert DeltaTable("lake/users").to_pyarrow_table().num_rows == 1
 
@@ -59,8 +62,8 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
 def test_sites_copy_each_other_and_agree(machines: Machines) -> None:
     Path("topology.toml").write_text(machines.place(blocks("toml")[0]), "utf-8")
     for words in commands(3):
-        # It would go on until Ctrl-C.
-        words += ["--once"] if words[0] == "replicate" else []
-        outcome = run(*map(machines.place, words))
+        # Without an end it would go on until Ctrl-C.
+        end = ["--once"] if words[0] == "replicate" else []
+        outcome = run(*map(machines.place, words), *end)
         assert outcome.code == 0, outcome.errors
     assert outcome.lines[-1] == "the sites agree"

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
 
+import msgspec
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
@@ -19,10 +20,12 @@ from tests.spark.support_verify import FAULTS, KEYS, World, forget
 from tests.spark.test_operations import PAGES, Machines, machines
 
 from floodmark.divergence.outcome import Outcome
-from floodmark.model.errors import InvalidArgument
+from floodmark.model.errors import InvalidArgument, StorageFailed
+from floodmark.replication.topology import SharedNamespace
 from floodmark.site.host import NamespaceUpdate
 from floodmark.spark import SiteAddress
 from floodmark.spark.jobs import VerifySummary, verify, watch
+from floodmark.spark.jobs.verify_sites import ComparedSites
 from floodmark.spark.verifying import DRIFT_ROWS
 
 __all__ = ["machines"]
@@ -196,12 +199,17 @@ def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(
     world: World, serve_site: ServeSite, spark: SparkSession
 ) -> None:
     world.forget("rome", "users", b"oslo-07")
+    damaged = world.find("rome", "profiles", b"oslo-1").version
+    world.overwrite("rome", "profiles", b"oslo-1", damaged, b"damaged\x08")
     away = SiteAddress(location="grpc://127.0.0.1:1", timeout=timedelta(seconds=1))
     alone = serve_site("alone")
     alone.site.create_namespace("users", merge="counter")
     summary = verify([*world.addresses, away], spark=spark)
     assert summary.outcome is Outcome.DRIFT
     assert "127.0.0.1:1 cannot be compared" in summary.doubts[0]
+    assert any(
+        "not all of 'profiles' was compared: key b'oslo-1' of namespace" in each for each in summary.doubts
+    )
     stranger = verify(
         [world.addresses[0], SiteAddress(location=alone.url)], ["users", "nowhere"], spark=spark
     )
@@ -210,9 +218,30 @@ def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(
     assert any("'nowhere' of oslo cannot be compared" in doubt for doubt in stranger.doubts)
     nothing = verify([world.addresses[0], SiteAddress(location=alone.url)], spark=spark)
     assert nothing.outcome is Outcome.UNKNOWN
+    with pytest.raises(StorageFailed, match="/dev/null/report"):
+        verify(world.addresses, report="/dev/null/report", spark=spark)
     for wrong in (world.addresses[:1], [world.addresses[0]] * 2, [SiteAddress(location="data/oslo")] * 2):
         with pytest.raises(InvalidArgument):
             verify(wrong, spark=spark)
+
+
+def test_namespaces_that_only_some_of_the_sites_share_are_compared_there(serve_site: ServeSite) -> None:
+    world = World(serve_site, ("oslo", "rome", "bonn"))
+    before = world["oslo"].topology()
+    assert before is not None
+    for epoch, name, told in ((2, "of-two", world.sites), (3, "of-two-soon", ["oslo"])):
+        shared = {**before.namespaces, name: SharedNamespace(sites=("oslo", "rome"))}
+        for each in told:
+            world[each].set_topology(msgspec.structs.replace(before, epoch=epoch, namespaces=shared))
+    with ComparedSites(world.addresses) as sites:
+        found = {name: [site.name for site in who] for name, who in sites.shared_namespaces().items()}
+        assert found == {
+            **{name: ["oslo", "rome", "bonn"] for name in POLICIES},
+            "of-two": ["oslo", "rome"],
+            "of-two-soon": ["oslo", "rome"],
+        }
+        assert sites.look("of-two-soon", sites.sites[:2]) is None
+        assert "'of-two-soon' of rome cannot be compared" in sites.doubts[0]
 
 
 def test_watch_reads_only_what_has_changed_and_finds_what_is_lost_meanwhile(

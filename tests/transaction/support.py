@@ -89,7 +89,7 @@ class World:
             mint=lambda: next(self.names),
             time_source=self.wall,
             growing_ms=self.growing,
-            wait_seconds_max=0.01,
+            wait_seconds_max=0.001,
         )
 
     def restart(self) -> TransactionCoordinator:

@@ -56,6 +56,7 @@ EXIT_CODES: Final[dict[type[BaseException], int]] = {
     errors.FeedExists: FINDING,
     errors.FeedStateConflict: FINDING,
     errors.SubscriptionNotFound: FINDING,
+    errors.AcknowledgementConflict: FINDING,
     errors.TransactionNotFound: FINDING,
     errors.TransactionEnded: FINDING,
     errors.NotAllowed: NOT_ALLOWED,

@@ -134,6 +134,7 @@ def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
             ("keys", show_keys(row.spec.keys)),
             ("delivered up to", show_version(statistics.through)),
             ("unacknowledged", f"{statistics.unacked:,} of at most {row.spec.unacked_max:,}"),
+            ("in transactions", f"{statistics.pending:,}"),
             ("backlog", _show_backlog(statistics)),
             ("lag", show_lag(statistics.lag_ms)),
             ("consumer", statistics.holder or "nobody"),

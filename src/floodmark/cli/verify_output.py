@@ -7,6 +7,7 @@ from floodmark.cli.output import Output
 from floodmark.cli.text import json_bytes, show_bytes, show_count, show_time
 from floodmark.divergence import Difference, DifferenceKind, Drift, DriftSide, RepairSummary, Verdict
 from floodmark.divergence.outcome import Outcome
+from floodmark.model.change import Stamp
 
 if TYPE_CHECKING:
     from floodmark.spark.jobs import PairSummary, VerifySummary
@@ -95,12 +96,22 @@ def _side_fields(side: DriftSide) -> dict[str, object]:
 
 
 def _describe_drift(drift: Drift) -> str:
-    part = "" if drift.part is None else f" ({drift.part})"
-    missing = {Verdict.MISSING_LEFT: drift.left, Verdict.MISSING_RIGHT: drift.right}.get(drift.verdict)
-    said = "differs" if missing is None else f"is missing at {missing.site}"
-    return (
-        f"{show_bytes(drift.key)}{part} {said}: {_describe_side(drift.left)}, {_describe_side(drift.right)}"
-    )
+    what = f"{show_bytes(drift.key)}{_describe_part(drift)}"
+    left, right = drift.left, drift.right
+    if drift.verdict is Verdict.VALUE_MISMATCH:
+        if left.stamp is not None and left.stamp == right.stamp:
+            once = f"though it was {_describe_stamp(left.stamp)} once"
+            return f"{what} is not the same at {left.site} and {right.site}, {once}"
+        said = "differs"
+    else:
+        said = f"is missing at {left.site if drift.verdict is Verdict.MISSING_LEFT else right.site}"
+    return f"{what} {said}: {_describe_side(left)}, {_describe_side(right)}"
+
+
+def _describe_part(drift: Drift) -> str:
+    if drift.part is None:
+        return ""
+    return f" (field {drift.part})" if isinstance(drift.part, str) else f" (count of site {drift.part})"
 
 
 def _describe_side(side: DriftSide) -> str:
@@ -110,8 +121,12 @@ def _describe_side(side: DriftSide) -> str:
     return f"{side.site} has what was {what} at {show_time(side.stamp.version)} by site {side.stamp.site}"
 
 
+def _describe_stamp(stamp: Stamp) -> str:
+    return f"written at {show_time(stamp.version)} by site {stamp.site}"
+
+
 def _describe_difference(difference: Difference) -> str:
-    when = f"written at {show_time(difference.stamp.version)} by site {difference.stamp.site}"
+    when = _describe_stamp(difference.stamp)
     if difference.kind is DifferenceKind.LOST:
         return f"{show_bytes(difference.key)} was lost on its way to {difference.other}: {when}"
     return (

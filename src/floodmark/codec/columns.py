@@ -276,9 +276,9 @@ class _Records:
         having: Flags = (self._flags & flag) != 0
         return having
 
-    def are_all(self, flags: int) -> bool:
-        """Whether all rows have these flags and no others."""
-        return bool((self._flags == flags).all())
+    def have_only(self, flags: int) -> bool:
+        """Whether no row has others than these flags."""
+        return not (self._flags & ~numpy.uint8(flags)).any()
 
     def expiries(self, having: Flags) -> Versions:
         """Unix seconds of those rows that have them, 0 for the others."""
@@ -324,9 +324,9 @@ def _replace(values: pyarrow.BinaryArray, rows: Places, others: Sequence[bytes])
 
 def _digest_contents(stored: Sequence[bytes], records: _Records) -> Versions:
     """The digests of records without their origins."""
-    if records.are_all(HAS_ORIGIN):
+    if records.have_only(HAS_ORIGIN):
         # Of most copies the origin is all that stands behind the value.
-        without = [record[:_PLAIN_COPY] + PLAIN for record in stored]
+        without = [record[:_PLAIN_COPY] + PLAIN if record[-1] else record for record in stored]
     else:
         tails = (records.ends - records.cuts).tolist()
         without = [_without_origin(record, tail) for record, tail in zip(stored, tails, strict=True)]

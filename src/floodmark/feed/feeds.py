@@ -246,7 +246,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     held_at_ms: int
     error: FeedError | None = None
     lease: Lease | None = None
-    # None for a feed of some keys only.
+    # None for a feed of some keys only, and for one that was stored before there were any.
     checks: Checks | None = None
 
     @property
@@ -263,6 +263,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     def resolved(self) -> Version:
         """The runner has read every change of the feed at or below it."""
         return min(max(progress.resolved, progress.checkpoint) for progress in self.ranges)
+
+    @property
+    def checked(self) -> CheckStatistics:
+        """What heartbeats have shown."""
+        return CheckStatistics.of((self.checks or Checks()) if self.spec.is_whole else None)
 
     def has_reached(self, target: Version | None) -> bool:
         """Whether everything up to a target is delivered; never if there is none."""
@@ -294,7 +299,7 @@ class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistics:
     """The statistics of a feed at a moment of its site."""
     lag_ms = max(0, now_ms - physical_ms(feed.checkpoint))
-    checks = CheckStatistics.of(feed.checks)
+    checks = feed.checked
     return FeedStatistics(
         name=feed.name,
         state=feed.state,

@@ -148,6 +148,8 @@ class Pending:
 
     def require_none(self, acknowledgement: Acknowledgement, deliveries: Deliveries) -> None:
         """Refuse to acknowledge what is pending, without a transaction."""
+        if not self._parts:
+            return
         for position in acknowledgement.positions:
             if deliveries.is_live(position) and (owner := self.owner(position)) is not None:
                 raise self._conflict(position, f"is pending in transaction {owner}", owner)

@@ -19,7 +19,7 @@ class Held:
     [Position(version=5, index=0), Position(version=5, index=1)]
     >>> held.owner(Position(5, 1)), held.certain("0-7")
     ('0-7', [])
-    >>> held.confirm("0-7", [Position(5, 0), Position(5, 1)])
+    >>> held.confirm([Position(5, 0), Position(5, 1)])
     >>> held.release("0-7", held.certain("0-7")), len(held)
     ([Position(version=5, index=0), Position(version=5, index=1)], 0)
     """
@@ -46,12 +46,9 @@ class Held:
         self._sent.update(fresh)
         return fresh
 
-    def confirm(self, transaction: str, positions: Iterable[Position]) -> None:
-        """The site has it, whoever held it before."""
-        for position in positions:
-            self._owners[position] = transaction
-            self._sent.discard(position)
-            self._doubtful.discard(position)
+    def confirm(self, positions: Iterable[Position]) -> None:
+        """The site has what was sent."""
+        self._sent.difference_update(positions)
 
     def doubt(self, positions: Iterable[Position]) -> None:
         """No answer came."""

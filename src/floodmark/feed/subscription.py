@@ -221,12 +221,13 @@ class Subscription(Telling):
         """Go on behind a version or a moment, at the beginning or at the end.
 
         Everything up to there counts as acknowledged, and everything above it as not delivered yet.
-        Acknowledging what was delivered before has no effect any more.
+        Acknowledging what was delivered before has no effect any more.  `AcknowledgementConflict` while a
+        transaction that has not ended has acknowledged something.
         """
         self._require_usable()
         version = self._to_version(to)
         with self._sending:
-            with self._noting_failure():
+            with self._noting_failure(AcknowledgementConflict):
                 row = self._store.seek(self.name, version, self._epoch)
             with self._changed:
                 self._moves += 1
@@ -254,7 +255,7 @@ class Subscription(Telling):
         with self._changed:
             deliveries = self._account.deliveries
             if step.is_redelivered:
-                wanted = step.position in self._due and deliveries.is_live(step.position)
+                wanted = step.position in self._due and self._is_available(step.position)
             else:
                 wanted = step.change is not None and not deliveries.is_delivered(step.position)
                 if wanted:
@@ -297,11 +298,12 @@ class Subscription(Telling):
     def _steps(self, generation: int) -> Generator[Step, None, None]:
         """What is to be delivered again, as far as it is live, and then what is new."""
         with self._changed:
-            due = commits_of(filter(self._account.deliveries.is_live, self._due))
+            due = commits_of(filter(self._is_available, self._due))
         yield from self._reader.read_again(due)
         with self._changed:
             if generation == self._generation:
-                self._due.clear()
+                # What is held may be wanted back.
+                self._due = {each for each in self._due if each in self._held}
             since = self._account.deliveries.through
         yield from self._reader.read(since, follow=self._options.follow)
 
@@ -395,7 +397,7 @@ class Subscription(Telling):
         self._look_soon()
 
     def _look_soon(self) -> None:
-        if self._upkeep is not None and len(self._held):
+        if self._upkeep is not None and self._held:
             self._upkeep.wake()
 
     # The end
@@ -445,4 +447,4 @@ class Subscription(Telling):
             _log.warning("subscription %r could not tell its site how far it is: %s", self.name, error)
         if self._failure is not None:
             return None
-        return LOOK_SECONDS if len(self._held) else inf
+        return LOOK_SECONDS if self._held else inf

@@ -32,8 +32,7 @@ class _Sending(NamedTuple):
     # What is new, if something is, and all that the site has to know.
     news: Progress | None
     progress: Progress
-    covered: list[Position]
-    fresh: list[Position]
+    held: list[Position]
 
 
 class Telling:
@@ -72,8 +71,11 @@ class Telling:
         self._changed.notify_all()
 
     def _available(self) -> Iterator[Position]:
-        """What is live and not held."""
+        """What is live and not held, in order."""
         return (each for each in self._account.deliveries.live_positions() if each not in self._held)
+
+    def _is_available(self, position: Position) -> bool:
+        return position not in self._held and self._account.deliveries.is_live(position)
 
     def _deliver_again(self, positions: Iterable[Position]) -> None:
         """Deliver some changes once more, before all others.  The bookkeeping is locked."""
@@ -102,12 +104,13 @@ class Telling:
             self._unanswered = None
 
     @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
+    def _noting_failure(self, *harmless: type[FloodmarkError]) -> Iterator[None]:
         """Remember an error after which there is no going on, for everyone who comes later."""
         try:
             yield
         except (LeaseHeld, Terminal) as error:
-            self._fail(error)
+            if not isinstance(error, harmless):
+                self._fail(error)
             raise
 
     def _fail(self, error: FloodmarkError) -> None:
@@ -125,6 +128,12 @@ class Telling:
             self._send_unanswered()
             with self._changed:
                 check()
+                is_held = self._find_held(acknowledgement, but=transaction) is not None
+            if is_held:
+                # The other transaction may have ended since.
+                self._ask()
+            with self._changed:
+                self._require_not_held(acknowledgement, but=transaction)
                 sending = self._begin(transaction, acknowledgement)
             if sending.news is not None:
                 self._unanswered = sending.news
@@ -137,30 +146,30 @@ class Telling:
         """Hold what is to be told.  The bookkeeping is locked."""
         deliveries = self._account.deliveries
         deliveries.require_delivered(acknowledgement)
-        covered = self._covered(acknowledgement)
+        held = self._held.begin(transaction, self._covered(acknowledgement))
         news = self._account.take()
         progress = news or Progress(through=deliveries.through)
-        fresh = self._held.begin(transaction, covered)
-        return _Sending(transaction, acknowledgement, self._epoch, news, progress, covered, fresh)
+        return _Sending(transaction, acknowledgement, self._epoch, news, progress, held)
 
     def _send_in(self, send: SendIn, sending: _Sending) -> None:
-        transaction, acknowledgement, epoch, _, progress, covered, fresh = sending
+        transaction, acknowledgement, epoch, _, progress, held = sending
         try:
             send(transaction, self.name, epoch, progress, acknowledgement)
         except (Retryable, Terminal) as error:
             with self._changed:
-                self._held.release(transaction, fresh)
+                due = self._due.intersection(self._held.release(transaction, held))
+                if due:
+                    # A stream may have passed them by.
+                    self._deliver_again(due)
             if isinstance(error, SubscriptionNotFound | LeaseHeld) and epoch == self._epoch:
                 self._fail(error)
             raise
         except BaseException:
             with self._changed:
-                self._held.doubt(fresh)
+                self._held.doubt(held)
             raise
         with self._changed:
-            if epoch == self._epoch:
-                self._held.confirm(transaction, covered)
-                self._due.difference_update(covered)
+            self._held.confirm(held)
 
     def _settle(self, transaction: str, *, committed: bool) -> None:
         with self._changed:
@@ -171,17 +180,21 @@ class Telling:
         with self._sending:
             # The site must know of a delivery before it can say what became of it.
             self._send_unanswered()
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask the site about everything that is held.  Nobody else tells it anything meanwhile."""
+        with self._changed:
+            asked = self._held.answered()
+        if not asked:
+            return
+        with self._noting_failure():
+            ended = find_ended(asked, self._store.pending(self.name))
+            row = self._store.find(self.name) if ended else None
+        if row is not None and row.epoch == self._epoch:
+            site = Deliveries(row.through, row.live)
             with self._changed:
-                asked, epoch = self._held.answered(), self._epoch
-            if not asked:
-                return
-            with self._noting_failure():
-                ended = find_ended(asked, self._store.pending(self.name))
-                row = self._store.find(self.name) if ended else None
-            if row is not None and row.epoch == epoch:
-                site = Deliveries(row.through, row.live)
-                with self._changed:
-                    self._let_go(ended, lambda each: site.is_delivered(each) and not site.is_live(each))
+                self._let_go(ended, lambda each: site.is_delivered(each) and not site.is_live(each))
 
     def _let_go(self, ended: dict[Position, str], is_committed: Callable[[Position], bool]) -> None:
         """Hold something no longer: it is acknowledged, or delivered again.  The bookkeeping is locked."""
@@ -192,11 +205,18 @@ class Telling:
             self._deliver_again(each for each in released if not is_committed(each))
         self._changed.notify_all()
 
-    def _require_not_held(self, acknowledgement: Acknowledgement) -> None:
-        for position in self._covered(acknowledgement) if len(self._held) else ():
-            owner = self._held.owner(position)
-            if owner is not None:
-                raise conflict(self.name, position, f"is pending in transaction {owner}", owner)
+    def _require_not_held(self, acknowledgement: Acknowledgement, *, but: str | None = None) -> None:
+        found = self._find_held(acknowledgement, but=but)
+        if found is not None:
+            position, owner = found
+            raise conflict(self.name, position, f"is pending in transaction {owner}", owner)
+
+    def _find_held(self, acknowledgement: Acknowledgement, *, but: str | None) -> tuple[Position, str] | None:
+        """A change that an acknowledgement is about and a transaction holds, save for one."""
+        if not self._held:
+            return None
+        owners = ((each, self._held.owner(each)) for each in self._covered(acknowledgement))
+        return next(((each, owner) for each, owner in owners if owner is not None and owner != but), None)
 
     def _covered(self, acknowledgement: Acknowledgement) -> list[Position]:
         """The live changes that an acknowledgement is about."""

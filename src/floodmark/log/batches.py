@@ -84,6 +84,10 @@ def _answer(batch: Batch, answer: Callable[[int, Promise[Any]], None]) -> None:
         try:
             if not receipt.done():
                 answer(index, receipt)
+        except Exception as error:
+            # What goes wrong behind a record is for those to hear who wait for it, and for nobody else.
+            if not receipt.done():
+                receipt.set_exception(error)
         except BaseException as error:
             interruption = interruption or error
     if interruption is not None:

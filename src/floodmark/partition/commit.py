@@ -1,8 +1,9 @@
 """What a commit consists of, and the rows that it becomes."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import compress, repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, compress, repeat
+from operator import add
 from typing import Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
@@ -145,8 +146,8 @@ class Step(Commit):
         return True
 
 
-def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[WriteRow]:
-    """Give a commit its version: the data and change-log rows, and its share of the sums."""
+def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterable[WriteRow]:
+    """Give a commit its version: its data and change-log rows, to be taken once, and its sums."""
     writer, writes = commit.writer, commit.writes
     assert writer is not None
     assert writes is not None
@@ -172,15 +173,16 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> list[W
             (DATA, writes.prefixes[0] + suffix, values[0]),
             (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], changes[0])),
         ]
-    rows = _data_rows(writes, suffix)
-    for chunk, row in enumerate(encode_commit(keys, changes)):
-        rows.append((LOG, encode_log_key(writer.log_id, version, chunk), row))
-    return rows
+    log_rows = [
+        (LOG, encode_log_key(writer.log_id, version, chunk), row)
+        for chunk, row in enumerate(encode_commit(keys, changes))
+    ]
+    return chain(_data_rows(writes, suffix), log_rows)
 
 
-def _data_rows(writes: Writes, suffix: bytes) -> list[WriteRow]:
-    engine_keys = [prefix + suffix for prefix in writes.prefixes]
-    return list(zip(repeat(DATA, len(engine_keys)), engine_keys, writes.values, strict=True))
+def _data_rows(writes: Writes, suffix: bytes) -> Iterator[WriteRow]:
+    engine_keys = map(add, writes.prefixes, repeat(suffix))
+    return zip(repeat(DATA, len(writes.prefixes)), engine_keys, writes.values, strict=True)
 
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:

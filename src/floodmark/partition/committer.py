@@ -13,7 +13,8 @@ was not seen will mint above it.
 there.  Only if that fails too is an outcome unknown; the floor then stays where it is (`storage.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain as chain_rows
 from threading import Condition, Lock
 
 from floodmark.clock import HybridClock
@@ -300,7 +301,7 @@ class Committer:
 
     def _write(self, batch: list[Commit]) -> bool:
         """Hand all commits to the engine; whether one of them asks for a sync."""
-        rows: list[WriteRow] = []
+        rows: list[Iterable[WriteRow]] = []
         durable = False
         for commit in batch:
             writer = commit.writer
@@ -309,12 +310,13 @@ class Committer:
                 commit.error = moved(writer)
                 continue
             if commit.decide is not None and rows:
-                self._engine.write(rows)
+                self._engine.write(chain_rows.from_iterable(rows))
                 rows = []
             mint = Mint(self._clock.now)
             try:
                 if isinstance(commit, Step):
-                    rows += commit.take(mint)
+                    if taken := commit.take(mint):
+                        rows.append(taken)
                     durable = durable or commit.version != 0
                     continue
                 if commit.decide is not None:
@@ -327,10 +329,10 @@ class Committer:
                 commit.error = error
                 continue
             if commit.writes is not None:
-                rows += encode_commit_rows(commit, mint(), self._site_id)
+                rows.append(encode_commit_rows(commit, mint(), self._site_id))
                 durable = durable or commit.durable
         if rows:
-            self._engine.write(rows)
+            self._engine.write(chain_rows.from_iterable(rows))
         return durable
 
     def _enter_tail(self, batch: list[Commit]) -> None:

@@ -412,6 +412,7 @@ class EmbeddedHost:
         self.background.stop()
         try:
             self.transactions.close()
+            self.subscriptions.close()
             self.node.close()
         finally:
             self._release()

@@ -160,8 +160,6 @@ class LocalTransactions:
         """Write what is on its way, then refuse."""
         for coordinator in self._coordinators.values():
             coordinator.close()
-        for log in self._subscriptions.pending_logs().values():
-            log.writer.close()
         for thread in self._threads:
             thread.join()
 

@@ -30,6 +30,7 @@ from floodmark.model.errors import (
     OutcomeUnknown,
     Retryable,
     TransactionEnded,
+    Unreachable,
 )
 from floodmark.model.limits import COMMIT_BYTES_MAX
 from floodmark.model.version import Version
@@ -152,7 +153,12 @@ class Transaction:
         subscription = deliveries[0].subscription
         if subscription not in self._subscriptions:
             self._subscriptions.append(subscription)
-        subscription.acknowledge_in(self._transactions.acknowledge, self.id, deliveries, through=through)
+        try:
+            subscription.acknowledge_in(self._transactions.acknowledge, self.id, deliveries, through=through)
+        except (OutcomeUnknown, Unreachable) as error:
+            # To commit without it would let the change be dealt with again.
+            self.abort(f"an acknowledgement got no answer: {error}")
+            raise
 
     # The end
 

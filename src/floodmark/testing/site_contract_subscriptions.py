@@ -4,12 +4,14 @@ from collections.abc import Iterable
 from datetime import timedelta
 from threading import Event
 
-from floodmark.feed.acknowledgement import Position
+from floodmark.feed.acknowledgement import Acknowledgement, Position
 from floodmark.feed.feeds import Lease
+from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.feed.subscription import Delivery, Subscription, SubscriptionOptions
 from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionSpec, SubscriptionStatistics
 from floodmark.model.change import Change
 from floodmark.model.errors import (
+    AcknowledgementConflict,
     Closed,
     InvalidArgument,
     LeaseHeld,
@@ -304,6 +306,35 @@ class SubscriptionContract(SiteContractBase):
                 subscription.acknowledge_through(delivery)
         done = site.subscriptions.statistics("indexer")
         assert (done.unacked, done.backlog, done.lag_ms, done.holder) == (0, 0, 0, None)
+
+    def test_what_is_pending_in_a_transaction_is_shown_and_stays(self, site: Site, users: Namespace) -> None:
+        users.put_many({b"a": b"x", b"b": b"x", b"c": b"x"})
+        transaction = site.transaction()
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            first, _, third = subscription
+            transaction.acknowledge(first, third)
+            statistics = subscription.statistics()
+            assert (statistics.unacked, statistics.pending, statistics.backlog) == (3, 2, 3)
+            acknowledgement = Acknowledgement(positions=[first.position, third.position])
+            pending = site.host.subscriptions.pending("indexer")
+            assert pending == [PendingAcknowledgement(transaction.id, acknowledgement)]
+            where = {"subscription": "indexer", "transaction": transaction.id}
+            refused(AcknowledgementConflict, lambda: subscription.seek("beginning"), **where)
+            version, index = first.position.version, first.position.index
+            for attempt in (first.acknowledge, lambda: subscription.acknowledge_through(third)):
+                refused(AcknowledgementConflict, attempt, **where, version=version, index=index)
+        for ask in (
+            lambda: site.subscriptions.seek("indexer", "beginning"),
+            lambda: site.subscriptions.remove("indexer"),
+        ):
+            error = refused(AcknowledgementConflict, ask, **where)
+            assert f"floodmark txn abort {transaction.id}" in str(error)
+        transaction.commit()
+        assert site.host.subscriptions.pending("indexer") == []
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            assert keys(subscription) == [b"b"]
+        site.subscriptions.remove("indexer")
+        assert all(report.owner != "indexer" for report in site.transactions.logs())
 
     def test_unknown_subscription_is_not_found(self, site: Site, users: Namespace) -> None:
         site.subscribe("indexer", "users", options=BY_HAND).close()

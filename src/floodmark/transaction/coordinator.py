@@ -58,7 +58,7 @@ _OWNER: Final = "by its owner"
 _LATE: Final = "its time was over"
 _REASON_CHARACTERS_MAX: Final = 500
 # How many transactions a sweep takes up at a time.
-_SWEPT_MAX: Final = 128
+_SWEPT_MAX: Final = 512
 _COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 _ABORTS: Final = (TransactionState.ABORTING, TransactionState.ABORTED)
 

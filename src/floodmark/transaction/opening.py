@@ -1,5 +1,6 @@
 """A coordinator with its log, opened together; and the thread that sweeps."""
 
+import logging
 from collections.abc import Callable
 from threading import Thread
 from typing import Final
@@ -12,6 +13,8 @@ from floodmark.transaction.records import decode_record, encode_record
 
 # What the names of coordinators' ledgers begin with.
 LEDGERS: Final = "coordinator/"
+
+_log = logging.getLogger("floodmark.transaction")
 
 
 def open_coordinator(
@@ -51,7 +54,12 @@ def start_sweeping(coordinator: TransactionCoordinator) -> Thread:
 
     def run() -> None:
         while coordinator.wait_work():
-            coordinator.sweep()
+            try:
+                coordinator.sweep()
+            except Exception:
+                _log.exception(
+                    "coordinator %d could not look after all of its transactions", coordinator.number
+                )
 
     thread = Thread(target=run, name=f"floodmark-coordinator-{coordinator.number}", daemon=True)
     thread.start()

@@ -23,7 +23,7 @@ Session: TypeAlias = Any
 Frame: TypeAlias = Any
 Result = TypeVar("Result")
 
-START_SECONDS_MAX: Final = 120.0
+START_SECONDS_MAX: Final = 240.0
 STOP_SECONDS_MAX: Final = 30.0
 
 
@@ -104,10 +104,13 @@ class Spark:
         """Stop it, once it runs."""
         if self._starting is None:
             return
-        session = self.session
-        session.sparkContext._jvm.java.lang.System.setErr(self._stderr)
+        context = self.session.sparkContext
+        java = context._jvm.java
         assert self._opening is not None
         self._opening.__exit__(None, None, None)
+        is_shared = context._jsc is not None
+        if is_shared:
+            java.lang.System.setErr(self._stderr)
         end_java(STOP_SECONDS_MAX)
         shutil.rmtree(self._scratch, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from floodmark.cli.output import Part
-from floodmark.cli.text import BARS, PLAIN_BARS
+from floodmark.cli.text import BARS, PLAIN_BARS, align
 from floodmark.clock import monotonic_ms
 
 INDENT: Final = 4
@@ -139,10 +139,18 @@ class Stage:
 
     def show(self, what: RenderableType) -> None:
         """Something larger than a line."""
-        self._console.print(_indented(what))
+        if self._console.is_terminal:
+            self._console.print(_indented(what))
+            return
+        for segments in self._console.render_lines(_indented(what), pad=False):
+            self._console.print("".join(segment.text for segment in segments).rstrip())
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Rows under a header, whose names of several words stand in several lines where it is narrow."""
+        if not self._console.is_terminal:
+            for line in align([header, *rows]):
+                self.say(line)
+            return
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
         for name in header:
             table.add_column(name, no_wrap=" " not in name)

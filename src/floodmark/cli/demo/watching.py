@@ -17,7 +17,7 @@ from floodmark.clock import monotonic_ms
 from floodmark.model.errors import LinkStalled
 
 LOOK_SECONDS: Final = 0.5
-WAIT_SECONDS_MAX: Final = 90.0
+WAIT_SECONDS_MAX: Final = 180.0
 BAR_WIDTH: Final = 30
 
 

@@ -292,7 +292,7 @@ class _FeedRun:
         self._held_until_ms = asked_ms + int(self._lease_seconds * 1000)
         self._reported_ms = asked_ms
         self._checkpoint = feed.checkpoint
-        self._checks = CheckStatistics.of(feed.checks)
+        self._checks = feed.checked
 
     def _is_report_due(self) -> bool:
         return monotonic_ms() - self._reported_ms >= self._report_seconds * 1000

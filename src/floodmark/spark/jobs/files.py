@@ -65,6 +65,12 @@ class Directory:
         files = {info.path[len(self._path) :].lstrip("/"): info for info in found if info.is_file}
         return {name: info.size for name, info in sorted(files.items()) if not _is_hidden(name)}
 
+    def make(self) -> None:
+        """Make this directory where there are such things, or say why it cannot be written to."""
+        if self._is_local:
+            with self._failing("made"):
+                self._filesystem.create_dir(self._path, recursive=True)
+
     def read(self, name: str) -> bytes | None:
         """The content of a small file; None if it is not there."""
         with self._failing("read"):

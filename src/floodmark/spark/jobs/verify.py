@@ -181,8 +181,8 @@ class Verification:
     ) -> tuple[VerifySummary, list[Look], list[RangeReport]]:
         """Compare everything; what came of it, what was looked at, and what the tasks said."""
         began_ms = monotonic_ms()
-        if report is not None and directory_at(report).names():
-            raise InvalidArgument(f"the report's directory {report} holds files already; name a new one")
+        if report is not None:
+            _claim(report)
         try:
             looks = self.look(namespaces)
             ranges = [
@@ -235,6 +235,14 @@ class Verification:
             return _TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism
         # A Connect server does not say how large it is.
         return _TASKS_ELSEWHERE
+
+
+def _claim(report: str) -> None:
+    """See that a report can be written, before the work is done that it is about."""
+    directory = directory_at(report)
+    if directory.names():
+        raise InvalidArgument(f"the report's directory {report} holds files already; name a new one")
+    directory.make()
 
 
 def summarize(

@@ -15,6 +15,7 @@ from uuid import uuid4
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.divergence import Vantage, take_vantage
 from floodmark.model.errors import (
+    Corruption,
     FloodmarkError,
     InvalidArgument,
     InvalidConfiguration,
@@ -194,9 +195,13 @@ def _plan_site(site: Site, row: NamespaceRow, version: Version, tasks_min: int) 
     prefix = encode_namespace(row.id)
     whole = qualify_range(prefix, KeyRange())
     reader = ServedReader(site)
-    ranges = plan_ranges(
-        reader.partition_ranges(), whole, tasks_min, lambda keys: reader.sample_keys(keys, version)
-    )
+    try:
+        ranges = plan_ranges(
+            reader.partition_ranges(), whole, tasks_min, lambda keys: reader.sample_keys(keys, version)
+        )
+    except Corruption:
+        # Whoever compares the range will name the record; the others may be divided by another site.
+        return [KeyRange()]
     return [_users_keys(keys, whole) for keys in ranges]
 
 

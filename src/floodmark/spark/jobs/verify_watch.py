@@ -139,11 +139,13 @@ class Watcher:
         for look in looks:
             told = [report.open_keys for report in reports if report.namespace == look.namespace]
             keys = [keys for keys in told if keys is not None]
-            # Without a report, or with too many open keys, the next pass is a whole one again.
+            # Without a report, with too many open keys, or where a site is gone meanwhile, the next pass is a
+            # whole one again.
             if told and len(keys) == len(told):
-                self._remember(
-                    look, {each.site: each.version for each in look.vantages}, frozenset().union(*keys)
-                )
+                with suppress(Unreachable, VersionCollected):
+                    self._remember(
+                        look, {each.site: each.version for each in look.vantages}, frozenset().union(*keys)
+                    )
         self._whole_at_ms = monotonic_ms() if len(self._standings) == len(looks) else None
         return summary
 

@@ -25,6 +25,8 @@ class SkewedTime:
     def __init__(self, true_time: SimulatedTime, offset_ms: int) -> None:
         self._true_time = true_time
         self.offset_ms = offset_ms
+        self.is_steady = False
+        """Whether it never jumps, and stays as wrong as it is."""
 
     def __call__(self) -> int:
         return self._true_time() + self.offset_ms
@@ -32,7 +34,9 @@ class SkewedTime:
     def jump(self, random: Random, *, far: bool) -> None:
         """Set the clock anew: somewhere within the skew that peers tolerate, or far from it."""
         limit = 20 * SKEW_MS_MAX if far else SKEW_MS_MAX
-        self.offset_ms = random.randint(-limit, limit)
+        offset_ms = random.randint(-limit, limit)
+        if not self.is_steady:
+            self.offset_ms = offset_ms
 
 
 class Schedule:

@@ -54,6 +54,10 @@ class SimulatedDisk(FaultyEngine):
         fresh._visible, fresh._durable = image._visible, image._durable
         return fresh
 
+    def show_to(self, watcher: Watcher) -> None:
+        """Let somebody else look from now on."""
+        self._watcher = watcher
+
     @property
     def fired_kind(self) -> Fault | None:
         """How the disk has failed, if it has since it was disturbed."""

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
-from floodmark.model.errors import ClockSkew, Fenced, FloodmarkError, Unreachable, VersionCollected
+from floodmark.model.errors import (
+    ClockSkew,
+    Fenced,
+    FloodmarkError,
+    NamespaceNotFound,
+    Unreachable,
+    VersionCollected,
+)
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
@@ -222,7 +229,8 @@ class Driver:
         except VersionCollected as error:
             if not self._link.has_left(self._step):
                 raise Violation("5", self._link.name, f"the link lost its place: {error}") from error
-        except (*TROUBLE, ClockSkew, Fenced) as error:
+        except (*TROUBLE, ClockSkew, Fenced, NamespaceNotFound) as error:
+            # A site that is being built up again has its namespaces one by one.
             if not isinstance(error, Unreachable | Down):
                 self._link.target.note(f"{self._link.name} is stopped: {type(error).__name__}")
         self._stages = self._run()

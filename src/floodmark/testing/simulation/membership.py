@@ -39,6 +39,11 @@ NEWCOMER: Final = "lund", 4
 CHANGES_MAX: Final = 2
 # How many of all worlds see such changes.
 SHARE: Final = 0.35
+# How many of those sites that are given up run on, and still send what they have.
+GHOSTS: Final = 0.5
+# How many sites are restored on a machine whose clock is late, and how late: about what a restore takes.
+LATE_CLOCKS: Final = 0.6
+LATE_CLOCK_MS_MAX: Final = 2_000
 BEGIN_MS_MAX: Final = 3_000
 STAGE_MS_MAX: Final = 150
 AGAIN_MS_MAX: Final = 400
@@ -66,6 +71,8 @@ class Surroundings(Protocol):
     def enter(self, site: SimulatedSite) -> None: ...
 
     def leave(self, site: SimulatedSite) -> None: ...
+
+    def haunt(self, ghost: SimulatedSite) -> None: ...
 
 
 class Change:
@@ -185,7 +192,10 @@ class Joining(Change):
 
 
 class Returning(Change):
-    """A site loses all its data, and comes back as another incarnation, from a copy that is older."""
+    """A site loses all its data, and comes back as another incarnation, from a copy that is older.
+
+    Or it is only believed to be lost: then what was sent in its earlier life still comes.
+    """
 
     def __init__(self, world: Surroundings, random: Random) -> None:
         super().__init__(world, random)
@@ -205,7 +215,11 @@ class Returning(Change):
                 yield
             self._is_lost = True
             self.world.leave(self._site)
+            if self._random.random() < GHOSTS:
+                self.world.haunt(self._site.split_off())
             self._site.lose()
+            if self._random.random() < LATE_CLOCKS:
+                self._site.time.offset_ms = -self._random.randint(0, LATE_CLOCK_MS_MAX)
             yield
         yield from self._be_fenced()
         near = self.prepare(self._site)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from traceback import format_tb
 from typing import NamedTuple
 
 from floodmark.testing.simulation.faults import plant
@@ -25,9 +26,16 @@ class Failure(NamedTuple):
             [
                 f"seed {self.seed}: {self.violation}",
                 *self.events,
+                *_show_cause(self.violation),
                 f"replay it: python -m floodmark.testing.simulation --seed {self.seed}{options}",
             ]
         )
+
+
+def _show_cause(violation: Violation) -> list[str]:
+    """Where an error came from that nobody expected."""
+    cause = violation.__cause__
+    return [] if cause is None else ["where it came from:", *map(str.rstrip, format_tb(cause.__traceback__))]
 
 
 class Success(NamedTuple):

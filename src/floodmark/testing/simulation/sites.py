@@ -7,6 +7,7 @@ everything else that may go wrong into an error that the caller looks at.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from datetime import timedelta
 from random import Random
 from typing import Final, TypeVar
@@ -174,6 +175,12 @@ class SimulatedSite:
         whole = self.chronicle.copies_are_whole
         self.chronicle = Chronicle(self.name, self.id, copies_are_whole=whole)
         self.note("lost with all its data")
+
+    def split_off(self) -> "SimulatedSite":
+        """The site as it is, for when it was given up and yet runs on: nobody but its links knows of it."""
+        ghost = copy(self)
+        ghost.disk.show_to(ghost)
+        return ghost
 
     def call(self, action: Callable[[Site], Result]) -> Result:
         """Do something at the site.  Raises Down if it is not running, or ends on the way."""

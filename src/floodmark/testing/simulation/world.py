@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 from unittest.mock import patch
 
-from floodmark.model.errors import FloodmarkError, PartitionNotFound, VersionCollected
+from floodmark.model.errors import PartitionNotFound, VersionCollected
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault
@@ -40,6 +40,7 @@ BROKEN_MS_MAX: Final = 500
 SITES: Final = {"oslo": 1, "rome": 2, "bonn": 3}
 PARTITIONS_MAX: Final = 5
 CUT_MS_MAX: Final = 5_000
+GHOST_MS_MAX: Final = 150
 TOPOLOGY: Final = Topology(
     epoch=1,
     sites={name: MemberSite(id=site_id) for name, site_id in SITES.items()},
@@ -96,7 +97,9 @@ class World:
                 self._begin()
                 self._live(steps)
                 self._end()
-            except FloodmarkError as error:
+            except Violation:
+                raise
+            except Exception as error:
                 promise = "5" if isinstance(error, VersionCollected) else "none"
                 raise Violation(promise, "some site", f"nobody is ready for {error!r}") from error
 
@@ -166,7 +169,8 @@ class World:
         for other in self.sites:
             for source, target in ((site, other), (other, site)):
                 if (source, target) not in known:
-                    link = Link(source, target, self.network, self.climate.in_parts)
+                    incarnation = self.topology.sites[source.name].incarnation
+                    link = Link(source, target, self.network, self.climate.in_parts, incarnation)
                     self.links.append(link)
                     Driver(link, self.random, self.schedule).go_on()
         self.sites.append(site)
@@ -180,6 +184,22 @@ class World:
         census, self._verifier = self._verifier.census, Verifier(self.sites, self.random)
         self._verifier.census.update(census)
         site.note("takes part no longer")
+
+    def haunt(self, ghost: SimulatedSite) -> None:
+        """Let the links of a site that was given up run on, and its writers, as if nothing had happened."""
+        incarnation = self.topology.sites[ghost.name].incarnation
+        for target in self.sites:
+            link = Link(ghost, target, self.network, self.climate.in_parts, incarnation)
+            Driver(link, self.random, self.schedule).go_on()
+
+        def write() -> None:
+            chosen = choose_write(self.random, next(self._numbers), ghost.id, POLICIES)
+            with suppress(*TROUBLE):
+                ghost.call(chosen.run)
+            if ghost.is_up:
+                self.schedule.after(self.random.randint(1, GHOST_MS_MAX), write)
+
+        write()
 
     def _pass_time(self, milliseconds: int) -> None:
         self.time.advance(milliseconds)
@@ -268,6 +288,8 @@ class World:
         Driver(self.random.choice(self.links), self.random, self.schedule).go_on()
 
     def _cut(self) -> None:
+        if len(self.sites) < 2:
+            return
         caller, target = (site.name for site in self.random.sample(self.sites, 2))
         self.network.cut(caller, target)
         self.history.add(self.time(), caller, f"cannot call {target}")

@@ -1,0 +1,56 @@
+"""When all has arrived and garbage is collected, sites hold equal bytes, and remember nothing that is gone.
+
+Deletes inside of records go at each site in its own time (`merge/pruning.py`); until then sites that hold the
+same may hold it in other bytes.  Once everybody knows that everybody has everything, nothing of that is left.
+"""
+
+import pytest
+from tests.simulation.support_stage import Stage
+
+from floodmark.codec.states import remembers_deletes
+from floodmark.codec.values import decode_value
+from floodmark.site import garbage
+from floodmark.testing.simulation.copies import Copy, DistantMember, Nearby, take_copy
+from floodmark.testing.simulation.verifiers import check_agreement
+from floodmark.testing.simulation.workload import TTL_SECONDS
+from floodmark.testing.simulation.world import STEPS
+
+SEEDS = 8
+SHORT_STEPS = 40
+SOAK_SEEDS = 500
+
+
+def forget(stage: Stage) -> list[Copy]:
+    """Let all that was deleted be forgotten; what each site holds then, tombstones included."""
+    stage.world.time.advance(1_000 * max(TTL_SECONDS))
+    stage.collect()
+    return [take_copy(DistantMember(Nearby(), site.name, site)) for site in stage.world.sites]
+
+
+def require_equal_and_forgetful(stage: Stage) -> None:
+    first, *others = forget(stage)
+    for other in others:
+        assert other.records == first.records, (first.of, other.of)
+    records = [decode_value(stored) for each in first.records.values() for stored in each.values()]
+    assert records
+    assert not any(record.deleted or record.expires_at is not None for record in records)
+    assert not any(remembers_deletes(record.stamps) for record in records if record.stamps is not None)
+    check_agreement(stage.world.sites)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_sites_hold_equal_bytes_when_deletes_are_forgotten(seed: int) -> None:
+    require_equal_and_forgetful(Stage(seed, SHORT_STEPS))
+
+
+@pytest.mark.soak
+def test_sites_hold_equal_bytes_when_deletes_are_forgotten_in_many_worlds() -> None:
+    for seed in range(SOAK_SEEDS):
+        require_equal_and_forgetful(Stage(seed, STEPS))
+
+
+def test_without_pruning_they_would_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "prune_namespace", lambda *_: 0)
+    profiles = [copy.records["profiles"] for copy in forget(Stage(0, SHORT_STEPS))]
+    stamps = [decode_value(stored).stamps for each in profiles for stored in each.values()]
+    assert any(remembers_deletes(body) for body in stamps if body is not None)
