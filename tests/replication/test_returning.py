@@ -9,8 +9,16 @@ from tests.replication.support_return import IDS, POLICIES, CutOff, World
 
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.model.change import Stamp
-from floodmark.model.errors import Fenced, InvalidConfiguration, Rejoining, StaleLink, VersionCollected
+from floodmark.model.errors import (
+    ClockSkew,
+    Fenced,
+    InvalidConfiguration,
+    Rejoining,
+    StaleLink,
+    VersionCollected,
+)
 from floodmark.model.partition import LinkGuard
+from floodmark.replication import returning
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
@@ -213,10 +221,18 @@ def test_links_of_the_earlier_life_are_shut_out(world: World) -> None:
         world["rome"].host.administration.advance_link(old, Applied())
 
 
-def test_new_versions_lie_above_what_others_have_though_the_clock_was_ahead(world: World) -> None:
+@pytest.mark.parametrize("passed", [True, False])
+def test_new_versions_lie_above_what_others_have_though_the_clock_was_ahead(
+    world: World, monkeypatch: pytest.MonkeyPatch, passed: bool
+) -> None:
+    if not passed:
+        monkeypatch.setattr(returning, "_pass_version", lambda *_: None)
     world.time.advance(400)
     world.write("oslo", "ahead")
-    world.link_all()
+    world.time.advance(-1)
+    world["oslo"].heartbeat()
+    world.time.advance(60)
+    world.link("oslo", "rome")
     position = world["rome"].host.administration.watermark("users", None)[OSLO]
     backup = world.backup("oslo")
     world.time.advance(-400)
@@ -225,7 +241,18 @@ def test_new_versions_lie_above_what_others_have_though_the_clock_was_ahead(worl
     for namespace in POLICIES:
         world.restore("oslo", backup, namespace)
     world["oslo"].host.administration.finish_rejoining()
-    assert world["oslo"].namespace("users").put(b"new", b"value") > position
+    assert (world["oslo"].namespace("users").put(b"new", b"value") > position) is passed
+
+
+def test_restore_on_a_machine_whose_clock_is_far_behind_says_so(world: World) -> None:
+    world.write("oslo", "everywhere")
+    world.link_all()
+    backup = world.backup("oslo")
+    world.time.advance(-5_000)
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    with pytest.raises(ClockSkew, match="set the time on its machine"):
+        world.restore("oslo", backup, "users")
 
 
 def test_tombstones_are_kept_for_a_site_that_is_being_restored(world: World) -> None:

@@ -22,6 +22,7 @@ from floodmark.model.record import Record
 
 DIGEST_BYTES: Final = 8
 
+_COPIED: Final = bytes([HAS_ORIGIN])
 _COPIED_END: Final = -1 - STAMP_BYTES
 
 
@@ -34,6 +35,11 @@ def thin_record(stored: bytes) -> tuple[bytes, int]:
     >>> digest == thin_record(encode_value(b"another value", expires_at=2))[1]
     False
     """
+    # Most records are a value and nothing else, or a copy of one.
+    if stored[-1:] == PLAIN:
+        return PLAIN, hash_bytes(stored, SEED)
+    if stored[-1:] == _COPIED and len(stored) >= -_COPIED_END:
+        return stored[_COPIED_END:], hash_bytes(stored[:_COPIED_END] + PLAIN, SEED)
     record = decode_value(stored)
     digest = hash_bytes(_without_origin(stored, record), SEED)
     if record.stamps is None:

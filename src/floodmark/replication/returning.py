@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from floodmark.merge.origins import split_record
-from floodmark.model.errors import VersionCollected
+from floodmark.model.errors import ClockSkew, VersionCollected, VersionInFuture
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version, moment_of
 from floodmark.replication.exchange import Copied, HolderAdministration, HolderSite, copy_origin
@@ -195,7 +195,14 @@ def _pass_version(site: PeerSite, version: Version) -> None:
 
     Else they would take it for something that they know.
     """
-    site.administration.observe(version)
+    try:
+        site.administration.observe(version)
+    except VersionInFuture as error:
+        raise ClockSkew(
+            f"the others have what {site.identity.site!r} wrote up to {_show(version)}, and its clock is far "
+            "behind that; set the time on its machine, and restore once more",
+            version=version,
+        ) from error
 
 
 def _position(peer: PeerSite, namespace: str, source: int) -> Version:

@@ -28,6 +28,7 @@ from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
     OutcomeUnknown,
+    PartlyDone,
     Retryable,
     TransactionEnded,
     Unreachable,
@@ -175,6 +176,10 @@ class Transaction:
             self.version = self._commit(writes)
         except OutcomeUnknown:
             self._settle(committed=None)
+            raise
+        except PartlyDone:
+            # It is committed; someone who takes part has not heard of it yet.
+            self._end(committed=None)
             raise
         except TransactionEnded:
             self._end(committed=False)

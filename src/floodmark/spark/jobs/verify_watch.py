@@ -7,6 +7,7 @@ it is repaired.  What goes bad at rest is in no log, and is found by the next wh
 """
 
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from floodmark.clock import monotonic_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.divergence import Drift, Vantage, compare_keys
+from floodmark.divergence import Drift, Pair, Tally, Vantage, compare_keys
+from floodmark.divergence.comparing import Finding
 from floodmark.model.errors import FloodmarkError, Unreachable, VersionCollected
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
@@ -33,7 +35,7 @@ from floodmark.spark.jobs.safepoints import LIFETIME, release
 from floodmark.spark.jobs.verify import MAX_LAG, SAMPLE, Verification, VerifySummary, summarize
 from floodmark.spark.jobs.verify_sites import ComparedSites, Look
 from floodmark.spark.reading import READERS
-from floodmark.spark.verifying import RangeReport, pair_tallies
+from floodmark.spark.verifying import RangeReport, add_tallies, pair_tallies
 
 EVERY: Final = timedelta(seconds=10)
 WHOLE_EVERY: Final = timedelta(hours=24)
@@ -42,6 +44,8 @@ WHOLE_EVERY: Final = timedelta(hours=24)
 KEYS_MAX: Final = 1_000_000
 # Of one range, so many open keys are remembered.
 OPEN_KEYS_MAX: Final = 100_000
+# So many keys are looked up in one call.
+_PORTION: Final = 2_000
 
 
 @dataclass(frozen=True)
@@ -176,15 +180,28 @@ class Watcher:
             versions[site.name] = through
             if len(keys) > KEYS_MAX:
                 raise _StartOver
-        comparison = compare_keys(
-            [site.host for site in look.sites], look.namespace, sorted(keys), look.vantages
-        )
-        findings = list(comparison)
+        findings, tallies = _compare_portions(look, sorted(keys))
         drifts = [finding for finding in findings if isinstance(finding, Drift)]
         self._remember(look, versions, frozenset(finding.key for finding in findings))
-        return RangeReport(
-            namespace=look.namespace, tallies=pair_tallies(comparison.tallies), sample=drifts[:sample]
-        )
+        return RangeReport(namespace=look.namespace, tallies=pair_tallies(tallies), sample=drifts[:sample])
+
+
+def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding], dict[Pair, Tally]]:
+    """Compare some keys, as many portions at a time as there are sites, so that all of them have work."""
+    hosts = [site.host for site in look.sites]
+
+    def compare_portion(start: int) -> tuple[list[Finding], dict[Pair, Tally]]:
+        portion = keys[start : start + _PORTION]
+        comparison = compare_keys(hosts, look.namespace, portion, look.vantages)
+        return list(comparison), comparison.tallies
+
+    findings: list[Finding] = []
+    tallies: dict[Pair, Tally] = {}
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        for found, counted in pool.map(compare_portion, range(0, max(1, len(keys)), _PORTION)):
+            findings += found
+            tallies = add_tallies(tallies, counted)
+    return findings, tallies
 
 
 def _changed_keys(

@@ -269,12 +269,6 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "admits",
         _always(True),
     ),
-    "clock-left-behind": PlantedFault(
-        "a restored site's clock does not move past what the others have of it",
-        "floodmark.replication.returning",
-        "_pass_version",
-        _always(None),
-    ),
     "removed-unshared": PlantedFault(
         "what some have of a site that is removed is not given to the others",
         "floodmark.replication.removing",

@@ -41,9 +41,6 @@ CHANGES_MAX: Final = 2
 SHARE: Final = 0.35
 # How many of those sites that are given up run on, and still send what they have.
 GHOSTS: Final = 0.5
-# How many sites are restored on a machine whose clock is late, and how late: about what a restore takes.
-LATE_CLOCKS: Final = 0.6
-LATE_CLOCK_MS_MAX: Final = 2_000
 BEGIN_MS_MAX: Final = 3_000
 STAGE_MS_MAX: Final = 150
 AGAIN_MS_MAX: Final = 400
@@ -218,8 +215,6 @@ class Returning(Change):
             if self._random.random() < GHOSTS:
                 self.world.haunt(self._site.split_off())
             self._site.lose()
-            if self._random.random() < LATE_CLOCKS:
-                self._site.time.offset_ms = -self._random.randint(0, LATE_CLOCK_MS_MAX)
             yield
         yield from self._be_fenced()
         near = self.prepare(self._site)
