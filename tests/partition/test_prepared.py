@@ -242,7 +242,7 @@ def test_read_waits_while_it_is_undecided(
     assert found == [b"1"]
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_impatient", "coordinator")
 def test_nobody_waits_for_ever(site: Site, users: Namespace, partition: LocalPartition) -> None:
     prepare(partition, users, "t", a=b"1")
     with pytest.raises(Retryable, match="has prepared a write") as refused:

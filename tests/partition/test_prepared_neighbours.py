@@ -65,6 +65,7 @@ def test_split_that_waits_in_vain_is_refused_and_changes_nothing(
     site: Site, users: Namespace, partition: LocalPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "ASK_SECONDS", 0.0)
+    node_of(site).settle_by(lambda _: Fate(Decision.UNDECIDED))
     prepare(partition, users, "t", a=b"1")
     with pytest.raises(Retryable, match="'t' has prepared"):
         site.split("users", b"m")

@@ -21,12 +21,16 @@ SEED = 11
 # The example as it is, but for a shorter wait for those who were killed.
 WORKER = """
 import runpy, sys
+from contextlib import suppress
 from datetime import timedelta
 example = runpy.run_path(sys.argv[1])
 example["run"].__globals__["TIMEOUT"] = timedelta(seconds=0.5)
 import floodmark
 with floodmark.connect(sys.argv[2]) as site:
-    example["run"](site)
+    while True:
+        # On a busy machine half a second may be over before a message is counted.
+        with suppress(floodmark.FloodmarkError):
+            example["run"](site)
 """
 
 

@@ -430,7 +430,7 @@ def test_bad_safe_point_is_refused(bench: Bench) -> None:
 Calls = dict[str, tuple[Any, ...]]
 WITHOUT_ARGUMENTS = (
     "collect_garbage heartbeat heat namespaces now partitions replication resolved_version safe_points "
-    "statistics sync topology"
+    "statistics sync topology transaction"
 )
 SITE_CALLS: Calls = dict.fromkeys(WITHOUT_ARGUMENTS.split(), ()) | {
     "changes": ("users",),
@@ -440,6 +440,7 @@ SITE_CALLS: Calls = dict.fromkeys(WITHOUT_ARGUMENTS.split(), ()) | {
     "merge": (1, 2),
     "namespace": ("users",),
     "release_safe_point": ("lost",),
+    "run_transaction": (print,),
     "set_topology": (
         Topology(epoch=1, sites={"oslo": MemberSite(id=88), "rome": MemberSite(id=2)}, namespaces={}),
     ),

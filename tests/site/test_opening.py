@@ -22,6 +22,7 @@ from floodmark.engine.rocks import RocksEngine
 from floodmark.model import errors
 from floodmark.partition import FAMILIES
 from floodmark.site import open_engine
+from floodmark.site.directory import FORMAT
 
 HOUR_MS = 3_600_000
 NOBODY = 65534
@@ -120,9 +121,9 @@ def test_newer_format_is_refused(tmp_path: Path) -> None:
     make_site(tmp_path)
     identity = tmp_path / "floodmark.json"
     kept = identity.read_bytes()
-    newer = json.dumps(json.loads(kept) | {"format": 2, "unheard_of": True})
+    newer = json.dumps(json.loads(kept) | {"format": FORMAT + 1, "unheard_of": True})
     identity.write_text(newer)
-    with pytest.raises(errors.FormatTooNew, match=r"format 2.*up to 1.*newer Floodmark"):
+    with pytest.raises(errors.FormatTooNew, match=rf"format {FORMAT + 1}.*up to {FORMAT}.*newer Floodmark"):
         open_site(tmp_path)
     assert identity.read_text() == newer
     identity.write_bytes(kept)

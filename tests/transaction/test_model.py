@@ -358,4 +358,5 @@ def test_the_model_finds_its_canaries(
 ) -> None:
     sabotage(monkeypatch)
     with pytest.raises(AssertionError):
-        run(Lives, 120)
+        # As many as it takes: the first that finds it is the last.
+        run(Lives, 2_000)

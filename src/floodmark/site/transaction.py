@@ -174,12 +174,12 @@ class Transaction:
         ]
         try:
             self.version = self._commit(writes)
-        except OutcomeUnknown:
-            self._settle(committed=None)
-            raise
         except PartlyDone:
             # It is committed; someone who takes part has not heard of it yet.
             self._end(committed=None)
+            raise
+        except OutcomeUnknown:
+            self._settle(committed=None)
             raise
         except TransactionEnded:
             self._end(committed=False)
@@ -194,8 +194,12 @@ class Transaction:
     def _commit(self, writes: list[NamespaceWrites]) -> Version:
         """Commit, and ask again if no answer comes: it is committed once."""
         for _ in range(COMMIT_ATTEMPTS_MAX - 1):
-            with suppress(OutcomeUnknown):
+            try:
                 return self._transactions.commit(self.id, writes)
+            except PartlyDone:
+                raise
+            except OutcomeUnknown:
+                pass
         return self._transactions.commit(self.id, writes)
 
     def abort(self, reason: str = "by its owner") -> None:

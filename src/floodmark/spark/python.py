@@ -1,9 +1,9 @@
 """The Python that Spark's workers on this machine run in: ours, which has pyspark installed.
 
 Spark puts an archive with a copy of pyspark before everything that a worker could import it from.  What is
-imported from an archive is compiled anew in each process, which takes longer than all else that a worker does
-before its first row, and a query has many workers.  So Spark is given a `python` that is a script of a few
-lines: it leaves this archive, and that of py4j beside it, out of the places to look.
+imported from an archive is compiled anew in each process: most of a second, and a query has many workers.  So
+Spark is given a `python` that is a script of a few lines: it leaves this archive, and that of py4j beside it,
+out of the places to look.
 """
 
 import os

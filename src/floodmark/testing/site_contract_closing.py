@@ -33,6 +33,7 @@ SITE_CALLS: Final[Calls] = {
     "release_safe_point": ("lost",),
     "replication": (),
     "resolved_version": (),
+    "run_transaction": (print,),
     "safe_points": (),
     "set_topology": (Topology(epoch=1, sites={"oslo": MemberSite(id=7), "rome": MemberSite(id=8)}),),
     "split": ("users", b"k"),
@@ -40,6 +41,7 @@ SITE_CALLS: Final[Calls] = {
     "subscribe": ("indexer", "users"),
     "sync": (),
     "topology": (),
+    "transaction": (),
     "update_namespace": ("users",),
 }
 VIEW_CALLS: Final[Calls] = {"get": (b"ada",), "get_many": ([b"ada"],), "record": (b"ada",), "scan": ()}
