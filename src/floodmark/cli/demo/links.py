@@ -107,6 +107,8 @@ class Spark:
         context = self.session.sparkContext
         java = context._jvm.java
         assert self._opening is not None
+        # Tasks that end after the session has are nobody's concern.
+        context.setLogLevel("OFF")
         self._opening.__exit__(None, None, None)
         is_shared = context._jsc is not None
         if is_shared:
