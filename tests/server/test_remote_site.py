@@ -253,6 +253,7 @@ def test_copied_values_keep_their_origin(remote: Site, users: Namespace) -> None
     assert found.stamp == origin
 
 
+@pytest.mark.soak
 def test_two_hundred_clients_at_once(server: Server, users: Namespace) -> None:
     def work(number: int) -> int:
         with connected(server) as site:

@@ -42,7 +42,11 @@ def read_plan(target: Path) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "points", [["writing"], pytest.param(["planned", "writing", "written"], marks=pytest.mark.soak)]
+    "points",
+    [
+        pytest.param(["writing"], marks=pytest.mark.soak),
+        pytest.param(["planned", "writing", "written"], marks=pytest.mark.soak),
+    ],
 )
 def test_a_backup_that_is_killed_ends_like_one_that_was_not(
     spark: SparkSession, served: Served, users: Namespace, target: Path, points: list[Point]

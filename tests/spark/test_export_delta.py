@@ -122,6 +122,7 @@ def test_what_has_expired_leaves_the_view(
     assert view[b"durable"] == b"y"
 
 
+@pytest.mark.soak
 def test_exports_until_the_same_version_can_be_read_together(
     served: Served, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def describe_worker(_: int) -> tuple[int, str, str]:
     return os.getppid(), sys.executable, str(floodmark.__file__)
 
 
+@pytest.mark.soak
 def test_workers_of_a_local_cluster_share_our_python(local_cluster: SparkProcess) -> None:
     workers = local_cluster.run(where_workers_run)
     assert {worker[1:] for worker in workers} == {(sys.executable, str(floodmark.__file__))}

@@ -96,7 +96,7 @@ def read_elsewhere(spark: SparkSession, url: str) -> tuple[dict[bytes, bytes], l
     )
 
 
-@pytest.mark.parametrize("session", ["local_cluster", "connect"])
+@pytest.mark.parametrize("session", [pytest.param("local_cluster", marks=pytest.mark.soak), "connect"])
 def test_site_is_read_on_a_cluster_and_over_connect(
     request: pytest.FixtureRequest, session: str, url: str, users: Namespace
 ) -> None:

@@ -112,6 +112,7 @@ def test_changes_that_spark_copies_are_the_same_at_the_other_site(
     )
 
 
+@pytest.mark.soak
 def test_changes_are_copied_over_spark_connect(
     serve_site: ServeSite, connect: SparkProcess, tmp_path: Path
 ) -> None:

@@ -1,8 +1,8 @@
 """Streams of writes to the server: each batch is committed and answered, in the order in which they came.
 
-An error that concerns a batch is its answer, and the stream goes on.  The stream itself fails only when
-everything that was handed to storage has been answered, so that a client knows: what has no answer then
-was not done.
+An error that concerns a batch is its answer, and the stream goes on.  An error of the stream itself says how
+many batches were `answered` before, since a client may have lost the last answers: so it knows which of its
+batches were not done.
 """
 
 import logging
@@ -15,7 +15,7 @@ import pyarrow
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.model.access import Role
-from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown
+from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Unreachable
 from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.partition import WriteStream
 from floodmark.server.checks import (
@@ -65,9 +65,17 @@ class Writes:
         """Take batches until there are no more."""
         if not reader.schema.equals(PAIRS):
             raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
-        with closing(self._open(command)) as stream:
-            for batch in _received(visit, reader):
-                _tell(visit, writer, encode(self._answer(visit, command, stream, batch)))
+        answered = 0
+        try:
+            with closing(self._open(command)) as stream:
+                for batch in _received(visit, reader):
+                    answer = encode(self._answer(visit, command, stream, batch))
+                    answered += 1
+                    _tell(visit, writer, answer)
+        except ClientGone:
+            raise Unreachable("the client has gone", answered=answered) from None
+        except FloodmarkError as error:
+            raise type(error)(str(error), **{**error.details, "answered": answered}) from None
 
     def _open(self, command: StreamCommand) -> WriteStream:
         if isinstance(command, PutUnchangedStreamCommand):

@@ -226,6 +226,7 @@ class RemoteWriteStream:
         with self._changed:
             # Nobody waits any more if `close` has given up.
             sent = line.waiting.popleft() if line.waiting else None
+            line.answers += 1
             self._changed.notify_all()
         if sent is None:
             return
@@ -245,13 +246,26 @@ class RemoteWriteStream:
         return translated
 
     def _give_up(self, line: "_Line", error: FloodmarkError) -> None:
-        """Tell everyone who waits, and let the next batch begin anew."""
+        """Tell everyone who waits, and let the next batch begin anew.
+
+        Whoever sends over a stream that has ended may take in answers that nobody has read, and lose them.
+        The server says how many there were: what was sent behind these was not done.
+        """
+        answered = error.details.get("answered", 0)
+        details = {name: detail for name, detail in error.details.items() if name != "answered"}
+        reason = type(error)(str(error), **details)
         with self._changed:
-            lost = list(line.waiting)
-            line.waiting.clear()
+            lost, line.waiting = list(line.waiting), deque()
+            unread = max(0, answered - line.answers) if isinstance(answered, int) else 0
             self._forget(line)
-        for sent in lost:
-            sent.future.set_exception(error.again())
+        for place, sent in enumerate(lost):
+            if place < unread:
+                lost_answer = (
+                    f"the answer to a batch of writes was lost ({reason}); read before you repeat it"
+                )
+                sent.future.set_exception(OutcomeUnknown(lost_answer))
+            else:
+                sent.future.set_exception(reason.again())
 
     def _forget(self, line: "_Line") -> None:
         if self._line is line:
@@ -266,6 +280,8 @@ class _Line:
         self.writer = writer
         self.reader = reader
         self.waiting: deque[_Sent] = deque()
+        # How many batches were answered.
+        self.answers = 0
         # Whether a batch is being handed to the network, and what sending ended with, if it did before
         # reading.
         self.is_sending = False
