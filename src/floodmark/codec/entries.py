@@ -33,6 +33,7 @@ FORMAT_VERSION: Final = 1
 
 _HEAD: Final = Struct(">2sHQ")
 _COUNT: Final = Struct(">I")
+_LONE: Final = Struct(">II")
 
 ENTRY_HEAD_BYTES: Final = _HEAD.size + _COUNT.size
 RECORD_HEAD_BYTES: Final = 4
@@ -43,7 +44,10 @@ def encode_batch(records: Sequence[bytes]) -> bytes:
     if not records:
         raise ValueError("an entry holds at least one record")
     count = len(records)
-    body = b"".join((pack(f">{count + 1}I", count, *map(len, records)), *records))
+    if count == 1:
+        body = _LONE.pack(1, len(records[0])) + records[0]
+    else:
+        body = b"".join((pack(f">{count + 1}I", count, *map(len, records)), *records))
     return _HEAD.pack(MAGIC, FORMAT_VERSION, hash_bytes(body, SEED)) + body
 
 
