@@ -85,6 +85,7 @@ def test_a_current_view_that_is_killed_in_a_merge_is_what_is_live_in_the_end(
     assert exported_current(target) == current_of(served.site, "users", summary.through)
 
 
+@pytest.mark.soak
 def test_a_replication_that_is_killed_loses_nothing(
     served: Served, serve_site: ServeSite, spark: SparkSession, users: Namespace, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def run(command: list[str], environment: dict[str, str], directory: Path) -> tup
     return json.loads(result.stdout), result.stderr
 
 
+@pytest.mark.soak
 def test_session_is_made_where_there_is_no_java(bare: dict[str, str], tmp_path: Path) -> None:
     overridden = ["spark.sql.shuffle.partitions=3", "spark.master=local[1]", "spark.app.name=mine"]
     command = [sys.executable, support_session.__file__, *overridden]
