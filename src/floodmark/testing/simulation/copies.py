@@ -6,7 +6,7 @@ other sites for as long as the copy is of use: in the world that is what the ret
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from random import Random
 from typing import Final, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
+from floodmark.model.errors import NamespaceExists
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.replication.ports import NamespaceFacts
@@ -112,11 +113,13 @@ class DistantMember(DistantSite):
         for name, merge in POLICIES.items():
             if name not in known:
                 settings = NamespaceSettings(merge=merge, retention=RETENTION)
-                self._ask(
-                    lambda host, name=name, settings=settings: (  # type: ignore[misc]
-                        host.administration.create_namespace(name, settings)
+                # One whose answer was lost is there already.
+                with suppress(NamespaceExists):
+                    self._ask(
+                        lambda host, name=name, settings=settings: (  # type: ignore[misc]
+                            host.administration.create_namespace(name, settings)
+                        )
                     )
-                )
 
     def finish_rejoining(self) -> list[str]:
         """Let the site take part again."""
