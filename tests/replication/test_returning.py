@@ -91,6 +91,31 @@ def test_sums_of_the_heartbeats_agree_after_the_return(world: World, beats: int)
             assert link.intervals_checked > 0
 
 
+@pytest.mark.parametrize("changes_max", [1, None])
+def test_what_is_told_again_arrives_in_one_step(world: World, changes_max: int | None) -> None:
+    """Else a site would stand above stamps that it lacks, and believe to have them."""
+    lose_and_restore(world)
+    oslo, bonn, names = world["oslo"].host, world["bonn"].host, tuple(POLICIES)
+    step = plan_step(oslo, bonn, names, incarnation=2, changes_max=changes_max)
+    run_step(oslo, bonn, step)
+    words = ("everywhere", "at Rome", "before the backup", "behind the backup")
+    users = {key for key, _ in world["bonn"].namespace("users").scan()}
+    assert users >= {f"oslo {word}".encode() for word in words}
+    assert world["bonn"].namespace("counts").get(b"all") == b"4"
+
+
+def test_steps_are_small_again_behind_what_is_told_again(world: World) -> None:
+    lose_and_restore(world)
+    world.link("oslo", "bonn")
+    world.write("oslo", "one")
+    world.write("oslo", "two")
+    oslo, bonn = world["oslo"].host, world["bonn"].host
+    step = plan_step(oslo, bonn, ["counts"], incarnation=2, changes_max=1)
+    run_step(oslo, bonn, step)
+    assert step.changes == 1
+    assert world["bonn"].namespace("counts").get(b"all") == b"5"
+
+
 def test_site_takes_no_writes_and_is_no_source_until_all_its_namespaces_are_back(world: World) -> None:
     world.write("oslo", "a")
     world.link_all()

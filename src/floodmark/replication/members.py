@@ -25,6 +25,7 @@ _TOPOLOGY: Final = b"topology"
 _INCARNATION: Final = b"incarnation"
 _REWRITTEN: Final = b"rewritten/"
 _TOLD: Final = b"told/"
+_RETURNED: Final = b"returned"
 
 
 class TopologyRow(msgspec.Struct, frozen=True):
@@ -103,13 +104,20 @@ class Members:
             site=self._site,
         )
 
-    def note_rejoined(self) -> None:
-        """Let the site take part again."""
-        with self._storage.settled():
-            incarnation = self.incarnation
-            self._storage.store([store_version(_INCARNATION, incarnation)])
-            self._incarnation = incarnation
-            self._refuse_writers()
+    def note_rejoined(self, version: Version) -> None:
+        """Let the site take part again.  The caller has the turn, and what came back lies below a version."""
+        incarnation = self.incarnation
+        self._storage.store([store_version(_INCARNATION, incarnation), store_version(_RETURNED, version)])
+        self._incarnation = incarnation
+        self._refuse_writers()
+
+    def returned_version(self) -> Version:
+        """Up to here this site's log may hold what it wrote in an earlier life, under the stamps of then.
+
+        0 if it was never restored.  A link goes past this in one step: whoever has got a part of it would
+        have, as far as versions tell, all that was written before.
+        """
+        return load_version(self._storage.engine, _RETURNED)
 
     # Who shares what
 

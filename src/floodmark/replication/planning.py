@@ -8,13 +8,17 @@ Each site is asked once, for sites are often far from each other and from whoeve
 
 All namespaces that keep up go to one version, so that what was written together arrives in one step.  One
 that is far behind, because it has just joined, comes after at its own pace and does not hold the others up.
+
+What a site that was restored tells again has old stamps at new versions.  It goes in one step, however large:
+a target in the midst of it would stand above stamps that it lacks, and believe to have them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from sys import maxsize
 from typing import Final
 
 from floodmark.feed.cut import ChangesCut
-from floodmark.model.errors import InvalidArgument, VersionCollected
+from floodmark.model.errors import InvalidArgument, Rejoining, VersionCollected
 from floodmark.model.version import COUNTER_BITS, Version, moment_of
 from floodmark.replication.ports import SourceNamespaces, SourceSite, TargetSite
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespaceStep
@@ -75,11 +79,15 @@ def cut_link(
     furthest = max(start.values(), default=0)
     common = furthest + SPAN
     cuts: dict[str, ChangesCut] = {}
+    returned = source.returned_version()
     for name in sorted(start, key=lambda name: start[name] < furthest):
         # Each of them may only bring the end closer.
         until = min(common, start[name] + SPAN)
         try:
-            cuts[name] = source.cut_changes(name, start[name], changes_max, until, False, own=True)
+            cut = source.cut_changes(name, start[name], changes_max, until, False, own=True)
+            if cut.version < returned:
+                cut = _cut_return(source, site, name, start[name], returned)
+            cuts[name] = cut
         except VersionCollected as error:
             raise _too_late(site, name, start[name]) from error
         if start[name] == furthest:
@@ -94,6 +102,17 @@ def cut_link(
         )
         for name in positions
     ]
+
+
+def _cut_return(
+    source: SourceNamespaces, site: str, name: str, start: Version, returned: Version
+) -> ChangesCut:
+    """A step to the end of what a site tells again since it was restored."""
+    cut = source.cut_changes(name, start, maxsize, returned, False, own=True)
+    if cut.resolved < returned:
+        raise Rejoining(f"site {site!r} was restored a moment ago; ask again", site=site)
+    # Where the log was trimmed the cut ends earlier, only to count: all of it is still to be read.
+    return ChangesCut(returned, cut.changes if cut.version == returned else None, cut.resolved)
 
 
 def _too_late(site: str, name: str, start: Version) -> VersionCollected:

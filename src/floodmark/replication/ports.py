@@ -39,6 +39,8 @@ class SourceNamespaces(Protocol):
 
     def shared_since(self, namespace: str, position: Version) -> Version: ...
 
+    def returned_version(self) -> Version: ...
+
     def cut_changes(
         self,
         namespace: str,

@@ -203,6 +203,9 @@ class LocalAdministration:
     def shared_since(self, namespace: str, position: Version) -> Version:
         return self._sharing.shared_since(namespace, position)
 
+    def returned_version(self) -> Version:
+        return self._host.members.returned_version()
+
     def note_rewritten(self, namespace: str, since: Version) -> None:
         self._sharing.note_rewritten(namespace, since)
 

@@ -93,8 +93,9 @@ class LocalLinks:
         shared = [] if topology is None else topology.shared_by(self._identity.site)
         begun = {namespace for namespace, _ in self._links.rows}
         missing = [name for name in shared if self._catalog.get(name).id not in begun]
-        if not missing and self._members.is_rejoining:
-            self._members.note_rejoined()
+        with self._node.storage.settled():
+            if not missing and self._members.is_rejoining:
+                self._members.note_rejoined(self._node.committer.sync_in_turn())
         return missing
 
     def stall(self, source_id: int, namespaces: list[str], reason: str) -> None:

@@ -5,7 +5,7 @@ logs make of a key, in whatever order they are taken.  Of a site that was lost o
 which another site has got, or the copy that it was restored from: none of them may be lost.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 from typing import Final, TypeAlias
 
@@ -28,7 +28,7 @@ Writing: TypeAlias = tuple[Stamp, bytes]
 
 
 def check_convergence(
-    sites: Sequence[SimulatedSite], now_ms: int, lost: bool = False, copies: Sequence[Copy] = ()
+    sites: Sequence[SimulatedSite], now_ms: int, lost: bool = False, copies: Collection[Copy] = ()
 ) -> None:
     """Compare the sites with each other, and with what was written.
 
@@ -82,7 +82,7 @@ def _find_written(sites: Sequence[SimulatedSite]) -> dict[Key, list[Writing]]:
 
 
 def _add_known(
-    written: dict[Key, list[Writing]], sites: Sequence[SimulatedSite], copies: Sequence[Copy]
+    written: dict[Key, list[Writing]], sites: Sequence[SimulatedSite], copies: Collection[Copy]
 ) -> None:
     """Add what the sites have ever got from others: so the writes of those count which are not there."""
     known = [(seen.key, seen.stored) for site in sites for seen in site.chronicle.changes]

@@ -121,6 +121,10 @@ class DistantMember(DistantSite):
                         )
                     )
 
+    def is_rejoining(self) -> bool:
+        """Whether the site has not got everything back yet."""
+        return self._ask(lambda host: host.administration.replication().rejoining)
+
     def finish_rejoining(self) -> list[str]:
         """Let the site take part again."""
         return self._ask(lambda host: host.administration.finish_rejoining())

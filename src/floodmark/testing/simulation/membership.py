@@ -59,7 +59,7 @@ class Surroundings(Protocol):
     sites: list[SimulatedSite]
     links: list[Link]
     topology: Topology
-    copies: list[Copy]
+    copies: dict[str, Copy]
 
     def make_site(self, name: str, site_id: int) -> SimulatedSite: ...
 
@@ -218,6 +218,15 @@ class Returning(Change):
             yield
         yield from self._be_fenced()
         near = self.prepare(self._site)
+        # The answer to the last call may be all that was lost.
+        if near.is_rejoining():
+            yield from self._get_back(near)
+        assert self._copy is not None
+        self.world.copies[self._site.name] = self._copy
+        self.enter(self._site, self._copy, self._point)
+
+    def _get_back(self, near: DistantMember) -> Iterator[None]:
+        """Let the site have what it wrote, and what its copy holds of the others."""
         peers = {member.identity.site: member for member in self.members()}
         for namespace in NAMESPACES:
             if self._copy is None:
@@ -233,10 +242,8 @@ class Returning(Change):
                 raise
             yield
         missing = near.finish_rejoining()
-        if missing or self._copy is None:
+        if missing:
             raise Violation("none", self._site.name, f"all was restored, and {missing} is said to be missing")
-        self.world.copies.append(self._copy)
-        self.enter(self._site, self._copy, self._point)
 
     def _copy_itself(self) -> Copy:
         """A copy of the site while it is still there."""
@@ -267,6 +274,8 @@ class Removing(Change):
         if not self._has_left:
             self._has_left = True
             self.world.leave(self._site)
+            # What it had from a copy, and had told nobody, goes with it.
+            self.world.copies.pop(self._site.name, None)
             if self._random.random() < 0.5:
                 self._site.crash()
             yield

@@ -64,7 +64,7 @@ class World:
         self.network = Network(self.random, self.schedule)
         self.climate = climate = draw_climate(self.random)
         self.topology = TOPOLOGY
-        self.copies: list[Copy] = []
+        self.copies: dict[str, Copy] = {}
         # Drawn apart: in a world without such changes everything else is as it was.
         self._membership = Membership(self, Random(f"membership {seed}"), changes)
         for site in self.sites:
@@ -308,7 +308,7 @@ class World:
             site.extend_chronicle()
             site.check_links()
         self.time.advance(1)
-        check_convergence(self.sites, self.time(), self._membership.loses_data, self.copies)
+        check_convergence(self.sites, self.time(), self._membership.loses_data, self.copies.values())
         check_agreement(self.sites)
         for reader in self.readers:
             reader.poll()
