@@ -1,6 +1,7 @@
 """Loaded before any test: how assertions are explained, and what tests need to be divided among processes."""
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -14,8 +15,14 @@ pytest.register_assert_rewrite("floodmark.testing")
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
+# What a shell starts in the background ignores Ctrl-C, and so would every process that tests press it for.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Spark's Java runs for seconds here: to start quickly is worth more than to become fast.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+SLOW_SECONDS = 60
 
 # Tests that one process takes: those that share a Spark session, those that start Spark in processes of their
 # own and would crowd each other, those of stalled clients that share much data.  The first that fits counts.
@@ -44,6 +51,24 @@ class Scheduling(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     """How tests are divided among processes; the largest group is begun first."""
     return Scheduling(config, log)
+
+
+class SlowTests:
+    """Names tests that took long as soon as they end: a run that is cut off has told by then what it did."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.duration >= SLOW_SECONDS:
+            self._terminal.write_line(f"{report.duration:.0f} s {report.when} {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests are divided among processes, only the one that shows results tells of slow ones."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SlowTests(terminal))
 
 
 @pytest.hookimpl(wrapper=True)

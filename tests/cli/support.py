@@ -103,6 +103,17 @@ class Server:
 
 
 @contextmanager
+def running(*arguments: str | Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """The command as a process, with its outputs as pipes.  It does not outlive the block."""
+    command = [FLOODMARK, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def serving(directory: Path, *options: str | Path) -> Iterator[Server]:
     """Serve a site on a free port of this machine."""
     log_path = directory.with_name(f"{directory.name}.log")

@@ -2,11 +2,10 @@
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, Server, on_terminal, run, run_process
+from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, run_process, running
 from tests.feed.support_losing import lose_changes
 
 import floodmark
@@ -208,8 +207,7 @@ def test_a_reader_of_the_sink_stdout_that_leaves_ends_the_run_quietly(directory:
         for _ in range(3):
             site.namespace("users").put_many({b"row-%05d" % n: bytes(50) for n in range(2_000)})
     run("feed", "create", directory, "lines", "users", "--sink", "stdout:")
-    command = [FLOODMARK, "feed", "run", str(directory), "lines"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("feed", "run", directory, "lines") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -219,8 +217,7 @@ def test_a_reader_of_the_sink_stdout_that_leaves_ends_the_run_quietly(directory:
 
 
 def test_a_reader_of_the_progress_that_leaves_ends_the_run_quietly(lake: Path) -> None:
-    command = [FLOODMARK, "feed", "run", str(lake), "lake", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("feed", "run", lake, "lake", "--json") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -233,8 +230,7 @@ def test_a_reader_of_the_progress_that_leaves_ends_the_run_quietly(lake: Path) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_cleanly_with_its_checkpoint_stored(lake: Path, number: signal.Signals) -> None:
     third = int(run("changes", lake, "--json").json_lines[-1]["version"])
-    command = [FLOODMARK, "feed", "run", str(lake), "lake", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("feed", "run", lake, "lake", "--json") as process:
         assert process.stdout is not None
         while int(json.loads(process.stdout.readline())["checkpoint"]) < third:
             pass
@@ -256,8 +252,7 @@ def test_a_run_on_a_terminal_has_a_live_line(lake: Path) -> None:
 
 def test_a_feed_of_a_server_is_run_from_elsewhere_by_one_process_at_a_time(server: Server) -> None:
     run("feed", "create", server.url, "lake", "users", "--sink", "blackhole:")
-    command = [FLOODMARK, "feed", "run", server.url, "lake", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("feed", "run", server.url, "lake", "--json") as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()
@@ -277,8 +272,7 @@ def test_a_feed_of_a_server_is_run_from_elsewhere_by_one_process_at_a_time(serve
 
 def test_a_runner_whose_feed_is_removed_says_so(server: Server) -> None:
     run("feed", "create", server.url, "gone", "users", "--sink", "blackhole:")
-    command = [FLOODMARK, "feed", "run", server.url, "gone", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("feed", "run", server.url, "gone", "--json") as process:
         assert process.stdout is not None
         process.stdout.readline()
         run("feed", "remove", server.url, "gone")

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, on_terminal, run, run_process
+from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, on_terminal, run, run_process, running
 
 import floodmark
 
@@ -32,8 +32,7 @@ def test_the_installed_command_does_what_the_function_does(directory: Path) -> N
     "arguments", [["scan", "users"], ["scan", "users", "--json"], ["changes"]], ids=" ".join
 )
 def test_a_reader_that_leaves_ends_the_command_quietly(arguments: list[str], large: Path) -> None:
-    command = [FLOODMARK, arguments[0], str(large), *arguments[1:]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running(arguments[0], large, *arguments[1:]) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -44,8 +43,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(arguments: list[str], lar
 
 
 def test_following_prints_as_it_goes_and_ends_quietly_with_ctrl_c(directory: Path) -> None:
-    command = [FLOODMARK, "changes", str(directory), "--follow"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("changes", directory, "--follow") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         seen = [process.stdout.readline().split(b"\t")[4] for _ in range(3)]
@@ -94,8 +92,7 @@ def test_keys_that_are_not_utf8_can_be_typed_in_a_shell(directory: Path) -> None
 
 
 def test_a_site_is_whole_after_the_command_was_killed(directory: Path) -> None:
-    command = [FLOODMARK, "changes", str(directory), "--follow"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with running("changes", directory, "--follow") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.kill()

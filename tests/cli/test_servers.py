@@ -1,14 +1,13 @@
 """Commands on a URL: the same as on a directory, with tokens and TLS, and clear when it does not work."""
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import make_site
-from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, Server, run, run_process, serving
+from tests.cli.support import PROCESS_SECONDS_MAX, Server, run, run_process, running, serving
 from tests.cli.test_serving import free_port
 from tests.server.certificates import Certificates
 
@@ -82,8 +81,7 @@ def test_raw_values_come_back_as_they_are(server: Server) -> None:
 
 
 def test_following_a_server_leaves_it_to_others(server: Server) -> None:
-    command = [FLOODMARK, "changes", server.url, "--since", "now", "--follow", "--resolved"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("changes", server.url, "--since", "now", "--follow", "--resolved") as process:
         assert process.stdout is not None
         # A first marker says that it is there.
         assert b"resolved" in process.stdout.readline()

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, Server, run, run_process, serving
+from tests.cli.support import PROCESS_SECONDS_MAX, Server, run, run_process, running, serving
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -37,8 +37,7 @@ def test_the_ready_line_says_where_it_is(directory: Path) -> None:
 
 
 def test_the_ready_line_for_people(directory: Path) -> None:
-    command = [FLOODMARK, "serve", str(directory), "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("serve", directory, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as process:
         assert process.stdout is not None
         line = process.stdout.readline().decode()
         process.terminate()
@@ -63,15 +62,16 @@ def test_a_signal_ends_it_cleanly(directory: Path, number: signal.Signals) -> No
 
 
 def test_an_open_follower_does_not_keep_the_server_from_stopping(directory: Path) -> None:
-    with serving(directory) as server:
-        command = [FLOODMARK, "--timeout", "2s", "changes", server.url, "--follow"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follower:
-            assert follower.stdout is not None
-            for _ in range(3):
-                assert follower.stdout.readline()
-            assert server.stop() == 0
-            follower.send_signal(signal.SIGINT)
-            follower.wait(PROCESS_SECONDS_MAX)
+    with (
+        serving(directory) as server,
+        running("--timeout", "2s", "changes", server.url, "--follow") as follower,
+    ):
+        assert follower.stdout is not None
+        for _ in range(3):
+            assert follower.stdout.readline()
+        assert server.stop() == 0
+        follower.send_signal(signal.SIGINT)
+        follower.wait(PROCESS_SECONDS_MAX)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

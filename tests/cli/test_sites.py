@@ -108,3 +108,4 @@ def test_version_names_all_that_a_report_needs() -> None:
     versions = {"floodmark": version("floodmark"), "format": 2, "python": platform.python_version()}
     assert run("version", "--json").json == versions
     assert run("version").text.startswith(f"floodmark {versions['floodmark']} (format 2, Python ")
+    assert run("--version").text == run("version").text

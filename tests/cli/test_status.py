@@ -2,11 +2,10 @@
 
 import json
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, Server, on_terminal, run
+from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, running
 
 import floodmark
 from floodmark.cli.status import Look, draw, look_at
@@ -38,8 +37,7 @@ def test_feeds_are_shown(directory: Path) -> None:
 
 
 def test_open_readers_of_a_server_are_shown_by_their_way(server: Server) -> None:
-    command = [FLOODMARK, "changes", server.url, "--namespace", "users", "--follow"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("changes", server.url, "--namespace", "users", "--follow") as process:
         try:
             assert process.stdout is not None
             for _ in range(3):
@@ -118,8 +116,7 @@ def test_watching_on_a_terminal_draws_anew_until_ctrl_c(server: Server) -> None:
 
 
 def test_watching_elsewhere_prints_a_line_of_json_each_second(server: Server) -> None:
-    command = [FLOODMARK, "status", server.url, "--watch", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("status", server.url, "--watch", "--json") as process:
         assert process.stdout is not None
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         process.send_signal(signal.SIGINT)

@@ -118,7 +118,13 @@ def root(
             show_default="30s",
         ),
     ] = None,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print what `floodmark version` prints.")
+    ] = False,
 ) -> None:
+    if show_version:
+        version()
+        raise typer.Exit
     if debug:
         context.obj.debug = True
     connection_options.set(
