@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
+from typing import Any
 
+import msgspec
 import pytest
 from tests.replication.support_links import embedded
 from tests.replication.support_return import IDS, POLICIES, CutOff, World
 
 from floodmark.codec.values import decode_value, encode_value
+from floodmark.engine import MemoryEngine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
@@ -15,14 +19,17 @@ from floodmark.model.errors import (
     InvalidConfiguration,
     Rejoining,
     StaleLink,
+    StorageFailed,
     VersionCollected,
 )
 from floodmark.model.partition import LinkGuard
+from floodmark.partition import FAMILIES
 from floodmark.replication import returning
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.site import open_engine
+from floodmark.site.catalog import Catalog
 
 OSLO = IDS["oslo"]
 DAYS_MS = 3 * 24 * 3_600_000
@@ -335,3 +342,33 @@ def test_stamps_stay_what_they_were(world: World) -> None:
     world.change("oslo", incarnation=2)
     world.restore("oslo", backup, "users")
     assert decode_value(world.records("oslo", "users")[b"a"]).origin == Stamp(version, OSLO)
+
+
+@pytest.mark.parametrize("namespace", range(len(POLICIES)))
+def test_topology_that_was_set_in_part_shuts_links_out_and_is_set_by_the_same_call(
+    world: World, namespace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a link that runs on would fill the site, and what is there would be refused as not lost."""
+    world.write("rome", "a")
+    engine = MemoryEngine(FAMILIES)
+    oslo = open_engine(engine, site="oslo", site_id=OSLO, time_source=world.time)
+    made = count()
+
+    def create(catalog: Catalog, *arguments: Any) -> object:
+        if next(made) == namespace:
+            raise StorageFailed("the disk is away")
+        return create_namespace(catalog, *arguments)
+
+    create_namespace = Catalog.create
+    entry = msgspec.structs.replace(world.topology.sites["oslo"], incarnation=2)
+    topology = msgspec.structs.replace(world.topology, epoch=2, sites={**world.topology.sites, "oslo": entry})
+    monkeypatch.setattr(Catalog, "create", create)
+    with pytest.raises(StorageFailed):
+        oslo.set_topology(topology)
+    with pytest.raises(Rejoining):
+        plan_step(world["rome"].host, oslo.host, tuple(POLICIES))
+    assert len(oslo.namespaces()) == namespace
+    assert oslo.host.administration.finish_rejoining() == sorted(POLICIES)
+    oslo.set_topology(topology)
+    assert [row.name for row in oslo.host.administration.list_namespaces()] == sorted(POLICIES)
+    oslo.set_topology(topology)

@@ -121,6 +121,14 @@ class Members:
 
     # Who shares what
 
+    @property
+    def shared(self) -> list[str]:
+        """The namespaces that this site shares, in the order of the topology."""
+        topology = self.topology
+        if topology is None:
+            return []
+        return [name for name in topology.namespaces if self._site in topology.active_members(name)]
+
     def of(self, namespace: str) -> dict[int, MemberSite]:
         """The sites that share a namespace, removed ones included, by id; none if it is not shared here."""
         topology = self.topology
@@ -150,8 +158,7 @@ class Members:
 
     def joined_by(self, topology: Topology) -> list[str]:
         """The namespaces that this site would begin to share."""
-        shared = [] if self.topology is None else self.topology.shared_by(self._site)
-        return [name for name in topology.shared_by(self._site) if name not in shared]
+        return [name for name in topology.shared_by(self._site) if name not in self.shared]
 
     def check(self, topology: Topology) -> bool:
         """Refuse a topology that cannot be put in force here; False if it is in force already."""

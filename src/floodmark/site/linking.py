@@ -92,7 +92,8 @@ class LocalLinks:
         topology = self._members.topology
         shared = [] if topology is None else topology.shared_by(self._identity.site)
         begun = {namespace for namespace, _ in self._links.rows}
-        missing = [name for name in shared if self._catalog.get(name).id not in begun]
+        ids = {row.name: row.id for row in self._catalog.live()}
+        missing = [name for name in shared if ids.get(name) not in begun]
         with self._node.storage.settled():
             if not missing and self._members.is_rejoining:
                 self._members.note_rejoined(self._node.committer.sync_in_turn())

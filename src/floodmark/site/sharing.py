@@ -9,7 +9,7 @@ new stamps (`floodmark namespace rewrite`).
 from collections.abc import Iterable
 
 from floodmark.feed import SafePoints
-from floodmark.model.errors import InvalidConfiguration, VersionCollected
+from floodmark.model.errors import InvalidConfiguration, NamespaceExists, VersionCollected
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import Node
 from floodmark.replication.members import Members
@@ -31,23 +31,22 @@ class Sharing:
         return self._members.topology
 
     def set_topology(self, topology: Topology) -> None:
-        """Put a topology in force, with the namespaces that are missing here; the same again does nothing.
+        """Put a topology in force, and make the namespaces that are missing here.
 
-        The namespaces come first: if the site fails in between, the same call goes on.
+        The topology comes first: what arrives for a namespace is judged by it.  If the site fails in between,
+        the same call goes on.
         """
-        if not self._members.check(topology):
-            return
         rows = {row.name: row for row in self._catalog.live()}
-        joined = self._members.joined_by(topology)
-        if self._members.is_reborn_by(topology):
-            self._require_lost(rows.values())
-        for name in joined:
-            if name in rows:
-                self._require_fit(rows[name], topology)
-        for name in joined:
+        if self._members.check(topology):
+            if self._members.is_reborn_by(topology):
+                self._require_lost(rows.values())
+            for name in self._members.joined_by(topology):
+                if name in rows:
+                    self._require_fit(rows[name], topology)
+            self._members.store(topology)
+        for name in self._members.shared:
             if name not in rows:
-                self._catalog.create(name, NamespaceSettings(merge=topology.namespaces[name].merge))
-        self._members.store(topology)
+                self._make(name, topology)
 
     def declare_loaded(self, namespace: str) -> Version:
         """Let the history of a namespace begin behind what it was loaded with."""
@@ -83,6 +82,13 @@ class Sharing:
         self._node.observe(since)
         self._members.note_rewritten(self._catalog.get(namespace).id, since)
 
+    def _make(self, name: str, topology: Topology) -> None:
+        try:
+            self._catalog.create(name, NamespaceSettings(merge=topology.namespaces[name].merge))
+        except NamespaceExists:
+            # Somebody else made it, or this site did before it failed and recovered.
+            _require_policy(self._catalog.get(name), topology)
+
     def _require_lost(self, rows: Iterable[NamespaceRow]) -> None:
         """Refuse that a site which has its data becomes another incarnation of itself."""
         for row in rows:
@@ -94,16 +100,20 @@ class Sharing:
                 )
 
     def _require_fit(self, row: NamespaceRow, topology: Topology) -> None:
-        merge = topology.namespaces[row.name].merge
-        if row.merge != merge:
-            raise InvalidConfiguration(
-                f"namespace {row.name!r} merges by {row.merge!r} here, and by {merge!r} in the topology; the "
-                "policy is for life, so name the one that it has, or share a namespace of another name",
-                namespace=row.name,
-            )
+        _require_policy(row, topology)
         if not self._node.is_unwritten(row.id) and not self._members.rewritten_since(row.id):
             raise InvalidConfiguration(
                 f"namespace {row.name!r} holds data from before it is shared; give it new stamps with "
                 f"`floodmark namespace rewrite LOCATION {row.name}`, then set the topology again",
                 namespace=row.name,
             )
+
+
+def _require_policy(row: NamespaceRow, topology: Topology) -> None:
+    merge = topology.namespaces[row.name].merge
+    if row.merge != merge:
+        raise InvalidConfiguration(
+            f"namespace {row.name!r} merges by {row.merge!r} here, and by {merge!r} in the topology; the "
+            "policy is for life, so name the one that it has, or share a namespace of another name",
+            namespace=row.name,
+        )

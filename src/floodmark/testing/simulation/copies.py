@@ -6,7 +6,7 @@ other sites for as long as the copy is of use: in the world that is what the ret
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from typing import Final, NamedTuple, TypeVar
 
@@ -14,15 +14,13 @@ import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
-from floodmark.model.errors import NamespaceExists
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.replication.ports import NamespaceFacts
 from floodmark.replication.returning import BackupFacts, LinkFacts, Portion, SiteRemembers
 from floodmark.replication.topology import Topology
-from floodmark.site.catalog import NamespaceSettings
-from floodmark.site.host import Host
-from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES
+from floodmark.site.host import Host, NamespaceUpdate
+from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.drivers import DistantSite
 from floodmark.testing.simulation.network import Caller
 from floodmark.testing.simulation.sites import RETENTION, SimulatedSite
@@ -107,19 +105,15 @@ class DistantMember(DistantSite):
         """Let the links to the site begin somewhere."""
         return self._ask(lambda host: host.administration.adopt_watermark(namespace, watermark, horizon))
 
-    def make_namespaces(self) -> None:
-        """Make the namespaces that are not there yet."""
-        known = {row.name for row in self._ask(lambda host: host.administration.list_namespaces())}
-        for name, merge in POLICIES.items():
-            if name not in known:
-                settings = NamespaceSettings(merge=merge, retention=RETENTION)
-                # One whose answer was lost is there already.
-                with suppress(NamespaceExists):
-                    self._ask(
-                        lambda host, name=name, settings=settings: (  # type: ignore[misc]
-                            host.administration.create_namespace(name, settings)
-                        )
-                    )
+    def shorten_retention(self) -> None:
+        """Let the site remember its namespaces for as long as all others do."""
+        for name in NAMESPACES:
+            update = NamespaceUpdate(retention=RETENTION)
+            self._ask(
+                lambda host, name=name, update=update: (  # type: ignore[misc]
+                    host.administration.update_namespace(name, update)
+                )
+            )
 
     def is_rejoining(self) -> bool:
         """Whether the site has not got everything back yet."""

@@ -111,8 +111,8 @@ class Change:
         """Let a site run that has nothing yet, in its place of the topology."""
         self.world.start_site(site)
         near = DistantMember(Nearby(), site.name, site)
-        near.make_namespaces()
         near.set_topology(self.world.topology)
+        near.shorten_retention()
         return near
 
     def copy_any(self, name: str) -> Copy:
