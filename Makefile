@@ -50,8 +50,9 @@ bench-verify: $(STAMP) ## Measure verify beside datacompy, exceptAll and a join 
 bench-log: $(STAMP) ## Measure the batched log beside the bare one
 	@$(BIN)/python benchmarks/log.py $(ARGS)
 
-soak: $(STAMP) ## Run the tests that take minutes
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+soak: $(STAMP) ## Run the tests that take minutes, two at a time: about three hours
+	@$(BIN)/python -m pytest -m soak -n 2 --dist loadscope --max-worker-restart 0 \
+		-o faulthandler_timeout=7200 $(ARGS)
 
 clean: ## Remove .venv, caches and build results
 	@rm -rf $(VENV) build dist src/*.egg-info .hypothesis .import_linter_cache \
