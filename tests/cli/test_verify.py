@@ -2,12 +2,16 @@
 
 import io
 import json
+import socket
 from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import msgspec
 import pytest
+from tests.cli.support import run
 
 from floodmark.cli import verifying
 from floodmark.cli.output import Output
@@ -24,7 +28,6 @@ from floodmark.divergence import (
 from floodmark.divergence.outcome import Outcome
 from floodmark.model.change import Stamp
 from floodmark.model.version import compose
-from floodmark.server.health import HealthServer
 from floodmark.spark.jobs import PairSummary, VerifySummary
 from floodmark.spark.jobs.verify import DifferenceFound, DriftFound
 from floodmark.testing.clock import SimulatedTime
@@ -181,16 +184,11 @@ def test_metrics_add_up_passes_and_show_the_last_one() -> None:
     assert metrics.find_alarms() == ["users: oslo and rome have drifted apart in 2 keys"]
 
 
-def test_watch_serves_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    servers: list[HealthServer] = []
-    serve = verifying._serve
-
-    def serve_noticed(metrics: VerifyMetrics, listen: str) -> HealthServer:
-        servers.append(serve(metrics, listen))
-        return servers[-1]
+def test_watch_serves_what_it_has_found() -> None:
+    found = VerifyMetrics()
 
     def page(path: str) -> str:
-        host, port = servers[0].address
+        host, port = server.address
         try:
             with urlopen(f"http://{host}:{port}{path}", timeout=10) as answer:
                 return str(answer.read().decode())
@@ -205,8 +203,21 @@ def test_watch_serves_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None
         assert "have drifted apart in 2 keys" in page("/health")
         assert 'floodmark_verify_outcome{outcome="drift"} 1.0' in page("/metrics")
 
-    monkeypatch.setattr(verifying, "_serve", serve_noticed)
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    assert verifying._watch(passes(), Output(json=True, stream=stream), "127.0.0.1:0") is Outcome.DRIFT
+    with verifying._serve(found, "127.0.0.1:0") as server:
+        assert verifying._watch(passes(), Output(json=True, stream=stream), found) is Outcome.DRIFT
     stream.seek(0)
     assert [json.loads(line)["outcome"] for line in stream] == ["agree", "drift"]
+
+
+def test_place_where_metrics_cannot_be_served_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "spark_job", None)
+    sites = [str(tmp_path / "oslo"), str(tmp_path / "rome")]
+    refused = run("verify", *sites, "--watch", "--metrics", "nowhere")
+    assert (refused.code, "looks like 127.0.0.1:7100" in refused.errors) == (64, True)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        refused = run("verify", *sites, "--watch", "--metrics", f"127.0.0.1:{port}")
+    assert (refused.code, f"127.0.0.1:{port}" in refused.errors) == (64, True)

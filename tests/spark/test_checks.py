@@ -12,11 +12,13 @@ import msgspec
 import pyarrow
 import pytest
 from pyspark.sql import SparkSession
+from tests.cli.support import run as run_command
 from tests.server.support import LOOPBACK
 from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of
 
 import floodmark
+from floodmark.cli.failures import DONE, FINDING
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.account import Doubt
 from floodmark.feed.checks import Checks, CheckStatistics, check_step
@@ -312,6 +314,27 @@ def test_an_export_names_what_went_astray_and_keeps_it(
         served.site.heartbeat()
         run()
     run_through_faults(served.site, users, run)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("job", ["export", "replicate"])
+def test_command_says_by_its_exit_code_that_something_went_astray(
+    job: str, served: Served, serve_site: ServeSite, users: Namespace, tmp_path: Path
+) -> None:
+    checkpoint = ["--checkpoint", str(tmp_path / "query")]
+    commands = {
+        "export": ["export", served.url, "users", str(tmp_path / "table")],
+        "replicate": ["replicate", served.url, serve_site("bergen").url, "--once", *checkpoint],
+    }
+    served.site.heartbeat()
+    users.put(LOST, b"x")
+    served.site.heartbeat()
+    with going_astray(lambda key: 0 if key.endswith(LOST) else 1):
+        found = run_command(*commands[job])
+    assert (found.code, "1 of 1 changes" in found.text + found.errors) == (FINDING, True)
+    users.put(b"later", b"y")
+    served.site.heartbeat()
+    assert run_command(*commands[job]).code == DONE
 
 
 def test_a_copy_names_what_went_astray_and_keeps_it(

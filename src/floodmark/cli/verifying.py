@@ -144,12 +144,17 @@ def verify(
     members = None if topology is None else read_topology(topology)
     asked: dict[str, Any] = {"sample": sample, **_given(max_lag=max_lag)}
     choice, output = SparkChoice(master=master, remote=remote, conf=conf), Output(json=json, flush=watch)
-    with reach(*named) as reached, spark_job(choice, "verify") as job:
+    found = VerifyMetrics()
+    with (
+        nullcontext() if metrics is None else _serve(found, metrics),
+        reach(*named) as reached,
+        spark_job(choice, "verify") as job,
+    ):
         asked |= {"spark": job.session, "progress": job.progress}
         addresses = reached if members is None else _member_addresses(job, members)
         if watch:
             asked |= {"stop": job.stop, **_given(every=every, whole_every=whole_every)}
-            outcome = _watch(job.functions.watch(addresses, namespace, **asked), output, metrics)
+            outcome = _watch(job.functions.watch(addresses, namespace, **asked), output, found)
         else:
             asked |= {"report": report, "history": history, "repair": repair}
             summary = job.functions.verify(addresses, namespace, **asked)
@@ -179,27 +184,26 @@ def _given(**options: timedelta | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _watch(passes: "Generator[VerifySummary, None, None]", output: Output, listen: str | None) -> Outcome:
+def _watch(passes: "Generator[VerifySummary, None, None]", output: Output, found: VerifyMetrics) -> Outcome:
     """Print pass after pass; what the last one said."""
-    metrics = VerifyMetrics()
     outcome = Outcome.UNKNOWN
-    with closing(passes), nullcontext() if listen is None else _serve(metrics, listen):
+    with closing(passes):
         for summary in passes:
-            metrics.add(summary)
+            found.add(summary)
             print_verification(output, summary)
             outcome = summary.outcome
     return outcome
 
 
-def _serve(metrics: VerifyMetrics, listen: str) -> HealthServer:
+def _serve(found: VerifyMetrics, listen: str) -> HealthServer:
     where = parse_listen(listen)
     server = HealthServer(
         where.host,
         where.port,
-        metrics=metrics.render,
+        metrics=found.render,
         is_healthy=lambda: None,
-        is_ready=lambda: None if metrics.has_looked else "the first pass is under way",
-        find_alarms=metrics.find_alarms,
+        is_ready=lambda: None if found.has_looked else "the first pass is under way",
+        find_alarms=found.find_alarms,
     )
     note("metrics on http://{}:{}/metrics".format(*server.address))
     return server
