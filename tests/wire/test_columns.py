@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from floodmark.codec.pairs import Pairs
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.stream import ChangeBatch, Way
@@ -49,6 +50,19 @@ def test_rows_come_back(rows: dict[bytes, bytes]) -> None:
     batch = encode_rows(rows)
     require_pairs(batch)
     assert decode_columns(batch) == (list(rows), list(rows.values()))
+
+
+@given(st.dictionaries(VALUES, VALUES))
+def test_columns_come_back_as_they_are(rows: dict[bytes, bytes]) -> None:
+    columns = [pyarrow.array(column, pyarrow.binary()) for column in (list(rows), list(rows.values()))]
+    batch = encode_rows(Pairs.sort(*columns))
+    require_pairs(batch)
+    assert batch.equals(encode_rows(dict(sorted(rows.items()))))
+
+
+def test_of_a_key_that_stands_twice_in_columns_the_last_value_is_sent() -> None:
+    pairs = Pairs.sort(pyarrow.array([b"b", b"a", b"b"]), pyarrow.array([b"1", b"2", b"3"]))
+    assert decode_pairs(encode_rows(pairs)) == [(b"a", b"2"), (b"b", b"3")]
 
 
 @given(

@@ -50,6 +50,7 @@ from typing import Final, NamedTuple
 
 import numpy
 
+from floodmark.codec.packed import Packed
 from floodmark.codec.stamps import is_first_written_at
 from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
 from floodmark.model.change import Heartbeat, Sums, Tally
@@ -155,6 +156,33 @@ def _join_chunk(keys: Sequence[bytes], packed_keys: bytes, lengths: Sequence[int
     key_lengths = pack(f"<{count}H", *map(len, keys))
     head = _COMMIT_HEAD.pack(_COMMIT, count)
     return b"".join((head, key_lengths, pack(f"<{count}I", *lengths), packed_keys, inline))
+
+
+def encode_columns(keys: Packed, values: Packed) -> list[bytes]:
+    """`encode_commit` of columns in one piece each, in which no value is large.
+
+    >>> from floodmark.codec.packed import pack
+    >>> keys, values = [b"a", b"bc"], [b"12", b""]
+    >>> encode_columns(pack(keys), pack(values)) == encode_commit(keys, values)
+    True
+    """
+    sizes = keys.borders + values.borders
+    key_lengths, value_lengths = keys.lengths.astype("<u2"), values.lengths.astype("<u4")
+    rows: list[bytes] = []
+    start, count = 0, len(key_lengths)
+    while start < count:
+        fitting = int(numpy.searchsorted(sizes, sizes[start] + LOG_ROW_BYTES_MAX, side="right")) - 1
+        end = max(fitting, start + 1)
+        parts = (
+            _COMMIT_HEAD.pack(_COMMIT, end - start),
+            key_lengths[start:end].tobytes(),
+            value_lengths[start:end].tobytes(),
+            memoryview(keys.data)[keys.borders[start] : keys.borders[end]],
+            memoryview(values.data)[values.borders[start] : values.borders[end]],
+        )
+        rows.append(b"".join(parts))
+        start = end
+    return rows
 
 
 def decode_single(row: bytes) -> tuple[bytes, bytes] | None:

@@ -25,6 +25,8 @@ _LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(4097))
 _QUALIFIED_LENGTHS: Final = (b"",) * NAMESPACE_BYTES + _LENGTHS
 
 hash_bytes: Final[Callable[[bytes, int], int]] = xxhash.xxh64_intdigest
+# The same as eight bytes, big-endian.
+digest_bytes: Final[Callable[[bytes, int], bytes]] = xxhash.xxh64_digest
 
 
 def digest_change(version: Version, site: int, key: bytes, content: bytes) -> int:

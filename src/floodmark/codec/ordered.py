@@ -18,7 +18,7 @@ This is TiKV's API V2, byte for byte.  `encode_prefix` is the part before the ve
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from struct import Struct, iter_unpack
+from struct import Struct
 from struct import error as StructError
 from typing import Final
 
@@ -36,6 +36,7 @@ RAW: Final = b"r"
 _SHAPES_MAX: Final = 8192
 # From so many keys of one length on, it is quicker to encode them all at once.
 _MANY: Final = 64
+_MARKED: Final = numpy.dtype([("group", numpy.uint64), ("marker", numpy.uint8)])
 
 Unpack = Callable[[bytes], tuple[bytes, ...]]
 
@@ -119,10 +120,12 @@ def _encode_alike(qualified: Sequence[bytes]) -> list[bytes]:
     padded = numpy.zeros((count, groups * GROUP), numpy.uint8)
     padded[:, 0] = RAW[0]
     padded[:, len(RAW) : length] = numpy.frombuffer(b"".join(qualified), numpy.uint8).reshape(count, -1)
-    marked = numpy.full((count, groups, MARKED_GROUP), 0xFF, numpy.uint8)
-    marked[:, :, :GROUP] = padded.reshape(count, groups, GROUP)
-    marked[:, -1, GROUP] -= groups * GROUP - length
-    return [prefix for (prefix,) in iter_unpack(f"{groups * MARKED_GROUP}s", marked.tobytes())]
+    marked = numpy.empty((count, groups), _MARKED)
+    marked["group"] = padded.view(numpy.uint64)
+    marked["marker"] = 0xFF
+    marked["marker"][:, -1] -= groups * GROUP - length
+    prefixes: list[bytes] = marked.view(f"V{groups * MARKED_GROUP}")[:, 0].tolist()
+    return prefixes
 
 
 def encode_version(version: Version) -> bytes:

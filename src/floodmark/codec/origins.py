@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from floodmark.codec.digest import SEED, hash_bytes
+from floodmark.codec.digest import SEED, digest_bytes
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import HAS_EXPIRY, HAS_ORIGIN, HAS_STAMPS, KNOWN_FLAGS, STAMPS_LENGTH_BYTES
 from floodmark.model.errors import Corruption
@@ -62,8 +62,12 @@ def add_origins(stored: pyarrow.BinaryArray, versions: Versions, site: int) -> p
     return _weave([(data, [starts, places]), _fixed(stamps)], [0, 2, 1])
 
 
-def digest_records(keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray) -> Versions:
+def digest_records(
+    keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray, *, key_start: int = 0
+) -> Versions:
     """The digests of changes whose records carry their origin: `digest_change` for whole columns.
+
+    The user's keys begin at `key_start` within `keys`.
 
     >>> from floodmark.codec.digest import digest_change
     >>> record = pyarrow.array([b"a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x07\\x02\\x04"])
@@ -72,13 +76,57 @@ def digest_records(keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray) -> V
     """
     if not len(records):
         return numpy.zeros(0, numpy.uint64)
+    names, stored = _find_rows(keys), _find_rows(records)
+    if names is None or stored is None or not _are_plain(stored):
+        changes = _join_changes(keys, records, key_start)
+    else:
+        changes = _join_plain(names[:, key_start:], stored)
+    return numpy.frombuffer(b"".join(map(digest_bytes, changes, repeat(SEED))), ">u8").astype(numpy.uint64)
+
+
+def _join_changes(keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray, key_start: int) -> Sequence[bytes]:
+    """What digests are made of (`digest.py`)."""
     data, starts, ends = _layout(records)
     places = _find_places(data, starts, ends, expected=HAS_ORIGIN)
     cut = data, [starts, places - STAMP_BYTES, places]
     names, begins, behind = _layout(keys)
-    lengths = _fixed((behind - begins).astype(_KEY_LENGTH))
-    changes = _weave([cut, (names, [begins]), lengths], [1, 4, 3, 0, 2]).to_pylist()
-    return numpy.fromiter(map(hash_bytes, changes, repeat(SEED)), numpy.uint64, len(changes))
+    lengths = _fixed((behind - begins - key_start).astype(_KEY_LENGTH))
+    qualified = names, [begins, begins + key_start]
+    changes: list[bytes] = _weave([cut, qualified, lengths], [1, 5, 4, 0, 2]).to_pylist()
+    return changes
+
+
+def _join_plain(names: Bytes, stored: Bytes) -> Sequence[bytes]:
+    """The same of plain copies that have one length, under keys that have one length."""
+    tail = STAMP_BYTES + _FLAGS_BYTES
+    count, key_bytes = names.shape
+    length = numpy.array([key_bytes], _KEY_LENGTH).view(numpy.uint8)
+    plain = numpy.array([0], numpy.uint8)
+    pieces = [
+        stored[:, -tail:-_FLAGS_BYTES],
+        numpy.broadcast_to(length, (count, len(length))),
+        names,
+        stored[:, :-tail],
+        numpy.broadcast_to(plain, (count, len(plain))),
+    ]
+    changes = numpy.concatenate(pieces, axis=1)
+    rows: list[bytes] = changes.view(f"V{changes.shape[1]}")[:, 0].tolist()
+    return rows
+
+
+def _find_rows(column: pyarrow.BinaryArray) -> Bytes | None:
+    """The bytes of a column whose values have one length, a row for each; None if they differ."""
+    _, offsets, data = column.buffers()
+    places = numpy.frombuffer(offsets, numpy.int32, len(column) + 1, 4 * column.offset)
+    lengths = numpy.diff(places)
+    if not lengths[0] or (lengths != lengths[0]).any():
+        return None
+    return numpy.frombuffer(data, numpy.uint8)[places[0] : places[-1]].reshape(len(column), -1)
+
+
+def _are_plain(stored: Bytes) -> bool:
+    """Whether records have an origin, and neither an expiry, a tombstone nor stamps."""
+    return stored.shape[1] > STAMP_BYTES and bool((stored[:, -_FLAGS_BYTES] == HAS_ORIGIN).all())
 
 
 def _layout(records: pyarrow.BinaryArray) -> Layout:

@@ -10,13 +10,8 @@ made of (`digest.py`): nothing is taken apart and put together again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from itertools import repeat
-from operator import itemgetter, xor
-from struct import iter_unpack
+from operator import itemgetter
 from typing import Final
-
-import numpy
 
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES
@@ -36,8 +31,6 @@ STAMP_BYTES: Final = VERSION_BYTES + 1
 NO_STAMP: Final = b""
 
 _EXPIRY_BYTES: Final = 8
-# From so many records of one length on, it is quicker to look at them all at once.
-_MANY: Final = 64
 _INVERSE: Final = bytes(range(255, -1, -1))
 _flags: Final = itemgetter(-1)
 # The last byte of the origin, in a record that has nothing behind it but flags.
@@ -178,27 +171,8 @@ def _are_alike(namespace: bytes, keys: Sequence[bytes], records: Sequence[bytes]
 def _digest_alike(keys: Sequence[bytes], records: Sequence[bytes], lengths: Mapping[int, bytes]) -> int:
     """The XOR of the digests of such records."""
     plain_end, digest_of, joined = -1 - STAMP_BYTES, hash_bytes, b"".join
-    if len(keys) >= _MANY and len(lengths) == 1 and len(set(map(len, records))) == 1:
-        changes = _join_equally_long(keys, records, next(iter(lengths.values())))
-        return reduce(xor, map(digest_of, changes, repeat(SEED)))
     digest = 0
     for key, record in zip(keys, records, strict=True):
         change = record[plain_end:-1], lengths[len(key)], key[NAMESPACE_BYTES:], record[:plain_end], PLAIN
         digest ^= digest_of(joined(change), SEED)
     return digest
-
-
-def _join_equally_long(keys: Sequence[bytes], records: Sequence[bytes], length: bytes) -> Iterator[bytes]:
-    """What the digests of such records are made of, where all are of one length: all of them at once."""
-    count = len(keys)
-    names = numpy.frombuffer(b"".join(keys), numpy.uint8).reshape(count, -1)[:, NAMESPACE_BYTES:]
-    stored = numpy.frombuffer(b"".join(records), numpy.uint8).reshape(count, -1)
-    begin = STAMP_BYTES + len(length)
-    end = begin + names.shape[1]
-    changes = numpy.empty((count, end + stored.shape[1] - STAMP_BYTES), numpy.uint8)
-    changes[:, :STAMP_BYTES] = stored[:, -1 - STAMP_BYTES : -1]
-    changes[:, STAMP_BYTES:begin] = list(length)
-    changes[:, begin:end] = names
-    changes[:, end:-1] = stored[:, : -1 - STAMP_BYTES]
-    changes[:, -1:] = list(PLAIN)
-    return (change for (change,) in iter_unpack(f"{changes.shape[1]}s", changes.tobytes()))

@@ -7,6 +7,7 @@ from operator import add
 from typing import Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
+from floodmark.codec.copies import Copies
 from floodmark.codec.digest import digest_change, digest_changes
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
 from floodmark.codec.stamps import digest_copies
@@ -37,10 +38,11 @@ class Writes:
 
     `own` is False for changes that come from another site and carry their origin.  Where records are
     merged, `logged` is what was written to them, and `values` is what they became.  What is `loaded` is no
-    change: it was one elsewhere, and everybody who wants to know has heard of it.
+    change: it was one elsewhere, and everybody who wants to know has heard of it.  `copies` is the same once
+    more, if all of it is plain copies.
     """
 
-    __slots__ = ("keys", "loaded", "logged", "own", "prefixes", "size", "values")
+    __slots__ = ("copies", "keys", "loaded", "logged", "own", "prefixes", "size", "values")
 
     def __init__(
         self,
@@ -52,10 +54,12 @@ class Writes:
         own: bool = True,
         loaded: bool = False,
         logged: Sequence[bytes] | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.own = own
         self.loaded = loaded
         self.logged = logged
+        self.copies = copies
         self.keys = keys
         self.prefixes = prefixes
         self.values = values
@@ -156,6 +160,10 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterab
     keys, values, changes = writes.keys, writes.values, writes.changes
     if writes.loaded:
         return _data_rows(writes, suffix)
+    if writes.copies is not None:
+        copies = writes.copies
+        commit.tallies = ((version, keys[0][:NAMESPACE_BYTES], len(keys), copies.digest(), False),)
+        return chain(_data_rows(writes, suffix), _log_rows(writer, version, copies.encode_rows()))
     if not writes.own:
         commit.tallies = [
             (version, namespace, count, digest, own)
@@ -173,16 +181,16 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterab
             (DATA, writes.prefixes[0] + suffix, values[0]),
             (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], changes[0])),
         ]
-    log_rows = [
-        (LOG, encode_log_key(writer.log_id, version, chunk), row)
-        for chunk, row in enumerate(encode_commit(keys, changes))
-    ]
-    return chain(_data_rows(writes, suffix), log_rows)
+    return chain(_data_rows(writes, suffix), _log_rows(writer, version, encode_commit(keys, changes)))
 
 
 def _data_rows(writes: Writes, suffix: bytes) -> Iterator[WriteRow]:
     engine_keys = map(add, writes.prefixes, repeat(suffix))
     return zip(repeat(DATA, len(writes.prefixes)), engine_keys, writes.values, strict=True)
+
+
+def _log_rows(writer: Writer, version: Version, rows: Sequence[bytes]) -> list[WriteRow]:
+    return [(LOG, encode_log_key(writer.log_id, version, chunk), row) for chunk, row in enumerate(rows)]
 
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:

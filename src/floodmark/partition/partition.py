@@ -7,6 +7,7 @@ from typing import Final
 import pyarrow
 
 from floodmark.clock import HybridClock
+from floodmark.codec.copies import gather_copies
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
     encode_bytes,
@@ -323,16 +324,26 @@ class LocalPartition:
         return self._apply(_distinct_writes(keys, values, own=False, loaded=True), None, durable=durable)
 
     def _apply(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
-        origins = _origins_of(writes)
-        self._committer.observe(stamp_version(max(origins)))
-        if has_states(writes.values):
-            return self._apply_states(writes, admit, durable=durable)
+        copies = gather_copies(writes.keys, writes.values, self._site_id)
+        if copies is None:
+            self._committer.observe(stamp_version(max(_origins_of(writes))))
+            if has_states(writes.values):
+                return self._apply_states(writes, admit, durable=durable)
+        else:
+            writes.copies = copies
+            self._committer.observe(copies.latest)
 
         def decide(_: Mint) -> Writes | None:
             if admit is not None:
                 admit()
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
-            return writes.only([origin > stamp for origin, stamp in zip(origins, newest, strict=True)])
+            if not any(newest):
+                return writes
+            origins = find_origins(writes.values)
+            newer = writes.only([origin > stamp for origin, stamp in zip(origins, newest, strict=True)])
+            if newer is not None and newer is not writes and copies is not None:
+                newer.copies = gather_copies(newer.keys, newer.values, self._site_id)
+            return newer
 
         return self._commit_decided(decide, durable=durable)[0]
 

@@ -24,7 +24,7 @@ _PAGE_ROWS_MAX: Final = 512
 _PAGE_BYTES_MAX: Final = 1 * MIB
 # Reading this many rows takes about as long as looking up one key.
 _ROWS_PER_LOOK_UP: Final = 2
-# Keys that are looked up one by one before another page is tried.
+# Keys that are looked up one by one before another page is tried; each time twice as many.
 _LOOK_UPS: Final = 256
 
 # Behind every version of a key.
@@ -56,7 +56,7 @@ def newest_stamps(engine: Engine, prefixes: Sequence[bytes], site_id: int) -> li
 def newest_rows(engine: Engine, prefixes: Sequence[bytes]) -> list[Row | None]:
     """The newest stored version under each of some encoded keys, which are in order."""
     found: list[Row | None] = [None] * len(prefixes)
-    index, rows_max = 0, _PROBE_ROWS
+    index, rows_max, look_ups = 0, _PROBE_ROWS, _LOOK_UPS
     while index < len(prefixes):
         page = engine.scan(
             DATA,
@@ -72,7 +72,8 @@ def newest_rows(engine: Engine, prefixes: Sequence[bytes]) -> list[Row | None]:
             rows_max = min(rows_max * 4, _PAGE_ROWS_MAX)
             continue
         rows_max = _PROBE_ROWS
-        end = min(index + _LOOK_UPS, len(prefixes))
+        end = min(index + look_ups, len(prefixes))
+        look_ups *= 2
         found[index:end] = engine.ceilings(DATA, prefixes[index:end])
         index = end
     return found

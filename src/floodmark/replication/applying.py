@@ -17,7 +17,7 @@ it is acknowledged: a target that crashed and came back between two calls has lo
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,10 +26,12 @@ from typing import Final, TypeAlias
 
 import numpy
 import pyarrow
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from floodmark.codec.joining import qualify_keys
 from floodmark.codec.origins import digest_records
+from floodmark.codec.pairs import Pairs
 from floodmark.model.change import Tally
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
@@ -41,12 +43,14 @@ from floodmark.replication.ports import SourceSite, TargetSite
 from floodmark.replication.reading import Kind, decode_beat, read_step
 from floodmark.replication.step import LinkStep, NamespaceStep
 
-BATCH_ROWS_MAX: Final = 4_096
+BATCH_ROWS_MAX: Final = 8_192
 BATCH_BYTES_MAX: Final = 4 * MIB
 # Batches that were sent and not acknowledged; they are kept, in case that one does not fit.
 UNSETTLED_MAX: Final = 8
 
 Versions: TypeAlias = NDArray[numpy.uint64]
+
+_EMPTY: Final = pyarrow.array([], pyarrow.binary())
 
 
 class Applier:
@@ -130,8 +134,7 @@ class _Part:
         self._counting.add(versions, digest_records(keys, records))
         self.applied.changes += len(versions)
         self.applied.latest = int(versions[-1])
-        qualified = qualify_keys(self.step.target_id, keys)
-        self._gathered.add(versions, qualified.to_pylist(), records.to_pylist())
+        self._gathered.add(versions, qualify_keys(self.step.target_id, keys), records)
         self._send(complete=False)
 
     def add_beats(self, rows: pyarrow.RecordBatch) -> None:
@@ -162,8 +165,15 @@ class _Batch:
     """Rows of whole commits of the source, in order: what one commit of the target is made of."""
 
     versions: Versions
-    keys: Sequence[bytes]
-    records: Sequence[bytes]
+    keys: pyarrow.BinaryArray
+    records: pyarrow.BinaryArray
+    _pairs: Pairs | None = None
+
+    def pairs(self) -> Pairs:
+        """The same in order of keys, as the target stores it."""
+        if self._pairs is None:
+            self._pairs = Pairs.sort(self.keys, self.records)
+        return self._pairs
 
     def halves(self) -> "tuple[_Batch, _Batch] | None":
         """The same in two, where a commit ends if there are several; None if there is only one row."""
@@ -184,33 +194,31 @@ class _Gathered:
     """Changes that wait until there are enough of them for a batch."""
 
     def __init__(self) -> None:
-        self._versions: Versions = numpy.zeros(0, numpy.uint64)
-        self._keys: list[bytes] = []
-        self._records: list[bytes] = []
+        self._waiting = _Batch(numpy.zeros(0, numpy.uint64), _EMPTY, _EMPTY)
 
-    def add(self, versions: Versions, keys: list[bytes], records: list[bytes]) -> None:
-        self._versions = numpy.concatenate([self._versions, versions])
-        self._keys += keys
-        self._records += records
+    def add(self, versions: Versions, keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray) -> None:
+        waiting = self._waiting
+        self._waiting = _Batch(
+            numpy.concatenate([waiting.versions, versions]),
+            pyarrow.concat_arrays([waiting.keys, keys]),
+            pyarrow.concat_arrays([waiting.records, records]),
+        )
 
     def take_batches(self, rows_max: int, bytes_max: int, *, complete: bool) -> Iterator[_Batch]:
         """Batches of whole commits.  Unless all is there, the last commit may go on: it is kept back."""
-        whole = _Batch(self._versions, self._keys, self._records)
-        sizes = numpy.cumsum(numpy.fromiter(map(len, self._records), numpy.int64, len(self._records)))
-        start, total = 0, len(self._keys)
+        whole = self._waiting
+        lengths = pyarrow.compute.binary_length(whole.records).to_numpy()
+        sizes = numpy.cumsum(lengths, dtype=numpy.int64)
+        start, total = 0, len(whole.versions)
         while start < total:
             spent = int(sizes[start - 1]) if start else 0
             full = min(start + rows_max, int(numpy.searchsorted(sizes, spent + bytes_max, side="right")))
-            end = total if full >= total else _commit_end(self._versions, start, full)
+            end = total if full >= total else _commit_end(whole.versions, start, full)
             if not complete and end == total:
                 break
             yield from _cut_repeats(whole.part(start, end))
             start = end
-        self._versions, self._keys, self._records = (
-            self._versions[start:],
-            self._keys[start:],
-            self._records[start:],
-        )
+        self._waiting = whole.part(start, total)
 
 
 def _commit_end(versions: Versions, start: int, full: int) -> int:
@@ -221,13 +229,13 @@ def _commit_end(versions: Versions, start: int, full: int) -> int:
 
 def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
     """A batch in pieces in which no key stands twice, cut before the commits that repeat one."""
-    if len(set(batch.keys)) == len(batch.keys):
+    if batch.pairs().is_distinct:
         yield batch
         return
     start = commit = 0
     last: dict[bytes, int] = {}
     versions = batch.versions.tolist()
-    for row, (key, version) in enumerate(zip(batch.keys, versions, strict=True)):
+    for row, (key, version) in enumerate(zip(batch.keys.to_pylist(), versions, strict=True)):
         if version != versions[commit]:
             commit = row
         if commit > start and last.get(key, -1) >= start:
@@ -303,4 +311,4 @@ class _Sender:
                 self._finish(half, self._hand_over(half))
 
     def _hand_over(self, batch: _Batch) -> "Future[int]":
-        return self._stream.send(dict(zip(batch.keys, batch.records, strict=True)))
+        return self._stream.send(batch.pairs())

@@ -48,10 +48,10 @@ def check_keys(keys: Sequence[bytes]) -> None:
     """Qualified keys, at least one, each once."""
     if not keys:
         raise InvalidArgument("a request must name at least one key")
-    for key in keys:
-        if not NAMESPACE_BYTES < len(key) <= _QUALIFIED_BYTES_MAX:
+    for length in set(map(len, keys)):
+        if not NAMESPACE_BYTES < length <= _QUALIFIED_BYTES_MAX:
             raise InvalidKey(
-                f"a key has {len(key) - NAMESPACE_BYTES:,} bytes; 1 to {KEY_BYTES_MAX:,} are allowed"
+                f"a key has {length - NAMESPACE_BYTES:,} bytes; 1 to {KEY_BYTES_MAX:,} are allowed"
             )
     if len(set(keys)) != len(keys):
         raise InvalidArgument("a commit must name each key once")

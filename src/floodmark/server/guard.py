@@ -4,7 +4,7 @@ A key begins with the id of its namespace, and rights are given by name.  Names 
 asked for again when an id is not known; the rows are the site's own, so a drop shows at once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.model.access import Role
@@ -25,10 +25,10 @@ class Guard:
         self._map: PartitionMap[Partition] | None = None
         self._partitions: dict[int, Partition] = {}
 
-    def require_keys(self, caller: Caller, role: Role, keys: Iterable[bytes]) -> Policies:
+    def require_keys(self, caller: Caller, role: Role, keys: Sequence[bytes]) -> Policies:
         """Refuse a caller who may not touch the namespaces of some qualified keys; how these merge."""
         policies: dict[bytes, str] = {}
-        for namespace in {key[:NAMESPACE_BYTES] for key in keys}:
+        for namespace in _namespaces_of(keys):
             row = self._row(namespace)
             caller.require(role, row.name)
             policies[namespace] = row.merge
@@ -77,6 +77,12 @@ class Guard:
                 partition=partition_id,
             )
         return partition
+
+
+def _namespaces_of(keys: Sequence[bytes]) -> set[bytes]:
+    first, last = min(keys)[:NAMESPACE_BYTES], max(keys)[:NAMESPACE_BYTES]
+    # What lies between two keys of a namespace is in it, too.
+    return {first} if first == last else {key[:NAMESPACE_BYTES] for key in keys}
 
 
 def _not_found(namespace: int) -> NamespaceNotFound:

@@ -8,6 +8,7 @@ batches were not done.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow
@@ -51,6 +52,7 @@ _log: Final = logging.getLogger("floodmark.server")
 _PLAIN_COPY: Final = bytes([HAS_ORIGIN])
 _COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
 _PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
+_flags: Final = itemgetter(-1)
 
 
 class Writes:
@@ -126,18 +128,24 @@ def _check_copies(keys: Sequence[bytes], values: Sequence[bytes], policies: Poli
     if set(policies.values()) != {LAST_WRITE}:
         check_values(keys, values, policies, with_origin=True)
         return
+    lengths = set(map(len, values))
+    if (
+        min(lengths) >= _COPY_OVERHEAD
+        and max(lengths) <= _PLAIN_COPY_BYTES_MAX
+        and set(map(_flags, values)) == {HAS_ORIGIN}
+    ):
+        return
     unusual = [
         index
         for index, value in enumerate(values)
         if value[-1:] != _PLAIN_COPY or not _COPY_OVERHEAD <= len(value) <= _PLAIN_COPY_BYTES_MAX
     ]
-    if unusual:
-        check_values(
-            [keys[index] for index in unusual],
-            [values[index] for index in unusual],
-            policies,
-            with_origin=True,
-        )
+    check_values(
+        [keys[index] for index in unusual],
+        [values[index] for index in unusual],
+        policies,
+        with_origin=True,
+    )
 
 
 def _tell(visit: Visit, writer: Any, answer: bytes) -> None:

@@ -301,7 +301,7 @@ class LocalWriteStream:
     def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
         future: Future[int] = Future()
         try:
-            future.set_result(self._commit(dict(rows)))
+            future.set_result(self._commit(rows if isinstance(rows, dict) else dict(rows.items())))
         except FloodmarkError as error:
             future.set_exception(error)
         return future

@@ -15,6 +15,7 @@ import msgspec
 import numpy
 import pyarrow
 
+from floodmark.codec.pairs import Pairs
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.limits import KIB
@@ -59,6 +60,8 @@ def encode_pairs(
 
 def encode_rows(rows: Mapping[bytes, bytes]) -> pyarrow.RecordBatch:
     """Values under distinct keys."""
+    if isinstance(rows, Pairs) and rows.is_distinct:
+        return pyarrow.RecordBatch.from_arrays([rows.key_column, rows.value_column], schema=PAIRS)
     return _batch([list(rows), list(rows.values())], PAIRS)
 
 
