@@ -133,13 +133,13 @@ def test_bytes_grow_with_what_is_gathered_and_not_with_what_is_left_out() -> Non
     gathered = columns(KeyRange(b"b", b"c"), Data({(b"b-large", 3): b"x" * 50_000}))
     gathered.add_line(line(1, encode_single(b"a", b"x" * 1000)))
     gathered.add_commit(2, 64, [b"a", b"d"], [b"x" * 1000, b"x" * 1000])
-    assert gathered.bytes == 0
+    assert gathered.gathered_bytes == 0
     gathered.add_line(line(3, encode_single(b"b-large", LARGE)))
-    assert gathered.bytes >= 50_000
+    assert gathered.gathered_bytes >= 50_000
     gathered.add_commit(4, 64, [b"b1", b"b2"], [b"x" * 1000 + PLAIN] * 2)
-    assert gathered.bytes >= 52_000
+    assert gathered.gathered_bytes >= 52_000
     list(gathered.drain(4, Way.LOG))
-    assert gathered.bytes == 0
+    assert gathered.gathered_bytes == 0
     assert gathered.is_empty
 
 

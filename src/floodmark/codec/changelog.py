@@ -67,8 +67,10 @@ _WIDE_HEARTBEAT: Final = 2
 _HEARTBEAT: Final = 3
 _COMMIT_HEAD: Final = Struct("<BI")
 _SINGLE: Final = Struct("<BIHI")
-_COMMIT_BYTE: Final = bytes([_COMMIT])
+COMMIT_BYTE: Final = bytes([_COMMIT])
+COMMIT_HEAD_BYTES: Final = _COMMIT_HEAD.size
 _BY_REFERENCE: Final = 0xFFFFFFFF
+_REFERENCE: Final = _BY_REFERENCE.to_bytes(4, "little")
 _ORIGIN_BYTES: Final = 9
 _NONE: Final = numpy.zeros(0, numpy.uint32)
 _ONE_CHANGE: Final = _COMMIT_HEAD.pack(_COMMIT, 1)
@@ -197,6 +199,21 @@ def decode_single(row: bytes) -> tuple[bytes, bytes] | None:
     return (row[_SINGLE.size : end], row[end:]) if len(row) - end == value_length else None
 
 
+def count_of(row: bytes) -> int:
+    """How many changes the row of a commit says that it has."""
+    return int.from_bytes(row[1:COMMIT_HEAD_BYTES], "little")
+
+
+def names_values(row: bytes) -> bool:
+    """Whether the row of a commit may name values that are to be looked up.  If not, it surely does not.
+
+    >>> [names_values(encode_single(b"a", bytes(size))) for size in (1, 5000)]
+    [False, True]
+    """
+    count = count_of(row)
+    return _REFERENCE in row[COMMIT_HEAD_BYTES + 2 * count : COMMIT_HEAD_BYTES + 6 * count]
+
+
 def count_changes(row: bytes, keys: KeyRange) -> int:
     """How many changes of a row lie in a range of qualified keys.  Values are not looked at.
 
@@ -208,7 +225,7 @@ def count_changes(row: bytes, keys: KeyRange) -> int:
         end = _SINGLE.size + _SINGLE.unpack_from(row)[2]
         if end <= len(row):
             return int(keys.contains(row[_SINGLE.size : end]))
-    if row[:1] != _COMMIT_BYTE:
+    if row[:1] != COMMIT_BYTE:
         decode_row(0, row)
         return 0
     try:
@@ -241,7 +258,7 @@ def is_own(row: bytes, site: int) -> bool:
     >>> [is_own(encode_commit([b"a"], [value])[0], site) for value, site in ((own, 1), (copy, 1), (copy, 2))]
     [True, False, True]
     """
-    if row[:1] != _COMMIT_BYTE:
+    if row[:1] != COMMIT_BYTE:
         return True
     (count,) = _COUNT.unpack_from(row, 1)
     lengths = row[_COMMIT_HEAD.size + 2 * count : _COMMIT_HEAD.size + 6 * count]
@@ -265,7 +282,7 @@ def holds_copies_only(row: bytes, site: int) -> bool:
     >>> holds_copies_only(copies, 1), holds_copies_only(copies, 2), holds_copies_only(mixed, 1)
     (True, False, False)
     """
-    if row[:1] != _COMMIT_BYTE or row[-1] != HAS_ORIGIN:
+    if row[:1] != COMMIT_BYTE or row[-1] != HAS_ORIGIN:
         return False
     (count,) = _COUNT.unpack_from(row, 1)
     values = _COMMIT_HEAD.size + 2 * count

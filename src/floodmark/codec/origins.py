@@ -50,6 +50,9 @@ def add_origins(stored: pyarrow.BinaryArray, versions: Versions, site: int) -> p
     """
     if not len(stored):
         return stored
+    rows = _find_rows(stored)
+    if rows is not None and not rows[:, -_FLAGS_BYTES].any():
+        return _add_plain(rows, _encode_stamps(versions, site))
     data, starts, ends = _layout(stored)
     bare = _find_flags(data, starts, ends) & HAS_ORIGIN == 0
     if not bare.all():
@@ -57,9 +60,23 @@ def add_origins(stored: pyarrow.BinaryArray, versions: Versions, site: int) -> p
         added = add_origins(stored.filter(pyarrow.array(bare)), versions[bare], site)
         return pyarrow.compute.replace_with_mask(stored, pyarrow.array(bare), added)
     places = _find_places(data, starts, ends, expected=0)
-    stamps = numpy.empty(len(stored), _STAMP)
+    return _weave([(data, [starts, places]), _fixed(_encode_stamps(versions, site))], [0, 2, 1])
+
+
+def _encode_stamps(versions: Versions, site: int) -> NDArray[Any]:
+    stamps = numpy.empty(len(versions), _STAMP)
     stamps["version"], stamps["site"] = versions, site
-    return _weave([(data, [starts, places]), _fixed(stamps)], [0, 2, 1])
+    return stamps
+
+
+def _add_plain(rows: Bytes, stamps: NDArray[Any]) -> pyarrow.BinaryArray:
+    """The same for records that have one length, and nothing but their values."""
+    count = len(rows)
+    flags = numpy.broadcast_to(numpy.array([HAS_ORIGIN], numpy.uint8), (count, _FLAGS_BYTES))
+    pieces = [rows[:, :-_FLAGS_BYTES], stamps.view(numpy.uint8).reshape(count, -1), flags]
+    added = numpy.concatenate(pieces, axis=1)
+    width = added.shape[1]
+    return _column(numpy.arange(0, width * (count + 1), width, dtype=numpy.int32), added)
 
 
 def digest_records(

@@ -4,10 +4,13 @@
     borders    0       5           13      18
 
 Thousands of rows are looked at, and copied, by a handful of calls, where a list would take one for each row.
+
+Arrays are made of buffers: to make one of Python's or NumPy's values, Arrow imports pandas, if it is there,
+and whoever asks a server first would wait for that.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 import pyarrow
@@ -41,6 +44,17 @@ def pack(rows: Sequence[bytes]) -> Packed:
     >>> packed.data, packed.borders.tolist()
     (b'adaalan', [0, 3, 3, 7])
     """
-    borders = numpy.zeros(len(rows) + 1, numpy.int64)
-    numpy.cumsum(numpy.fromiter(map(len, rows), numpy.int64, len(rows)), out=borders[1:])
-    return Packed(b"".join(rows), borders)
+    return Packed(b"".join(rows), borders_of(numpy.fromiter(map(len, rows), numpy.int64, len(rows))))
+
+
+def borders_of(lengths: Places) -> Places:
+    """Where rows of some lengths begin, with the end of the last."""
+    borders = numpy.zeros(len(lengths) + 1, numpy.int64)
+    numpy.cumsum(lengths, out=borders[1:])
+    return borders
+
+
+def numbers_to_arrow(numbers: NDArray[Any]) -> pyarrow.Array:
+    """An array of the same numbers, over the same bytes."""
+    buffers = [None, pyarrow.py_buffer(numbers)]
+    return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(numbers.dtype), len(numbers), buffers)

@@ -229,7 +229,7 @@ class _Stream:
         columns = self._columns
         for entry in entries:
             columns.add_commit(entry.version, entry.partition, entry.keys, entry.values)
-            if columns.bytes >= BATCH_BYTES_MAX:
+            if columns.gathered_bytes >= BATCH_BYTES_MAX:
                 return list(columns.drain(entry.version, Way.TAIL))
         return list(columns.drain(target, Way.TAIL))
 
@@ -247,7 +247,7 @@ def gather_lines(pages: Iterable[list[LogLine]], target: Version, columns: Colum
         lines = kept + page
         for line, following in pairwise(lines):
             columns.add_line(line)
-            if columns.bytes >= BATCH_BYTES_MAX:
+            if columns.gathered_bytes >= BATCH_BYTES_MAX:
                 yield from columns.drain(_complete_through(line, following), Way.LOG)
         kept = lines[-1:]
         if not columns.is_empty:

@@ -52,7 +52,7 @@ def scan_changes(
     for version, key, partition, stored in sorter.rows():
         if (version, key) <= seen:
             continue
-        if columns.bytes >= BATCH_BYTES_MAX:
+        if columns.gathered_bytes >= BATCH_BYTES_MAX:
             # Only where a commit ends has the reader everything up to it.
             yield from columns.drain(last if version != last else last - 1, Way.SCAN)
         columns.add_change(version, partition, key, stored)

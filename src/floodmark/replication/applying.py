@@ -17,7 +17,7 @@ it is acknowledged: a target that crashed and came back between two calls has lo
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
@@ -49,8 +49,6 @@ BATCH_BYTES_MAX: Final = 4 * MIB
 UNSETTLED_MAX: Final = 8
 
 Versions: TypeAlias = NDArray[numpy.uint64]
-
-_EMPTY: Final = pyarrow.array([], pyarrow.binary())
 
 
 class Applier:
@@ -134,7 +132,7 @@ class _Part:
         self._counting.add(versions, digest_records(keys, records))
         self.applied.changes += len(versions)
         self.applied.latest = int(versions[-1])
-        self._gathered.add(versions, qualify_keys(self.step.target_id, keys), records)
+        self._gathered.add(_Batch(versions, qualify_keys(self.step.target_id, keys), records))
         self._send(complete=False)
 
     def add_beats(self, rows: pyarrow.RecordBatch) -> None:
@@ -175,6 +173,11 @@ class _Batch:
             self._pairs = Pairs.sort(self.keys, self.records)
         return self._pairs
 
+    def sizes(self) -> NDArray[numpy.int32]:
+        """The bytes of each record."""
+        sizes: NDArray[numpy.int32] = pyarrow.compute.binary_length(self.records).to_numpy()
+        return sizes
+
     def halves(self) -> "tuple[_Batch, _Batch] | None":
         """The same in two, where a commit ends if there are several; None if there is only one row."""
         count = len(self.keys)
@@ -194,22 +197,21 @@ class _Gathered:
     """Changes that wait until there are enough of them for a batch."""
 
     def __init__(self) -> None:
-        self._waiting = _Batch(numpy.zeros(0, numpy.uint64), _EMPTY, _EMPTY)
+        self._pieces: list[_Batch] = []
+        self._rows = self._bytes = 0
 
-    def add(self, versions: Versions, keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray) -> None:
-        waiting = self._waiting
-        self._waiting = _Batch(
-            numpy.concatenate([waiting.versions, versions]),
-            pyarrow.concat_arrays([waiting.keys, keys]),
-            pyarrow.concat_arrays([waiting.records, records]),
-        )
+    def add(self, piece: _Batch) -> None:
+        self._pieces.append(piece)
+        self._rows += len(piece.versions)
+        self._bytes += int(piece.sizes().sum())
 
     def take_batches(self, rows_max: int, bytes_max: int, *, complete: bool) -> Iterator[_Batch]:
         """Batches of whole commits.  Unless all is there, the last commit may go on: it is kept back."""
-        whole = self._waiting
-        lengths = pyarrow.compute.binary_length(whole.records).to_numpy()
-        sizes = numpy.cumsum(lengths, dtype=numpy.int64)
-        start, total = 0, len(whole.versions)
+        if not self._rows or (not complete and self._rows <= rows_max and self._bytes <= bytes_max):
+            return
+        whole, total = _join(self._pieces), self._rows
+        sizes = numpy.cumsum(whole.sizes(), dtype=numpy.int64)
+        start = 0
         while start < total:
             spent = int(sizes[start - 1]) if start else 0
             full = min(start + rows_max, int(numpy.searchsorted(sizes, spent + bytes_max, side="right")))
@@ -218,7 +220,17 @@ class _Gathered:
                 break
             yield from _cut_repeats(whole.part(start, end))
             start = end
-        self._waiting = whole.part(start, total)
+        self._pieces, self._rows, self._bytes = [], 0, 0
+        if start < total:
+            self.add(whole.part(start, total))
+
+
+def _join(pieces: Sequence[_Batch]) -> _Batch:
+    return _Batch(
+        numpy.concatenate([piece.versions for piece in pieces]),
+        pyarrow.concat_arrays([piece.keys for piece in pieces]),
+        pyarrow.concat_arrays([piece.records for piece in pieces]),
+    )
 
 
 def _commit_end(versions: Versions, start: int, full: int) -> int:

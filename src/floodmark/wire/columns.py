@@ -15,6 +15,7 @@ import msgspec
 import numpy
 import pyarrow
 
+from floodmark.codec.column import Column
 from floodmark.codec.pairs import Pairs
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, WireMismatch
@@ -142,7 +143,7 @@ def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:
         raise WireMismatch(
             f"a batch of changes cannot be read ({error}); use the same release on both sides"
         ) from error
-    versions, partitions, keys, values, *befores = (column.to_pylist() for column in batch.columns)
+    versions, partitions, keys, values, *befores = map(Column[Any], batch.columns)
     return ChangeBatch(
         through=facts.through,
         way=facts.way,
@@ -172,6 +173,8 @@ def _column(values: Sequence[Any], field: pyarrow.Field) -> pyarrow.Array:
     To make an array of Python objects, Arrow imports pandas, if it is there: half a second that whoever asks
     a server first would wait for.
     """
+    if isinstance(values, Column):
+        return values.array
     if field.nullable:
         return pyarrow.array(values, field.type, memory_pool=_memory)
     count = len(values)
