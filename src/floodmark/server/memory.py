@@ -4,6 +4,9 @@ Streams take some megabytes each, in threads that come and go.  What they free s
 which keeps pieces for each thread and, after it has seen a few large ones, ever larger pieces.  After some
 clients have come and gone a server would hold several times of what it needs.  So the library is told to
 keep little, and is asked to give back the rest now and then, after somebody has used much.
+
+It keeps what a batch of writes is made of: a stream of them would otherwise have every piece mapped, cleared
+and unmapped again, batch after batch, which is a good part of what such a stream costs.
 """
 
 import ctypes
@@ -12,7 +15,7 @@ from typing import Final
 import pyarrow
 
 from floodmark.clock import TimeSource
-from floodmark.model.limits import KIB
+from floodmark.model.limits import MIB
 
 GIVE_BACK_EVERY_MS: Final = 2_000
 
@@ -21,7 +24,7 @@ _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENAS_MAX: Final = -8
 
-_SETTINGS: Final = {_TRIM_THRESHOLD: 256 * KIB, _MMAP_THRESHOLD: 256 * KIB, _ARENAS_MAX: 4}
+_SETTINGS: Final = {_TRIM_THRESHOLD: 4 * MIB, _MMAP_THRESHOLD: 2 * MIB, _ARENAS_MAX: 4}
 
 _library: Final = ctypes.CDLL(None)
 _set = getattr(_library, "mallopt", None)
