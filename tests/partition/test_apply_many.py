@@ -1,14 +1,17 @@
 """Many plain copies in one commit, looked at all at once: what is stored is the same as one by one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from unittest.mock import patch
 
+import pyarrow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, open_memory, rows_of
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.pairs import Pairs
 from floodmark.codec.values import encode_value
 from floodmark.engine import Row
 from floodmark.model.change import Heartbeat, Stamp
@@ -17,7 +20,7 @@ from floodmark.testing.clock import SimulatedTime
 
 BASE = compose(START_MS - 60_000, 0)
 HERE = 7
-KEYS = 150
+KEYS = 400
 
 Rows = dict[bytes, bytes]
 
@@ -32,7 +35,7 @@ class Outcome:
     changes: list[object]
 
 
-def run(written: list[bytes], batches: list[Rows], *, load: bool) -> Outcome:
+def run(written: list[bytes], batches: list[Rows], *, load: bool, columns: bool = False) -> Outcome:
     """Write some keys here, and take in batches from elsewhere."""
     engine = HookedEngine()
     with open_memory(engine, SimulatedTime(START_MS)) as site:
@@ -42,7 +45,9 @@ def run(written: list[bytes], batches: list[Rows], *, load: bool) -> Outcome:
             users.put(key, b"written here")
         versions = []
         for batch in batches:
-            rows = {prefix + key: value for key, value in batch.items()}
+            rows: Mapping[bytes, bytes] = {prefix + key: value for key, value in batch.items()}
+            if columns:
+                rows = Pairs.sort(pyarrow.array(list(rows)), pyarrow.array(list(rows.values())))
             take_in = site.host.router.load if load else site.host.router.apply
             versions.append(take_in(rows, durable=True))
         changes: list[object] = list(site.changes("users"))
@@ -86,3 +91,4 @@ def test_many_copies_at_once_are_stored_like_copies_one_by_one(
     found = run(own, taken_in, load=load)
     with patch("floodmark.partition.partition.gather_copies", return_value=None):
         assert run(own, taken_in, load=load) == found
+    assert run(own, taken_in, load=load, columns=True) == found

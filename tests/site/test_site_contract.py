@@ -65,7 +65,7 @@ def test_no_part_of_the_contract_hides_a_test_of_another() -> None:
 class ForgetfulRouter(Router):
     """Drops every seventh row of what is put."""
 
-    def put(self, rows: dict[bytes, bytes], *, durable: bool) -> Version:
+    def put(self, rows: Mapping[bytes, bytes], *, durable: bool) -> Version:
         kept = {key: value for number, (key, value) in enumerate(rows.items(), 1) if number % 7}
         return super().put(kept, durable=durable)
 

@@ -6,13 +6,18 @@ columns takes the array as it came.
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from operator import lt
+from typing import Any, Final, TypeVar, overload
 
 import numpy
 import pyarrow
+import pyarrow.compute
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
+
+# From so many values on, it is quicker to look at them all at once.
+MANY: Final = 256
 
 
 class Column(Sequence[Item]):
@@ -30,6 +35,15 @@ class Column(Sequence[Item]):
     def _items(self) -> list[Item]:
         items: list[Item] = self.array.to_pylist()
         return items
+
+    @cached_property
+    def is_ascending(self) -> bool:
+        """Whether each value is greater than the one before it."""
+        if len(self.array) < MANY:
+            items: list[Any] = [*self._items]
+            return all(map(lt, items, items[1:]))
+        ascends = pyarrow.compute.less(self.array[:-1], self.array[1:])
+        return bool(pyarrow.compute.all(ascends).as_py())
 
     @overload
     def __getitem__(self, place: int) -> Item: ...

@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy
 
+from floodmark.codec.packed import Packed, pack
 from floodmark.model.errors import Corruption
 from floodmark.model.version import VERSION_MAX, Version
 
@@ -100,8 +101,10 @@ def encode_prefixes(qualified: Sequence[bytes]) -> list[bytes]:
     >>> encode_prefixes([b"user-1", b"u"]) == [encode_prefix(b"user-1"), encode_prefix(b"u")]
     True
     """
-    if len(qualified) >= _MANY and len(set(map(len, qualified))) == 1:
-        return _encode_alike(qualified)
+    if len(qualified) >= _MANY:
+        packed = pack(qualified)
+        if (packed.lengths == packed.lengths[0]).all():
+            return _encode_alike(packed)
     length = -1
     prefixes: list[bytes] = []
     for key in qualified:
@@ -113,13 +116,14 @@ def encode_prefixes(qualified: Sequence[bytes]) -> list[bytes]:
     return prefixes
 
 
-def _encode_alike(qualified: Sequence[bytes]) -> list[bytes]:
+def _encode_alike(qualified: Packed) -> list[bytes]:
     """The same of keys that have one length, all at once."""
-    count, length = len(qualified), len(RAW) + len(qualified[0])
+    count = len(qualified.borders) - 1
+    length = len(RAW) + len(qualified.data) // count
     groups = length // GROUP + 1
     padded = numpy.zeros((count, groups * GROUP), numpy.uint8)
     padded[:, 0] = RAW[0]
-    padded[:, len(RAW) : length] = numpy.frombuffer(b"".join(qualified), numpy.uint8).reshape(count, -1)
+    padded[:, len(RAW) : length] = numpy.frombuffer(qualified.data, numpy.uint8).reshape(count, -1)
     marked = numpy.empty((count, groups), _MARKED)
     marked["group"] = padded.view(numpy.uint64)
     marked["marker"] = 0xFF

@@ -16,13 +16,15 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
+from floodmark.codec.column import Column
+
 Places: TypeAlias = NDArray[numpy.int64]
 
 
 class Packed(NamedTuple):
     """The bytes of all rows, and where each begins, with the end of the last."""
 
-    data: bytes
+    data: bytes | memoryview
     borders: Places
 
     @property
@@ -38,13 +40,23 @@ class Packed(NamedTuple):
 
 
 def pack(rows: Sequence[bytes]) -> Packed:
-    """Rows in one piece.
+    """Rows in one piece; of a column that is one already, over the same bytes.
 
     >>> packed = pack([b"ada", b"", b"alan"])
     >>> packed.data, packed.borders.tolist()
     (b'adaalan', [0, 3, 3, 7])
     """
+    if isinstance(rows, Column):
+        return pack_array(rows.array)
     return Packed(b"".join(rows), borders_of(numpy.fromiter(map(len, rows), numpy.int64, len(rows))))
+
+
+def pack_array(array: pyarrow.BinaryArray) -> Packed:
+    """The rows of an array without nulls, over the same bytes."""
+    _, offsets, data = array.buffers()
+    borders = numpy.frombuffer(offsets, numpy.int32, len(array) + 1, 4 * array.offset).astype(numpy.int64)
+    whole = memoryview(data or b"")[borders[0] : borders[-1]]
+    return Packed(whole, borders - borders[0])
 
 
 def borders_of(lengths: Places) -> Places:

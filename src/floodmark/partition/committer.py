@@ -341,7 +341,9 @@ class Committer:
             if commit.version and commit.error is None and commit.writes is not None:
                 assert commit.writer is not None
                 if not commit.writes.loaded:
-                    self.tail.add(commit.version, commit.writer.id, commit.writes.keys, commit.writes.changes)
+                    # Not as columns: these would hold the message that they came in for as long.
+                    keys, changes = list(commit.writes.keys), list(commit.writes.changes)
+                    self.tail.add(commit.version, commit.writer.id, keys, changes)
 
     def _count(self, batch: list[Commit]) -> None:
         counters = self.counters

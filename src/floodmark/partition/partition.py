@@ -7,6 +7,7 @@ from typing import Final
 import pyarrow
 
 from floodmark.clock import HybridClock
+from floodmark.codec.column import Column
 from floodmark.codec.copies import gather_copies
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
@@ -15,6 +16,7 @@ from floodmark.codec.ordered import (
     encode_prefixes,
     encode_version,
 )
+from floodmark.codec.packed import pack
 from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, stamp_version
 from floodmark.codec.values import PLAIN, TOMBSTONE
 from floodmark.engine import Engine, Row
@@ -458,6 +460,9 @@ def _origins_of(writes: Writes) -> list[bytes]:
 def _distinct_writes(
     keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
 ) -> Writes:
+    if isinstance(keys, Column) and keys.is_ascending:
+        size = len(pack(keys).data) + len(pack(values).data)
+        return Writes(keys, encode_prefixes(keys), values, size, own=own, loaded=loaded)
     if len(set(keys)) < len(keys):
         raise InvalidArgument("a key stands twice among the changes of one commit; write them one by one")
     return _writes(keys, values, own=own, loaded=loaded)

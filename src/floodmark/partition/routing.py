@@ -6,12 +6,13 @@ may give a key to somebody else.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import pyarrow
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.pairs import Pairs
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone
 from floodmark.model.partition import Content, Partition, PartitionMaps
@@ -22,7 +23,7 @@ from floodmark.model.version import Version
 ROUTES_MAX: Final = 100
 
 Result = TypeVar("Result")
-Rows = dict[bytes, bytes]
+Rows = Mapping[bytes, bytes]
 
 
 def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
@@ -153,7 +154,7 @@ class Router:
                 raise _too_large(group, partition)
 
         def commit_group(partition: Partition, group: Rows) -> None:
-            answers.append(commit(partition, list(group), list(group.values())))
+            answers.append(commit(partition, *_columns(group)))
 
         self._each_group(groups, commit_group, rank=rank)
         return answers
@@ -247,7 +248,7 @@ class Router:
         done = 0
         failure: FloodmarkError | None = None
         for _ in range(ROUTES_MAX):
-            moved: Rows = {}
+            moved: dict[bytes, bytes] = {}
             for partition, group in groups:
                 try:
                     commit(partition, group)
@@ -288,7 +289,16 @@ def _highest_stamp(rows: Rows) -> Version:
     return stamp_version(max(find_origins(list(rows.values()))))
 
 
+def _columns(rows: Rows) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Keys and values, as they are if they are columns."""
+    if isinstance(rows, Pairs) and rows.is_ordered:
+        return rows.columns()
+    return list(rows), list(rows.values())
+
+
 def _size(rows: Rows) -> int:
+    if isinstance(rows, Pairs):
+        return rows.size
     return sum(map(len, rows)) + sum(map(len, rows.values()))
 
 

@@ -241,7 +241,7 @@ def _commit_end(versions: Versions, start: int, full: int) -> int:
 
 def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
     """A batch in pieces in which no key stands twice, cut before the commits that repeat one."""
-    if batch.pairs().is_distinct:
+    if batch.pairs().is_ordered:
         yield batch
         return
     start = commit = 0

@@ -4,7 +4,9 @@ whoever speaks the protocol may send anything, and what is stored stays."""
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from floodmark.codec.column import Column
 from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.packed import pack
 from floodmark.codec.states import CounterState, decode_state, is_unstamped
 from floodmark.codec.values import HAS_STAMPS, PLAIN, decode_value
 from floodmark.merge.fields import parse_object
@@ -48,12 +50,13 @@ def check_keys(keys: Sequence[bytes]) -> None:
     """Qualified keys, at least one, each once."""
     if not keys:
         raise InvalidArgument("a request must name at least one key")
-    for length in set(map(len, keys)):
+    ordered = isinstance(keys, Column) and keys.is_ascending
+    for length in set(pack(keys).lengths.tolist() if ordered else map(len, keys)):
         if not NAMESPACE_BYTES < length <= _QUALIFIED_BYTES_MAX:
             raise InvalidKey(
                 f"a key has {length - NAMESPACE_BYTES:,} bytes; 1 to {KEY_BYTES_MAX:,} are allowed"
             )
-    if len(set(keys)) != len(keys):
+    if not ordered and len(set(keys)) != len(keys):
         raise InvalidArgument("a commit must name each key once")
 
 

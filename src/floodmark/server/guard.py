@@ -6,6 +6,7 @@ asked for again when an id is not known; the rows are the site's own, so a drop 
 
 from collections.abc import Sequence
 
+from floodmark.codec.column import Column
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound, PartitionMoved
@@ -80,7 +81,9 @@ class Guard:
 
 
 def _namespaces_of(keys: Sequence[bytes]) -> set[bytes]:
-    first, last = min(keys)[:NAMESPACE_BYTES], max(keys)[:NAMESPACE_BYTES]
+    ordered = isinstance(keys, Column) and keys.is_ascending
+    ends = (keys[0], keys[-1]) if ordered else (min(keys), max(keys))
+    first, last = (key[:NAMESPACE_BYTES] for key in ends)
     # What lies between two keys of a namespace is in it, too.
     return {first} if first == last else {key[:NAMESPACE_BYTES] for key in keys}
 

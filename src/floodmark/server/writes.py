@@ -8,11 +8,14 @@ batches were not done.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from operator import itemgetter
 from typing import Any, Final
 
+import numpy
 import pyarrow
 
+from floodmark.codec.column import Column
+from floodmark.codec.packed import pack
+from floodmark.codec.pairs import Pairs
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.model.access import Role
@@ -52,7 +55,6 @@ _log: Final = logging.getLogger("floodmark.server")
 _PLAIN_COPY: Final = bytes([HAS_ORIGIN])
 _COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
 _PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
-_flags: Final = itemgetter(-1)
 
 
 class Writes:
@@ -110,17 +112,26 @@ class Writes:
         require_pairs(batch)
         self._metrics.received(batch.nbytes)
         check_size("a batch of writes", batch.nbytes, WRITE_BYTES_MAX)
+        if isinstance(command, ApplyStreamCommand | LoadStreamCommand):
+            return self._take_in(visit, command, stream, batch)
         keys, values = decode_columns(batch)
         check_keys(keys)
-        role = Role.ADMIN if isinstance(command, LoadStreamCommand) else Role.WRITE
-        policies = self._guard.require_keys(visit.caller, role, keys)
+        policies = self._guard.require_keys(visit.caller, Role.WRITE, keys)
         if isinstance(command, WriteStreamCommand | MergeStreamCommand):
             check_mergeable(keys, policies, merges=isinstance(command, MergeStreamCommand))
-        if isinstance(command, ApplyStreamCommand | LoadStreamCommand):
-            _check_copies(keys, values, policies)
-        else:
-            check_values(keys, values, policies, with_origin=False)
+        check_values(keys, values, policies, with_origin=False)
         return stream.send(dict(zip(keys, values, strict=True))).result()
+
+    def _take_in(
+        self, visit: Visit, command: StreamCommand, stream: WriteStream, batch: pyarrow.RecordBatch
+    ) -> int:
+        """Commit copies from other sites: as the columns that they are, if they are many."""
+        pairs = Pairs(batch.column(0), batch.column(1))
+        keys, values = pairs.columns()
+        check_keys(keys)
+        role = Role.ADMIN if isinstance(command, LoadStreamCommand) else Role.WRITE
+        _check_copies(keys, values, self._guard.require_keys(visit.caller, role, keys))
+        return stream.send(pairs).result()
 
 
 def _check_copies(keys: Sequence[bytes], values: Sequence[bytes], policies: Policies) -> None:
@@ -128,12 +139,7 @@ def _check_copies(keys: Sequence[bytes], values: Sequence[bytes], policies: Poli
     if set(policies.values()) != {LAST_WRITE}:
         check_values(keys, values, policies, with_origin=True)
         return
-    lengths = set(map(len, values))
-    if (
-        min(lengths) >= _COPY_OVERHEAD
-        and max(lengths) <= _PLAIN_COPY_BYTES_MAX
-        and set(map(_flags, values)) == {HAS_ORIGIN}
-    ):
+    if isinstance(values, Column) and _are_plain(values):
         return
     unusual = [
         index
@@ -146,6 +152,14 @@ def _check_copies(keys: Sequence[bytes], values: Sequence[bytes], policies: Poli
         policies,
         with_origin=True,
     )
+
+
+def _are_plain(values: Column[bytes]) -> bool:
+    packed = pack(values)
+    lengths, data = packed.lengths, numpy.frombuffer(packed.data, numpy.uint8)
+    if lengths.min() < _COPY_OVERHEAD or lengths.max() > _PLAIN_COPY_BYTES_MAX:
+        return False
+    return bool((data[packed.borders[1:] - 1] == HAS_ORIGIN).all())
 
 
 def _tell(visit: Visit, writer: Any, answer: bytes) -> None:

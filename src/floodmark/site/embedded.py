@@ -295,13 +295,13 @@ class LocalAdministration:
 class LocalWriteStream:
     """A write stream to a node of this process: a batch is committed when it is sent."""
 
-    def __init__(self, commit: Callable[[dict[bytes, bytes]], int]) -> None:
+    def __init__(self, commit: Callable[[Mapping[bytes, bytes]], int]) -> None:
         self._commit = commit
 
     def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
         future: Future[int] = Future()
         try:
-            future.set_result(self._commit(rows if isinstance(rows, dict) else dict(rows.items())))
+            future.set_result(self._commit(rows))
         except FloodmarkError as error:
             future.set_exception(error)
         return future

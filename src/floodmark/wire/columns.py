@@ -61,8 +61,9 @@ def encode_pairs(
 
 def encode_rows(rows: Mapping[bytes, bytes]) -> pyarrow.RecordBatch:
     """Values under distinct keys."""
-    if isinstance(rows, Pairs) and rows.is_distinct:
-        return pyarrow.RecordBatch.from_arrays([rows.key_column, rows.value_column], schema=PAIRS)
+    if isinstance(rows, Pairs) and rows.is_ordered:
+        columns = [rows.key_column.array, rows.value_column.array]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=PAIRS)
     return _batch([list(rows), list(rows.values())], PAIRS)
 
 
