@@ -3,6 +3,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 ARGS ?=
 
+# The tests start hundreds of processes: none of them should compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log soak clean
 

@@ -36,6 +36,9 @@ TOGETHER = {
     "tests/spark/test_secrets.py": "spark processes",
     "tests/spark/test_operations.py": "spark processes",
     "tests/spark/test_returning.py": "spark processes",
+    "tests/spark/test_s": "another spark session",
+    "tests/spark/test_v": "another spark session",
+    "tests/spark/test_w": "another spark session",
     "tests/spark": "spark session",
     "tests/server/test_stalled.py": "stalled",
 }

@@ -12,7 +12,18 @@ from tests.log.support import GatedLedger, answers, busy
 from floodmark.codec.entries import encode_batch
 from floodmark.engine import Engine, Guard, MemoryEngine, WriteRow
 from floodmark.engine.rocks import RocksEngine
-from floodmark.log import FAMILY, Acknowledgements, BatchedWriter, EngineStore, Position, StoredLedger
+from floodmark.log import (
+    FAMILY,
+    Acknowledgements,
+    BatchedWriter,
+    EngineStore,
+    EntryId,
+    Marks,
+    MemoryLedger,
+    Position,
+    StoredLedger,
+)
+from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import Corruption, InvalidArgument
 from floodmark.testing.ledger_contract import entries_of
 
@@ -26,6 +37,34 @@ def open_log(engine: Engine) -> tuple[StoredLedger, Acknowledgements, list[tuple
 @pytest.fixture
 def engine() -> MemoryEngine:
     return MemoryEngine((FAMILY,))
+
+
+class HastyLedger(MemoryLedger):
+    """A ledger with which somebody lets go of a record while another is appended, behind its marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writer: BatchedWriter[bytes] | None = None
+        self.hasty: list[Position] = []
+
+    def append(self, entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
+        number = super().append(entry, marks)
+        if self.writer is not None and self.hasty:
+            self.writer.acknowledge(self.hasty)
+        return number
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_acknowledged_during_an_append_is_stored_though_no_other_follows(alone: bool) -> None:
+    ledger = HastyLedger()
+    ledger.writer = writer = BatchedWriter[bytes](ledger)
+    ledger.hasty = [writer.write(b"first")]
+    if alone:
+        writer.write(b"second")
+    else:
+        writer.add(b"second").result()
+    writer.drain()
+    assert [entry for entry, _ in entries_of(ledger)] == [2]
 
 
 def test_an_entry_goes_when_its_last_record_is_acknowledged() -> None:

@@ -19,7 +19,7 @@ from floodmark.model.change import Change
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 
-ROUNDS = 20
+ROUNDS = 10
 
 Fact = tuple[Version, bytes, bytes | None]
 
@@ -130,16 +130,8 @@ def kill_rounds(path: Path, mode: str, seed: int, rounds: int, lines_max: int = 
     return witness
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("fsync", marks=pytest.mark.soak),
-        pytest.param("async", marks=pytest.mark.soak),
-        "mixed",
-    ],
-)
-def test_promises_hold_over_twenty_kills(tmp_path: Path, mode: str) -> None:
-    witness = kill_rounds(tmp_path / "oslo", mode, seed=1, rounds=ROUNDS)
+def test_promises_hold_over_ten_kills(tmp_path: Path) -> None:
+    witness = kill_rounds(tmp_path / "oslo", "mixed", seed=1, rounds=ROUNDS)
     assert len(witness.seen) > 10 * ROUNDS
     assert Counter(bool(count) for count in witness.resolved.values())[True] > ROUNDS
 

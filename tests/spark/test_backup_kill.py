@@ -104,6 +104,7 @@ def test_a_restore_that_is_killed_again_and_again_ends_like_one_that_was_not(
     assert held_for(rome.site, "spark/restore-") == {}
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform == "win32", reason="the size of files cannot be limited here")
 def test_a_full_disk_is_told_and_the_backup_goes_on_when_there_is_room(
     spark: SparkSession, served: Served, users: Namespace, target: Path

@@ -371,6 +371,7 @@ def write_with_a_death(spark: SparkSession, url: str) -> None:
     writer.option("distinctKeys", "true").save(url)
 
 
+@pytest.mark.soak
 def test_a_task_that_spark_runs_again_neither_loses_rows_nor_overwrites_later_writes(
     users: Namespace, local_cluster: SparkProcess, url: str
 ) -> None:

@@ -106,7 +106,8 @@ class World:
         return StoredLedger(EngineStore(self.engine), f"{LEDGERS}7")
 
     def live(self) -> list[Record]:
-        """The records that a restart would find now."""
+        """The records that a restart would find, now that nothing is on its way."""
+        self.coordinator.log.drain()
         found = Acknowledgements(self.ledger()).recover()
         return [decode_record(record) for _, record in found]
 

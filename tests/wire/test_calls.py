@@ -78,15 +78,15 @@ def through_the_wire(spec: CallSpec, target: object, *args: object, **kwargs: ob
 
 
 @pytest.fixture
-def specs() -> dict[str, CallSpec]:
+def specs() -> Mapping[str, CallSpec]:
     return call_specs(Port, "port", repeatable=["nothing"])
 
 
-def test_methods_get_names_with_the_prefix(specs: dict[str, CallSpec]) -> None:
+def test_methods_get_names_with_the_prefix(specs: Mapping[str, CallSpec]) -> None:
     assert sorted(specs) == ["port.mixed", "port.nothing"]
 
 
-def test_arguments_and_results_come_as_they_were_given(specs: dict[str, CallSpec]) -> None:
+def test_arguments_and_results_come_as_they_were_given(specs: Mapping[str, CallSpec]) -> None:
     target = Target()
     settings = Settings(lifetime=timedelta(days=1, microseconds=3), name="ada")
     assert through_the_wire(specs["port.mixed"], target, b"\x00\xff", settings, at=(1 << 64) - 1) == ROW
@@ -101,12 +101,12 @@ def test_arguments_and_results_come_as_they_were_given(specs: dict[str, CallSpec
     ]
 
 
-def test_only_what_is_said_to_be_repeatable_is_repeated(specs: dict[str, CallSpec]) -> None:
+def test_only_what_is_said_to_be_repeatable_is_repeated(specs: Mapping[str, CallSpec]) -> None:
     assert specs["port.mixed"].method.writes
     assert not specs["port.nothing"].method.writes
 
 
-def test_wrong_arguments_fail_at_the_call(specs: dict[str, CallSpec]) -> None:
+def test_wrong_arguments_fail_at_the_call(specs: Mapping[str, CallSpec]) -> None:
     with pytest.raises(TypeError):
         specs["port.nothing"].bind(1)
     with pytest.raises(TypeError):
@@ -116,12 +116,12 @@ def test_wrong_arguments_fail_at_the_call(specs: dict[str, CallSpec]) -> None:
 @pytest.mark.parametrize(
     "arguments", [{}, {"key": 1}, {"key": b"x", "settings": {}, "colour": "blue"}, [1, 2], None]
 )
-def test_arguments_of_other_types_are_refused(specs: dict[str, CallSpec], arguments: object) -> None:
+def test_arguments_of_other_types_are_refused(specs: Mapping[str, CallSpec], arguments: object) -> None:
     with pytest.raises(InvalidArgument, match=r"port\.mixed"):
         specs["port.mixed"].method.decode_request(msgspec.msgpack.encode(arguments))
 
 
-def test_what_a_type_says_about_itself_is_what_the_caller_hears(specs: dict[str, CallSpec]) -> None:
+def test_what_a_type_says_about_itself_is_what_the_caller_hears(specs: Mapping[str, CallSpec]) -> None:
     body = msgspec.msgpack.encode({"key": b"x", "settings": {"name": ""}})
     with pytest.raises(InvalidName, match="must not be empty") as refused:
         specs["port.mixed"].method.decode_request(body)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.main import get_command
@@ -195,13 +196,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], session: Session) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    command = get_command(app)
+    command = _command()
     try:
         with command.make_context("floodmark", list(arguments), obj=session) as context:
             command.invoke(context)
     except typer.Exit as finished:
         return finished.exit_code
     return DONE
+
+
+@cache
+def _command() -> Any:
+    """All commands, made of their signatures: that takes a while."""
+    return get_command(app)
 
 
 def _replace_closed_streams() -> None:

@@ -161,7 +161,8 @@ class BatchedWriter(Generic[Record]):
         with self._lock:
             self._require_open()
             if self._leader is not None or self._batches:
-                # Whoever appends takes it along.
+                # Whoever appends takes it along, or leaves it to the thread.
+                self._require_thread()
                 return
         self._lead(lambda: True)
 
@@ -192,6 +193,12 @@ class BatchedWriter(Generic[Record]):
         """What this writer has done so far."""
         return self._counter.statistics(enabled=self._enabled, bytes_in_flight=self._bytes_in_flight)
 
+    def drain(self) -> None:
+        """Return when all that was handed over is written, and all that was let go of is stored as such."""
+        self._require_no_callback()
+        while not self._wait_drained():
+            self._lead(lambda: False)
+
     def close(self) -> None:
         """Write what was handed over, then refuse.  Closing twice is harmless.
 
@@ -202,8 +209,7 @@ class BatchedWriter(Generic[Record]):
             self._changed.notify_all()
             if self._leader == get_ident():
                 return
-        while not self._wait_drained():
-            self._lead(lambda: False)
+        self.drain()
         with self._lock:
             self._called.notify()
             thread = self._thread
@@ -315,7 +321,7 @@ class BatchedWriter(Generic[Record]):
     def _wait_called(self) -> bool:
         """Sleep until somebody has to lead; False at the end."""
         with self._lock:
-            while self._leader is not None or not self._batches:
+            while self._leader is not None or not (self._batches or self._has_marks()):
                 if self._closed and self._leader is None:
                     return False
                 self._called.wait()
@@ -325,7 +331,11 @@ class BatchedWriter(Generic[Record]):
         """Wait until nobody leads; False if something is left."""
         with self._lock:
             self._changed.wait_for(lambda: self._leader is None)
-            return not self._batches and (self._marks_refused or not self._acknowledgements.has_changes)
+            return not self._batches and not self._has_marks()
+
+    def _has_marks(self) -> bool:
+        """Whether something was let go of that is to be stored, though nothing is appended."""
+        return self._acknowledgements.has_changes and not self._marks_refused
 
     def _write_alone(self, record: bytes) -> Position | None:
         """Append one record in the same steps but without a batch; None if others are there."""
@@ -378,7 +388,7 @@ class BatchedWriter(Generic[Record]):
                 if self._current is self._open:
                     self._open = None
                 return True
-            if not self._batches and self._acknowledgements.has_changes and not self._marks_refused:
+            if not self._batches and self._has_marks():
                 return True
         self._resign()
         return False
@@ -387,10 +397,9 @@ class BatchedWriter(Generic[Record]):
         """Let another lead."""
         with self._lock:
             self._leader = None
-            if self._batches or self._closed:
+            if self._batches or self._closed or self._has_marks():
                 self._called.notify()
-            if self._line or self._closed:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def _append(self, batch: Batch) -> None:
         """Append a batch, and tell everybody."""

@@ -6,8 +6,8 @@ the parameters as fields, checked against their types where they arrive, and so 
 """
 
 import inspect
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any, Final, get_type_hints
 
 import msgspec
@@ -48,18 +48,25 @@ class CallSpec:
 
 def call_specs(
     protocol: type, prefix: str, *, repeatable: Iterable[str] = (), lengthy: Iterable[str] = ()
-) -> dict[str, CallSpec]:
+) -> Mapping[str, CallSpec]:
     """The methods of a protocol by their names on the wire.
 
     Those that are `repeatable` change nothing, or nothing that a second call would change again; all others
     are never repeated when no answer comes.  What is `lengthy` may take longer than other calls.
     """
+    return _call_specs(protocol, prefix, frozenset(repeatable), frozenset(lengthy))
+
+
+@cache
+def _call_specs(
+    protocol: type, prefix: str, again: frozenset[str], long: frozenset[str]
+) -> Mapping[str, CallSpec]:
+    """To read type hints takes far longer than to connect: it is done once for all connections."""
     functions = {
         name: function
         for name, function in inspect.getmembers(protocol, inspect.isfunction)
         if not name.startswith("_")
     }
-    again, long = set(repeatable), set(lengthy)
     unknown = (again | long) - functions.keys()
     if unknown:
         raise TypeError(f"{protocol.__name__} has no methods {sorted(unknown)}")

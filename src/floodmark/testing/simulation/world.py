@@ -303,6 +303,9 @@ class World:
         for site in self.sites:
             self._heal(site)
         self._membership.finish(self._heal)
+        # A site that came only now has a disk that may still fail.
+        for site in self.sites:
+            self._heal(site)
         self._drain()
         for site in self.sites:
             site.extend_chronicle()
