@@ -36,6 +36,7 @@ TOGETHER = {
     "tests/spark/test_secrets.py": "spark processes",
     "tests/spark/test_operations.py": "spark processes",
     "tests/spark/test_returning.py": "spark processes",
+    # About half of the rest, so that two processes share it.
     "tests/spark/test_s": "another spark session",
     "tests/spark/test_v": "another spark session",
     "tests/spark/test_w": "another spark session",

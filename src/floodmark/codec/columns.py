@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import GROUP, MARKED_GROUP, NAMESPACE_BYTES, RAW, VERSION_BYTES
+from floodmark.codec.packed import window
 from floodmark.codec.states import live_value
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import (
@@ -357,7 +358,7 @@ def _layout(array: pyarrow.BinaryArray) -> tuple[Bytes, Places]:
 def _window(data: Bytes, width: int | numpy.dtype[Any]) -> NDArray[Any]:
     """The bytes from each place on, as many as an element has: as they are, or as a number."""
     kind = numpy.dtype(f"V{width}") if isinstance(width, int) else width
-    return numpy.ndarray((max(0, data.size - kind.itemsize + 1),), kind, data, strides=(1,))
+    return window(data, kind)
 
 
 def _by_length(lengths: Places) -> Iterator[tuple[int, Places]]:

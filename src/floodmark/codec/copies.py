@@ -16,9 +16,9 @@ from typing import Final
 import numpy
 
 from floodmark.codec.changelog import encode_columns
-from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES
+from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.origins import digest_records
-from floodmark.codec.packed import Packed, pack
+from floodmark.codec.packed import Packed, pack, window
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
@@ -61,6 +61,5 @@ def gather_copies(keys: Sequence[bytes], records: Sequence[bytes], site: int) ->
     flags, sites = data[ends - _FLAGS_BYTES], data[ends - _FLAGS_BYTES - 1]
     if (flags != HAS_ORIGIN).any() or (sites == site).any():
         return None
-    # What stands at every place of the piece, as a version.
-    windows = numpy.ndarray((len(data) - VERSION_BYTES + 1,), _VERSION, packed.data, strides=(1,))
-    return Copies(pack(keys), packed, int(windows[ends - _FLAGS_BYTES - STAMP_BYTES].max()))
+    versions = window(data, _VERSION)[ends - _FLAGS_BYTES - STAMP_BYTES]
+    return Copies(pack(keys), packed, int(versions.max()))

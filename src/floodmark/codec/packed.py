@@ -70,3 +70,12 @@ def numbers_to_arrow(numbers: NDArray[Any]) -> pyarrow.Array:
     """An array of the same numbers, over the same bytes."""
     buffers = [None, pyarrow.py_buffer(numbers)]
     return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
+
+
+def window(data: bytes | memoryview | NDArray[numpy.uint8], kind: numpy.dtype[Any]) -> NDArray[Any]:
+    """What stands at each place of some bytes, as a value of a kind.
+
+    >>> window(b"abc", numpy.dtype(">u2")).tolist() == [0x6162, 0x6263]
+    True
+    """
+    return numpy.ndarray((max(0, len(data) - kind.itemsize + 1),), kind, data, strides=(1,))

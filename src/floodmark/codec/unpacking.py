@@ -12,7 +12,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from floodmark.codec.changelog import COMMIT_BYTE, COMMIT_HEAD_BYTES
-from floodmark.codec.packed import Packed, borders_of
+from floodmark.codec.packed import Packed, borders_of, window
 
 Numbers: TypeAlias = NDArray[numpy.int64]
 
@@ -51,7 +51,7 @@ def decode_commits(rows: Sequence[bytes]) -> Commits | None:
     starts = ends - sizes
     if not len(rows) or sizes.min() < COMMIT_HEAD_BYTES or _kinds(joined, starts) != {COMMIT_BYTE[0]}:
         return None
-    counts = _window(joined, _COUNT)[starts + 1].astype(numpy.int64)
+    counts = window(joined, _COUNT)[starts + 1].astype(numpy.int64)
     heads = starts + COMMIT_HEAD_BYTES
     keys_from = heads + _LENGTHS_BYTES * counts
     if counts.min() < 1 or (keys_from > ends).any():
@@ -85,10 +85,5 @@ def _cut_lengths(joined: bytes, starts: Numbers, counts: Numbers, kind: numpy.dt
     firsts = borders_of(counts)[:-1]
     places = numpy.repeat(starts - kind.itemsize * firsts, counts)
     places += kind.itemsize * numpy.arange(len(places))
-    lengths: Numbers = _window(joined, kind)[places].astype(numpy.int64)
+    lengths: Numbers = window(joined, kind)[places].astype(numpy.int64)
     return lengths
-
-
-def _window(data: bytes, kind: numpy.dtype[Any]) -> NDArray[Any]:
-    """What stands at each place, as a number."""
-    return numpy.ndarray((max(0, len(data) - kind.itemsize + 1),), kind, data, strides=(1,))

@@ -162,7 +162,7 @@ class Administration(Protocol):
         ...
 
     def set_topology(self, topology: Topology) -> None:
-        """Put a topology in force, with namespaces that are missing here.  The same again does nothing."""
+        """Put a topology in force, and make its namespaces that are missing here."""
         ...
 
     def rewritable_version(self, namespace: str) -> Version:
