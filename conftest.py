@@ -19,6 +19,10 @@ settings.load_profile("shared")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Where one of these is set pytest writes whole differences, which takes it hours for thousands of rows.
+for name in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(name, None)
+
 # Spark's Java runs for seconds here: to start quickly is worth more than to become fast.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 

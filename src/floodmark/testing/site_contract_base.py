@@ -8,6 +8,7 @@ agree on it, as they do in earnest to within a network's delay.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -135,6 +136,12 @@ def fill(namespace: Namespace, count: int, value: bytes = b"x") -> dict[bytes, b
     rows = {b"key-%05d" % index: value for index in range(count)}
     namespace.put_many(rows)
     return rows
+
+
+def check_rows(found: Iterable[object], expected: Iterable[object]) -> None:
+    """Fail at the first row that differs: to explain how thousands differ would take pytest minutes."""
+    for number, (row, wanted) in enumerate(zip_longest(found, expected, fillvalue="no row")):
+        assert row == wanted, f"row {number}"
 
 
 def state_after(changes: Iterable[tuple[bytes, bytes | None]]) -> Mapping[bytes, bytes]:

@@ -10,7 +10,7 @@ from floodmark.partition import FAMILIES
 from floodmark.site import Namespace, Site, Writer
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine
-from floodmark.testing.site_contract_base import SiteContractBase, refused
+from floodmark.testing.site_contract_base import SiteContractBase, check_rows, refused
 from floodmark.testing.site_contract_writes import COMMITS
 
 
@@ -42,7 +42,7 @@ class WriterContract(SiteContractBase):
             assert type(writer) is Writer
             for key, value in rows.items():
                 writer.put(key, value)
-        assert dict(users.scan()) == rows
+        check_rows(users.scan(), rows.items())
         assert writer.acknowledged == len(rows)
 
     def test_writes_are_committed_in_their_order(self, site: Site, users: Namespace) -> None:
