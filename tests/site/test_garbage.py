@@ -10,6 +10,7 @@ from threading import Event
 import pytest
 from tests.site.support import (
     HookedEngine,
+    nothing,
     open_memory,
     rows_of,
     run_threads,
@@ -395,6 +396,26 @@ def test_write_that_meets_a_drop_leaves_nothing_behind(
     age(site, time)
     assert rows_of(engine)["data"] == []
     assert list(site.changes(since=site.now())) == []
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_key_that_is_collected_while_a_scan_reads_it_backwards_stays_dead(
+    site: Site, users: Namespace, engine: HookedEngine, time: SimulatedTime
+) -> None:
+    """Its oldest versions are read, then it goes, and the tombstone with it that is to be read next."""
+    users.put(b"ada", b"1")
+    users.put(b"ada", b"2")
+    users.delete(b"ada")
+
+    def collect_once(operation: str) -> None:
+        if operation == "ceiling":
+            engine.before = nothing
+            age(site, time)
+            assert rows_of(engine)["data"] == []
+
+    engine.before = collect_once
+    assert list(users.scan(reverse=True)) == []
+    assert engine.before is nothing
 
 
 # Threads

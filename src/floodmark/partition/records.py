@@ -162,7 +162,8 @@ def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes
     """The same against the order of keys, where the versions of a key come oldest first.
 
     The page may end in the middle of a key's versions: its newest ones lie below.  One more look-up
-    finds the right one, and the next page begins below the whole key.
+    finds the right one, and the next page begins below the whole key.  If it finds none, the key was dead,
+    and has been collected since the page was read: what the page has of it is older than its tombstone.
     """
     prefixes = dict.fromkeys(engine_key[:-VERSION_BYTES] for engine_key, _ in rows)
     last = rows[-1][0][:-VERSION_BYTES]
@@ -170,6 +171,7 @@ def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes
     for engine_key, stored in rows:
         if engine_key[-VERSION_BYTES:] >= earliest_suffix:
             newest[engine_key[:-VERSION_BYTES]] = engine_key, stored
+    newest.pop(last, None)
     cut = engine.ceiling(DATA, last + earliest_suffix, last)
     if cut is not None:
         newest[last] = cut

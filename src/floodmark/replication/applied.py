@@ -17,14 +17,15 @@ from floodmark.replication.lag import LagCounts
 class NamespaceApplied(msgspec.Struct, kw_only=True):
     """What was applied of one namespace, for its account.
 
-    `tallies` holds, for each ordinary heartbeat in `beats`, its `through` and what was counted up to there
-    from the one before; `rest` is what came after the last.  `latest` is the highest version counted.  After
-    a scan the sums prove nothing.
+    `tallies` holds, by the `through` of the ordinary heartbeats in `beats`, what was counted up to there from
+    the one before; `rest` is what came after the last.  While something is prepared at the source, several
+    heartbeats go through the same version.  `latest` is the highest version counted.  After a scan the sums
+    prove nothing.
     """
 
     changes: int = 0
     latest: Version = 0
-    tallies: list[tuple[Version, Tally]] = []
+    tallies: dict[Version, Tally] = {}
     rest: Tally = Tally()
     beats: list[NamespaceBeat] = []
     scanned: bool = False
@@ -33,13 +34,13 @@ class NamespaceApplied(msgspec.Struct, kw_only=True):
     def plus(self, other: "NamespaceApplied") -> "NamespaceApplied":
         """What two parts of one step, of different keys, have done together."""
         beats = {(beat.version, beat.log): beat for beat in [*self.beats, *other.beats]}
-        tallies = dict(self.tallies)
-        for through, tally in other.tallies:
-            tallies[through] = tallies.get(through, Tally()).plus(tally)
         return NamespaceApplied(
             changes=self.changes + other.changes,
             latest=max(self.latest, other.latest),
-            tallies=sorted(tallies.items()),
+            tallies={
+                through: self.tallies.get(through, Tally()).plus(other.tallies.get(through, Tally()))
+                for through in {**self.tallies, **other.tallies}
+            },
             rest=self.rest.plus(other.rest),
             beats=sorted(
                 beats.values(), key=lambda beat: (beat.version, -1 if beat.log is None else beat.log)
@@ -56,7 +57,7 @@ class NamespaceApplied(msgspec.Struct, kw_only=True):
             if self.scanned:
                 account.doubt(Doubt.SCAN)
             if beat.log is None:
-                account.add(beat.through, tallies.get(beat.through, Tally()))
+                account.add(beat.through, tallies.pop(beat.through, Tally()))
             verdict = account.close(beat)
             if verdict is not None:
                 verdicts.append(verdict)

@@ -140,7 +140,10 @@ class _Part:
             beat = decode_beat(encoded)
             self.applied.beats.append(beat)
             if beat.log is None:
-                self.applied.tallies.append((beat.through, self._counting.take(beat.through)))
+                tally = self._counting.take(beat.through)
+                self.applied.tallies[beat.through] = self.applied.tallies.get(beat.through, Tally()).plus(
+                    tally
+                )
 
     def finish(self) -> None:
         self._send(complete=True)
