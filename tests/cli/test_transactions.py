@@ -95,9 +95,11 @@ def test_an_older_version_can_read_the_logs_once_nothing_batched_is_left(data: P
     with pytest.raises(floodmark.FloodmarkError):
         read_bare(data)
     assert run("txn", "batch-log", data, "--enable").code == 64
-    for log in ("coordinator", "pending-ack"):
-        run("txn", "batch-log", data, "--log", log, "--disable")
-    assert "cannot read these logs yet" in run("txn", "batch-log", data, "--status").text
+    first = run("txn", "batch-log", data, "--log", "coordinator", "--disable").text
+    assert "cannot read these logs yet: disable pending-ack as well and wait" in first
+    both = run("txn", "batch-log", data, "--log", "pending-ack", "--disable").text
+    assert "cannot read these logs yet: wait" in both
+    assert "cannot read these logs yet: wait" in run("txn", "batch-log", data, "--status").text
     run("txn", "abort", data, batched)
     bare = leave_open(data)
     status = run("txn", "batch-log", data)
@@ -113,6 +115,19 @@ def test_an_older_version_can_read_the_logs_once_nothing_batched_is_left(data: P
         site.transactions.abort(bare, "done")
         site.transactions.abort(other.id, "done")
         assert not any(report.live_records for report in site.transactions.logs())
+
+
+@pytest.mark.parametrize("switch", ["--disable", "--enable", "--status"])
+def test_a_script_sees_what_is_left_however_it_asks(data: Path, switch: str) -> None:
+    leave_open(data)
+    shown = run("txn", "batch-log", data, "--log", "coordinator", switch, "--json").json
+    assert [(each["log"], each["holds_batches"]) for each in shown["logs"]] == [("coordinator", True)]
+
+
+def test_nothing_is_said_of_older_versions_where_batching_is_enabled(data: Path) -> None:
+    assert "older version" not in run("txn", "batch-log", data, "--log", "coordinator", "--enable").text
+    half = run("txn", "batch-log", data, "--log", "coordinator", "--disable").text
+    assert "cannot read these logs yet: disable pending-ack as well\n" in half
 
 
 def test_settings_are_kept_and_checked(data: Path) -> None:

@@ -1,5 +1,6 @@
 """txn list, show, abort and batch-log: the transactions of a site, and how their logs are written."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -114,7 +115,7 @@ def batch_log(
         bool | None, typer.Option("--enable/--disable", help="Whether records are put into entries together.")
     ] = None,
     status: Annotated[
-        bool, typer.Option("--status", help="Show the settings of each log, and what is in it.")
+        bool, typer.Option("--status", help="Show each log, and whether batched entries are left in it.")
     ] = False,
     max_records: Annotated[
         int | None, typer.Option("--max-records", metavar="N", help="Records in an entry at most.")
@@ -153,10 +154,16 @@ def batch_log(
     with open_site(location) as site:
         if log is not None and update != BatchUpdate():
             site.transactions.set_batching(log, update)
-        kinds = [log] if log is not None else list(LogKind)
-        settings = {kind: site.transactions.batching(kind) for kind in kinds}
-        reports = [report for report in site.transactions.logs() if report.log in kinds] if status else []
-    _print_batching(settings, reports, json=json)
+        # Both kinds, whichever is named: what an older version can read depends on all logs.
+        found = _Batching(
+            settings={kind: site.transactions.batching(kind) for kind in LogKind},
+            reports=site.transactions.logs(),
+        )
+    kinds = list(LogKind) if log is None else [log]
+    if json:
+        Output(json=True).object(_batching_fields(found, kinds))
+    else:
+        _print_batching(found, kinds, status=status)
 
 
 def show_participant(participant: Participant) -> str:
@@ -198,30 +205,40 @@ def _print_one(transaction: TransactionStatistics, *, json: bool) -> None:
     output.fields(pairs)
 
 
-def _print_batching(settings: dict[LogKind, BatchSettings], reports: list[LogReport], *, json: bool) -> None:
-    output = Output(json=json)
-    if json:
-        output.object(
+@dataclass(frozen=True)
+class _Batching:
+    """How the logs of a site are written, and what was found in each."""
+
+    settings: dict[LogKind, BatchSettings]
+    reports: list[LogReport]
+
+
+def _batching_fields(found: _Batching, kinds: list[LogKind]) -> dict[str, object]:
+    return {
+        "settings": {kind.value: plain(found.settings[kind]) for kind in kinds},
+        "logs": [
             {
-                "settings": {kind.value: plain(each) for kind, each in settings.items()},
-                "logs": [
-                    {
-                        "log": report.log.value,
-                        "owner": report.owner,
-                        "enabled": report.settings.enabled,
-                        "holds_batches": report.holds_batches,
-                    }
-                    for report in reports
-                ],
+                "log": report.log.value,
+                "owner": report.owner,
+                "enabled": report.settings.enabled,
+                "holds_batches": report.holds_batches,
             }
-        )
-        return
-    for kind, each in settings.items():
+            for report in found.reports
+            if report.log in kinds
+        ],
+    }
+
+
+def _print_batching(found: _Batching, kinds: list[LogKind], *, status: bool) -> None:
+    output = Output(json=False)
+    for kind in kinds:
+        each = found.settings[kind]
         output.line(
             f"{kind}: batching is {'enabled' if each.enabled else 'disabled'}, at most {each.max_records:,} "
             f"records and {each.max_bytes:,} bytes to an entry, {each.max_delay_ms:,} ms"
         )
-    if reports:
+    reports = [report for report in found.reports if report.log in kinds]
+    if status and reports:
         output.table(
             ("log", "of", "batching", "batched entries left"),
             [
@@ -234,10 +251,15 @@ def _print_batching(settings: dict[LogKind, BatchSettings], reports: list[LogRep
                 for report in reports
             ],
         )
-    if not any(each.enabled for each in settings.values()):
-        left = any(report.holds_batches for report in reports)
-        output.line(
-            "an older version cannot read these logs yet: wait until the transactions have ended"
-            if left
-            else "an older version can read these logs"
-        )
+    if not all(found.settings[kind].enabled for kind in kinds):
+        output.line(_say_readable(found))
+
+
+def _say_readable(found: _Batching) -> str:
+    """Whether an older version could be started now, and if not, what is missing."""
+    enabled = [f"disable {kind} as well" for kind, each in found.settings.items() if each.enabled]
+    left = any(report.holds_batches for report in found.reports)
+    missing = enabled + ["wait until the transactions have ended"] * left
+    if not missing:
+        return "an older version can read these logs"
+    return f"an older version cannot read these logs yet: {' and '.join(missing)}"
