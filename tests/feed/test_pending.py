@@ -128,6 +128,11 @@ def commit_a(desk: Desk) -> None:
     desk.store.commit_pending(NAME, "u")
 
 
+def acknowledge_a_and_all_in_t(desk: Desk) -> None:
+    desk.acknowledge(A)
+    desk.acknowledge_in("t", through=D)
+
+
 def leave_a(desk: Desk) -> None:
     desk.acknowledge_in("u", A)
     desk.store.release(NAME, desk.epoch)
@@ -143,6 +148,11 @@ CONFLICTS: dict[str, tuple[Callable[[Desk], object], Callable[[Desk], object], s
     "acknowledged before by a transaction": (
         commit_a,
         lambda desk: desk.acknowledge_in("t", A),
+        None,
+    ),
+    "acknowledged before, below what the transaction acknowledged": (
+        acknowledge_a_and_all_in_t,
+        lambda desk: desk.acknowledge_in("t", B, A),
         None,
     ),
     "pending in another transaction": (

@@ -75,7 +75,7 @@ class Acknowledging(RuleBasedStateMachine):
         positions = data.draw(st.lists(st.sampled_from(self.delivered), min_size=1, max_size=3))
         transaction = self._transaction(name)
         mine = self.open.get(transaction, Open())
-        new = {position for position in positions if not mine.has(position)}
+        new = {position for position in positions if position not in self.live or not mine.has(position)}
         taken = any(each.has(position) for each in self._others(transaction) for position in new)
         if taken or not new <= self.live:
             self._refused(lambda: self.desk.acknowledge_in(transaction, *positions))

@@ -135,7 +135,7 @@ class Pending:
         positions = [
             position
             for position in dict.fromkeys(acknowledgement.positions)
-            if self.owner(position) != transaction
+            if not (deliveries.is_live(position) and self.owner(position) == transaction)
         ]
         for position in positions:
             self._require_free(position, deliveries)

@@ -13,6 +13,8 @@ MIB: Final = 1024 * KIB
 KEY_BYTES_MAX: Final = 4 * KIB
 VALUE_BYTES_MAX: Final = 1 * MIB
 COMMIT_BYTES_MAX: Final = 64 * MIB
+# A write of a transaction stands in the engine twice, when it is prepared and when it is committed.
+TRANSACTION_BYTES_MAX: Final = COMMIT_BYTES_MAX // 2
 
 # A record that is merged field by field; fields that were deleted count, for they are remembered.
 FIELDS_MAX: Final = 4_096

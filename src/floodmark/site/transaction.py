@@ -33,7 +33,7 @@ from floodmark.model.errors import (
     TransactionEnded,
     Unreachable,
 )
-from floodmark.model.limits import COMMIT_BYTES_MAX
+from floodmark.model.limits import TRANSACTION_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.site.namespace import Namespace
 from floodmark.site.policies import Fields
@@ -116,7 +116,8 @@ class Transaction:
     def _add(self, namespace: Namespace, key: bytes, stored: bytes) -> None:
         self._require_open()
         policy, qualify, _ = namespace.encoding
-        plain = qualify(key)[NAMESPACE_BYTES:]
+        qualified = qualify(key)
+        plain = qualified[NAMESPACE_BYTES:]
         _, rows = self._writes.setdefault(namespace.name, (namespace, {}))
         earlier = rows.get(plain)
         if earlier is not None and policy.merges:
@@ -127,12 +128,14 @@ class Transaction:
                     "two transactions, or as one update"
                 )
             stored = joined
-        self._bytes += len(key) + len(stored) - (0 if earlier is None else len(key) + len(earlier))
-        if self._bytes > COMMIT_BYTES_MAX:
+        added = len(stored) + (len(qualified) if earlier is None else -len(earlier))
+        if self._bytes + added > TRANSACTION_BYTES_MAX:
             raise CommitTooLarge(
-                f"transaction {self.id} writes more than {COMMIT_BYTES_MAX:,} bytes; do it in several",
-                size=self._bytes,
+                f"with {key!r:.60} transaction {self.id} would write {self._bytes + added:,} bytes, and may "
+                f"write {TRANSACTION_BYTES_MAX:,}; commit what it has, and go on in another one",
+                size=self._bytes + added,
             )
+        self._bytes += added
         rows[plain] = stored
 
     # Acknowledgements

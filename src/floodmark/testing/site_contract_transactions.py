@@ -10,11 +10,13 @@ from floodmark.feed.subscription import Subscription
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,
+    CommitTooLarge,
     InvalidArgument,
     Retryable,
     TransactionEnded,
     TransactionNotFound,
 )
+from floodmark.model.limits import TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.transaction import ParticipantKind, TransactionState
 from floodmark.site import Namespace, Site, Transaction
 from floodmark.site.transactions import BatchUpdate, LogKind
@@ -87,6 +89,27 @@ class TransactionContract(SiteContractBase):
             transaction.commit()
         assert (users.get(b"ada"), users.get(b"zoe")) == (None, None)
         assert list(site.transactions.list(NO_AGE)) == []
+
+    def test_a_write_too_much_is_refused_and_the_others_are_committed(
+        self, site: Site, users: Namespace
+    ) -> None:
+        transaction = site.transaction()
+        full, rest = divmod(TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX)
+        assert rest == 0
+        for number in range(full - 1):
+            transaction.put(users, b"%02d" % number, bytes(VALUE_BYTES_MAX))
+        # Each has a key of two bytes with a namespace of three, and a value with a byte of flags.
+        rest = VALUE_BYTES_MAX - full * (2 + 3 + 1)
+        with pytest.raises(CommitTooLarge, match=f"{TRANSACTION_BYTES_MAX:,}"):
+            transaction.put(users, b"zz", bytes(rest + 1))
+        transaction.put(users, b"zz", bytes(rest))
+        with pytest.raises(CommitTooLarge):
+            transaction.put(users, b"y", b"")
+        transaction.put(users, b"zz", b"small")
+        transaction.put(users, b"y", b"one more")
+        transaction.put(users, b"zz", bytes(rest - len(b"y" + b"one more") - 4))
+        transaction.commit()
+        assert (users.get(b"y"), users.get(b"00")) == (b"one more", bytes(VALUE_BYTES_MAX))
 
     def test_a_namespace_that_was_made_again_is_not_written_to(self, site: Site, users: Namespace) -> None:
         transaction = site.transaction()
