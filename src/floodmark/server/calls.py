@@ -13,6 +13,8 @@ must be held on:
 Running a feed and consuming a subscription need the role "write": both store how far they are, and keep
 garbage collection from what they have not seen.  A reader keeps it by a safe point of its own, in the
 namespace that it reads; such safe points have names that begin with "spark/".
+
+A transaction belongs to the caller that began it (`ownership.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +33,7 @@ from floodmark.server.access import Caller
 from floodmark.server.checks import check_position
 from floodmark.server.data import WRITE_BYTES_MAX, Handler
 from floodmark.server.logs import log_administration
+from floodmark.server.ownership import mark_of, require_owner
 from floodmark.site.host import Administration, Host
 from floodmark.site.transactions import Transactions
 from floodmark.wire.calls import CallSpec, call_specs
@@ -83,6 +86,9 @@ class Rule:
     shown_by: Callable[[Any], str] | None = None
     # Calls for which it is enough to read a namespace: which one; None for all others.
     for_readers: Scope | None = None
+    # Whether the call is about a transaction, which must be the caller's; or begins one that is from then on.
+    owned: bool = False
+    begins: bool = False
     # How large a call may be.
     bytes_max: int = REQUEST_BYTES_MAX
 
@@ -203,15 +209,15 @@ SUBSCRIPTIONS: Final[Mapping[str, Rule]] = {
 }
 
 TRANSACTIONS: Final[Mapping[str, Rule]] = {
-    # Nobody can guess the id of a transaction, and only those who may look at the whole site see it.
-    "begin": Rule(Role.WRITE),
-    "acknowledge": Rule(Role.WRITE, _of_subscription),
+    "begin": Rule(Role.WRITE, begins=True),
+    "acknowledge": Rule(Role.WRITE, _of_subscription, owned=True),
     "commit": Rule(
         Role.WRITE,
         each=lambda arguments: [each.namespace for each in arguments["writes"]],
+        owned=True,
         bytes_max=WRITE_BYTES_MAX,
     ),
-    "abort": Rule(Role.WRITE, audited=True),
+    "abort": Rule(Role.WRITE, audited=True, owned=True),
     "list": Rule(Role.READ, _whole_site),
     "show": Rule(Role.READ, _whole_site),
     "logs": Rule(Role.READ, _whole_site),
@@ -265,7 +271,7 @@ class _Call:
         self._rule = rule
 
     def __call__(self, caller: Caller, request: object) -> object:
-        arguments = self._spec.arguments(request)
+        arguments: Arguments = self._spec.arguments(request)
         rule = self._rule_for(arguments)
         require_role(caller, rule.role)
         _check_arguments(arguments)
@@ -273,6 +279,10 @@ class _Call:
             self._require_scope(caller, rule, rule.scope, arguments)
         for namespace in () if rule.each is None else rule.each(arguments):
             caller.require(rule.role, namespace)
+        if rule.owned:
+            require_owner(caller, arguments["transaction"])
+        if rule.begins:
+            request = self._spec.bind(**{**arguments, "owner": mark_of(caller)})
         if rule.audited:
             said = {name: value for name, value in arguments.items() if name not in rule.unsaid}
             log_administration(caller, self._spec.method.name, said)

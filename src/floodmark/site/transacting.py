@@ -102,13 +102,13 @@ class LocalTransactions:
 
     # What transactions do
 
-    def begin(self, timeout: timedelta, coordinator: int) -> str:
+    def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
         if not 0 <= coordinator < COORDINATORS_MAX:
             raise InvalidArgument(f"coordinators have numbers from 0 to {COORDINATORS_MAX - 1}")
         with self._lock:
             if coordinator not in self._coordinators:
                 self._open(coordinator)
-        return self._coordinators[coordinator].begin(timeout)
+        return self._coordinators[coordinator].begin(timeout, owner)
 
     def acknowledge(
         self, transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement
@@ -121,7 +121,7 @@ class LocalTransactions:
         coordinator = self._coordinator_of(transaction)
         rows = self._qualify(writes)
         if not rows or coordinator.fate(transaction).decision is not Decision.UNDECIDED:
-            return coordinator.commit(transaction, self._node.committer.now())
+            return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
         participant = Participant(ParticipantKind.PARTITION, min(rows).hex())
         try:
             with coordinator.taking_part(transaction, participant):
@@ -129,12 +129,13 @@ class LocalTransactions:
                     min(rows), lambda partition: _prepare(partition, transaction, rows)
                 )
         except TransactionEnded:
-            raise
+            # Perhaps by the same commit, sent before, whose answer was not waited for.
+            return coordinator.commit(transaction, self._node.committer.now(), wrote=True)
         except FloodmarkError as error:
             with suppress(FloodmarkError):
                 coordinator.abort(transaction, f"its writes cannot be prepared: {error}")
             raise
-        return coordinator.commit(transaction, version)
+        return coordinator.commit(transaction, version, wrote=True)
 
     def abort(self, transaction: str, reason: str) -> None:
         self._coordinator_of(transaction).abort(transaction, reason)

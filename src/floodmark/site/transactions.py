@@ -75,8 +75,12 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Transactions(Protocol):
     """What can be asked of a site about transactions.  Each call may be repeated."""
 
-    def begin(self, timeout: timedelta, coordinator: int) -> str:
-        """Open a transaction, which is aborted if it is not decided in time; its id."""
+    def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
+        """Open a transaction, which is aborted if it is not decided in time; its id.
+
+        `owner` marks whose it is, where there are callers to tell apart.  A server says that itself, and
+        does not hear what a caller says.
+        """
         ...
 
     def acknowledge(

@@ -90,6 +90,19 @@ class TransactionContract(SiteContractBase):
         assert (users.get(b"ada"), users.get(b"zoe")) == (None, None)
         assert list(site.transactions.list(NO_AGE)) == []
 
+    def test_a_commit_by_another_without_its_writes_is_told_to_its_owner(
+        self, site: Site, users: Namespace, unread: Namespace
+    ) -> None:
+        users.put(b"a", b"x")
+        with self.subscribed(site) as subscription:
+            transaction = site.transaction()
+            transaction.add(unread, b"ada")
+            transaction.acknowledge(next(subscription))
+            site.transactions.commit(transaction.id, [])
+            with pytest.raises(TransactionEnded, match="committed without these writes"):
+                transaction.commit()
+        assert unread.get(b"ada") is None
+
     def test_a_write_too_much_is_refused_and_the_others_are_committed(
         self, site: Site, users: Namespace
     ) -> None:

@@ -100,9 +100,12 @@ class TransactionCoordinator:
 
     # What transactions do
 
-    def begin(self, timeout: timedelta = TIMEOUT) -> str:
-        """Open a transaction, which is aborted if it is not decided in time; its id."""
-        return self._write(self._begin(timeout)).id
+    def begin(self, timeout: timedelta = TIMEOUT, owner: str = "") -> str:
+        """Open a transaction, which is aborted if it is not decided in time; its id.
+
+        The id ends with the owner's mark, if there is one: so it stands in the log, and lasts.
+        """
+        return self._write(self._begin(timeout, owner)).id
 
     def begin_soon(self, timeout: timedelta = TIMEOUT) -> Future[str]:
         """`begin` without waiting."""
@@ -133,12 +136,14 @@ class TransactionCoordinator:
                 held.parts -= 1
                 self._book.release(held)
 
-    def commit(self, transaction: str, version: Version) -> Version:
+    def commit(self, transaction: str, version: Version, *, wrote: bool | None = None) -> Version:
         """Commit at a version, and return when all participants have done their part.
 
-        Committing again is harmless, and answers the version at which it was committed.
+        Committing again is harmless, and answers the version at which it was committed.  If it is said
+        whether partitions have a part in it, it is refused if that is not so: whoever commits it learns
+        that somebody else did without his writes, or is about to with others.
         """
-        return self._end(Committing(transaction, version)).version
+        return self._end(Committing(transaction, version), wrote).version
 
     def commit_soon(self, transaction: str, version: Version) -> Future[Version]:
         """`commit` without waiting: done when it is decided.  Participants are told by `sweep`."""
@@ -191,7 +196,7 @@ class TransactionCoordinator:
             if isinstance(known, Held):
                 return known.statistics(self.number, now_ms)
         shown = Held(transaction, now_ms, now_ms)
-        _, shown.state, shown.version, shown.reason = known
+        _, shown.state, shown.version, shown.reason, _ = known
         return shown.statistics(self.number, now_ms)
 
     # What goes on by itself
@@ -220,11 +225,11 @@ class TransactionCoordinator:
 
     # Steps.  Each is checked and entered in the lock, then written without it.
 
-    def _begin(self, timeout: timedelta) -> Step:
+    def _begin(self, timeout: timedelta, owner: str = "") -> Step:
         timeout_ms = timeout // timedelta(milliseconds=1)
         if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
             raise InvalidArgument("the timeout of a transaction is between a millisecond and 24 hours")
-        transaction = f"{self.number}-{self._mint()}"
+        transaction = f"{self.number}-{self._mint()}" + (f"-{owner}" if owner else "")
         now_ms, book = self._growing_ms(), self._book
         with self._lock:
             book.require_running()
@@ -275,7 +280,9 @@ class TransactionCoordinator:
 
         return Step(Joined(transaction, participant), apply, give_up)
 
-    def _decide(self, decision: Committing | Aborting, seconds_max: float) -> Step | Held | Ended:
+    def _decide(
+        self, decision: Committing | Aborting, seconds_max: float, wrote: bool | None = None
+    ) -> Step | Held | Ended:
         """The step out of OPEN; or the transaction, if it was taken before in the same direction."""
         is_commit = isinstance(decision, Committing)
         transaction = decision.transaction
@@ -284,11 +291,13 @@ class TransactionCoordinator:
                 self._wait(seconds_max, transaction, lambda held: held.is_quiet or not held.is_open)
             known = self._book.find(transaction)
             if known is not None and known.state in (_COMMITS if is_commit else _ABORTS):
+                _require_as_said(known, wrote)
                 return known
             # What is over its time can only be aborted.
             held = self._require_undecided(transaction, late=not is_commit)
             if not held.is_quiet:
                 raise _busy(transaction)
+            _require_as_said(held, wrote)
             held.is_deciding = True
 
         def apply(position: Position) -> Held:
@@ -318,9 +327,9 @@ class TransactionCoordinator:
 
     # Decisions
 
-    def _end(self, decision: Committing | Aborting) -> Held | Ended:
+    def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> Held | Ended:
         """Decide, and return when all participants have done their part."""
-        step = self._decide(decision, self._wait_seconds_max)
+        step = self._decide(decision, self._wait_seconds_max, wrote)
         known = self._write(step) if isinstance(step, Step) else step
         if isinstance(known, Held):
             self._ending.finish(known, self._wait_seconds_max)
@@ -383,6 +392,22 @@ class TransactionCoordinator:
     def _give_up(self, step: Step) -> None:
         with self._lock:
             step.give_up()
+
+
+def _require_as_said(known: Held | Ended, wrote: bool | None) -> None:
+    """Refuse a commit with writes of what has none, and one without writes of what has some."""
+    if wrote and not known.wrote:
+        raise TransactionEnded(
+            f"transaction {known.id} is {known.state} without these writes: somebody else committed it; its "
+            "acknowledgements are in effect, and the writes are not",
+            transaction=known.id,
+            state=str(known.state),
+        )
+    if wrote is False and known.wrote:
+        raise InvalidArgument(
+            f"transaction {known.id} has writes; commit it with the same writes each time",
+            transaction=known.id,
+        )
 
 
 def _busy(transaction: str) -> Retryable:

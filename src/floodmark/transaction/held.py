@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from floodmark.log import Position
 from floodmark.model.transaction import (
     Participant,
+    ParticipantKind,
     TransactionState,
     TransactionStatistics,
     Waiting,
@@ -24,6 +25,8 @@ class Ended(NamedTuple):
     state: TransactionState
     version: Version
     reason: str
+    # Whether a partition had a part in it.
+    wrote: bool
 
 
 class Held:
@@ -67,6 +70,11 @@ class Held:
         return self.state is TransactionState.OPEN
 
     @property
+    def wrote(self) -> bool:
+        """Whether a partition has a part in it."""
+        return any(each.kind is ParticipantKind.PARTITION for each in self.participants)
+
+    @property
     def is_quiet(self) -> bool:
         """Whether nobody works on it at this moment."""
         return not (self.is_deciding or self.joining or self.parts or self.is_telling)
@@ -97,7 +105,7 @@ class Held:
         """All participants have done their part; what is remembered of it."""
         is_commit = self.state is TransactionState.COMMITTING
         self.state = TransactionState.COMMITTED if is_commit else TransactionState.ABORTED
-        return Ended(self.id, self.state, self.version, self.reason)
+        return Ended(self.id, self.state, self.version, self.reason, self.wrote)
 
     def statistics(self, coordinator: int, now_ms: int) -> TransactionStatistics:
         """How it stands."""

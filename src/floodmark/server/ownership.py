@@ -1,0 +1,44 @@
+"""Whose a transaction is.  Only its owner, or an administrator, commits or aborts it or acknowledges in it.
+
+The id of a transaction is no secret.  Whoever may read a namespace sees which transactions have acknowledged
+changes of a subscription, an error names the transaction that is in the way, and logs are read by many.  Who
+knows an id could commit the transaction without its writes, or abort it.  So an id alone opens nothing: it
+ends with the *mark* of the caller that began it, and others are refused.
+
+The mark is a part of the id, so it is in the coordinator's log from the first record on and outlasts the
+server; and it cannot be exchanged, because an id with another mark is that of no transaction.  It is made
+of the name in the access file, so that a caller whose token is rotated remains the owner.  What was begun
+without a mark, by a process that had the site open itself, is left to administrators.
+"""
+
+import hashlib
+from typing import Final
+
+from floodmark.model.access import Role
+from floodmark.model.errors import NotAllowed
+from floodmark.server.access import Caller
+
+MARK_DIGITS: Final = 16
+
+
+def mark_of(caller: Caller) -> str:
+    """What the ids of a caller's transactions end with.
+
+    >>> mark_of(Caller("indexer", Role.WRITE))
+    '70fa78e5ae555639'
+    """
+    return hashlib.sha256(caller.name.encode()).hexdigest()[:MARK_DIGITS]
+
+
+def require_owner(caller: Caller, transaction: str) -> None:
+    """Refuse a caller who neither began a transaction nor administers the site.
+
+    >>> require_owner(Caller("indexer", Role.WRITE), "0-470491275818434560-5f2b9c7de014-70fa78e5ae555639")
+    """
+    if not (transaction.endswith(f"-{mark_of(caller)}") or caller.may(Role.ADMIN, None)):
+        raise NotAllowed(
+            f"transaction {transaction!r:.100} was not begun by {caller.name!r}; whoever began it may commit "
+            "or abort it and acknowledge in it, and so may an administrator of the whole site",
+            caller=caller.name,
+            transaction=transaction[:100],
+        )

@@ -1,0 +1,138 @@
+"""A transaction belongs to the caller that began it, whoever else knows its id."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.server.support import LOOPBACK, connected, write_access
+from tests.site.support import HookedEngine
+
+from floodmark.feed.acknowledgement import Acknowledgement, Progress
+from floodmark.model.access import Role
+from floodmark.model.errors import NotAllowed, TransactionNotFound
+from floodmark.server import Server, ServerOptions, serve
+from floodmark.server.access import Caller
+from floodmark.server.ownership import mark_of
+from floodmark.site import Site, Transaction, open_engine
+from floodmark.site.transactions import NamespaceWrites
+from floodmark.testing.site_contract_subscriptions import BY_HAND
+
+HOUR = timedelta(hours=1)
+OWNER, ROTATED, OTHER, LIMITED, ADMIN = (
+    "owner-token",
+    "rotated",
+    "other-token",
+    "limited-token",
+    "admin-token",
+)
+
+
+class House:
+    """A site with an owner of transactions and others, whose server can be started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.engine = HookedEngine()
+        self.access = write_access(
+            directory / "access.toml",
+            {"name": "owner", "role": "write", "token": OWNER},
+            {"name": "owner", "role": "write", "token": ROTATED},
+            {"name": "other", "role": "write", "token": OTHER},
+            {"name": "limited", "role": "admin", "token": LIMITED, "namespaces": ["users"]},
+            {"name": "admin", "role": "admin", "token": ADMIN},
+        )
+
+    @contextmanager
+    def served(self) -> Iterator[tuple[Site, Server]]:
+        self.engine.reopen()
+        site = open_engine(self.engine, site="oslo", site_id=7)
+        with serve(site, LOOPBACK, ServerOptions(access=self.access)) as server:
+            yield site, server
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    house = House(tmp_path)
+    with house.served() as (site, _):
+        site.create_namespace("users").put(b"ada", b"countess")
+        site.create_namespace("unread", merge="counter")
+    return house
+
+
+def begin(site: Site) -> Transaction:
+    """A transaction that counts a change and has acknowledged it."""
+    transaction = site.transaction(timeout=HOUR)
+    transaction.add(site.namespace("unread"), b"ada", 1)
+    with site.subscribe("counting", "users", options=BY_HAND) as subscription:
+        transaction.acknowledge(next(subscription))
+    return transaction
+
+
+def see(site: Site) -> str:
+    """The id of a transaction, as everybody sees it who may read the namespace."""
+    (pending,) = site.host.subscriptions.pending("counting")
+    return pending.transaction
+
+
+def meddle(site: Site, transaction: str) -> None:
+    """Try all that would take a transaction from its owner."""
+    row = site.host.subscriptions.find("counting")
+    with pytest.raises(NotAllowed, match="not begun by"):
+        site.transactions.commit(transaction, [])
+    with pytest.raises(NotAllowed, match="not begun by"):
+        site.transactions.abort(transaction, "because")
+    with pytest.raises(NotAllowed, match="not begun by"):
+        site.transactions.acknowledge(
+            transaction, "counting", row.epoch, Progress(through=row.through), Acknowledgement()
+        )
+
+
+@pytest.mark.parametrize("token", [OTHER, LIMITED])
+def test_whoever_sees_the_id_of_another_s_transaction_cannot_end_it(house: House, token: str) -> None:
+    with house.served() as (site, server), connected(server, token=OWNER) as owner:
+        transaction = begin(owner)
+        with connected(server, token=token) as other:
+            assert see(other) == transaction.id
+            meddle(other, transaction.id)
+        transaction.commit()
+        assert site.namespace("unread").get(b"ada") == b"1"
+
+
+def test_it_stays_the_owner_s_when_the_server_is_started_again(house: House) -> None:
+    with house.served() as (_, server), connected(server, token=OWNER) as owner:
+        transaction = begin(owner).id
+    with house.served() as (site, server):
+        with connected(server, token=OTHER) as other:
+            meddle(other, transaction)
+        with connected(server, token=ROTATED) as owner:
+            unread = owner.host.administration.find_namespace("unread")
+            rows = {b"ada": site.namespace("unread").encoding.policy.add(b"ada", 1)}
+            owner.transactions.commit(transaction, [NamespaceWrites("unread", unread.id, rows)])
+        assert site.namespace("unread").get(b"ada") == b"1"
+
+
+def test_an_administrator_of_the_site_may_end_any(house: House) -> None:
+    with house.served() as (site, server), connected(server, token=OWNER) as owner:
+        marked = begin(owner).id
+        plain = site.transaction(timeout=HOUR).id
+        with pytest.raises(NotAllowed):
+            owner.transactions.abort(plain, "it was begun where the site is")
+        with connected(server, token=ADMIN) as admin:
+            for transaction in (marked, plain):
+                admin.transactions.abort(transaction, "by an operator")
+        assert list(site.transactions.list(timedelta(0))) == []
+
+
+def test_nobody_begins_or_ends_one_in_the_name_of_another(house: House) -> None:
+    marks = {name: mark_of(Caller(name, Role.WRITE)) for name in ("owner", "other")}
+    with house.served() as (_, server), connected(server, token=OTHER) as other:
+        begun = other.transactions.begin(HOUR, 0, marks["owner"])
+        assert begun.endswith(marks["other"])
+        with connected(server, token=OWNER) as owner:
+            transaction = owner.transaction(timeout=HOUR)
+        # With one's own mark in its place or behind it, the id is that of no transaction.
+        exchanged = transaction.id.removesuffix(marks["owner"]) + marks["other"]
+        for forged in (exchanged, f"{transaction.id}-{marks['other']}"):
+            with pytest.raises(TransactionNotFound):
+                other.transactions.abort(forged, "because")
