@@ -1,5 +1,7 @@
 """The tables of Venice's VIP-2, and the examples of its own checker."""
 
+from random import Random
+
 import pytest
 
 from floodmark.divergence import (
@@ -132,3 +134,81 @@ def test_bounds_may_be_too_high_to_tell_what_exact_vectors_could() -> None:
     )
     assert verdict_bounded(*exact) is Verdict.VALUE_MISMATCH
     assert verdict_bounded(*bounded) is Verdict.LAG
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [([], Verdict.VALUE_MISMATCH), ([{2: 200}], Verdict.LAG)], ids=["vip-2", "whole"]
+)
+def test_a_write_that_stands_between_heartbeat_and_record_has_to_be_in_the_bound(
+    before: list[Positions], expected: Verdict
+) -> None:
+    """The left record is made of two writes, and only one of them has come to the right."""
+    heartbeat: Positions = {1: 3, 2: 199}
+    bounds = heartbeat_bounds(high_watermark(heartbeat, before), {1: 5})
+    left = BoundedSide(1, bounds.upper, high_watermark(heartbeat, [{2: 200}, {1: 5}]))
+    right = BoundedSide(2, heartbeat_bounds(heartbeat, {1: 5}).upper, high_watermark(heartbeat, [{1: 5}]))
+    assert verdict_bounded(left, right) is expected
+    exact = BoundedSide(1, {1: 5, 2: 200}, left.mark), BoundedSide(2, {1: 5}, right.mark)
+    assert verdict_bounded(*exact) is Verdict.LAG
+
+
+class Log:
+    """The log of a process that consumes three sites in its own order, and holds one key."""
+
+    def __init__(self, *, merged: bool) -> None:
+        self.merged = merged
+        self.heartbeat = self.consumed = dict.fromkeys((1, 2, 3), 0)
+        self.records: list[Positions] = []
+        self.held: Positions = {}
+        self.bounds: dict[str, Positions] = {"heartbeats": {}, "heartbeats and the log": {}}
+
+    def consume(self, site: int) -> None:
+        """Take in the next write of a site.  Of two writes, the one at the higher position is the newer."""
+        position = self.consumed[site] + 1
+        self.consumed = {**self.consumed, site: position}
+        if not self.merged and (position, site) < max(
+            ((old, by) for by, old in self.held.items()), default=(0, 0)
+        ):
+            return
+        record = {site: position}
+        self.bounds = {
+            "heartbeats": dict(heartbeat_bounds(self.heartbeat, record).upper),
+            "heartbeats and the log": dict(
+                heartbeat_bounds(high_watermark(self.heartbeat, self.records), record).upper
+            ),
+        }
+        self.held = {**self.held, **record} if self.merged else record
+        self.records.append(record)
+
+    def beat(self) -> None:
+        self.heartbeat, self.records = self.consumed, []
+
+    def side(self, form: str) -> BoundedSide:
+        digest = hash(tuple(sorted(self.held.items()))) if self.held else None
+        return BoundedSide(digest, self.bounds[form], high_watermark(self.heartbeat, self.records))
+
+
+@pytest.mark.parametrize(
+    ("form", "merged", "is_sound"),
+    [
+        ("heartbeats", False, True),
+        ("heartbeats", True, False),
+        ("heartbeats and the log", False, True),
+        ("heartbeats and the log", True, True),
+    ],
+)
+def test_lag_is_not_drift_if_the_bounds_know_all_that_was_merged(
+    form: str, merged: bool, is_sound: bool
+) -> None:
+    """Nothing is lost here, so that every report is a false one."""
+    random, false_reports = Random(2), 0
+    for _ in range(400):
+        logs = Log(merged=merged), Log(merged=merged)
+        for _ in range(30):
+            log = random.choice(logs)
+            if random.random() < 0.2:
+                log.beat()
+            else:
+                log.consume(random.randint(1, 3))
+            false_reports += verdict_bounded(logs[0].side(form), logs[1].side(form)).is_drift
+    assert (false_reports == 0) is is_sound

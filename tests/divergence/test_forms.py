@@ -1,7 +1,8 @@
 """Which differences each form of Leap Frog finds, and when: the table of docs/verifying.md, computed.
 
 Two sites are modelled as Venice has them: what is stored, the log that it was stored by, heartbeats in that
-log, and how far each site has consumed the other.  Every form looks at the same two sites.
+log, and how far each site has consumed the other.  Every form looks at the same two sites.  A third one only
+writes.
 """
 
 import re
@@ -9,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from doctest import DocTestParser, DocTestRunner
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import pytest
 
+from floodmark.codec.states import Field, FieldsState
 from floodmark.divergence import (
     BoundedSide,
     Evidence,
@@ -20,26 +22,30 @@ from floodmark.divergence import (
     HistoryChange,
     Side,
     heartbeat_bounds,
+    high_watermark,
     verdict,
     verdict_bounded,
     walk_histories,
 )
+from floodmark.divergence.rules import PartName
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "verifying.md"
 KEY: Final = b"ada"
 Positions = dict[int, Version]
+Form = Literal["vectors", "heartbeats", "heartbeats and log"]
 
 
 class Held(NamedTuple):
-    """A record, or a tombstone, whose value is 0."""
+    """A record, or a tombstone, whose value is 0; if it is merged, its value is the sum of its fields."""
 
     version: Version
     stamp: Stamp
     value: int
     vector: Positions
-    bounds: Positions
+    bounds: dict[Form, Positions]
+    fields: dict[str, tuple[Stamp, int]]
 
 
 @dataclass
@@ -47,8 +53,9 @@ class ModelSite:
     """A site with one key."""
 
     id: int
-    mark: Positions = field(default_factory=lambda: {1: 0, 2: 0})
-    beat: Positions = field(default_factory=lambda: {1: 0, 2: 0})
+    mark: Positions = field(default_factory=lambda: {1: 0, 2: 0, 3: 0})
+    beat: Positions = field(default_factory=lambda: {1: 0, 2: 0, 3: 0})
+    since_beat: list[Positions] = field(default_factory=list)
     stored: Held | None = None
     logged: Held | None = None
     writes: list[tuple[Stamp, int]] = field(default_factory=list)
@@ -56,27 +63,45 @@ class ModelSite:
     marks: list[tuple[Version, Positions]] = field(default_factory=list)
     horizon: Version = 0
 
-    def store(self, version: Version, stamp: Stamp, value: int) -> None:
-        """Store something, and log it."""
+    def store(self, version: Version, stamp: Stamp, value: int, field_name: str | None = None) -> None:
+        """Store something, or a field of it, and log it."""
         before = {} if self.logged is None else self.logged.vector
+        fields = {} if self.logged is None or field_name is None else dict(self.logged.fields)
+        if field_name is not None:
+            fields[field_name] = stamp, value
+        whole = sum(each for _, each in fields.values()) if fields else value
         record = {stamp.site: stamp.version}
-        bounds = dict(heartbeat_bounds(self.beat, record).upper)
-        self.stored = self.logged = Held(version, stamp, value, {**before, **record}, bounds)
-        self.journal.append(HistoryChange(version, KEY, stamp, value))
+        vector = {**before, **record}
+        self.stored = self.logged = Held(version, stamp, whole, vector, self._bounds(vector, record), fields)
+        parts: dict[PartName, Stamp] | None = None if field_name is None else {field_name: stamp}
+        self.journal.append(HistoryChange(version, KEY, stamp, value, parts=parts))
+        self.since_beat.append(record)
         self.mark[self.id] = version
+
+    def _bounds(self, vector: Positions, record: Positions) -> dict[Form, Positions]:
+        consumed = high_watermark(self.beat, self.since_beat)
+        return {
+            "vectors": vector,
+            "heartbeats": dict(heartbeat_bounds(self.beat, record).upper),
+            "heartbeats and log": dict(heartbeat_bounds(consumed, record).upper),
+        }
 
     def side(self) -> Side:
         """The site as its records show it, now."""
         held = self.stored
-        record = None if held is None else Evidence(held.version, held.stamp, held.value, not held.value)
+        record = None
+        if held is not None:
+            fields = tuple(Field(name, b"%d" % each, stamp) for name, (stamp, each) in held.fields.items())
+            state = FieldsState(None, fields) if fields else None
+            record = Evidence(held.version, held.stamp, held.value, not held.value, state=state)
         return Side(record, self.mark, self.horizon, self.mark[self.id])
 
-    def bounded_side(self, *, whole: bool) -> BoundedSide:
-        """The site as its log shows it, with whole vectors or with heartbeats."""
+    def bounded_side(self, form: Form) -> BoundedSide:
+        """The site as its log shows it, with whole vectors or with bounds."""
         held = self.logged
         if held is None:
             return BoundedSide(None, {}, self.mark)
-        return BoundedSide(held.value, held.vector if whole else held.bounds, self.mark)
+        return BoundedSide(held.value, held.bounds[form], self.mark)
 
     def history(self) -> History:
         """All that is in the log."""
@@ -116,7 +141,7 @@ class Pair:
         """Both sites write a heartbeat."""
         for site in (self.left, self.right):
             site.mark[site.id] = self.tick()
-            site.beat = dict(site.mark)
+            site.beat, site.since_beat = dict(site.mark), []
             site.marks.append((self.now, site.beat))
 
     def go_on(self) -> None:
@@ -128,14 +153,16 @@ class Pair:
         self.copy(self.right, self.left)
 
 
+def is_drift_bounded(pair: Pair, form: Form) -> bool:
+    """What the two logs say."""
+    return verdict_bounded(pair.left.bounded_side(form), pair.right.bounded_side(form)).is_drift
+
+
 FORMS: Final[dict[str, Callable[[Pair], bool]]] = {
     "stamps": lambda pair: verdict(pair.left.side(), pair.right.side()).is_drift,
-    "vectors": lambda pair: (
-        verdict_bounded(pair.left.bounded_side(whole=True), pair.right.bounded_side(whole=True)).is_drift
-    ),
-    "heartbeats": lambda pair: (
-        verdict_bounded(pair.left.bounded_side(whole=False), pair.right.bounded_side(whole=False)).is_drift
-    ),
+    "vectors": lambda pair: is_drift_bounded(pair, "vectors"),
+    "heartbeats": lambda pair: is_drift_bounded(pair, "heartbeats"),
+    "heartbeats and log": lambda pair: is_drift_bounded(pair, "heartbeats and log"),
     "histories": lambda pair: bool(walk_histories(pair.left.history(), pair.right.history())),
 }
 
@@ -152,6 +179,15 @@ def lose_update_before_a_heartbeat(pair: Pair) -> None:
     lose_update(pair)
     pair.write(pair.left, 7)
     pair.copy(pair.left, pair.right)
+
+
+def lose_field(pair: Pair) -> None:
+    """The right writes another field after that, which comes to the left."""
+    here, there = Stamp(pair.tick(), 1), Stamp(pair.tick(), 2)
+    pair.left.store(here.version, here, 10, "city")
+    pair.right.store(there.version, there, 20, "name")
+    pair.left.store(pair.tick(), there, 20, "name")
+    pair.left.mark[2], pair.right.mark[1] = there.version, here.version
 
 
 def lose_update_of_who_is_ahead(pair: Pair) -> None:
@@ -190,6 +226,17 @@ def lag(pair: Pair) -> None:
     pair.write(pair.left, 6)
 
 
+def lag_behind_another_field(pair: Pair) -> None:
+    """A field from a third site comes to the left, which then writes another one; only this comes on."""
+    third = Stamp(pair.tick(), 3)
+    pair.left.store(pair.tick(), third, 10, "city")
+    pair.left.mark[3] = third.version
+    here = Stamp(pair.tick(), 1)
+    pair.left.store(here.version, here, 20, "name")
+    pair.right.store(pair.tick(), here, 20, "name")
+    pair.right.mark[1] = here.version
+
+
 def write_at_once(pair: Pair) -> None:
     pair.write(pair.left, 6)
     pair.write(pair.right, 7)
@@ -212,12 +259,14 @@ FAULTS: Final = {
     "an update is lost where a heartbeat was not yet consumed by the other": lose_update_of_who_is_ahead,
     "an update is lost, and written over before the next heartbeat": lose_update_before_a_heartbeat,
     "a delete is lost": lose_delete,
+    "the update of a field is lost, and another site writes another field": lose_field,
     "a stored value turns into another": damage,
     "one site lets the older write win": resolve_wrongly,
     "a tombstone goes too early, and an older write comes": resurrect,
 }
 HARMLESS: Final = {
     "a change is under way": lag,
+    "of two fields that two sites have written, one is under way": lag_behind_another_field,
     "two sites write at once, and one write has to lose": write_at_once,
     "a tombstone is collected that is not yet known elsewhere": collect_while_the_other_lags,
 }

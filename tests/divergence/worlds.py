@@ -15,6 +15,7 @@ from floodmark.codec.states import CounterState, FieldsState, decode_state
 from floodmark.codec.thin import digest_record, thin_record
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence import Evidence, HistoryChange, Side, evidence_of
+from floodmark.divergence.histories import part_stamps
 from floodmark.merge.pruning import prune_record
 from floodmark.merge.states import (
     add_to_counter,
@@ -74,7 +75,9 @@ class Site:
     def store(self, version: Version, stored: bytes, stamp: Stamp, change: Change) -> None:
         """Add a version of a key, by a change that was first written here or elsewhere."""
         self.records.setdefault(change.key, []).append((version, stored))
-        self.journal.append(HistoryChange(version, change.key, stamp, digest_record(change.logged)))
+        parts = None if change.key.startswith(b"last") else part_stamps(decode_state(change.logged))
+        digest = digest_record(change.logged)
+        self.journal.append(HistoryChange(version, change.key, stamp, digest, parts=parts))
 
     def mark(self, at: Version) -> dict[int, Version]:
         """The watermark as of a version, without the site itself."""

@@ -89,6 +89,25 @@ def test_repair_of_what_is_older_than_the_history_is_no_finding(sites: Sites, na
     assert walk(sites, namespace, since) == []
 
 
+@pytest.mark.parametrize("namespace", ["profiles", "counts"])
+def test_what_another_site_writes_to_a_merged_record_does_not_hide_a_loss(
+    sites: Sites, namespace: str
+) -> None:
+    there = sites["rome"].namespace(namespace)
+    write(sites, namespace)
+    if namespace == "counts":
+        there.add(KEYS[namespace], 1)
+    else:
+        there.update(KEYS[namespace], {"zip": "00184"})
+    sites.link("oslo", "rome", lost=KEYS[namespace])
+    sites.beat()
+    write(sites, namespace)
+    sites.link_all()
+    sites.link_all()
+    assert sites.drifts() == []
+    assert [(each.kind.value, each.other) for each in walk(sites, namespace)] == [("lost", "rome")]
+
+
 def test_long_history_is_walked_in_parts(sites: Sites) -> None:
     lose(sites, "users")
     sites.users("oslo").put(b"oslo-00", b"3")

@@ -7,11 +7,15 @@ left no trace in the records, but it has in the change logs:
   - a change that was first written at one site and is not in the history of the other, though the other has
     announced that it has everything up to there, and held nothing of the key that would have won over it.
 
+In a merged record a field wins only over itself, what a site has added to a counter only over what the same
+site had added before, and a delete over everything.  So it is asked of each part that a change has written
+whether something newer of that part was there.
+
 Both sites are walked from a version of each to another.  What a site held of a key before its history begins
 is asked for only where something is missing.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +24,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from floodmark.codec.states import FieldsState, State
+from floodmark.divergence.rules import PartName
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version
 
@@ -28,7 +34,9 @@ class HistoryChange(NamedTuple):
     """A change as it stands in the log of a site, at a version of that site.
 
     `digest` is that of what was written (`codec/thin.py`).  It is not `exact` where a merged record came as a
-    whole and not as what was written to it: then it cannot be compared.
+    whole and not as what was written to it: then it cannot be compared.  `parts` are the stamps of what a
+    merged record was given: its fields by name, or a counter's entries by site, and under None its delete.
+    Without them the change has written the record as a whole.
     """
 
     version: Version
@@ -36,6 +44,20 @@ class HistoryChange(NamedTuple):
     stamp: Stamp
     digest: int
     exact: bool = True
+    parts: Mapping[PartName, Stamp] | None = None
+
+
+def part_stamps(state: State) -> dict[PartName, Stamp]:
+    """The `parts` of a change: the stamps of a state by what they belong to.
+
+    >>> from floodmark.codec.states import CounterState, Entry
+    >>> part_stamps(CounterState(Stamp(3, 2), (Entry(1, 7, -4),)))
+    {None: Stamp(version=3, site=2), 1: Stamp(version=7, site=1)}
+    """
+    stamps: dict[PartName, Stamp] = {} if state.deleted is None else {None: state.deleted}
+    if isinstance(state, FieldsState):
+        return stamps | {field.name: field.stamp for field in state.fields}
+    return stamps | {entry.site: entry.stamp for entry in state.entries}
 
 
 def _nothing(_: bytes) -> Stamp | None:
@@ -47,8 +69,8 @@ class History:
     """The changes of a site in commit order, and its watermarks by its heartbeats, in order of versions.
 
     `newest_before` says what the site held of a key when the history begins: the newest stamp of its record;
-    None if it had none.  A history that begins with the namespace needs no such thing, and one may not begin
-    before the namespace was shared.
+    None if it had none.  Nothing older is then taken for lost, whichever part it belongs to.  A history that
+    begins with the namespace needs no such thing, and one may not begin before the namespace was shared.
     """
 
     site: str
@@ -110,23 +132,46 @@ def _altered(left: History, right: History) -> Iterator[Difference]:
 
 def _lost(holder: History, other: History) -> Iterator[Difference]:
     """What was first written at one site, and that the other should have taken in or known better."""
-    known: dict[bytes, list[HistoryChange]] = {}
-    for change in other.changes:
-        known.setdefault(change.key, []).append(change)
+    known = _Known(other.changes)
     positions = [mark.get(holder.site_id, 0) for _, mark in other.marks]
     for change in holder.changes:
         if change.stamp.site != holder.site_id:
             continue
         announced = bisect_left(positions, change.stamp.version)
-        if announced == len(positions):
-            continue
-        by_then = other.marks[announced][0]
-        came = [each.stamp for each in known.get(change.key, ()) if each.version <= by_then]
-        if any(stamp >= change.stamp for stamp in came):
+        if announced == len(positions) or known.has(change, by=other.marks[announced][0]):
             continue
         before = other.newest_before(change.key)
         if before is None or before < change.stamp:
             yield _difference(change, DifferenceKind.LOST, holder, other)
+
+
+class _Known:
+    """What a site has stored in the course of its history: of each part, the newest stamp at any version."""
+
+    def __init__(self, changes: Sequence[HistoryChange]) -> None:
+        self._newest: dict[tuple[bytes, PartName], tuple[list[Version], list[Stamp]]] = {}
+        for change in changes:
+            for part, stamp in _parts_of(change).items():
+                versions, stamps = self._newest.setdefault((change.key, part), ([], []))
+                versions.append(change.version)
+                stamps.append(max(stamp, stamps[-1]) if stamps else stamp)
+
+    def has(self, change: HistoryChange, by: Version) -> bool:
+        """Whether the site had a change at a version of its own, or something newer of all that it wrote."""
+        # A record that came as a whole also has parts which other changes have written.
+        written = [part for part, stamp in _parts_of(change).items() if stamp == change.stamp]
+        return all(
+            self._is_newer(change, part, by) or self._is_newer(change, None, by) for part in written or [None]
+        )
+
+    def _is_newer(self, change: HistoryChange, part: PartName, by: Version) -> bool:
+        versions, stamps = self._newest.get((change.key, part), ([], []))
+        place = bisect_right(versions, by)
+        return place > 0 and stamps[place - 1] >= change.stamp
+
+
+def _parts_of(change: HistoryChange) -> Mapping[PartName, Stamp]:
+    return {None: change.stamp} if change.parts is None else change.parts
 
 
 def _difference(change: HistoryChange, kind: DifferenceKind, holder: History, other: History) -> Difference:

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.codec.states import FieldsState, decode_state
+from floodmark.codec.states import decode_state
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value
 from floodmark.divergence import History, HistoryChange
+from floodmark.divergence.histories import part_stamps
 from floodmark.model.change import Stamp
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.ranges import KeyRange
@@ -68,15 +69,9 @@ def _too_long(changes: list[HistoryChange]) -> Exception:
 
 def _changes_of(batch: ChangeBatch, site_id: int) -> Iterator[HistoryChange]:
     for version, key, stored in zip(batch.versions, batch.keys, batch.values, strict=True):
-        stamp = decode_value(stored).origin or Stamp(version, site_id)
-        exact = _is_exact(stored, stamp, batch.way)
-        yield HistoryChange(version, key[NAMESPACE_BYTES:], stamp, digest_record(stored), exact)
-
-
-def _is_exact(stored: bytes, stamp: Stamp, way: Way) -> bool:
-    """Whether this is what was written.  A scan gives merged records as a whole, and so does a repair."""
-    if decode_value(stored).stamps is None:
-        return True
-    state = decode_state(stored)
-    parts = state.fields if isinstance(state, FieldsState) else state.entries
-    return way is not Way.SCAN and {state.deleted or stamp, *(part.stamp for part in parts)} == {stamp}
+        record = decode_value(stored)
+        stamp = record.origin or Stamp(version, site_id)
+        parts = None if record.stamps is None else part_stamps(decode_state(stored))
+        # A scan gives merged records as a whole, and so does a repair: that is not what was written.
+        exact = parts is None or (batch.way is not Way.SCAN and {stamp, *parts.values()} == {stamp})
+        yield HistoryChange(version, key[NAMESPACE_BYTES:], stamp, digest_record(stored), exact, parts)
