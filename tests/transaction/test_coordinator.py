@@ -21,7 +21,6 @@ from tests.transaction.support import (
 from floodmark.model.errors import (
     Closed,
     Corruption,
-    FloodmarkError,
     InvalidArgument,
     LimitExceeded,
     PartlyDone,
@@ -33,8 +32,15 @@ from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import TransactionState, Waiting
 from floodmark.transaction import book, coordinator
-from floodmark.transaction.records import Aborting, Begun, Committing, Joined, decode_record, encode_record
-from floodmark.transaction.recovery import replay
+from floodmark.transaction.records import (
+    Aborting,
+    Begun,
+    Committing,
+    Joined,
+    Record,
+    decode_record,
+    encode_record,
+)
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")
 COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
@@ -423,12 +429,39 @@ def test_damaged_records_are_named(damaged: bytes) -> None:
         decode_record(damaged)
 
 
-def test_a_log_without_the_beginning_of_a_transaction_is_damaged(world: World) -> None:
-    transaction = world.coordinator.begin()
-    world.coordinator.join(transaction, P)
-    live = [(position, Joined(transaction, P)) for position in [world.coordinator.log.write(Joined("x", P))]]
-    with pytest.raises(Corruption, match=f"no beginning of transaction {transaction}"):
-        replay(7, live, now_ms=0, wall_ms=0)
-    with pytest.raises(FloodmarkError):
-        world.open()
-    world.coordinator = World().coordinator
+ORPHANS: list[Record] = [Joined("7-x", P), Committing("7-x", 5), Aborting("7-x", "on purpose")]
+
+
+@pytest.mark.parametrize("orphans", [ORPHANS[:1], ORPHANS[1:2], ORPHANS], ids=["joined", "decided", "all"])
+def test_records_whose_transaction_has_ended_are_let_go_of_with_a_warning(
+    world: World, orphans: list[Record], caplog: pytest.LogCaptureFixture
+) -> None:
+    transaction = world.coordinator.begin(LONG)
+    for record in orphans:
+        world.coordinator.log.write(record)
+    again = world.restart()
+    assert caplog.text.count("of transaction 7-x, which has ended; nothing follows from it") == len(orphans)
+    assert world.states() == {transaction: OPEN}
+    assert again.fate("7-x").decision is Decision.ABORT
+    assert [record.transaction for record in world.live()] == [transaction]
+    caplog.clear()
+    world.restart()
+    assert caplog.text == ""
+    assert not world.parts.told
+
+
+def test_of_two_decisions_in_the_log_the_later_one_holds(world: World) -> None:
+    """Nobody was told of the first one: it was on its way when its process was torn out of it."""
+    first, second = world.coordinator.begin(LONG), world.coordinator.begin(LONG)
+    for record in (
+        Committing(first, 5),
+        Aborting(first, "late"),
+        Aborting(second, ""),
+        Committing(second, 6),
+    ):
+        world.coordinator.log.write(record)
+    again = world.restart()
+    assert again.fate(first) == Fate(Decision.ABORT)
+    assert again.fate(second) == Fate(Decision.COMMIT, 6)
+    again.sweep()
+    assert world.live() == []

@@ -20,6 +20,7 @@ from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.ending import Ending
 from floodmark.transaction.held import Held
 from floodmark.transaction.records import Record
+from floodmark.transaction.steps import Answer
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")
 SHORT = timedelta(seconds=1)
@@ -256,14 +257,14 @@ def test_a_decision_of_unknown_outcome_is_taken_back_by_the_other_one() -> None:
 
 
 def forgive_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = BatchedWriter.write
+    write = BatchedWriter.write_for
 
-    def and_forgive(writer: BatchedWriter[Record], record: Record) -> Position:
+    def and_forgive(writer: BatchedWriter[Record], record: Record, promise: Answer[Held]) -> Held:
         with suppress(FloodmarkError):
-            return write(writer, record)
-        return Position(1 << 40, 1, 0)
+            return write(writer, record, promise)
+        return promise._step.apply(Position(1 << 40, 1, 0))
 
-    monkeypatch.setattr(BatchedWriter, "write", and_forgive)
+    monkeypatch.setattr(BatchedWriter, "write_for", and_forgive)
 
 
 def let_go_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,7 +341,7 @@ def test_a_coordinator_does_what_the_model_does(machine: type[Lives], examples: 
 
 
 def forget_at_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "replay", lambda *_, **__: {})
+    monkeypatch.setattr(coordinator, "replay", lambda *_, **__: ({}, []))
 
 
 def tell_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,15 @@ class Promise(Future[Result]):
 
     # What those do who wait for it, once it was handed over.
     help_out: Callable[["Promise[Any]"], None] | None = None
+    # Whether the log has its record, and answers whatever becomes of those who wait.
+    is_taken = False
 
     def complete(self, position: Position) -> None:
-        """The record is durable."""
+        """The record is durable.  It is told again if it was interrupted before it was done."""
         raise NotImplementedError
 
     def fail(self, failure: BaseException) -> None:
-        """The record is not there, or nobody knows."""
+        """The record is not there, or nobody knows.  Told again as `complete` is."""
         self.set_exception(failure)
 
     def cancel(self) -> bool:
@@ -48,22 +50,32 @@ class Receipt(Promise[Position]):
 
 
 class Batch:
-    """Records of one entry.  Once it has a trigger, or is bare, nothing is added to it."""
+    """Records of one entry, with their receipts.  Once it has a trigger, or is bare, nothing is added to it.
 
-    __slots__ = ("bare", "bytes", "receipts", "records", "since", "trigger")
+    A signal may interrupt whoever leads between any two steps.  So a record and its receipt are added in one
+    step, and `entry` tells whether they are durable, and are to be told so.
+    """
+
+    __slots__ = ("bare", "bytes", "entry", "is_live", "receipts", "since", "trigger")
 
     def __init__(self, since: float, *, bare: bool = False, trigger: Trigger | None = None) -> None:
         self.since = since
         self.bare = bare
         self.trigger = trigger
-        self.records: list[bytes] = []
-        self.receipts: list[Promise[Any]] = []
+        self.receipts: list[tuple[bytes, Promise[Any]]] = []
         self.bytes = 0
+        self.entry: EntryId | None = None
+        # Whether it is known that its records are live.
+        self.is_live = False
 
-    def add(self, record: bytes, receipt: Promise[Any]) -> None:
-        self.records.append(record)
-        self.receipts.append(receipt)
-        self.bytes += len(record)
+    @property
+    def records(self) -> list[bytes]:
+        return [record for record, _ in self.receipts]
+
+    def add(self, record: bytes, size: int, receipt: Promise[Any]) -> None:
+        receipt.is_taken = True
+        self.receipts.append((record, receipt))
+        self.bytes += size
 
 
 def complete(batch: Batch, entry: EntryId) -> None:
@@ -80,18 +92,33 @@ def fail(batch: Batch, failure: BaseException) -> None:
 def _answer(batch: Batch, answer: Callable[[int, Promise[Any]], None]) -> None:
     """Answer in order.  A callback that ends the process must not keep the others from their answer."""
     interruption: BaseException | None = None
-    for index, receipt in enumerate(batch.receipts):
+    for index, (_, receipt) in enumerate(batch.receipts):
+        interrupted = _answer_one(index, receipt, answer)
+        interruption = interruption or interrupted
+    if interruption is not None:
+        raise interruption
+
+
+def _answer_one(
+    index: int, receipt: Promise[Any], answer: Callable[[int, Promise[Any]], None]
+) -> BaseException | None:
+    """Answer one, once more if that was interrupted; by what it was."""
+    interruption: BaseException | None = None
+    for _ in range(2):
         try:
             if not receipt.done():
                 answer(index, receipt)
+            return interruption
         except Exception as error:
             # What goes wrong behind a record is for those to hear who wait for it, and for nobody else.
             if not receipt.done():
                 receipt.set_exception(error)
+            return interruption
         except BaseException as error:
             interruption = interruption or error
-    if interruption is not None:
-        raise interruption
+    if interruption is not None and not receipt.done():
+        receipt.set_exception(_error_of(interruption))
+    return interruption
 
 
 def _error_of(failure: BaseException) -> FloodmarkError:

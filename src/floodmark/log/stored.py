@@ -195,15 +195,21 @@ class StoredLedger:
             self._next += 1
             try:
                 self._store.store([*rows, *self._rows(known, opened)])
+                self._doubtful.clear()
+                self._fresh.clear()
+                self._book.add(number, len(entry), opened)
+                self._apply(known)
             except BaseException as failure:
                 if isinstance(failure, OutcomeUnknown) or not isinstance(failure, FloodmarkError):
-                    self._doubtful.add(number)
+                    self._doubt(number)
                 raise
-            self._doubtful.clear()
-            self._fresh.clear()
-            self._book.add(number, len(entry), opened)
-            self._apply(known)
             return number
+
+    def _doubt(self, number: EntryId) -> None:
+        """Nobody hears of an entry that may be there."""
+        self._doubtful.add(number)
+        if number in self._book.sizes:
+            self._book.remove([number])
 
     def mark(self, marks: Marks) -> None:
         with self._writing():

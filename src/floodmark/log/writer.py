@@ -17,10 +17,13 @@ the thread that leads, before the next append: they must not wait for the log th
 
 **Failure.**  A record that cannot be encoded fails alone.  A failed append fails the records of its batch and
 no others.  Whatever happens, each record that was taken gets an answer.
+
+**Interruption.**  Ctrl-C ends a wait, not a write: a record that was taken is written all the same.  So what
+follows from it is done by its promise, in whatever thread that is told, and never by the one who waits.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Condition, Lock, Thread, get_ident
@@ -29,8 +32,9 @@ from typing import Any, Final, Generic, TypeVar
 from floodmark.clock import monotonic_seconds
 from floodmark.codec.entries import encode_bare, encode_batch
 from floodmark.log.acknowledgement import Acknowledgements
-from floodmark.log.base import EntryId, Ledger, Position
+from floodmark.log.base import Ledger, Position
 from floodmark.log.batches import Batch, Promise, Receipt, complete, fail
+from floodmark.log.gathering import Gathering
 from floodmark.log.statistics import FlushCounter, LogStatistics, Trigger
 from floodmark.model.errors import (
     Closed,
@@ -47,6 +51,7 @@ BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
 WAIT_SECONDS_MAX: Final = 60.0
 
 Record = TypeVar("Record")
+Result = TypeVar("Result")
 
 
 class BatchedWriter(Generic[Record]):
@@ -81,7 +86,6 @@ class BatchedWriter(Generic[Record]):
             raise InvalidArgument("bytes_in_flight_max must hold at least one entry of max_bytes")
         self._ledger = ledger
         self._encode = encode
-        self._max_records = max_records
         self._max_bytes = max_bytes
         self._max_delay_seconds = max_delay_ms / 1_000
         self._bytes_in_flight_max = bytes_in_flight_max
@@ -97,9 +101,7 @@ class BatchedWriter(Generic[Record]):
         self._thread: Thread | None = None
         self._enabled = enabled
         self._closed = False
-        # Batches to be appended, in order; the open one, which still takes records, is the last of them.
-        self._batches: deque[Batch] = deque()
-        self._open: Batch | None = None
+        self._gathering = Gathering(max_records=max_records, max_bytes=max_bytes, time_seconds=time_seconds)
         self._bytes_in_flight = 0
         # Those who wait for room, in order.
         self._line: deque[object] = deque()
@@ -123,7 +125,8 @@ class BatchedWriter(Generic[Record]):
     def hand_over(self, record: Record, promise: Promise[Any]) -> None:
         """`add`, for those who have a future of their own, which is told where a callback would be.
 
-        If the record was not taken, that is raised, and the promise is left as it is.
+        If the record was not taken, that is raised, and the promise is left as it is.  An interruption may
+        be raised either way: `is_taken` tells.
         """
         try:
             encoded = self._encoded(record)
@@ -139,18 +142,35 @@ class BatchedWriter(Generic[Record]):
                 self._called.notify()
 
     def write(self, record: Record) -> Position:
-        """Append a record and return when it is durable: `add`, for those who wait anyway."""
+        """Append a record and return when it is durable: `add`, for those who wait anyway.
+
+        A record whose writer is interrupted has nobody who knows where it stands, and is let go of.
+        """
+        receipt = Receipt()
+        try:
+            return self.write_for(record, receipt)
+        except BaseException:
+            if receipt.is_taken:
+                receipt.add_done_callback(self._let_go)
+            raise
+
+    def write_for(self, record: Record, promise: Promise[Result]) -> Result:
+        """`hand_over`, for those who wait anyway: what comes of the promise."""
         self._require_no_callback()
         encoded = self._encoded(record)
-        position = self._write_alone(encoded)
-        if position is not None:
-            return position
-        receipt = Receipt()
-        receipt.help_out = self._help_out
-        with self._lock:
-            self._require_room(len(encoded))
-            self._put(encoded, receipt)
-        return receipt.result()
+        if not self._write_alone(encoded, promise):
+            promise.help_out = self._help_out
+            with self._lock:
+                self._require_room(len(encoded))
+                self._require_thread()
+                self._put(encoded, promise)
+        return promise.result()
+
+    def _let_go(self, receipt: Future[Position]) -> None:
+        if receipt.exception() is None:
+            # A closed log keeps it, for whoever opens it again.
+            with suppress(Closed):
+                self.acknowledge([receipt.result()])
 
     def acknowledge(self, positions: Iterable[Position]) -> None:
         """Let go of records.  What that changes is stored with the next append, or now if nothing is written.
@@ -160,9 +180,9 @@ class BatchedWriter(Generic[Record]):
         self._acknowledgements.acknowledge(positions)
         with self._lock:
             self._require_open()
-            if self._leader is not None or self._batches:
+            if self._leader is not None or self._gathering:
                 # Whoever appends takes it along, or leaves it to the thread.
-                self._require_thread()
+                self._want_thread()
                 return
         self._lead(lambda: True)
 
@@ -187,7 +207,7 @@ class BatchedWriter(Generic[Record]):
             if enabled != self._enabled:
                 self._enabled = enabled
                 # What comes next must not join what was gathered before records of the other kind.
-                self._open = None
+                self._gathering.shut()
 
     def statistics(self) -> LogStatistics:
         """What this writer has done so far."""
@@ -211,7 +231,7 @@ class BatchedWriter(Generic[Record]):
                 return
         self.drain()
         with self._lock:
-            self._called.notify()
+            self._called.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join()
@@ -269,40 +289,22 @@ class BatchedWriter(Generic[Record]):
         """Make sure that somebody appends what others leave; before a record is taken, for it may fail."""
         if self._thread is None:
             thread = Thread(target=self._run, name="floodmark-log", daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise StorageFailed(
+                    f"no thread can be started that writes the log ({error}), and nothing was written; let "
+                    "the process have more threads, then try again"
+                ) from error
             self._thread = thread
 
+    def _want_thread(self) -> None:
+        """The same for what can also wait until somebody comes by."""
+        with suppress(StorageFailed):
+            self._require_thread()
+
     def _put(self, record: bytes, receipt: Promise[Any]) -> None:
-        """Put a record into the batch where it belongs."""
-        size = len(record)
-        self._bytes_in_flight += size
-        if not self._enabled:
-            self._begin(bare=True).add(record, receipt)
-            return
-        if size >= self._max_bytes:
-            self._shut(Trigger.LARGE)
-            self._begin(trigger=Trigger.LARGE).add(record, receipt)
-            return
-        if self._open is not None and self._open.bytes + size > self._max_bytes:
-            self._shut(Trigger.BYTES)
-        if self._open is None:
-            self._open = self._begin()
-        batch = self._open
-        batch.add(record, receipt)
-        if len(batch.records) == self._max_records:
-            self._shut(Trigger.COUNT)
-        elif batch.bytes == self._max_bytes:
-            self._shut(Trigger.BYTES)
-
-    def _begin(self, *, bare: bool = False, trigger: Trigger | None = None) -> Batch:
-        batch = Batch(self._time_seconds(), bare=bare, trigger=trigger)
-        self._batches.append(batch)
-        return batch
-
-    def _shut(self, trigger: Trigger) -> None:
-        if self._open is not None:
-            self._open.trigger = trigger
-            self._open = None
+        self._bytes_in_flight += self._gathering.put(record, receipt, bare=not self._enabled)
 
     # Leading
 
@@ -321,7 +323,7 @@ class BatchedWriter(Generic[Record]):
     def _wait_called(self) -> bool:
         """Sleep until somebody has to lead; False at the end."""
         with self._lock:
-            while self._leader is not None or not (self._batches or self._has_marks()):
+            while self._leader is not None or not (self._gathering or self._has_marks()):
                 if self._closed and self._leader is None:
                     return False
                 self._called.wait()
@@ -331,24 +333,30 @@ class BatchedWriter(Generic[Record]):
         """Wait until nobody leads; False if something is left."""
         with self._lock:
             self._changed.wait_for(lambda: self._leader is None)
-            return not self._batches and not self._has_marks()
+            return not self._gathering and not self._has_marks()
 
     def _has_marks(self) -> bool:
         """Whether something was let go of that is to be stored, though nothing is appended."""
         return self._acknowledgements.has_changes and not self._marks_refused
 
-    def _write_alone(self, record: bytes) -> Position | None:
-        """Append one record in the same steps but without a batch; None if others are there."""
+    def _write_alone(self, record: bytes, promise: Promise[Any]) -> bool:
+        """Append a record at once; False if others are there."""
         try:
             with self._lock:
-                if self._leader is not None or self._batches or self._line or self._closed:
-                    return None
+                if self._leader is not None or self._gathering or self._line or self._closed:
+                    return False
                 self._leader = get_ident()
-            trigger = Trigger.LARGE if len(record) >= self._max_bytes else Trigger.IDLE
-            return Position(self._store((record,), trigger if self._enabled else None, 0.0), 1, 0)
-        finally:
-            if self._leader == get_ident():
-                self._resign()
+            size = len(record)
+            trigger = Trigger.LARGE if size >= self._max_bytes else Trigger.IDLE
+            self._current = Batch(self._time_seconds(), bare=not self._enabled, trigger=trigger)
+            self._current.add(record, 0, promise)
+            self._append(self._current)
+            self._current = None
+            self._resign()
+        except BaseException as interruption:
+            self._abandon(interruption)
+            raise
+        return True
 
     def _lead(self, is_enough: Callable[[], bool]) -> None:
         """Append one batch after the other, unless somebody does."""
@@ -356,7 +364,7 @@ class BatchedWriter(Generic[Record]):
             with self._lock:
                 if self._leader is not None:
                     # It may leave before all is done.
-                    self._require_thread()
+                    self._want_thread()
                     return
                 self._leader = get_ident()
             while self._go_on(is_enough):
@@ -366,29 +374,27 @@ class BatchedWriter(Generic[Record]):
                     self._append(self._current)
                     self._current = None
         except BaseException as interruption:
-            if self._leader == get_ident():
-                self._abandon(interruption)
+            self._abandon(interruption)
             raise
 
     def _abandon(self, interruption: BaseException) -> None:
-        """Leave the lead in the middle of an append."""
+        """Leave the lead, if it was taken, in the middle of an append."""
+        if self._leader != get_ident():
+            return
         batch, self._current = self._current, None
         try:
             if batch is not None:
-                self._make_room(batch)
-                fail(batch, interruption)
+                self._settle(batch, interruption)
         finally:
             self._resign()
 
     def _go_on(self, is_enough: Callable[[], bool]) -> bool:
         """Take the next batch, or only marks; or give up the lead."""
         with self._lock:
-            if self._batches and not is_enough():
-                self._current = self._batches.popleft()
-                if self._current is self._open:
-                    self._open = None
+            if self._gathering and not is_enough():
+                self._current = self._gathering.take()
                 return True
-            if not self._batches and self._has_marks():
+            if not self._gathering and self._has_marks():
                 return True
         self._resign()
         return False
@@ -397,40 +403,54 @@ class BatchedWriter(Generic[Record]):
         """Let another lead."""
         with self._lock:
             self._leader = None
-            if self._batches or self._closed or self._has_marks():
+            if self._gathering or self._closed or self._has_marks():
                 self._called.notify()
             self._changed.notify_all()
 
     def _append(self, batch: Batch) -> None:
         """Append a batch, and tell everybody."""
+        try:
+            self._store(batch)
+        except Exception as failure:
+            self._settle(batch, failure)
+        else:
+            self._settle(batch)
+
+    def _settle(self, batch: Batch, failure: BaseException | None = None) -> None:
+        """Tell everybody what came of a batch.  May be called again after an interruption.
+
+        What is durable is told as such, whatever went wrong since.
+        """
+        self._make_room(batch)
+        if batch.entry is not None:
+            if not batch.is_live:
+                self._acknowledgements.opened(batch.entry, len(batch.receipts))
+                batch.is_live = True
+            complete(batch, batch.entry)
+        elif failure is not None:
+            fail(batch, failure)
+
+    def _store(self, batch: Batch) -> None:
+        """Append an entry, with the marks of earlier ones."""
+        records = batch.records
+        if not records:
+            # Somebody was interrupted before a record was added.
+            return
         delay = max(0.0, self._time_seconds() - batch.since)
         trigger = batch.trigger or (Trigger.AGE if delay >= self._max_delay_seconds else Trigger.IDLE)
-        try:
-            number = self._store(batch.records, None if batch.bare else trigger, delay)
-        except Exception as failure:
-            self._make_room(batch)
-            fail(batch, failure)
-            return
-        self._make_room(batch)
-        complete(batch, number)
-
-    def _store(self, records: Sequence[bytes], trigger: Trigger | None, delay: float) -> EntryId:
-        """Append an entry, with the marks of earlier ones.  Without a trigger, its record is bare."""
         marks = self._acknowledgements.take()
         try:
-            entry = encode_bare(records[0]) if trigger is None else encode_batch(records)
-            number = self._ledger.append(entry, marks)
+            entry = encode_bare(records[0]) if batch.bare else encode_batch(records)
+            batch.entry = self._ledger.append(entry, marks)
         except BaseException:
             self._acknowledgements.give_back(marks)
             self._counter.failed_appends += 1
             raise
         self._marks_refused = False
-        self._acknowledgements.opened(number, len(records))
-        if trigger is None:
+        if batch.bare:
             self._counter.wrote_bare(len(entry))
         else:
             self._counter.flushed(trigger, len(records), len(entry), delay)
-        return number
 
     def _store_marks(self) -> None:
         marks = self._acknowledgements.take()
@@ -445,7 +465,8 @@ class BatchedWriter(Generic[Record]):
 
     def _make_room(self, batch: Batch) -> None:
         with self._lock:
-            self._bytes_in_flight -= batch.bytes
+            # An interruption may have kept a record from being counted.
+            self._bytes_in_flight = max(0, self._bytes_in_flight - batch.bytes)
             batch.bytes = 0
             if self._line:
                 self._changed.notify_all()

@@ -1,7 +1,8 @@
 """Who decides about transactions.  One record in a log is the decision; everything else follows from it.
 
 **Log first, memory second.**  A step is written to the log, and only when it is durable does memory
-change.  So nobody ever heard of a state that a crash could take back.
+change.  So nobody ever heard of a state that a crash could take back.  It changes where the log says so, not
+where somebody waits: Ctrl-C ends the wait, and what is on its way arrives all the same.
 
 **Decided once.**  While a decision is on its way to the log, nobody joins and no other decision is let in.
 If nobody knows whether it arrived, the transaction stays open; the log takes the record back before it takes
@@ -93,7 +94,8 @@ class TransactionCoordinator:
         self._time_source = time_source
         self._growing_ms = growing_ms
         self._wait_seconds_max = wait_seconds_max
-        held = replay(number, live, now_ms=growing_ms(), wall_ms=time_source())
+        held, orphans = replay(number, live, now_ms=growing_ms(), wall_ms=time_source())
+        log.acknowledge(orphans)
         self._book = TransactionBook(held, growing_ms)
         self._lock = self._book.lock
         self._ending = Ending(self._book, log, participants)
@@ -126,15 +128,17 @@ class TransactionCoordinator:
     def taking_part(self, transaction: str, participant: Participant) -> Iterator[None]:
         """Enter a participant that does its part within the block.  Nobody decides meanwhile."""
         self.join(transaction, participant)
-        with self._lock:
-            held = self._require_undecided(transaction)
-            held.parts += 1
+        held: Held | None = None
         try:
+            with self._lock:
+                held = self._require_undecided(transaction)
+                held.parts += 1
             yield
         finally:
-            with self._lock:
-                held.parts -= 1
-                self._book.release(held)
+            if held is not None:
+                with self._lock:
+                    held.parts -= 1
+                    self._book.release(held)
 
     def commit(self, transaction: str, version: Version, *, wrote: bool | None = None) -> Version:
         """Commit at a version, and return when all participants have done their part.
@@ -243,7 +247,7 @@ class TransactionCoordinator:
         def apply(position: Position) -> Held:
             held = book.held[transaction] = Held(transaction, now_ms, now_ms + timeout_ms)
             held.positions.append(position)
-            give_up()
+            book.beginning -= 1
             return held
 
         def give_up() -> None:
@@ -276,9 +280,8 @@ class TransactionCoordinator:
 
         def give_up() -> None:
             held.joining -= 1
-            self._book.release(held)
 
-        return Step(Joined(transaction, participant), apply, give_up)
+        return Step(Joined(transaction, participant), apply, give_up, held)
 
     def _decide(
         self, decision: Committing | Aborting, seconds_max: float, wrote: bool | None = None
@@ -308,9 +311,8 @@ class TransactionCoordinator:
 
         def give_up() -> None:
             held.is_deciding = False
-            self._book.release(held)
 
-        return Step(decision, apply, give_up)
+        return Step(decision, apply, give_up, held)
 
     def _wait(self, seconds_max: float, transaction: str, is_met: Callable[[Held], bool]) -> None:
         """Wait for others who work on a transaction; the lock is held."""
@@ -332,8 +334,17 @@ class TransactionCoordinator:
         step = self._decide(decision, self._wait_seconds_max, wrote)
         known = self._write(step) if isinstance(step, Step) else step
         if isinstance(known, Held):
-            self._ending.finish(known, self._wait_seconds_max)
+            try:
+                self._ending.finish(known, self._wait_seconds_max)
+            except BaseException:
+                self._hand_on(known)
+                raise
         return known
+
+    def _hand_on(self, held: Held) -> None:
+        """Leave a decided transaction to whoever sweeps."""
+        with self._lock:
+            self._book.release(held)
 
     def _end_soon(
         self, decision: Committing | Aborting, answer: Callable[[Held | Ended], Result]
@@ -370,28 +381,29 @@ class TransactionCoordinator:
     # The log
 
     def _write(self, step: Step) -> Held:
+        answer = Answer(step, self._book, lambda held: held, tells=True)
         try:
-            position = self.log.write(step.record)
+            return self.log.write_for(step.record, answer)
         except BaseException:
-            self._give_up(step)
+            if answer.is_taken:
+                answer.abandon()
+            else:
+                self._leave(step)
             raise
-        with self._lock:
-            held = step.apply(position)
-            self._book.release(held, is_told=not held.is_open)
-            return held
 
     def _add(self, step: Step, answer: Callable[[Held], Result]) -> Future[Result]:
         future = Answer(step, self._book, answer)
         try:
             self.log.hand_over(step.record, future)
         except BaseException:
-            self._give_up(step)
+            if not future.is_taken:
+                self._leave(step)
             raise
         return future
 
-    def _give_up(self, step: Step) -> None:
+    def _leave(self, step: Step) -> None:
         with self._lock:
-            step.give_up()
+            step.leave(self._book)
 
 
 def _require_as_said(known: Held | Ended, wrote: bool | None) -> None:

@@ -38,10 +38,11 @@ class Ending:
         told: list[Held] = []
         try:
             while telling:
-                if self._tell(held := telling.popleft()):
-                    told.append(held)
+                if self._tell(telling[0]):
+                    told.append(telling[0])
+                telling.popleft()
         finally:
-            self._stop_telling(telling)
+            self._stop_telling(held for held in telling if held not in told)
             self._end(told)
 
     def finish(self, held: Held, seconds_max: float) -> None:

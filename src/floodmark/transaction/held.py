@@ -92,9 +92,9 @@ class Held:
     def decide(self, decision: Committing | Aborting) -> None:
         """Enter what was decided."""
         if isinstance(decision, Committing):
-            self.state, self.version = TransactionState.COMMITTING, decision.version
+            self.state, self.version, self.reason = TransactionState.COMMITTING, decision.version, ""
         else:
-            self.state, self.reason = TransactionState.ABORTING, decision.reason
+            self.state, self.version, self.reason = TransactionState.ABORTING, 0, decision.reason
 
     def retry_later(self, now_ms: int) -> None:
         """Something failed: wait before the next attempt, each time twice as long."""

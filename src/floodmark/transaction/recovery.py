@@ -1,39 +1,55 @@
-"""What a coordinator knows after a restart: the transactions whose records its log still holds."""
+"""What a coordinator knows after a restart: the transactions whose records its log still holds.
 
+**Orphans.**  A record may be there without the beginning of its transaction, and nothing follows from it.
+The beginning is written first, is known before anybody hears the transaction's id, and goes together with
+all other records that are known, when every participant has done its part.  So whatever is left behind is a
+record that its coordinator did not know of, since the process was torn out of a step:
+
+- that something takes part: its owner never heard that it does, so it has done nothing that could be undone;
+- a decision: nobody was told of it, and the transaction ended by another one, which came later.
+
+Hence orphans are let go of.  To refuse would keep a site shut over what nobody can need.
+"""
+
+import logging
 from collections.abc import Iterable
 
 from floodmark.log import Position
-from floodmark.model.errors import Corruption
 from floodmark.transaction.held import Held
 from floodmark.transaction.records import Begun, Joined, Record
+
+_log = logging.getLogger("floodmark.transaction")
 
 
 def replay(
     coordinator: int, live: Iterable[tuple[Position, Record]], *, now_ms: int, wall_ms: int
-) -> dict[str, Held]:
-    """The transactions of the records that are live, by id.
+) -> tuple[dict[str, Held], list[Position]]:
+    """The transactions of the records that are live, by id; and where orphans stand.
 
     A deadline was noted by the clock on the wall, which may have been set since: what is left of it is
     never more than the timeout that the transaction had.
     """
     found: dict[str, Held] = {}
+    orphans: list[Position] = []
     for position, record in live:
         transaction = record.transaction
         if isinstance(record, Begun):
             left_ms = min(max(0, record.deadline_ms - wall_ms), record.timeout_ms)
             found[transaction] = Held(transaction, now_ms + left_ms - record.timeout_ms, now_ms + left_ms)
-        # Records are let go all at once, so whatever is there of a transaction begins with its beginning.
         held = found.get(transaction)
         if held is None:
-            raise Corruption(
-                f"the log of coordinator {coordinator} has no beginning of transaction {transaction}; "
-                "restore the site from a backup",
-                transaction=transaction,
+            orphans.append(position)
+            _log.warning(
+                "the log of coordinator %d has a record (%s) of transaction %s, which has ended; nothing "
+                "follows from it, and it is let go of",
+                *(coordinator, type(record).__name__.lower(), transaction),
             )
+            continue
         held.positions.append(position)
         if isinstance(record, Joined):
             if record.participant not in held.waiting:
                 held.join(record.participant)
         elif not isinstance(record, Begun):
+            # If there are two, nobody was told of the first.
             held.decide(record)
-    return found
+    return found, orphans
