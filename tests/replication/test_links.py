@@ -50,6 +50,11 @@ def changed(step: LinkStep, **fields: Any) -> LinkStep:
     return msgspec.structs.replace(step, namespaces=(msgspec.structs.replace(part, **fields),))
 
 
+def unshare(site: Site) -> None:
+    """Let a site share nothing any more."""
+    site.set_topology(msgspec.structs.replace(topology_of("oslo", "rome", epoch=2), namespaces={}))
+
+
 # Positions
 
 
@@ -107,6 +112,7 @@ def test_namespaces_of_a_step_move_together_or_not_at_all(mesh: Mesh) -> None:
 def test_namespace_that_was_made_anew_is_not_moved_by_a_step_of_its_predecessor(mesh: Mesh) -> None:
     mesh.put("oslo", b"ada")
     step = mesh.plan("oslo", "rome")
+    unshare(mesh["rome"])
     mesh["rome"].drop_namespace("users")
     with pytest.raises(NamespaceNotFound):
         mesh["rome"].host.administration.advance_link(step, Applied())
@@ -196,6 +202,7 @@ def test_old_marks_go_with_garbage_collection_and_the_one_that_is_needed_stays(m
 def test_links_of_a_dropped_namespace_go_with_it(mesh: Mesh) -> None:
     mesh.exchange()
     rome = mesh["rome"]
+    unshare(rome)
     rome.drop_namespace("users")
     assert rome.host.administration.links() == []
     assert embedded(rome).links.watermarks() == {}

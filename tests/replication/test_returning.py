@@ -28,6 +28,7 @@ from floodmark.replication import returning
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
+from floodmark.replication.removing import remove_site
 from floodmark.site import open_engine
 from floodmark.site.catalog import Catalog
 
@@ -372,3 +373,23 @@ def test_topology_that_was_set_in_part_shuts_links_out_and_is_set_by_the_same_ca
     oslo.set_topology(topology)
     assert [row.name for row in oslo.host.administration.list_namespaces()] == sorted(POLICIES)
     oslo.set_topology(topology)
+
+
+def test_site_whose_others_are_all_gone_comes_back_with_what_the_backup_holds() -> None:
+    world = World("oslo", "bonn")
+    for name in world.sites:
+        world.write(name, "first")
+    for _ in range(2):
+        world.link_all()
+    backup = world.backup("oslo")
+    survivors = {"oslo": world["oslo"].host}
+    remove_site(world.topology, "bonn", survivors, lambda topology: setattr(world, "topology", topology))
+    del world.sites["bonn"]
+    before = {name: dict(world["oslo"].namespace(name).scan()) for name in POLICIES}
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    for namespace in POLICIES:
+        world.restore("oslo", backup, namespace)
+    assert world["oslo"].host.administration.finish_rejoining() == []
+    assert {name: dict(world["oslo"].namespace(name).scan()) for name in POLICIES} == before
+    world.write("oslo", "second")

@@ -1,11 +1,12 @@
 """Steps: from where the target is to where commits are whole, all namespaces together."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
-from tests.replication.support_links import Mesh
+from tests.replication.support_links import IDS, Mesh, embedded
 
-from floodmark.model.errors import InvalidArgument, NamespaceNotFound
+from floodmark.model.errors import InvalidArgument, NamespaceNotFound, VersionCollected
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.step import LinkStep
@@ -107,3 +108,32 @@ def test_a_namespace_must_be_at_both_sites_and_be_named_once(mesh: Mesh) -> None
         plan(mesh, "only-here")
     with pytest.raises(InvalidArgument, match="once"):
         plan(mesh, "users", "users")
+
+
+def test_a_namespace_that_is_not_there_or_too_old_does_not_hold_the_others_up() -> None:
+    mesh = Mesh("oslo", "rome", topology=False)
+    for name in ("orders", "gone"):
+        mesh["oslo"].create_namespace(name, retention=timedelta(hours=1))
+    mesh["rome"].create_namespace("orders")
+    mesh["oslo"].namespace("orders").put(b"one", b"1")
+    mesh.time.advance(2 * 3_600_000)
+    mesh["oslo"].collect_garbage()
+    users = mesh["oslo"].namespace("users")
+    embedded(mesh["oslo"]).members.note_rewritten(users.id, mesh["oslo"].now())
+    mesh.put("oslo", b"ada")
+    step = plan_step(mesh["oslo"].host, mesh["rome"].host, ["gone", "users", "orders"])
+    assert [part.name for part in step.namespaces] == ["users"]
+    assert "not there" in step.stalled["gone"]
+    assert "away for too long" in step.stalled["orders"]
+    run_step(mesh["oslo"].host, mesh["rome"].host, step)
+    assert mesh["rome"].namespace("users").get(b"ada") == b"value"
+    for names, problem in ((["gone"], NamespaceNotFound), (["orders"], VersionCollected)):
+        with pytest.raises(problem):
+            plan_step(mesh["oslo"].host, mesh["rome"].host, names)
+
+
+def test_reason_of_a_stall_is_kept_for_the_namespaces_that_are_there() -> None:
+    mesh = Mesh("oslo", "rome")
+    mesh["rome"].host.administration.stall_link(IDS["oslo"], ["gone", "users"], "the disk is full")
+    (link,) = mesh["rome"].replication().links
+    assert link.stalled == "the disk is full"

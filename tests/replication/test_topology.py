@@ -159,6 +159,7 @@ def test_topology_that_contradicts_itself_is_refused_with_what_is_wrong(text: st
         (with_site("oslo", MemberSite(id=4)), "an id is for life"),
         (with_site("rome", MemberSite(id=2)), "only counts up"),
         (changed(namespaces={"users": SharedNamespace(merge="counter")}), "it is for life"),
+        (changed(namespaces={"users": SharedNamespace(sites=("oslo", "bonn"))}), "no longer to 'rome'"),
         (
             changed(namespaces={**ALL.namespaces, "new": SharedNamespace()}),
             r"""name those that share it: sites = \["oslo", "rome"\]""",

@@ -2,12 +2,15 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from tests.replication.support_links import IDS, Mesh, open_one, topology_of
 
 from floodmark.engine import MemoryEngine
-from floodmark.model.errors import StaleLink
+from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.partition import FAMILIES
+from floodmark.replication.applying import run_step
+from floodmark.replication.topology import SharedNamespace
 from floodmark.site import Site
 from floodmark.site.rewriting import rewrite
 from floodmark.testing.clock import SimulatedTime
@@ -132,3 +135,20 @@ def test_counters_keep_their_sums(site: Site) -> None:
     record = counts.record(b"ada")
     assert record is not None
     assert record.stamp.version > rewritten.since
+
+
+def test_counter_of_a_site_that_shares_it_no_longer_is_not_rewritten() -> None:
+    """Only who counted can write it again, and those who come later would never hear of it."""
+    mesh = Mesh("oslo", "rome")
+    shared = topology_of("oslo", "rome", "bonn", epoch=2)
+    counts = SharedNamespace(sites=("oslo", "rome"), merge="counter")
+    for site in mesh.sites.values():
+        site.set_topology(msgspec.structs.replace(shared, namespaces={"counts": counts}))
+        site.namespace("counts").add(b"ada", 7)
+    mesh.beat()
+    run_step(mesh["rome"].host, mesh["oslo"].host, mesh.plan("rome", "oslo", ["counts"]))
+    rewrite(mesh["oslo"].host, "counts")
+    mesh["oslo"].set_topology(msgspec.structs.replace(shared, epoch=3, namespaces={}))
+    with pytest.raises(InvalidConfiguration, match="site 2 has counted.*a new namespace"):
+        rewrite(mesh["oslo"].host, "counts")
+    assert mesh["oslo"].namespace("counts").get(b"ada") == b"14"

@@ -240,11 +240,14 @@ class LinkGuard(msgspec.Struct, frozen=True):
     A batch that comes when a position has moved on is refused: what it brings is there already, and may have
     been deleted since, without a trace.  So is one of an earlier life of the source, or of a source that was
     removed: what the others have of that is being counted, and nothing may be added.
+
+    `starts` says behind which version of the source all lies that is brought, where that is not the position.
     """
 
     source: int
     positions: Mapping[int, Version]
     incarnation: int = 1
+    starts: Mapping[int, Version] = {}
 
 
 class WriteStream(Protocol):

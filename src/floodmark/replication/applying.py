@@ -296,7 +296,10 @@ class _Sender:
     def __init__(self, target: TargetSite, step: LinkStep) -> None:
         self._target = target
         guard = LinkGuard(
-            step.source_id, {each.target_id: each.since for each in step.namespaces}, step.incarnation
+            step.source_id,
+            positions={each.target_id: each.since for each in step.namespaces},
+            incarnation=step.incarnation,
+            starts={each.target_id: each.start for each in step.namespaces},
         )
         self._stream: WriteStream = target.write_stream(durable=True, apply=True, link=guard)
         self._sent: deque[tuple[_Batch, LagCounts, Future[int]]] = deque()

@@ -13,7 +13,7 @@ for as long as the data does, for a reader of the past has to know what that pas
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -30,6 +30,7 @@ from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, Node
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.records import require_kept
+from floodmark.replication.admission import Admission
 from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.members import Members
 from floodmark.replication.recent import RecentLink
@@ -93,10 +94,14 @@ _decode: Final = msgspec.msgpack.Decoder(LinkRow).decode
 class Links:
     """Keeps the positions of the links that end at one site."""
 
-    def __init__(self, node: Node, members: Members, site_id: int) -> None:
+    def __init__(
+        self, node: Node, members: Members, site_id: int, name_of: Callable[[int], str | None]
+    ) -> None:
         self._node = node
         self._storage = node.storage
         self._members = members
+        self._name_of = name_of
+        self._admission = Admission(node, members, name_of)
         self._site_id = site_id
         # Replaced as a whole, in the turn, after what is on disk has changed.
         self._rows: Mapping[LinkId, LinkRow] = {}
@@ -189,9 +194,10 @@ class Links:
             rows: dict[LinkId, LinkRow] = {}
             for part in step.namespaces:
                 row = self._rows.get((part.target_id, step.source_id), LinkRow())
-                self._require_admitted(step, part, row)
+                self._require_living(step, part, row)
                 if part.until > row.through:
                     _require_next(step, part, row)
+                    self._require_admitted(step.source_id, part.target_id, part.begin)
                     done = applied.namespaces.get(part.name, NamespaceApplied())
                     rows[part.target_id, step.source_id] = _advance(row, step.incarnation, part, done, now_ms)
             if not rows:
@@ -219,6 +225,8 @@ class Links:
                     f"stands at {row.through}. Plan the step again",
                     through=row.through,
                 )
+            begin = max(position, guard.starts.get(namespace, 0))
+            self._require_admitted(guard.source, namespace, begin)
 
     def _require_returning(self, guard: LinkGuard) -> None:
         """What this site wrote comes back to it only while it is being restored."""
@@ -228,22 +236,27 @@ class Links:
                 "late: it has got everything back"
             )
 
-    def _require_admitted(self, step: LinkStep, part: NamespaceStep, row: LinkRow) -> None:
+    def _require_admitted(self, source: int, namespace: int, begin: Version) -> None:
+        problem = self._admission.why_refused(source, namespace, begin)
+        if problem is not None:
+            raise self._fence(source, namespace, problem)
+
+    def _require_living(self, step: LinkStep, part: NamespaceStep, row: LinkRow) -> None:
         problem = self._why_fenced(step, part, row)
         if problem is not None:
-            self._recent_of(part.target_id, step.source_id).stalled = problem
-            raise Fenced(
-                f"changes of {part.name!r} from {step.source!r} are refused: {problem}",
-                source=step.source,
-                namespace=part.name,
-            )
+            raise self._fence(step.source_id, part.target_id, problem)
+
+    def _fence(self, source: int, namespace: int, problem: str) -> Fenced:
+        self._recent_of(namespace, source).stalled = problem
+        site, name = self._members.name_of(source), self._name_of(namespace)
+        return Fenced(
+            f"changes of {name!r} from {site!r} are refused: {problem}", source=site, namespace=name
+        )
 
     def _why_fenced(self, step: LinkStep, part: NamespaceStep, row: LinkRow) -> str | None:
         if step.source_id == self._site_id:
             return "that is this site itself; give every site an id of its own"
-        members, member = self._members.of(part.name), self._members.find(step.source_id)
-        if members and step.source_id not in members:
-            return "the topology does not let the two share this namespace"
+        member = self._members.find(step.source_id)
         incarnation = max(row.incarnation, 0 if member is None else member.incarnation)
         if step.incarnation < incarnation:
             return (
@@ -275,7 +288,7 @@ class Links:
         """
         with self._storage.settled():
             known = {source: row for (each, source), row in self._rows.items() if each == namespace}
-            if {source: row.through for source, row in known.items()} == watermark:
+            if known and {source: row.through for source, row in known.items()} == watermark:
                 return
             if any(row.through for row in known.values()):
                 raise StaleLink(
@@ -317,6 +330,19 @@ class Links:
         return self._recent.setdefault((namespace, source), RecentLink())
 
     # Garbage
+
+    def forgetting(self, namespaces: Sequence[int]) -> list[WriteRow]:
+        """The writes that end the links of namespaces which are shared no longer."""
+        return [
+            (META, _LINKS + _name(namespace, source), None)
+            for namespace, source in self._rows
+            if namespace in namespaces
+        ]
+
+    def reload(self) -> None:
+        """Look at what is stored again."""
+        with self._storage.settled():
+            self._load()
 
     def forget_marks(self, namespace: int, safe_point: Version) -> None:
         """Remove the positions that no reader at or above a safe point asks for."""

@@ -8,6 +8,7 @@ restored and is *rejoining*: it takes no writes, and tells nobody what it has, u
 back that the others know of its earlier life.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -160,6 +161,10 @@ class Members:
         """The namespaces that this site would begin to share."""
         return [name for name in topology.shared_by(self._site) if name not in self.shared]
 
+    def left_by(self, topology: Topology) -> list[str]:
+        """The namespaces that this site would no longer share."""
+        return [name for name in self.shared if name not in topology.shared_by(self._site)]
+
     def check(self, topology: Topology) -> bool:
         """Refuse a topology that cannot be put in force here; False if it is in force already."""
         check_topology(topology)
@@ -178,14 +183,18 @@ class Members:
             check_succession(known, topology)
         return True
 
-    def store(self, topology: Topology) -> None:
-        """Put a topology in force; the same one again changes nothing."""
+    def store(self, topology: Topology, others: Sequence[WriteRow] = (), *, left: Sequence[int] = ()) -> None:
+        """Put a topology in force; the same one again changes nothing.
+
+        Together with other rows, and without the traces of namespaces, named by their ids, that it leaves.
+        """
         with self._storage.settled():
             if not self.check(topology):
                 return
             self._storage.require_wanted()
             row = TopologyRow(topology, self._time_source())
-            self._storage.store([(META, _TOPOLOGY, msgspec.json.encode(row))])
+            traces = [trace for namespace in left for trace in _traces(namespace)]
+            self._storage.store([(META, _TOPOLOGY, msgspec.json.encode(row)), *others, *traces])
             self._row = row
             self._refuse_writers()
 
@@ -214,5 +223,9 @@ class Members:
 
     def forget(self, namespace: int) -> None:
         """Remove the traces of a namespace whose data is gone."""
-        encoded = encode_namespace(namespace)
-        self._storage.remove([(META, kind + encoded, None) for kind in (_REWRITTEN, _TOLD)])
+        self._storage.remove(_traces(namespace))
+
+
+def _traces(namespace: int) -> list[WriteRow]:
+    """The writes that remove what is remembered of a namespace."""
+    return [(META, kind + encode_namespace(namespace), None) for kind in (_REWRITTEN, _TOLD)]

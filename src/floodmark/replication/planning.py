@@ -9,6 +9,9 @@ Each site is asked once, for sites are often far from each other and from whoeve
 All namespaces that keep up go to one version, so that what was written together arrives in one step.  One
 that is far behind, because it has just joined, comes after at its own pace and does not hold the others up.
 
+A namespace that is not there, or of which the source has forgotten what the target lacks, is left out, and the
+others go on without it.
+
 What a site that was restored tells again has old stamps at new versions.  It goes in one step, however large:
 a target in the midst of it would stand above stamps that it lacks, and believe to have them.
 """
@@ -18,7 +21,13 @@ from sys import maxsize
 from typing import Final
 
 from floodmark.feed.cut import ChangesCut
-from floodmark.model.errors import InvalidArgument, Rejoining, VersionCollected
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidArgument,
+    NamespaceNotFound,
+    Rejoining,
+    VersionCollected,
+)
 from floodmark.model.version import COUNTER_BITS, Version, moment_of
 from floodmark.replication.ports import SourceNamespaces, SourceSite, TargetSite
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespaceStep
@@ -40,15 +49,17 @@ def plan_step(
     """The next step of the link between two sites, with at most so many changes of each namespace.
 
     A commit is never cut: one with more changes makes a larger step.  Raises VersionCollected if the source
-    no longer has what the target lacks.
+    no longer has what the target lacks of any namespace.
     """
     if len(set(names)) < len(names):
         raise InvalidArgument("name each namespace of a link once")
     identity = source.identity
     positions = target.administration.link_positions(identity.site_id, list(names))
     since = {position.name: position.through for position in positions}
+    if names and not since:
+        raise NamespaceNotFound(f"{_missing(names[0])}, nor any other that the link is for")
     cuts = source.administration.cut_link(since, changes_max)
-    ends = {cut.name: cut for cut in cuts}
+    ends = {cut.name: cut for cut in cuts if cut.problem is None}
     return LinkStep(
         source=identity.site,
         source_id=identity.site_id,
@@ -63,8 +74,13 @@ def plan_step(
                 until=ends[position.name].until,
             )
             for position in positions
+            if position.name in ends
         ),
-        changes=_count(cuts),
+        changes=_count(ends.values()),
+        stalled={
+            **{name: _missing(name) for name in names if name not in since},
+            **{cut.name: cut.problem for cut in cuts if cut.problem is not None},
+        },
     )
 
 
@@ -73,12 +89,19 @@ def cut_link(
 ) -> list[NamespaceCut]:
     """Where the next step of a link ends whose target is at some positions: what a source is asked for.
 
-    Those namespaces that are furthest on choose the common end.
+    Those namespaces that are furthest on choose the common end.  Raises what is wrong with the first of them
+    if there is no step for any.
     """
-    start = {name: source.shared_since(name, position) for name, position in positions.items()}
+    start: dict[str, Version] = {}
+    cuts: dict[str, ChangesCut] = {}
+    problems: dict[str, FloodmarkError] = {}
+    for name, position in positions.items():
+        try:
+            start[name] = source.shared_since(name, position)
+        except (NamespaceNotFound, VersionCollected) as problem:
+            problems[name] = problem
     furthest = max(start.values(), default=0)
     common = furthest + SPAN
-    cuts: dict[str, ChangesCut] = {}
     returned = source.returned_version()
     for name in sorted(start, key=lambda name: start[name] < furthest):
         # Each of them may only bring the end closer.
@@ -88,20 +111,24 @@ def cut_link(
             if cut.version < returned:
                 cut = _cut_return(source, site, name, start[name], returned)
             cuts[name] = cut
-        except VersionCollected as error:
-            raise _too_late(site, name, start[name]) from error
+        except VersionCollected:
+            problems[name] = _too_late(site, name, start[name])
+            continue
         if start[name] == furthest:
             common = cuts[name].version
-    return [
+    if problems and not cuts:
+        raise next(iter(problems.values()))
+    steps = [
         NamespaceCut(
             name=name,
             id=source.find_namespace(name).id,
             start=start[name],
-            until=common if start[name] == furthest else cuts[name].version,
-            changes=cuts[name].changes,
+            until=common if start[name] == furthest else cut.version,
+            changes=cut.changes,
         )
-        for name in positions
+        for name, cut in cuts.items()
     ]
+    return [*steps, *(NamespaceCut(name=name, problem=str(problem)) for name, problem in problems.items())]
 
 
 def _cut_return(
@@ -123,6 +150,10 @@ def _too_late(site: str, name: str, start: Version) -> VersionCollected:
         source=site,
         namespace=name,
     )
+
+
+def _missing(name: str) -> str:
+    return f"namespace {name!r} is not there; put the topology in force at both sites"
 
 
 def _count(cuts: Iterable[NamespaceCut]) -> int | None:

@@ -175,6 +175,8 @@ def prepare_return(
                 facts.oldest_version,
             )
     positions = [_position(peer, namespace, site.identity.site_id) for peer in peers.values()]
+    # If all others are gone, there is nobody who knows more than the backup, or less.
+    positions = positions or [watermark.get(site.identity.site_id, 0)]
     _pass_version(site, max(positions))
     return min(positions)
 
@@ -185,7 +187,7 @@ def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, 
     life = 1 if topology is None else topology.sites[site.identity.site].incarnation
     guard = LinkGuard(source=site.identity.site_id, positions={}, incarnation=life)
     copies = [copy_origin(peer, site, namespace, above, guard) for peer in peers.values()]
-    newest = max(copied.newest for copied in copies)
+    newest = max((copied.newest for copied in copies), default=above)
     _pass_version(site, newest)
     return Copied(sum(copied.records for copied in copies), newest)
 

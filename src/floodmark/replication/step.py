@@ -37,14 +37,15 @@ class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
 class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
     """Where the next step of a namespace may begin and end at its source, and the id that it has there.
 
-    `changes` is how many lie in between; None if the source cannot tell.
+    `changes` is how many lie in between; None if the source cannot tell.  With a `problem` there is no step.
     """
 
     name: str
-    id: int
-    start: Version
-    until: Version
-    changes: int | None
+    id: int = 0
+    start: Version = 0
+    until: Version = 0
+    changes: int | None = 0
+    problem: str | None = None
 
 
 class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
 
     `incarnation` counts how often the source was restored: changes of an earlier life are refused.
     `changes` is about how many there are, and 0 only if there are none; None if the source cannot tell.
+    `stalled` says of namespaces that take no part in it why.
     """
 
     source: str
@@ -59,6 +61,7 @@ class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 1
     namespaces: tuple[NamespaceStep, ...] = ()
     changes: int | None = None
+    stalled: dict[str, str] = {}
 
     @property
     def is_empty(self) -> bool:

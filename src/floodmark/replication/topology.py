@@ -272,12 +272,23 @@ def check_succession(old: Topology, new: Topology) -> None:
             raise refuse(
                 f"namespace {name!r} had merge = {known.merge!r} and now {shared.merge!r}; it is for life"
             )
+        if known is not None and (left := _left_by(old, new, name)):
+            raise refuse(
+                f"namespace {name!r} goes no longer to {left!r}, which stays: what it wrote may not have reached "
+                "all others. Remove the site as a whole, or leave the namespace out, and nobody shares it"
+            )
         if gone := _gone_before(old, new, name):
             active = ", ".join(map(_literal, new.active_members(name)))
             raise refuse(
                 f"namespace {name!r} is new at {gone!r}, which was removed before; name those that share it: "
                 f"sites = [{active}]"
             )
+
+
+def _left_by(old: Topology, new: Topology, namespace: str) -> str | None:
+    """A site that takes part as before, and no longer in a namespace that others go on sharing."""
+    members = new.members(namespace)
+    return next((name for name in old.active_members(namespace) if name not in members), None)
 
 
 def _gone_before(old: Topology, new: Topology, namespace: str) -> str | None:

@@ -202,6 +202,11 @@ class Catalog:
         row = self._rows.get(namespace)
         return row is not None and row.dropped_at is None
 
+    def name_of(self, namespace: int) -> str | None:
+        """The name of a namespace by its id; None if it is not there, or was dropped."""
+        row = self._rows.get(namespace)
+        return None if row is None or row.dropped_at is not None else row.name
+
     def all(self) -> list[NamespaceRow]:
         """The namespaces that have data, dropped ones included."""
         return list(self._rows.values())

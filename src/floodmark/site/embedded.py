@@ -90,6 +90,7 @@ class LocalAdministration:
         return self._catalog.get(namespace)
 
     def drop_namespace(self, namespace: str) -> None:
+        self._sharing.require_unshared(namespace)
         self._catalog.drop(namespace)
 
     # Versions
@@ -333,9 +334,9 @@ class EmbeddedHost:
         )
         self.epochs = Epochs(node.storage, node.committer.now, node.clock.time_source, self.catalog.is_live)
         self.members = Members(node.storage, node.clock.time_source, identity.site, identity.site_id)
-        self.links = Links(node, self.members, identity.site_id)
+        self.links = Links(node, self.members, identity.site_id, self.catalog.name_of)
         node.watermarks = self.links.watermarks
-        self.sharing = Sharing(node, self.catalog, self.members, self.safe_points)
+        self.sharing = Sharing(node, self.catalog, self.members, self.links, self.safe_points)
         self.garbage = GarbageCollection(
             node,
             self.catalog,

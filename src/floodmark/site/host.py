@@ -198,7 +198,7 @@ class Administration(Protocol):
         ...
 
     def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
-        """How far this site is with some namespaces of one source."""
+        """How far this site is with some namespaces of one source; those that are not here are left out."""
         ...
 
     def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:

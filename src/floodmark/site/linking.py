@@ -49,9 +49,10 @@ class LocalLinks:
         ]
 
     def positions_of(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
-        """How far the site is with namespaces of one source."""
+        """How far the site is with namespaces of one source, as far as they are there."""
         self._members.require_rejoined()
-        rows = [self._catalog.get(name) for name in namespaces]
+        found = {row.name: row for row in self._catalog.live()}
+        rows = [found[name] for name in namespaces if name in found]
         links = self._links.rows
         return [
             NamespacePosition(
@@ -79,7 +80,7 @@ class LocalLinks:
         """
         own = self._identity.site_id
         peers = dict.fromkeys(self._members.peers(namespace), 0)
-        if not peers:
+        if namespace not in self._members.shared:
             raise InvalidConfiguration(
                 f"namespace {namespace!r} is not shared here; set the topology first, then load it",
                 namespace=namespace,
@@ -93,6 +94,7 @@ class LocalLinks:
         shared = [] if topology is None else topology.shared_by(self._identity.site)
         begun = {namespace for namespace, _ in self._links.rows}
         ids = {row.name: row.id for row in self._catalog.live()}
+        begun |= {each for each in ids.values() if self._members.told_version(each)}
         missing = [name for name in shared if ids.get(name) not in begun]
         with self._node.storage.settled():
             if not missing and self._members.is_rejoining:
@@ -100,8 +102,9 @@ class LocalLinks:
         return missing
 
     def stall(self, source_id: int, namespaces: list[str], reason: str) -> None:
-        """Remember why a link does not go on."""
-        self._links.stall(source_id, [self._catalog.get(name).id for name in namespaces], reason)
+        """Remember why a link does not go on, of the namespaces that are there."""
+        ids = [row.id for row in self._catalog.live() if row.name in namespaces]
+        self._links.stall(source_id, ids, reason)
 
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         """The watermark of a namespace, now or as of a version."""

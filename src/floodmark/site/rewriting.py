@@ -8,6 +8,9 @@ stamp than this.  So there is a version W up to which all that other sites have 
 has a stamp at or below W is written again: whatever comes after has a higher one, and is left alone.  Hence
 it does no harm to run twice, or to stop in between.
 
+What a site has counted only it can write again.  A counter that holds what another counted which shares the
+namespace no longer is refused: nobody would tell those who come later.
+
 But what is written again is a write of now: it wins against one that another site made a moment ago and that
 has not arrived yet.  Let nobody write elsewhere to what is being rewritten.
 """
@@ -21,15 +24,15 @@ import msgspec
 import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.codec.states import HERE, FieldsState, decode_state, encode_state
+from floodmark.codec.states import HERE, CounterState, FieldsState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.merge.states import add_to_counter
-from floodmark.model.errors import StaleLink
+from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.model.partition import WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
-from floodmark.site.catalog import COUNTER, FIELDS
+from floodmark.site.catalog import COUNTER, FIELDS, LAST_WRITE
 from floodmark.site.host import Host
 
 # Batches on their way.
@@ -58,7 +61,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
         )
     at = administration.read_version()
     prefix = encode_namespace(row.id)
-    encode = _ENCODERS.get(row.merge, _encode_value)
+    encode = _ENCODERS.get(row.merge) or _CounterEncoder(host, namespace)
     read = 0
     with host.reading(at, row.id):
         # A counter is not put but added to, which hurts nobody.
@@ -124,8 +127,27 @@ def _encode_fields(stored: bytes) -> bytes:
     return encode_state(FieldsState(None, fields))
 
 
-def _encode_counter(_stored: bytes) -> bytes:
-    return add_to_counter(0)
+class _CounterEncoder:
+    """Adds nothing to what this site has counted, which gives it a new stamp."""
+
+    def __init__(self, host: Host, namespace: str) -> None:
+        topology = host.administration.topology()
+        members = {} if topology is None else topology.members(namespace)
+        self._namespace = namespace
+        self._sites = {host.identity.site_id, *(member.id for member in members.values())}
+
+    def __call__(self, stored: bytes) -> bytes:
+        state = decode_state(stored)
+        assert isinstance(state, CounterState)
+        strangers = [entry.site for entry in state.entries if entry.site not in self._sites]
+        if strangers:
+            raise InvalidConfiguration(
+                f"counters of {self._namespace!r} hold what site {strangers[0]} has counted, which does not "
+                "share it any more, and only what was counted here can be written again; add the sums to "
+                "counters of a new namespace, and share that",
+                namespace=self._namespace,
+            )
+        return add_to_counter(0)
 
 
-_ENCODERS: Final = {FIELDS: _encode_fields, COUNTER: _encode_counter}
+_ENCODERS: Final = {LAST_WRITE: _encode_value, FIELDS: _encode_fields}

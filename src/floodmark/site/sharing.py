@@ -4,6 +4,8 @@ A namespace joins empty.  What was deleted in it before has left no tombstone th
 and what was written before carries stamps from a time when nobody waited for anybody: shared as it is, it
 could come back at one site and not at another.  Data that is there is therefore written again first, under
 new stamps (`floodmark namespace rewrite`).
+
+A namespace that is no longer shared is one as if it had never been: nobody waits for anybody again.
 """
 
 from collections.abc import Iterable
@@ -12,6 +14,7 @@ from floodmark.feed import SafePoints
 from floodmark.model.errors import InvalidConfiguration, NamespaceExists, VersionCollected
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import Node
+from floodmark.replication.links import Links
 from floodmark.replication.members import Members
 from floodmark.replication.topology import Topology
 from floodmark.site.catalog import Catalog, NamespaceRow, NamespaceSettings
@@ -20,10 +23,13 @@ from floodmark.site.catalog import Catalog, NamespaceRow, NamespaceSettings
 class Sharing:
     """Puts topologies in force."""
 
-    def __init__(self, node: Node, catalog: Catalog, members: Members, safe_points: SafePoints) -> None:
+    def __init__(
+        self, node: Node, catalog: Catalog, members: Members, links: Links, safe_points: SafePoints
+    ) -> None:
         self._node = node
         self._catalog = catalog
         self._members = members
+        self._links = links
         self._safe_points = safe_points
 
     def topology(self) -> Topology | None:
@@ -43,10 +49,23 @@ class Sharing:
             for name in self._members.joined_by(topology):
                 if name in rows:
                     self._require_fit(rows[name], topology)
-            self._members.store(topology)
+                    self._note_empty(rows[name])
+            left = [rows[name].id for name in self._members.left_by(topology) if name in rows]
+            self._members.store(topology, self._links.forgetting(left), left=left)
+            self._links.reload()
         for name in self._members.shared:
             if name not in rows:
                 self._make(name, topology)
+
+    def require_unshared(self, namespace: str) -> None:
+        """Refuse to go on with a namespace that others count on."""
+        peers = self._members.peers(namespace)
+        if peers:
+            raise InvalidConfiguration(
+                f"namespace {namespace!r} is shared with {', '.join(peers.values())}, and a site that drops it "
+                "alone would never get back what it wrote; leave it out of the topology at all sites first",
+                namespace=namespace,
+            )
 
     def declare_loaded(self, namespace: str) -> Version:
         """Let the history of a namespace begin behind what it was loaded with."""
@@ -81,6 +100,13 @@ class Sharing:
         """Remember that everything in a namespace has been written again above a version."""
         self._node.observe(since)
         self._members.note_rewritten(self._catalog.get(namespace).id, since)
+
+    def _note_empty(self, row: NamespaceRow) -> None:
+        """What is empty has no stamps: those that will be written lie above this moment."""
+        with self._node.storage.settled():
+            now = self._node.committer.sync_in_turn()
+        if self._node.is_unwritten(row.id):
+            self._members.note_rewritten(row.id, now)
 
     def _make(self, name: str, topology: Topology) -> None:
         try:

@@ -1,0 +1,40 @@
+"""Whose changes a site takes in, and from where on.
+
+Only those who share a namespace know what the others must not forget: whoever is not among them is refused.
+And nothing comes that is older than a deletion which this site has forgotten.  Among members that follows
+from garbage collection, which waits for all of them.  But a site that took part before this one knew of it
+was not waited for: here its older writes would come back to life, and elsewhere stay dead.
+"""
+
+from collections.abc import Callable
+
+from floodmark.model.version import Version, moment_of
+from floodmark.partition import Node
+from floodmark.replication.members import Members
+
+
+class Admission:
+    """Judges what arrives at one site.  Without a topology nobody has promised anything, and all is let in."""
+
+    def __init__(self, node: Node, members: Members, name_of: Callable[[int], str | None]) -> None:
+        self._retention = node.retention
+        self._members = members
+        self._name_of = name_of
+
+    def why_refused(self, source: int, namespace: int, begin: Version) -> str | None:
+        """Why changes of a source in a namespace, named by its id, behind a version are not taken in."""
+        name = self._name_of(namespace)
+        if self._members.topology is None or name is None:
+            return None
+        member = self._members.of(name).get(source)
+        if member is None:
+            return "the topology that is in force here does not let the two share this namespace"
+        horizon = self._retention.collected_horizon(namespace)
+        if member.is_active and begin < horizon:
+            return (
+                f"they go back to {moment_of(begin).isoformat()}, and deletions up to "
+                f"{moment_of(horizon).isoformat()} are forgotten here, because it took part before this site "
+                f"knew; write them again at {self._members.name_of(source)!r} with `floodmark namespace "
+                f"rewrite LOCATION {name}`"
+            )
+        return None
