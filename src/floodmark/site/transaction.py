@@ -31,6 +31,7 @@ from floodmark.model.errors import (
     PartlyDone,
     Retryable,
     TransactionEnded,
+    TransactionNotFound,
     Unreachable,
 )
 from floodmark.model.limits import TRANSACTION_BYTES_MAX
@@ -65,6 +66,8 @@ class Transaction:
         self._bytes = 0
         self._subscriptions: list[Subscription] = []
         self._ended = False
+        # Whether a commit was sent that has not been answered, and may have happened.
+        self._in_doubt = False
 
     def __enter__(self) -> "Transaction":
         return self
@@ -169,7 +172,8 @@ class Transaction:
     def commit(self) -> Version:
         """Make everything effective; its version.
 
-        If the outcome is unknown, committing again finds it out, or goes on.
+        If the outcome is unknown, committing again finds it out, or goes on; unless the site has ended the
+        transaction since and does not know of it any more.
         """
         self._require_open()
         writes = [
@@ -187,34 +191,73 @@ class Transaction:
         except TransactionEnded:
             self._end(committed=False)
             raise
-        except FloodmarkError:
-            # What was not committed for a reason of its own is not left to its timeout.
-            self.abort("its commit failed")
+        except FloodmarkError as error:
+            self._give_up(error)
             raise
         self._end(committed=True)
         return self.version
+
+    def _give_up(self, error: FloodmarkError) -> None:
+        """What was not committed for a reason of its own is not left to its timeout.
+
+        If an earlier attempt got no answer, only an abort makes sure that it was not committed by that one.
+        """
+        is_aborted = self._abort("its commit failed")
+        if is_aborted or not self._in_doubt:
+            self._end(committed=False if is_aborted else None)
+        elif isinstance(error, TransactionNotFound):
+            self._end(committed=None)
+            raise OutcomeUnknown(
+                f"a commit of transaction {self.id} got no answer, and the site, asked again, does not know "
+                "of it any more: it was committed or aborted, and has ended. Read what it writes before you "
+                "do it again",
+                transaction=self.id,
+            ) from error
+        else:
+            self._settle(committed=None)
+            raise OutcomeUnknown(
+                f"a commit of transaction {self.id} got no answer, and to ask again failed ({error}); commit "
+                "it once more to find out, or read what it writes before you do it again",
+                transaction=self.id,
+            ) from error
 
     def _commit(self, writes: list[NamespaceWrites]) -> Version:
         """Commit, and ask again if no answer comes: it is committed once."""
         for _ in range(COMMIT_ATTEMPTS_MAX - 1):
             try:
-                return self._transactions.commit(self.id, writes)
+                return self._send(writes)
             except PartlyDone:
                 raise
             except OutcomeUnknown:
                 pass
-        return self._transactions.commit(self.id, writes)
+        return self._send(writes)
+
+    def _send(self, writes: list[NamespaceWrites]) -> Version:
+        """Ask for the commit once.  Until there is an answer, it may have happened."""
+        before, self._in_doubt = self._in_doubt, True
+        try:
+            return self._transactions.commit(self.id, writes)
+        except OutcomeUnknown:
+            raise
+        except FloodmarkError:
+            self._in_doubt = before
+            raise
 
     def abort(self, reason: str = "by its owner") -> None:
         """Leave everything as it was.  If the site cannot be told, the timeout does it."""
-        if self._ended:
-            return
+        if not self._ended:
+            self._end(committed=False if self._abort(reason) else None)
+
+    def _abort(self, reason: str) -> bool:
+        """Ask for an abort; whether it is certain that there was one."""
         try:
             self._transactions.abort(self.id, reason)
+        except PartlyDone:
+            # It is decided; someone who takes part has not heard of it yet.
+            return True
         except FloodmarkError:
-            self._end(committed=None)
-        else:
-            self._end(committed=False)
+            return False
+        return True
 
     def _end(self, *, committed: bool | None) -> None:
         self._ended = True

@@ -1,0 +1,196 @@
+"""A commit that got no answer: its owner hears what became of it, or that nobody knows, and nothing else."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.site.support import HookedEngine
+
+from floodmark.model.errors import (
+    Closed,
+    FloodmarkError,
+    OutcomeUnknown,
+    PartlyDone,
+    Retryable,
+    TransactionEnded,
+    TransactionNotFound,
+    Unreachable,
+)
+from floodmark.site import Site, open_engine
+from floodmark.site.transaction import Transaction, run_transaction
+from floodmark.site.transactions import NamespaceWrites
+from floodmark.transaction import book
+
+
+class Line:
+    """The way to a site, on which a test decides what is heard of each commit."""
+
+    def __init__(self) -> None:
+        self.engine = HookedEngine()
+        self.site = self.open()
+        self.site.create_namespace("counts", merge="counter")
+        self.commits = 0
+        # What happens with each commit in turn; those that come later go through.
+        self.plan: list[Callable[[str, list[NamespaceWrites]], int]] = []
+        self.abort_failures: list[FloodmarkError] = []
+
+    def open(self) -> Site:
+        return open_engine(self.engine, site="oslo", site_id=7, background=False)
+
+    def restart(self) -> None:
+        self.site.close()
+        self.engine.reopen()
+        self.site = self.open()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.site.transactions, name)
+
+    def commit(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+        self.commits += 1
+        step = self.plan.pop(0) if self.plan else self.site.transactions.commit
+        return step(transaction, writes)
+
+    def abort(self, transaction: str, reason: str) -> None:
+        if self.abort_failures:
+            raise self.abort_failures.pop(0)
+        self.site.transactions.abort(transaction, reason)
+
+    # What may happen with a commit
+
+    def lose_answer(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+        self.site.transactions.commit(transaction, writes)
+        raise OutcomeUnknown("the connection was lost")
+
+    def lose_question(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+        raise OutcomeUnknown("the connection was lost")
+
+    def refuse(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+        raise Unreachable("nobody is there")
+
+    def begin_counting(self, number: int = 1) -> Transaction:
+        transaction = Transaction(self, self.site.transactions.begin(timedelta(hours=1), 0))
+        transaction.add(self.site.namespace("counts"), b"ada", number)
+        return transaction
+
+    @property
+    def count(self) -> bytes | None:
+        return self.site.namespace("counts").get(b"ada")
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.site.close()
+
+
+def test_an_answer_that_was_lost_is_got_by_asking_again(line: Line) -> None:
+    line.plan = [line.lose_answer]
+    transaction = line.begin_counting()
+    assert transaction.commit() == transaction.version > 0
+    assert (line.commits, line.count) == (2, b"1")
+
+
+def test_one_that_the_site_has_forgotten_by_a_restart_is_unknown_and_not_missing(line: Line) -> None:
+    def lose_answer_and_restart(transaction: str, writes: list[NamespaceWrites]) -> int:
+        line.site.transactions.commit(transaction, writes)
+        line.restart()
+        raise OutcomeUnknown("the server went away")
+
+    line.plan = [lose_answer_and_restart]
+    transaction = line.begin_counting()
+    with pytest.raises(OutcomeUnknown, match=r"does not know of it any more.*Read what it writes before"):
+        transaction.commit()
+    assert line.count == b"1"
+    with pytest.raises(Closed):
+        transaction.commit()
+
+
+def test_one_that_the_site_has_forgotten_over_later_ones_is_unknown(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "ENDED_REMEMBERED", 3)
+    line.plan = [line.lose_answer, line.lose_question, line.lose_question]
+    transaction = line.begin_counting()
+    with pytest.raises(OutcomeUnknown, match="the connection was lost"):
+        transaction.commit()
+    for _ in range(3):
+        line.site.transaction().abort()
+    with pytest.raises(OutcomeUnknown, match="does not know of it any more"):
+        transaction.commit()
+    assert line.count == b"1"
+
+
+def test_one_that_was_never_in_doubt_is_missing(line: Line) -> None:
+    transaction = line.begin_counting()
+    line.restart()
+    line.site.transactions.abort(transaction.id, "by an operator")
+    line.restart()
+    with pytest.raises(TransactionNotFound):
+        transaction.commit()
+    assert line.count is None
+
+
+def test_to_fail_to_ask_again_does_not_make_it_undone(line: Line) -> None:
+    """Whoever heard `Unreachable` would do it all again, and count twice."""
+    line.plan = [line.lose_answer, line.refuse]
+    line.abort_failures = [Unreachable("nobody is there")]
+    transaction = line.begin_counting()
+    with pytest.raises(OutcomeUnknown, match=r"to ask again failed.*commit it once more to find out"):
+        transaction.commit()
+    assert transaction.commit() > 0, "and then it can be found out"
+    assert line.count == b"1"
+
+
+def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
+    line.plan = [line.lose_answer, line.refuse]
+    begun: list[Transaction] = []
+
+    def begin() -> Transaction:
+        begun.append(line.begin_counting())
+        return begun[-1]
+
+    with pytest.raises(OutcomeUnknown):
+        run_transaction(begin, lambda _: None)
+    assert len(begun) == 1
+    assert line.count == b"1"
+
+
+@pytest.mark.parametrize("partly", [True, False])
+def test_an_abort_makes_sure_that_it_was_not_done(line: Line, partly: bool) -> None:
+    line.plan = [line.lose_question, line.refuse]
+    if partly:
+        line.abort_failures = [PartlyDone("it is aborting, and stays so")]
+    transaction = line.begin_counting()
+    with pytest.raises(Unreachable):
+        transaction.commit()
+    with pytest.raises(Closed):
+        transaction.commit()
+    assert line.count is None
+
+
+def test_an_interrupted_commit_is_in_doubt_too(line: Line) -> None:
+    def interrupt(transaction: str, writes: list[NamespaceWrites]) -> int:
+        line.site.transactions.commit(transaction, writes)
+        line.restart()
+        raise KeyboardInterrupt
+
+    line.plan = [interrupt]
+    transaction = line.begin_counting()
+    with pytest.raises(KeyboardInterrupt):
+        transaction.commit()
+    with pytest.raises(OutcomeUnknown, match="does not know of it any more"):
+        transaction.commit()
+
+
+def test_what_was_refused_is_in_doubt_no_more(line: Line) -> None:
+    line.plan = [line.refuse]
+    line.abort_failures = [Unreachable("nobody is there")]
+    with pytest.raises(Retryable):
+        line.begin_counting().commit()
+    line.plan = [line.lose_question]
+    transaction = line.begin_counting()
+    line.site.transactions.abort(transaction.id, "by an operator")
+    with pytest.raises(TransactionEnded, match="by an operator"):
+        transaction.commit()
