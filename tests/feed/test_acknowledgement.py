@@ -322,3 +322,26 @@ def test_the_machine_notices_a_consumer_that_forgets(
     searching = settings(DETERMINISTIC, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Telling, settings=searching)
+
+
+def test_what_was_taken_in_or_handed_out_does_not_change() -> None:
+    given = [LiveCommit(5, 3, [0, 3]), LiveCommit(10, 1, [0, 1])]
+    deliveries = Deliveries(9, given)
+    handed_out, copied = deliveries.live(), deliveries.copy()
+    deliveries.deliver(Position(10, 1))
+    deliveries.learn(Progress(through=9, delivered=[LiveCommit(10, 4, [2, 4])]))
+    deliveries.acknowledge(Acknowledgement(positions=[Position(5, 1)], through=Position(5, 0)))
+    assert deliveries.live() == [LiveCommit(5, 3, [2, 3]), LiveCommit(10, 4, [0, 4])]
+    for kept in (given, handed_out, copied.live()):
+        assert kept == [LiveCommit(5, 3, [0, 3]), LiveCommit(10, 1, [0, 1])]
+    assert (copied.through, copied.unacked, deliveries.unacked) == (9, 4, 5)
+
+
+def test_an_account_forgets_what_it_told_of_commits_that_are_done_with() -> None:
+    account = Account(0)
+    for version in range(1, 1_001):
+        account.deliver(Position(version, 0))
+        account.take()
+        account.acknowledge(Acknowledgement(positions=[Position(version, 0)]))
+        account.take()
+    assert len(account._told) <= 3

@@ -404,6 +404,35 @@ def test_the_ledger_does_not_grow_with_history(desk: Desk) -> None:
     assert sum(segment.entries for segment in log.ledger.segments()) == 0
 
 
+@pytest.mark.parametrize("unacked", [10, 1_000])
+def test_a_transaction_costs_the_same_however_much_is_unacknowledged(
+    unacked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = make_desk(counts=(1,) * unacked)
+    desk.acknowledge_in("s", Position(10, 0))
+    touched: list[LiveCommit] = []
+    copy, count_unacked = LiveCommit.copy, LiveCommit.unacked.fget  # type: ignore[attr-defined]
+
+    def noting_copy(commit: LiveCommit) -> LiveCommit:
+        touched.append(commit)
+        return copy(commit)
+
+    def noting_unacked(commit: LiveCommit) -> int:
+        touched.append(commit)
+        number: int = count_unacked(commit)
+        return number
+
+    monkeypatch.setattr(LiveCommit, "copy", noting_copy)
+    monkeypatch.setattr(LiveCommit, "unacked", property(noting_unacked))
+    desk.acknowledge_in("t", D)
+    desk.store.commit_pending(NAME, "t")
+    desk.acknowledge_in("u", Position(30, 0))
+    desk.store.abort_pending(NAME, "u")
+    assert {commit.version for commit in touched} == {D.version}
+    assert desk.pending() == {"s": [Position(10, 0)]}
+    assert D not in desk.live()
+
+
 def test_a_store_that_was_closed_keeps_what_is_open(desk: Desk) -> None:
     desk.acknowledge_in("t", A)
     desk.store.close()

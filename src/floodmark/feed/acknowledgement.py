@@ -164,17 +164,31 @@ class Deliveries:
 
     The commit that is being delivered lies above `through`: more changes of it may come.  It is kept
     until it is complete, live or not, because its count says where to go on.
+
+    Commits are shared with whoever gave or got them: one that changes is exchanged for another.  So there
+    may be thousands, and taking them in or handing them out costs next to nothing.
     """
 
     def __init__(self, through: Version, live: Iterable[LiveCommit] = ()) -> None:
         self.through = through
         # In order of versions, because they are delivered in that order.
-        self._commits = {commit.version: commit.copy() for commit in live}
+        self._commits = {commit.version: commit for commit in live}
         self.unacked = sum(commit.unacked for commit in self._commits.values())
+
+    def copy(self) -> "Deliveries":
+        """The same, for somebody who may change it."""
+        copied = Deliveries(self.through)
+        copied._commits, copied.unacked = self._commits.copy(), self.unacked
+        return copied
+
+    @property
+    def commit_count(self) -> int:
+        """How many commits have live changes, with the one that is being delivered."""
+        return len(self._commits)
 
     def live(self) -> list[LiveCommit]:
         """The commits with live changes, and the one that is being delivered, in order."""
-        return [commit.copy() for commit in self._commits.values()]
+        return list(self._commits.values())
 
     def find(self, version: Version) -> LiveCommit | None:
         """A commit with live changes, or the one that is being delivered."""
@@ -208,11 +222,10 @@ class Deliveries:
 
     def deliver(self, position: Position) -> None:
         """Note that a change, the next of all, is delivered."""
-        commit = self._commits.get(position.version)
-        if commit is None:
+        if position.version not in self._commits:
             # A commit begins when those before it are complete.
             self.complete(position.version - 1)
-            commit = self._commits[position.version] = LiveCommit(position.version, 0, [])
+        commit = self._exchange(position.version)
         commit.extend(position.index + 1, [position.index, position.index + 1])
         self.unacked += 1
 
@@ -233,15 +246,14 @@ class Deliveries:
         self.complete(progress.through)
 
     def _learn_commit(self, told: LiveCommit) -> None:
-        commit = self._commits.get(told.version)
-        if commit is None:
+        if told.version not in self._commits:
             last = next(reversed(self._commits), 0)
             if told.version < last:
                 raise InvalidArgument(
                     f"commit {told.version} was delivered out of order: {last} is known already"
                 )
             self.complete(told.version - 1)
-            commit = self._commits[told.version] = LiveCommit(told.version, 0, [])
+        commit = self._exchange(told.version)
         before = commit.unacked
         commit.extend(told.count, told.runs)
         self.unacked += commit.unacked - before
@@ -285,9 +297,16 @@ class Deliveries:
                 self._acknowledge(commit.version, 0, end)
         return before - self.unacked
 
+    def _exchange(self, version: Version) -> LiveCommit:
+        """A commit that may be changed, in the place of the one that is there."""
+        known = self._commits.get(version)
+        commit = LiveCommit(version, 0, []) if known is None else known.copy()
+        self._commits[version] = commit
+        return commit
+
     def _acknowledge(self, version: Version, start: int, end: int) -> None:
-        commit = self._commits.get(version)
-        if commit is not None:
+        if version in self._commits:
+            commit = self._exchange(version)
             self.unacked -= commit.acknowledge(start, end)
             self._forget_if_done(commit)
 
@@ -320,7 +339,7 @@ class Account:
         # How many acknowledgements the site has not been told.
         self.untold = 0
         self._told_through = through
-        # How many changes of each commit the site knows of, as long as the commit is known here.
+        # How many changes of each commit the site knows of.  Commits that are done with may be among them.
         self._told = {commit.version: commit.count for commit in self.deliveries.live()}
         # Commits of which there are more, in order; the values mean nothing.
         self._grown: dict[Version, None] = {}
@@ -372,5 +391,10 @@ class Account:
                 yield LiveCommit(version, commit.count, _without(commit.runs, 0, self._told.get(version, 0)))
                 self._told[version] = commit.count
         self._grown = {}
-        for version in [version for version in self._told if self.deliveries.find(version) is None]:
-            del self._told[version]
+        if len(self._told) > 2 * self.deliveries.commit_count:
+            # Not each time one is done with: it takes time for all of them.
+            self._told = {
+                version: count
+                for version, count in self._told.items()
+                if self.deliveries.find(version) is not None
+            }

@@ -120,7 +120,7 @@ class Pending:
 
     def count(self, deliveries: Deliveries) -> int:
         """How many of the live changes are pending."""
-        left = Deliveries(deliveries.through, deliveries.live())
+        left = deliveries.copy()
         return sum(left.acknowledge(part) for parts in self._parts.values() for part in parts)
 
     # Judging
@@ -176,7 +176,7 @@ class Pending:
         self._require_none_below(through, deliveries, but=transaction)
         left = deliveries
         if held is not None:
-            left = Deliveries(deliveries.through, deliveries.live())
+            left = deliveries.copy()
             left.acknowledge(Acknowledgement(through=held.position))
         if left.has_live(through):
             return True

@@ -69,7 +69,8 @@ class LocalSubscriptionStore:
     acknowledgements; without it, nothing can be acknowledged in a transaction.
 
     What is kept in memory changes only in the turn to write; the lock makes the steps of one call one
-    step for the others, and is taken before the turn.
+    step for the others, and is taken before the turn.  The deliveries of a row are kept beside it, because
+    to make them of a row takes time for each change that is not acknowledged.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class LocalSubscriptionStore:
         self._open_changes = open_changes
         self._lock = Lock()
         self._rows: dict[str, SubscriptionRow] = {}
+        # By subscription, the row of which they were made, and its deliveries.
+        self._deliveries: dict[str, tuple[SubscriptionRow, Deliveries]] = {}
         # When each safe point was last set, as far as this process knows.
         self._held_at_ms: dict[str, int] = {}
         self._load()
@@ -126,15 +129,18 @@ class LocalSubscriptionStore:
         progress.require_sound()
         with self._settled():
             row = self._require_holder(name, epoch)
-            learned, acknowledged = self._learn(row, progress)
-            self._keep(learned)
+            deliveries, acknowledged = self._learn(row, progress)
+            self._keep(row, deliveries)
             return acknowledged
 
-    def _learn(self, row: SubscriptionRow, progress: Progress) -> tuple[SubscriptionRow, list[Position]]:
-        """A row with what a consumer tells, and what of it was acknowledged before."""
+    def _learn(self, row: SubscriptionRow, progress: Progress) -> tuple[Deliveries, list[Position]]:
+        """The deliveries of a row with what a consumer tells, and what of it was acknowledged before."""
+        known = self._deliveries_of(row)
+        if progress == Progress(through=row.through):
+            return known, []
         if progress.through > row.through:
             self._require_resolved(progress.through)
-        deliveries = Deliveries(row.through, row.live)
+        deliveries = known.copy()
         unacked_max = max(deliveries.unacked, row.spec.unacked_max)
         deliveries.learn(progress)
         deliveries.require_delivered(progress.acknowledgement)
@@ -147,11 +153,12 @@ class LocalSubscriptionStore:
                 "not acknowledged; acknowledge some first",
                 subscription=row.name,
             )
-        return replace(row, through=deliveries.through, live=deliveries.live()), acknowledged
+        return deliveries, acknowledged
 
     def renew(self, name: str, epoch: int) -> None:
         with self._settled():
-            self._keep(self._require_holder(name, epoch))
+            row = self._require_holder(name, epoch)
+            self._keep(row, self._deliveries_of(row))
 
     def release(self, name: str, epoch: int) -> None:
         with self._settled():
@@ -196,12 +203,11 @@ class LocalSubscriptionStore:
             self._pending.wait_written(name, transaction)
             row = self._require_holder(name, epoch)
             ledger = self._pending.open(name, row.moved)
-            learned, _ = self._learn(row, progress)
-            deliveries = Deliveries(learned.through, learned.live)
+            deliveries, _ = self._learn(row, progress)
             deliveries.require_delivered(acknowledgement)
             part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
-            if learned != row or self._is_lease_old(row):
-                self._keep(learned)
+            if deliveries is not self._deliveries_of(row) or self._is_lease_old(row):
+                self._keep(row, deliveries)
             if part is not None:
                 ledger.begin(transaction, part)
         if part is not None:
@@ -215,9 +221,9 @@ class LocalSubscriptionStore:
             if ledger is None:
                 return
             if row is not None:
-                deliveries = Deliveries(row.through, row.live)
+                deliveries = self._deliveries_of(row).copy()
                 if deliveries.acknowledge(ledger.pending.of(transaction)):
-                    self._store(replace(row, live=deliveries.live()))
+                    self._store_delivered(row, deliveries)
             ledger.let_go(transaction)
 
     def abort_pending(self, name: str, transaction: str) -> None:
@@ -277,13 +283,15 @@ class LocalSubscriptionStore:
             with self._storage.settled():
                 self._storage.store([(META, _key(name), None)])
                 self._rows.pop(name, None)
+                self._deliveries.pop(name, None)
             self._let_go(name)
 
     def statistics(self, name: str) -> SubscriptionStatistics:
         row = self.find(name)
-        unacked = sum(commit.unacked for commit in row.live)
+        deliveries = Deliveries(row.through, row.live)
+        unacked = deliveries.unacked
         with self._lock:
-            pending = self._pending.of(name).count(Deliveries(row.through, row.live))
+            pending = self._pending.of(name).count(deliveries)
         oldest = next((commit.version for commit in row.live if commit.runs), VERSION_MAX)
         # Of the commit that is being delivered, the first changes do not wait any more.
         waiting = -sum(commit.count for commit in row.live if commit.version > row.through)
@@ -328,13 +336,14 @@ class LocalSubscriptionStore:
         with suppress(SafePointNotFound, Retryable, OutcomeUnknown):
             self._safe_points.release(_safe_point(name))
 
-    def _keep(self, row: SubscriptionRow) -> None:
-        """Store a row with its lease renewed, and now and then let its safe point follow."""
+    def _keep(self, row: SubscriptionRow, deliveries: Deliveries) -> None:
+        """Store a row with its deliveries and its lease renewed; now and then let its safe point follow."""
         now_ms, lease = self._time_source(), row.lease
         assert lease is not None
-        self._store(replace(row, lease=replace(lease, expires_at_ms=now_ms + lease.lifetime_ms)))
+        renewed = replace(row, lease=replace(lease, expires_at_ms=now_ms + lease.lifetime_ms))
+        stored = self._store_delivered(renewed, deliveries)
         if not 0 <= now_ms - self._held_at_ms.get(row.name, 0) < HOLD_EVERY_MS:
-            self._move_on(row)
+            self._move_on(stored)
 
     def _move_on(self, row: SubscriptionRow) -> None:
         """Move the safe point to where a row that is stored allows it to be."""
@@ -387,6 +396,20 @@ class LocalSubscriptionStore:
             self._storage.store([(META, _key(row.name), encoded)])
             self._rows[row.name] = row
         return row
+
+    def _store_delivered(self, row: SubscriptionRow, deliveries: Deliveries) -> SubscriptionRow:
+        """Enter a row with its deliveries, which nobody changes from then on."""
+        stored = self._store(replace(row, through=deliveries.through, live=deliveries.live()))
+        self._deliveries[row.name] = stored, deliveries
+        return stored
+
+    def _deliveries_of(self, row: SubscriptionRow) -> Deliveries:
+        """The deliveries of a row that is stored; not to be changed.  Those of another row are forgotten."""
+        made_of, deliveries = self._deliveries.get(row.name, (None, None))
+        if deliveries is None or made_of is not row:
+            deliveries = Deliveries(row.through, row.live)
+            self._deliveries[row.name] = row, deliveries
+        return deliveries
 
     def _require_same(self, row: SubscriptionRow, spec: SubscriptionSpec) -> None:
         if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
