@@ -11,7 +11,8 @@ import pytest
 from tests.divergence.support_sites import RETENTION_MS, Sites
 
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.divergence import RepairSummary
+from floodmark.divergence import Lag, RepairSummary
+from floodmark.model.change import Stamp
 from floodmark.testing.simulation.faults import plant
 
 
@@ -71,6 +72,18 @@ def corrupt_value(sites: Sites) -> Expected:
     sites.link_all()
     found = sites.stored("rome", "users", b"key")
     rotten = encode_value(b"rotten", origin=decode_value(found.stored).origin)
+    sites.overwrite("rome", "users", b"key", found.version, rotten)
+    return Expected("users", "value_mismatch", b"sound")
+
+
+def corrupt_stamp(sites: Sites) -> Expected:
+    """With a value its stamp turns into another one, which is not over yet: nothing would ever cover it."""
+    sites.users("oslo").put(b"key", b"sound")
+    sites.link_all()
+    found = sites.stored("rome", "users", b"key")
+    origin = decode_value(found.stored).origin
+    assert origin is not None
+    rotten = encode_value(b"rotten", origin=Stamp(origin.version + (1 << 40), origin.site))
     sites.overwrite("rome", "users", b"key", found.version, rotten)
     return Expected("users", "value_mismatch", b"sound")
 
@@ -142,6 +155,7 @@ FAULTS: Final[Mapping[str, Callable[[Sites], Expected]]] = {
         lose_delete,
         lose_expiry,
         corrupt_value,
+        corrupt_stamp,
         corrupt_original,
         resolve_wrongly,
         resurrect,
@@ -188,3 +202,22 @@ def test_fault_is_found_exactly_and_mended(sites: Sites, fault: str) -> None:
     assert list(sites.find()) == []
     held = [site.namespace(expected.namespace).get(b"key") for site in sites.sites.values()]
     assert held == [expected.mended] * 3
+
+
+def test_a_record_that_names_a_site_which_nobody_knows_is_in_doubt_and_no_source(sites: Sites) -> None:
+    """Rome's copy is altered, origin and all, and Bonn has lost the key: only Oslo may be believed."""
+    sites.users("oslo").put(b"key", b"sound")
+    sites.link_all()
+    found = sites.stored("rome", "users", b"key")
+    origin = decode_value(found.stored).origin
+    assert origin is not None
+    rotten = encode_value(b"rotten", origin=Stamp(origin.version, origin.site ^ 128))
+    sites.overwrite("rome", "users", b"key", found.version, rotten)
+    sites.overwrite("bonn", "users", b"key", sites.stored("bonn", "users", b"key").version, None)
+    assert [(drift.left.site, drift.right.site) for _, drift in sites.drifts()] == [("oslo", "bonn")]
+    assert sites.repair() == RepairSummary(repaired=1)
+    held = {name: sites.users(name).get(b"key") for name in sites.sites}
+    assert held == {"oslo": b"sound", "rome": b"rotten", "bonn": b"sound"}
+    doubts = [finding.doubt for _, finding in sites.find() if isinstance(finding, Lag)]
+    assert len(doubts) == 2
+    assert all("a stamp of site 129" in (doubt or "") for doubt in doubts)

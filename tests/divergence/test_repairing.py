@@ -25,6 +25,16 @@ from floodmark.divergence import (
 from floodmark.divergence.repairing import KEYS_AT_ONCE
 from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp
+from floodmark.model.errors import (
+    ClockSkew,
+    Corruption,
+    FloodmarkError,
+    InvalidArgument,
+    LimitExceeded,
+    NotAllowed,
+    PartlyDone,
+    Unreachable,
+)
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.version import Version
 from floodmark.site.directory import Identity
@@ -101,6 +111,56 @@ def test_a_part_whose_origin_is_not_there_cannot_be_known() -> None:
     assert choose_repair(copies).stored is None
 
 
+def test_a_record_with_a_stamp_that_cannot_be_is_no_source() -> None:
+    sound = Copy(1, 20, put(b"sound", Stamp(5, 1)))
+    for stamp in (Stamp(22, 1), Stamp(5, 130)):
+        rotten = Copy(2, 21, put(b"rotten", stamp), is_named=False)
+        assert choose_repair([sound, rotten], {1, 2}) == Choice(sound.stored)
+        assert choose_repair([rotten], {1, 2}).stored is None
+    # Where nobody says who may have written, only the version tells.
+    assert choose_repair([sound, Copy(2, 21, put(b"new", Stamp(5, 130)))]).stored == put(
+        b"new", Stamp(5, 130)
+    )
+
+
+def test_what_only_a_lagging_site_has_is_believed_if_it_was_written_there_or_its_origin_has_it() -> None:
+    old = Copy(1, 20, put(b"old", Stamp(5, 1)))
+    own = Copy(2, 21, encode_value(b"own"), is_named=False)
+    assert choose_repair([old, own]) == Choice(put(b"own", Stamp(21, 2)))
+    copied = Copy(2, 21, put(b"new", Stamp(9, 3)), is_named=False)
+    refused = choose_repair([old, copied])
+    assert (refused.stored, "only lags" in (refused.problem or "")) == (None, True)
+    origin = Copy(3, 9, encode_value(b"new"), is_named=False)
+    assert choose_repair([old, copied, origin]) == Choice(put(b"new", Stamp(9, 3)))
+    assert choose_repair([old, copied._replace(is_named=True)]) == Choice(put(b"new", Stamp(9, 3)))
+
+
+def test_of_a_merged_record_what_only_a_lagging_site_has_is_left_out_unless_it_is_confirmed() -> None:
+    def state(*entries: Entry, deleted: Stamp | None = None) -> bytes:
+        return encode_state(CounterState(deleted, entries))
+
+    named = Copy(1, 20, state(Entry(1, 9, 5)))
+    lagging = Copy(2, 21, state(Entry(2, 8, 7), Entry(3, 11, 1), deleted=Stamp(4, 3)), is_named=False)
+    chosen = choose_repair([named, lagging]).stored
+    assert chosen is not None
+    assert decode_state(chosen) == CounterState(None, (Entry(1, 9, 5), Entry(2, 8, 7)))
+    origin = Copy(3, 12, state(Entry(3, 11, 1), deleted=Stamp(4, 3)), is_named=False)
+    chosen = choose_repair([named, lagging, origin]).stored
+    assert chosen is not None
+    assert decode_state(chosen) == CounterState(
+        Stamp(4, 3), (Entry(1, 9, 5), Entry(2, 8, 7), Entry(3, 11, 1))
+    )
+
+
+@pytest.mark.parametrize("altered", [Entry(3, 22, 1), Entry(130, 9, 1)])
+def test_a_merged_record_with_a_stamp_that_cannot_be_is_not_written_over(altered: Entry) -> None:
+    copies = [
+        Copy(site, 21, encode_state(CounterState(None, entries)))
+        for site, entries in ((1, (Entry(1, 9, 5),)), (2, (Entry(2, 8, 7), altered)))
+    ]
+    assert choose_repair(copies, {1, 2, 3}).stored is None
+
+
 # Whole sites
 
 
@@ -175,7 +235,8 @@ def find_drifts(hosts: Sequence[ModelHost]) -> list[Drift]:
 
 def seen_of(host: ModelHost, key: bytes) -> DriftSide:
     found = host.site.find(key, host.site.clock)
-    return DriftSide(host.identity.site, 0 if found is None else found[0], None, {}, None, False)
+    mark = dict.fromkeys((1, 2, 3), host.site.clock)
+    return DriftSide(host.identity.site, 0 if found is None else found[0], None, mark, None, False)
 
 
 def test_after_a_repair_all_sites_of_a_world_agree_and_hold_what_was_written() -> None:
@@ -263,6 +324,55 @@ def test_a_site_that_was_not_found_to_differ_is_a_source_and_not_written_to() ->
     assert summary == RepairSummary(repaired=1)
     assert [each.stored for host in hosts for each in host.written] == [put(b"1", Stamp(5, 3))] * 2
     assert origin.written == []
+
+
+@pytest.mark.parametrize("error", [ClockSkew, InvalidArgument, LimitExceeded, PartlyDone, Corruption])
+@pytest.mark.parametrize("call", ["find_records", "repair_records"])
+def test_a_key_that_cannot_be_repaired_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch, error: type[FloodmarkError], call: str
+) -> None:
+    hosts = two_sites(None, None)
+    keys = [b"%04d" % number for number in range(KEYS_AT_ONCE + 10)]
+    for key in keys:
+        hosts[1].site.records[key] = [(40, encode_value(key))]
+    act = getattr(hosts[0], call)
+
+    def refuse(namespace: str, some: list[bytes] | list[Repair], *others: object) -> object:
+        if b"0007" in [each.key if isinstance(each, Repair) else each for each in some]:
+            raise error("refused")
+        return act(namespace, some, *others)
+
+    monkeypatch.setattr(hosts[0], call, refuse)
+    summary = repair(hosts, "users", [drift_of(hosts, key) for key in keys])
+    assert (summary.repaired, summary.changed_meanwhile, summary.impossible) == (len(keys) - 1, 0, 1)
+    (problem,) = summary.problems
+    assert problem.startswith("b'0007': site-1 ")
+    assert problem.endswith(": refused")
+
+
+@pytest.mark.parametrize("error", [NotAllowed, Unreachable])
+def test_a_site_that_takes_nothing_is_not_asked_for_each_key(
+    monkeypatch: pytest.MonkeyPatch, error: type[FloodmarkError]
+) -> None:
+    hosts = two_sites(None, None)
+    keys = [b"%04d" % number for number in range(10)]
+    asked = []
+    for key in keys:
+        hosts[1].site.records[key] = [(40, encode_value(key))]
+
+    def refuse(_: str, repairs: list[Repair]) -> list[bool]:
+        asked.append(len(repairs))
+        raise error("refused")
+
+    monkeypatch.setattr(hosts[0], "repair_records", refuse)
+    summary = repair(hosts, "users", [drift_of(hosts, key) for key in keys])
+    assert (summary.repaired, summary.impossible, asked) == (0, 10, [10])
+
+
+def test_the_right_bytes_under_a_stamp_that_cannot_be_are_written_again() -> None:
+    hosts = two_sites(put(b"1", Stamp(5, 3)), put(b"1", Stamp(60, 3)))
+    assert repair(hosts, "users", [drift_of(hosts)]) == RepairSummary(repaired=1)
+    assert hosts[1].written == [Repair(b"ada", 40, put(b"1", Stamp(5, 3)))]
 
 
 def test_many_keys_are_repaired_a_few_at_a_time() -> None:

@@ -8,6 +8,7 @@ from floodmark.codec.states import CounterState, Entry, Field, FieldsState, Stat
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import encode_value
 from floodmark.divergence import Evidence, Judgement, Side, Verdict, covers, evidence_of, judge, verdict
+from floodmark.divergence.rules import find_doubt
 from floodmark.model.change import Stamp
 from floodmark.model.version import compose
 
@@ -213,10 +214,51 @@ def test_a_merged_record_that_is_missing_is_called_missing() -> None:
     assert both_ways(left, side(counter(deleted=Stamp(7, 2)), {1: 9}, site=2)) is Verdict.MISSING_RIGHT
 
 
-@pytest.mark.parametrize("other", [last(b"5", Stamp(9, 1)), fields(city=(b"1", Stamp(9, 1)))])
-def test_records_of_different_kinds_cannot_be_compared(other: bytes) -> None:
-    left = side(counter(Entry(1, 9, 5)), {2: 9})
-    assert both_ways(left, side(other, {1: 9}, site=2)) is Verdict.LAG
+@pytest.mark.parametrize("other", [last(b"5", Stamp(8, 2)), fields(city=(b"1", Stamp(8, 2)))])
+def test_records_of_different_kinds_have_drifted_if_each_site_has_all_that_the_other_is_made_of(
+    other: bytes,
+) -> None:
+    left = side(counter(Entry(1, 9, 5), Entry(3, 7, 1)), {2: 9, 3: 7})
+    assert both_ways(left, side(other, {1: 9, 3: 7}, site=2)) is Verdict.VALUE_MISMATCH
+    assert both_ways(left, side(other, {1: 9, 3: 6}, site=2)) is Verdict.LAG
+    lagging = side(other, {1: 8, 3: 7}, site=2)
+    assert both_ways(left, lagging) is Verdict.LAG
+    assert "not of the same kind" in (find_doubt(left, lagging, {1, 2, 3}) or "")
+
+
+# Stamps that cannot be
+
+
+@pytest.mark.parametrize(
+    ("altered", "sound"),
+    [
+        (last(b"a", Stamp(41, 1)), last(b"a", Stamp(40, 1))),
+        (tombstone(Stamp(41, 3)), tombstone(Stamp(40, 3))),
+        (counter(Entry(1, 9, 5), Entry(3, 41, 1)), counter(Entry(1, 9, 5), Entry(3, 40, 1))),
+        (fields(city=(b"1", Stamp(41, 3))), fields(city=(b"1", Stamp(40, 3)))),
+    ],
+    ids=["value", "tombstone", "counter", "fields"],
+)
+def test_a_stamp_above_the_version_that_it_is_stored_under_is_drift_whoever_has_heard_of_it(
+    altered: bytes, sound: bytes
+) -> None:
+    present = side(last(b"b", Stamp(5, 2)), {}, site=2)
+    assert both_ways(side(altered, {}), present) is Verdict.VALUE_MISMATCH
+    assert both_ways(side(sound, {}), present) is Verdict.LAG
+
+
+def test_an_altered_stamp_over_the_same_content_agrees() -> None:
+    assert both_ways(side(last(b"a", Stamp(41, 1)), {}), side(last(b"a", Stamp(9, 1)), {}, site=2)) is (
+        Verdict.AGREE
+    )
+
+
+def test_lag_under_a_stamp_of_a_site_that_nobody_knows_is_in_doubt() -> None:
+    left, right = side(last(b"a", Stamp(5, 130)), {2: 9}), side(last(b"b", Stamp(6, 2)), {1: 9}, site=2)
+    assert both_ways(left, right) is Verdict.LAG
+    assert "a stamp of site 130" in (find_doubt(left, right, {1, 2}) or "")
+    assert find_doubt(left, right, {1, 2, 130}) is None
+    assert find_doubt(side(None, {2: 9}), right, {1, 2}) is None
 
 
 # Coverage

@@ -9,7 +9,7 @@ from tests.site.support import HookedEngine, host_of, node_of, run_threads
 from floodmark.codec.ordered import encode_key
 from floodmark.codec.values import encode_value
 from floodmark.model.change import Stamp
-from floodmark.model.errors import Corruption, LimitExceeded, Rejoining
+from floodmark.model.errors import Corruption, InvalidArgument, LimitExceeded, Rejoining
 from floodmark.model.record import Repair
 from floodmark.model.version import Version
 from floodmark.partition import LocalPartition
@@ -89,6 +89,24 @@ def test_write_in_the_middle_of_a_repair_wins(site: Site, users: Namespace) -> N
 
     run_threads(write, mend)
     assert users.get(b"key") == b"49"
+
+
+def test_record_with_a_stamp_from_its_own_future_gives_way_to_an_older_one(
+    site: Site, engine: HookedEngine, users: Namespace
+) -> None:
+    version = users.put(b"key", b"right")
+    mended = Repair(b"key", version, encode_value(b"right", origin=Stamp(version - 1, 3)))
+    with pytest.raises(InvalidArgument, match="older than what is there"):
+        site.host.administration.repair_records("users", [mended])
+    for ahead, is_damaged in ((0, False), (1, True)):
+        rotten = encode_value(b"rotten", origin=Stamp(version + ahead, 3))
+        engine.write([(DATA, encode_key(users._row.id, b"key", version), rotten)])
+        if is_damaged:
+            assert site.host.administration.repair_records("users", [mended]) == [True]
+        else:
+            with pytest.raises(InvalidArgument, match="older than what is there"):
+                site.host.administration.repair_records("users", [mended])
+    assert users.get(b"key") == b"right"
 
 
 def test_damaged_record_is_named(site: Site, engine: HookedEngine, users: Namespace) -> None:

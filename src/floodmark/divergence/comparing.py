@@ -16,7 +16,7 @@ import pyarrow
 
 from floodmark.divergence.alignment import Aligned, Row, Unlike, align
 from floodmark.divergence.evidence import Evidence, evidence_of
-from floodmark.divergence.rules import Judgement, PartName, Side, Verdict, judge
+from floodmark.divergence.rules import Judgement, PartName, Side, Verdict, find_doubt, judge
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import VERSION_MAX, Version
@@ -75,11 +75,15 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """A key of which two sites hold something else, and at least one has not heard of all yet."""
+    """A key of which two sites hold something else, and at least one has not heard of all yet.
+
+    `doubt` says why it may be more than that.
+    """
 
     key: bytes
     left: str
     right: str
+    doubt: str | None = None
 
 
 Finding: TypeAlias = Drift | Lag
@@ -124,6 +128,7 @@ class Comparison:
         }
         self._numbers = {pair: dict.fromkeys(Verdict, 0) for pair in self._pairs}
         self._compared = dict.fromkeys(self._pairs, 0)
+        self._known = frozenset[int]().union(*(vantage.mark for vantage in vantages))
 
     @property
     def tallies(self) -> dict[Pair, Tally]:
@@ -176,8 +181,11 @@ class Comparison:
             yield from self._tell(each, self._judge(each, horizons[left], horizons[right]))
 
     def _judge(self, waiting: "_Waiting", left_horizon: Version, right_horizon: Version) -> Judgement:
+        return judge(*self._sides(waiting, left_horizon, right_horizon))
+
+    def _sides(self, waiting: "_Waiting", left_horizon: Version, right_horizon: Version) -> tuple[Side, Side]:
         left, right = (self.vantages[place] for place in waiting.pair)
-        return judge(
+        return (
             Side(waiting.left, left.mark, left_horizon, left.version),
             Side(waiting.right, right.mark, right_horizon, right.version),
         )
@@ -186,7 +194,8 @@ class Comparison:
         verdict = judgement.verdict
         self._numbers[waiting.pair][verdict] += 1
         if verdict is Verdict.LAG:
-            yield Lag(waiting.key, *self._pairs[waiting.pair])
+            doubt = find_doubt(*self._sides(waiting, 0, 0), self._known)
+            yield Lag(waiting.key, *self._pairs[waiting.pair], doubt)
         elif verdict.is_drift:
             left, right = (self.vantages[place] for place in waiting.pair)
             yield Drift(

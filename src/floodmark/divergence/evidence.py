@@ -4,6 +4,7 @@ import msgspec
 
 from floodmark.codec.states import State, decode_state
 from floodmark.codec.values import decode_value
+from floodmark.merge.states import stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version
 
@@ -26,6 +27,25 @@ class Evidence(msgspec.Struct, frozen=True):
     def is_alive_at(self, physical_ms: int) -> bool:
         """Whether a reader at this time finds the record."""
         return not self.deleted and (self.expires_at is None or self.expires_at * 1000 > physical_ms)
+
+    @property
+    def stamps(self) -> list[Stamp]:
+        """What the record is made of: its own stamp, or those of its parts and of its delete."""
+        return [self.stamp] if self.state is None else stamps_of(self.state)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a commit can have stored it.
+
+        A clock moves past all stamps of what is taken in before that gets its version, so no record has a
+        stamp above its own version.  One that has was altered where it lies.
+
+        >>> Evidence(9, Stamp(7, 2), digest=0).is_possible, Evidence(9, Stamp(10, 2), digest=0).is_possible
+        (True, False)
+        """
+        return self.stamp.version <= self.version and all(
+            stamp.version <= self.version for stamp in self.stamps
+        )
 
 
 def evidence_of(version: Version, site_id: int, thin: bytes, digest: int) -> Evidence:

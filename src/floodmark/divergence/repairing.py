@@ -5,14 +5,19 @@ the highest stamp, or the join of all states.  Where the same stamp stands over 
 is damaged, and the site where it was first written is believed.  A record that only some sites have is given
 to the others: nothing is ever deleted because it is missing elsewhere.
 
+A high stamp wins everywhere, so a damaged one must not be believed.  What bears a stamp that no commit can
+have given it, or one of a site that nobody knows, is no source.  Sites that were not found to have drifted
+are sources as well, but they may be anywhere behind or ahead: what only they have is believed if the site
+where it was first written holds it too.
+
 A repair is written under its original stamp, so it is no new write and wins over nothing that it should not.
 It is conditional on the version that was seen: what has changed meanwhile is left for the next comparison.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from itertools import islice
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,8 +26,17 @@ from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence.comparing import Drift
 from floodmark.divergence.ports import RepairedSite
-from floodmark.merge.states import merge_states, newest_stamp
+from floodmark.merge.states import merge_states, newest_stamp, stamps_of
 from floodmark.model.change import Stamp
+from floodmark.model.errors import (
+    ClockSkew,
+    Corruption,
+    FloodmarkError,
+    InvalidArgument,
+    LimitExceeded,
+    OutcomeUnknown,
+    WrongPolicy,
+)
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.version import Version
 
@@ -30,15 +44,24 @@ from floodmark.model.version import Version
 KEYS_AT_ONCE: Final = 64
 PROBLEMS_TOLD: Final = 10
 
+# One key of many may be to blame for these.  Others concern the whole site, and are not asked for again.
+_OF_ONE_KEY: Final = (ClockSkew, Corruption, InvalidArgument, LimitExceeded, OutcomeUnknown, WrongPolicy)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Part: TypeAlias = Field | Entry
 
 
 class Copy(NamedTuple):
-    """The whole record of a key that a site holds, as it is stored there."""
+    """The whole record of a key that a site holds, as it is stored there.
+
+    `is_named` says that the site was found to have drifted from another one in this key.
+    """
 
     site_id: int
     version: Version
     stored: bytes
+    is_named: bool = True
 
     @property
     def stamp(self) -> Stamp:
@@ -62,8 +85,10 @@ class RepairSummary(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def choose_repair(copies: Sequence[Copy]) -> Choice:
+def choose_repair(copies: Sequence[Copy], known: Collection[int] | None = None) -> Choice:
     """The record that all sites should hold of a key, by what those hold that have a record of it.
+
+    `known` are the ids of all sites that may have written; None stands for any.
 
     >>> old, new = encode_value(b"old", origin=Stamp(5, 2)), encode_value(b"new")
     >>> chosen = choose_repair([Copy(1, 9, new), Copy(2, 6, old)])
@@ -78,13 +103,14 @@ def choose_repair(copies: Sequence[Copy]) -> Choice:
     if len(kinds) > 1:
         return Choice(None, "the sites do not merge it in the same way; they need the same merge policy")
     merged = {site_id: state for site_id, state in states.items() if state is not None}
-    return _choose_join(merged) if merged else _choose_last_write(copies)
+    return _choose_join(copies, merged, known) if merged else _choose_last_write(copies, known)
 
 
 def repair(sites: Sequence[RepairedSite], namespace: str, drifts: Iterable[Drift]) -> RepairSummary:
     """Mend what has drifted.  `sites` are all that are looked at: any of them may have the right record.
 
-    Only sites that are named in a drift of a key are written to.
+    Only sites that are named in a drift of a key are written to.  What a site cannot show or does not take is
+    counted as impossible, and the rest is mended.
     """
     keys: dict[bytes, list[Drift]] = {}
     for drift in drifts:
@@ -101,42 +127,95 @@ def _repair_some(
     keys: Mapping[bytes, Sequence[Drift]],
     summary: RepairSummary,
 ) -> RepairSummary:
-    found = [_find_whole(site, namespace, list(keys)) for site in sites]
-    changed = impossible = 0
-    problems: list[str] = []
+    problems: dict[bytes, str] = {}
+    found = _find_everywhere(sites, namespace, list(keys), problems)
+    changed: set[bytes] = set()
     writes: dict[int, list[Repair]] = {place: [] for place in range(len(sites))}
-    for index, (key, drifts) in enumerate(keys.items()):
-        held = [records[index] for records in found]
-        if not _are_as_seen(sites, held, drifts):
-            changed += 1
+    for key, drifts in keys.items():
+        if key in problems:
             continue
-        choice = choose_repair(_copies(sites, held))
+        held = [records[key] for records in found]
+        if not _are_as_seen(sites, held, drifts):
+            changed.add(key)
+            continue
+        choice = choose_repair(_copies(sites, held, drifts), _known_sites(sites, drifts))
         if choice.stored is None:
-            impossible += 1
-            problems.append(f"{key!r}: {choice.problem}")
+            problems[key] = choice.problem or ""
             continue
         for place, record in enumerate(held):
             if _is_named(sites[place], drifts) and _is_wrong(record, choice.stored):
                 seen = 0 if record is None else record.version
                 writes[place].append(Repair(key, seen, choice.stored))
-    failed = _write(sites, namespace, writes)
+    changed |= _write(sites, namespace, writes, problems)
     written = {each.key for repairs in writes.values() for each in repairs}
+    told = [f"{key!r}: {problem}" for key, problem in problems.items()]
     return RepairSummary(
-        repaired=summary.repaired + len(written - failed),
-        changed_meanwhile=summary.changed_meanwhile + changed + len(failed),
-        impossible=summary.impossible + impossible,
-        problems=(*summary.problems, *problems)[:PROBLEMS_TOLD],
+        repaired=summary.repaired + len(written - changed - problems.keys()),
+        changed_meanwhile=summary.changed_meanwhile + len(changed - problems.keys()),
+        impossible=summary.impossible + len(problems),
+        problems=(*summary.problems, *told)[:PROBLEMS_TOLD],
     )
 
 
-def _write(sites: Sequence[RepairedSite], namespace: str, writes: Mapping[int, list[Repair]]) -> set[bytes]:
-    """Write repairs to the sites, by their places; the keys that had changed somewhere."""
-    failed: set[bytes] = set()
+def _find_everywhere(
+    sites: Sequence[RepairedSite], namespace: str, keys: list[bytes], problems: dict[bytes, str]
+) -> list[dict[bytes, FoundRecord | None]]:
+    """What every site holds of some keys.  Those that one cannot show become problems."""
+    found: list[dict[bytes, FoundRecord | None]] = []
+    for site in sites:
+        records: dict[bytes, FoundRecord | None] = {}
+        for some, result in divide(keys, partial(_find_whole, site, namespace)):
+            if isinstance(result, FloodmarkError):
+                problems.update(dict.fromkeys(some, f"{site.identity.site} cannot show it: {result}"))
+            else:
+                records |= zip(some, result, strict=True)
+        found.append(records)
+    return found
+
+
+def _write(
+    sites: Sequence[RepairedSite],
+    namespace: str,
+    writes: Mapping[int, list[Repair]],
+    problems: dict[bytes, str],
+) -> set[bytes]:
+    """Write repairs to the sites, by their places; the keys that had changed somewhere.
+
+    Those that a site does not take become problems.
+    """
+    changed: set[bytes] = set()
     for place, repairs in writes.items():
-        if repairs:
-            done = sites[place].administration.repair_records(namespace, repairs)
-            failed.update(each.key for each, stored in zip(repairs, done, strict=True) if not stored)
-    return failed
+        site = sites[place]
+        for some, result in divide(repairs, partial(site.administration.repair_records, namespace)):
+            if isinstance(result, FloodmarkError):
+                problems.update(
+                    {each.key: f"{site.identity.site} does not take it: {result}" for each in some}
+                )
+            else:
+                changed.update(each.key for each, stored in zip(some, result, strict=True) if not stored)
+    return changed
+
+
+def divide(
+    items: list[Item], work: Callable[[list[Item]], Result]
+) -> Iterator[tuple[list[Item], Result | FloodmarkError]]:
+    """Do something with items at once; where one of them may be to blame for a failure, with ever fewer.
+
+    What cannot be done has its error as its result: one key must not keep the others from being repaired.
+    """
+    if not items:
+        return
+    result: Result | FloodmarkError
+    try:
+        result = work(items)
+    except FloodmarkError as error:
+        middle = len(items) // 2
+        if middle and isinstance(error, _OF_ONE_KEY):
+            yield from divide(items[:middle], work)
+            yield from divide(items[middle:], work)
+            return
+        result = error
+    yield items, result
 
 
 def _find_whole(site: RepairedSite, namespace: str, keys: list[bytes]) -> Sequence[FoundRecord | None]:
@@ -155,12 +234,19 @@ def _are_as_seen(
     return seen <= versions.items()
 
 
-def _copies(sites: Sequence[RepairedSite], held: Sequence[FoundRecord | None]) -> list[Copy]:
+def _copies(
+    sites: Sequence[RepairedSite], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]
+) -> list[Copy]:
     return [
-        Copy(site.identity.site_id, record.version, record.stored)
+        Copy(site.identity.site_id, record.version, record.stored, _is_named(site, drifts))
         for site, record in zip(sites, held, strict=True)
         if record is not None
     ]
+
+
+def _known_sites(sites: Sequence[RepairedSite], drifts: Sequence[Drift]) -> set[int]:
+    marks = (side.mark for drift in drifts for side in (drift.left, drift.right))
+    return {site.identity.site_id for site in sites}.union(*marks)
 
 
 def _is_named(site: RepairedSite, drifts: Sequence[Drift]) -> bool:
@@ -168,10 +254,15 @@ def _is_named(site: RepairedSite, drifts: Sequence[Drift]) -> bool:
 
 
 def _is_wrong(record: FoundRecord | None, chosen: bytes) -> bool:
-    """Whether a site does not hold what it should.  One without a record needs no tombstone."""
+    """Whether a site does not hold what it should.  One without a record needs no tombstone.
+
+    The right bytes under a stamp that cannot be are wrong as well: nothing newer would win over them.
+    """
     if record is None:
         return not decode_value(chosen).deleted
-    return record.digest != digest_record(chosen)
+    origin = decode_value(record.stored).origin
+    is_ahead = origin is not None and origin.version > record.version
+    return is_ahead or record.digest != digest_record(chosen)
 
 
 # Which record wins
@@ -181,14 +272,24 @@ def _state_of(copy: Copy) -> State | None:
     return None if decode_value(copy.stored).stamps is None else decode_state(copy.stored)
 
 
-def _choose_last_write(copies: Sequence[Copy]) -> Choice:
-    stamp = max(copy.stamp for copy in copies)
-    newest = {copy.site_id: _with_origin(copy, stamp) for copy in copies if copy.stamp == stamp}
-    if len(set(newest.values())) == 1:
-        return Choice(next(iter(newest.values())))
-    if stamp.site not in newest:
+def _choose_last_write(copies: Sequence[Copy], known: Collection[int] | None) -> Choice:
+    believed = [
+        copy
+        for copy in copies
+        if copy.stamp.version <= copy.version and (known is None or copy.stamp.site in known)
+    ]
+    if not believed:
+        return Choice(None, _NOT_POSSIBLE)
+    stamp = max(copy.stamp for copy in believed)
+    winners = [copy for copy in believed if copy.stamp == stamp]
+    newest = {copy.site_id: _with_origin(copy, stamp) for copy in winners}
+    if stamp.site in newest:
+        return Choice(newest[stamp.site])
+    if not any(copy.is_named for copy in winners):
+        return Choice(None, _unconfirmed(stamp))
+    if len(set(newest.values())) > 1:
         return Choice(None, _unknown_origin(stamp))
-    return Choice(newest[stamp.site])
+    return Choice(next(iter(newest.values())))
 
 
 def _with_origin(copy: Copy, stamp: Stamp) -> bytes:
@@ -196,25 +297,56 @@ def _with_origin(copy: Copy, stamp: Stamp) -> bytes:
     return encode_value(record.value, record.expires_at, record.deleted, origin=stamp)
 
 
-def _choose_join(states: Mapping[int, State]) -> Choice:
+def _choose_join(
+    copies: Sequence[Copy], states: Mapping[int, State], known: Collection[int] | None
+) -> Choice:
     """The join of states, after each part was set right by the state of the site that wrote it."""
-    originals = {
-        (site_id, _name_of(part), part.stamp): part
-        for site_id, state in states.items()
-        for part in _parts_of(state)
-    }
-    corrected: list[State] = []
-    known: dict[tuple[str | int, Stamp], Part] = {}
-    for state in states.values():
-        parts = [
-            originals.get((part.stamp.site, _name_of(part), part.stamp), part) for part in _parts_of(state)
-        ]
+    versions = {copy.site_id: copy.version for copy in copies}
+    if any(_is_altered(state, versions[site_id], known) for site_id, state in states.items()):
+        # What else is in such a state may be found nowhere else, and to write over it would lose that.
+        return Choice(None, _NOT_POSSIBLE)
+    named = {copy.site_id for copy in copies if copy.is_named}
+    held = {(part.stamp.site, _name_of(part), part.stamp): part for part in _own_parts(states)}
+    believed: list[State] = []
+    seen: dict[tuple[str | int, Stamp], Part] = {}
+    for site_id, state in states.items():
+        parts = [held.get((part.stamp.site, _name_of(part), part.stamp), part) for part in _parts_of(state)]
         for part in parts:
-            if known.setdefault((_name_of(part), part.stamp), part) != part:
+            if seen.setdefault((_name_of(part), part.stamp), part) != part:
                 return Choice(None, _unknown_origin(part.stamp))
-        corrected.append(_with_parts(state, parts))
-    joined = decode_state(reduce(merge_states, map(encode_state, corrected)))
+        corrected = _with_parts(state, state.deleted, parts)
+        believed.append(corrected if site_id in named else _confirmed(corrected, states))
+    encoded = [encode_state(state) for state in believed if stamps_of(state)]
+    if not encoded:
+        return Choice(None, _NOT_POSSIBLE)
+    joined = decode_state(reduce(merge_states, encoded))
     return Choice(encode_state(joined, newest_stamp(joined)))
+
+
+def _is_altered(state: State, version: Version, known: Collection[int] | None) -> bool:
+    return any(
+        stamp.version > version or (known is not None and stamp.site not in known)
+        for stamp in stamps_of(state)
+    )
+
+
+def _own_parts(states: Mapping[int, State]) -> list[Part]:
+    """The parts that are held where they were written."""
+    return [
+        part for site_id, state in states.items() for part in _parts_of(state) if part.stamp.site == site_id
+    ]
+
+
+def _confirmed(state: State, states: Mapping[int, State]) -> State:
+    """Of the state of a site that was not found to have drifted, what the sites hold that wrote it.
+
+    The rest is left out: what is under way comes by itself.
+    """
+    own = {(_name_of(part), part.stamp) for part in _own_parts(states)}
+    parts = [part for part in _parts_of(state) if (_name_of(part), part.stamp) in own]
+    origin = None if state.deleted is None else states.get(state.deleted.site)
+    is_deleted_there = origin is not None and origin.deleted == state.deleted
+    return _with_parts(state, state.deleted if is_deleted_there else None, parts)
 
 
 def _parts_of(state: State) -> Sequence[Part]:
@@ -225,14 +357,28 @@ def _name_of(part: Part) -> str | int:
     return part.name if isinstance(part, Field) else part.site
 
 
-def _with_parts(state: State, parts: Sequence[Part]) -> State:
+def _with_parts(state: State, deleted: Stamp | None, parts: Sequence[Part]) -> State:
     if isinstance(state, FieldsState):
-        return FieldsState(state.deleted, tuple(part for part in parts if isinstance(part, Field)))
-    return CounterState(state.deleted, tuple(part for part in parts if isinstance(part, Entry)))
+        return FieldsState(deleted, tuple(part for part in parts if isinstance(part, Field)))
+    return CounterState(deleted, tuple(part for part in parts if isinstance(part, Entry)))
+
+
+_NOT_POSSIBLE: Final = (
+    "a stamp is above the version it is stored under, or of a site that is in no topology, so that nobody "
+    "can know which record is right; write the key anew"
+)
 
 
 def _unknown_origin(stamp: Stamp) -> str:
     return (
         f"sites hold different bytes under one stamp, and site {stamp.site}, where they were first written, "
         "is not among the sites looked at, or has something else; name it as well, or write the key anew"
+    )
+
+
+def _unconfirmed(stamp: Stamp) -> str:
+    return (
+        f"the newest record is at a site that only lags, and site {stamp.site}, where it was first written, "
+        "is not among the sites looked at, or has something else; verify again when it has come, or write "
+        "the key anew"
     )

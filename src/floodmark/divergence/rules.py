@@ -14,9 +14,13 @@ be read after the site was, for a tombstone may be collected under the reader's 
 A merged record is judged part by part: each field, and what each site has added to a counter.  A part that
 is older than the record's delete has been deleted there, under the delete's stamp; otherwise a part that is
 not there is absent, and the rule of absence holds for it as well.
+
+All this trusts the stamps, and they lie on the same disks as the values.  A record with a stamp that no
+commit can have given it is drift at once: no watermark would ever cover it, and it would pass for lag for
+ever.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
@@ -113,8 +117,11 @@ def judge(left: Side, right: Side) -> Judgement:
     alive = _is_alive(left.record, now_ms), _is_alive(right.record, now_ms)
     if not any(alive) or _are_equal(left.record, right.record):
         return Judgement(Verdict.AGREE)
+    if not (_is_possible(left.record) and _is_possible(right.record)):
+        return _judge_whole(left, right, drifted=True)
     if not _are_of_one_kind(left.record, right.record):
-        return Judgement(Verdict.LAG)
+        # One policy makes one kind, so that one of the two did not come to be by merging.
+        return _judge_whole(left, right, drifted=_has_all(left, right) and _has_all(right, left))
     lagging: Judgement | None = None
     for part, on_left, on_right in _pair_parts(left.record, right.record, now_ms):
         found = _judge_part(left, right, on_left, on_right)
@@ -125,6 +132,26 @@ def judge(left: Side, right: Side) -> Judgement:
             return judgement
         lagging = lagging or judgement._replace(verdict=Verdict.LAG)
     return lagging or Judgement(Verdict.AGREE)
+
+
+def find_doubt(left: Side, right: Side, known: Collection[int]) -> str | None:
+    """Why a difference that counts as lag may never end; None if nothing speaks for that.
+
+    `known` are the sites of which any that are compared has heard.  A stamp of another one may be damaged, or
+    from somewhere that nobody replicates from: no watermark will ever cover it.
+
+    >>> left, right = Side(Evidence(9, Stamp(7, 130), digest=1), {1: 9}, 0, 9), Side(None, {2: 9}, 0, 9)
+    >>> find_doubt(left, right, {1, 2})
+    'has a stamp of site 130, which is in no topology or watermark'
+    >>> find_doubt(left, right, {1, 2, 130})
+    """
+    records = [side.record for side in (left, right) if side.record is not None]
+    strangers = {stamp.site for record in records for stamp in record.stamps}.difference(known)
+    if strangers:
+        return f"has a stamp of site {min(strangers)}, which is in no topology or watermark"
+    if not _are_of_one_kind(left.record, right.record):
+        return "is not of the same kind at both sites, as if they did not merge it in the same way"
+    return None
 
 
 class _Part(NamedTuple):
@@ -143,9 +170,24 @@ def _are_equal(left: Evidence | None, right: Evidence | None) -> bool:
     return left is not None and right is not None and left.digest == right.digest
 
 
+def _is_possible(record: Evidence | None) -> bool:
+    return record is None or record.is_possible
+
+
 def _are_of_one_kind(left: Evidence | None, right: Evidence | None) -> bool:
-    """Whether two records can be compared part by part; if not, one site knows less of the namespace."""
+    """Whether two records can be compared part by part."""
     return left is None or right is None or type(left.state) is type(right.state)
+
+
+def _has_all(side: Side, other: Side) -> bool:
+    """Whether all that another site's record is made of has come to a site."""
+    stamps = [] if other.record is None else other.record.stamps
+    return all(covers(side.mark, {stamp.site: stamp.version}) for stamp in stamps)
+
+
+def _judge_whole(left: Side, right: Side, *, drifted: bool) -> Judgement:
+    stamps = (None if side.record is None else side.record.stamp for side in (left, right))
+    return Judgement(Verdict.VALUE_MISMATCH if drifted else Verdict.LAG, None, *stamps)
 
 
 def _stamp_of(part: _Part | None) -> Stamp | None:

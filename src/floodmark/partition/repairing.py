@@ -12,7 +12,7 @@ A repair is a change like any other: it stands in the change log, and the sums c
 from collections.abc import Sequence
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_version, encode_version
-from floodmark.codec.stamps import find_origins
+from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import Engine, Row
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.version import Version
@@ -51,8 +51,12 @@ def _version_of(row: Row | None) -> Version:
 
 
 def _require_not_older(key: bytes, row: Row | None, value: bytes, site_id: int) -> None:
-    """On each key the newest record has the highest stamp: what is older never comes to stand above it."""
-    if find_origins([value])[0] < stamp_of(row, site_id):
+    """On each key the newest record has the highest stamp: what is older never comes to stand above it.
+
+    A stamp above the record's own version is damage, which nothing could ever win over: it gives way.
+    """
+    held = stamp_of(row, site_id)
+    if find_origins([value])[0] < held and stamp_version(held) <= _version_of(row):
         raise InvalidArgument(
             f"a repair of {key[NAMESPACE_BYTES:]!r:.60} is older than what is there; the record with the "
             "higher stamp is the one to repair by",

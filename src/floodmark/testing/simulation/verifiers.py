@@ -169,6 +169,13 @@ def require_no_drift(comparison: Comparison, namespace: str) -> set[bytes]:
                 f"{Key(namespace, finding.key)} is called {finding.verdict}: {finding}",
                 keys=[Key(namespace, finding.key)],
             )
+        if finding.doubt is not None:
+            raise Violation(
+                "9",
+                f"{finding.left} and {finding.right}",
+                f"{Key(namespace, finding.key)} {finding.doubt}, though nothing was altered",
+                keys=[Key(namespace, finding.key)],
+            )
         lagging.add(finding.key)
     return lagging
 
