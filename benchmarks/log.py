@@ -264,7 +264,7 @@ def entry_rows(directory: Path, _: argparse.Namespace) -> Iterator[Row]:
     twentieth = Target(limit=1 / 20, unit="x bare")
     for work, unit, target, remark in (
         ("entries written", "entries", twentieth, ""),
-        ("bytes of entries", "bytes", None, ""),
+        ("bytes of entries", "bytes", twentieth, "the records themselves, which both sides write"),
         ("bytes to the disk", "bytes", twentieth, "what the kernel counts, in whole pages"),
         ("entries read at recovery", "entries", twentieth, ""),
     ):

@@ -131,14 +131,19 @@ def test_nothing_is_said_of_older_versions_where_batching_is_enabled(data: Path)
 
 
 def test_settings_are_kept_and_checked(data: Path) -> None:
-    run("txn", "batch-log", data, "--log", "pending-ack", "--max-records", "64", "--max-delay-ms", "5")
+    pending = ("txn", "batch-log", data, "--log", "pending-ack")
+    run(*pending, "--max-records", "64", "--max-delay-ms", "5", "--max-bytes-in-flight", "5000000")
     settings = run("txn", "batch-log", data, "--json").json["settings"]
     assert settings["pending-ack"] == {
         "enabled": True,
         "max_records": 64,
         "max_bytes": 4_194_304,
         "max_delay_ms": 5,
+        "max_bytes_in_flight": 5_000_000,
     }
     assert settings["coordinator"]["max_records"] == 512
+    assert settings["coordinator"]["max_bytes_in_flight"] == 67_108_864
+    for wrong in ("4194303", "1073741825"):
+        assert "max_bytes_in_flight" in run(*pending, "--max-bytes-in-flight", wrong).errors
     refused = run("txn", "batch-log", data, "--log", "coordinator", "--max-records", "0")
     assert refused.code == 64

@@ -126,6 +126,10 @@ def batch_log(
     max_delay_ms: Annotated[
         int | None, typer.Option("--max-delay-ms", metavar="N", help="When a wait counts as long.")
     ] = None,
+    max_bytes_in_flight: Annotated[
+        int | None,
+        typer.Option("--max-bytes-in-flight", metavar="N", help="Bytes on their way before others wait."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write many records of transactions at once, or each alone.
@@ -146,6 +150,7 @@ def batch_log(
         max_records=_given(max_records),
         max_bytes=_given(max_bytes),
         max_delay_ms=_given(max_delay_ms),
+        max_bytes_in_flight=_given(max_bytes_in_flight),
     )
     if update == BatchUpdate():
         status = True
@@ -235,7 +240,8 @@ def _print_batching(found: _Batching, kinds: list[LogKind], *, status: bool) -> 
         each = found.settings[kind]
         output.line(
             f"{kind}: batching is {'enabled' if each.enabled else 'disabled'}, at most {each.max_records:,} "
-            f"records and {each.max_bytes:,} bytes to an entry, {each.max_delay_ms:,} ms"
+            f"records and {each.max_bytes:,} bytes to an entry, {each.max_delay_ms:,} ms, at most "
+            f"{each.max_bytes_in_flight:,} bytes in flight"
         )
     reports = [report for report in found.reports if report.log in kinds]
     if status and reports:

@@ -10,22 +10,37 @@ from floodmark.clock import TimeSource
 from floodmark.log.acknowledgement import Acknowledgements
 from floodmark.log.base import Position
 from floodmark.log.stored import Store, StoredLedger
-from floodmark.log.writer import BYTES_MAX, DELAY_MS_MAX, RECORDS_MAX, BatchedWriter, require_limits
+from floodmark.log.writer import (
+    BYTES_IN_FLIGHT_MAX,
+    BYTES_MAX,
+    DELAY_MS_MAX,
+    RECORDS_MAX,
+    BatchedWriter,
+    require_limits,
+)
+from floodmark.model.errors import InvalidArgument
+from floodmark.model.limits import LEDGER_IN_FLIGHT_BYTES_MAX
 
 Record = TypeVar("Record")
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How records are put into entries."""
+    """How records are put into entries, and how many bytes may be on their way before others wait."""
 
     enabled: bool = True
     max_records: int = RECORDS_MAX
     max_bytes: int = BYTES_MAX
     max_delay_ms: int = DELAY_MS_MAX
+    max_bytes_in_flight: int = BYTES_IN_FLIGHT_MAX
 
     def require_sound(self) -> None:
         """Refuse what no writer would take."""
         require_limits(self.max_records, self.max_bytes, self.max_delay_ms)
+        if not self.max_bytes <= self.max_bytes_in_flight <= LEDGER_IN_FLIGHT_BYTES_MAX:
+            raise InvalidArgument(
+                f"max_bytes_in_flight must be between max_bytes, which is {self.max_bytes:,}, and "
+                f"{LEDGER_IN_FLIGHT_BYTES_MAX:,}, but is {self.max_bytes_in_flight:,}"
+            )
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,7 @@ def open_log(
         max_records=settings.max_records,
         max_bytes=settings.max_bytes,
         max_delay_ms=settings.max_delay_ms,
+        bytes_in_flight_max=settings.max_bytes_in_flight,
         encode=encode,
     )
     return OpenLog(ledger, writer, live)

@@ -45,6 +45,8 @@ RECORDS_FOUND_MAX: Final = 10_000
 # A record of a transaction log, and what one entry may be set to hold.
 LEDGER_RECORD_BYTES_MAX: Final = 16 * MIB
 LEDGER_ENTRY_RECORDS_MAX: Final = 16_384
+# What may be set to be on its way to such a log before others wait.
+LEDGER_IN_FLIGHT_BYTES_MAX: Final = 1_024 * MIB
 # Transactions of one coordinator that have not ended, and what may have a part in one of them.
 COORDINATORS_MAX: Final = 16
 TRANSACTIONS_OPEN_MAX: Final = 100_000

@@ -41,6 +41,7 @@ class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_records: int | UnsetType = UNSET
     max_bytes: int | UnsetType = UNSET
     max_delay_ms: int | UnsetType = UNSET
+    max_bytes_in_flight: int | UnsetType = UNSET
 
 
 class LogReport(msgspec.Struct, frozen=True, kw_only=True):
