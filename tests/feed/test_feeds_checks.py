@@ -199,7 +199,7 @@ def test_a_loss_before_a_restart_is_named_after_it(stage: Stage) -> None:
     # The site's own count begins anew, so the interval that it was started in proves nothing.
     again.world.put(b"more")
     feed = run_to(again, beat(again.world))
-    assert checks_of(feed).reason is Doubt.RESTART
+    assert checks_of(feed).reason is Doubt.RECOUNT
     # A runner that is started anew at a site that goes on goes on as well.
     again.world.put(b"lost")
     end = again.world.put(b"kept")

@@ -130,18 +130,18 @@ def test_tallies_do_not_pile_up_while_something_is_prepared(
     assert site.heartbeat().sums[users._row.id].all.changes == 50
 
 
-def test_heartbeat_does_not_vouch_for_what_an_earlier_life_wrote(
+def test_heartbeat_counts_what_an_earlier_life_wrote_and_prepared(
     site: Site, users: Namespace, partition: LocalPartition, engine: HookedEngine, time: SimulatedTime
 ) -> None:
-    site.heartbeat()
+    last = site.heartbeat()
     version = prepare(partition, users, "t", a=b"1")
     users.put(b"b", b"1")
     with open_memory(engine.crashed(), time) as again:
-        assert [again.heartbeat().since for _ in range(2)] == [0, 0]
+        beats = [again.heartbeat() for _ in range(2)]
+        assert [(beat.since, beat.sums) for beat in beats] == [(last.through, {}), (beats[0].through, {})]
         node_of(again).map.partitions[0].commit_prepared("t", version)
         whole = again.heartbeat()
-        assert whole.since == 0
-        assert again.heartbeat().since == whole.through
+        assert (whole.since, whole.sums[users.id].own.changes) == (beats[1].through, 2)
 
 
 # Garbage collection

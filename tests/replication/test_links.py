@@ -300,6 +300,20 @@ def test_change_lost_on_the_way_is_found_at_the_next_heartbeat_and_remembered(me
     assert row_of(mesh["rome"]).checked > row.checked
 
 
+def test_change_lost_in_an_interval_in_which_its_site_was_started_is_found() -> None:
+    mesh, engine = Mesh("oslo", "rome"), MemoryEngine(FAMILIES)
+    mesh.sites["oslo"] = open_one(engine, "oslo", mesh.time)
+    mesh["oslo"].set_topology(topology_of("oslo", "rome"))
+    for _ in range(2):
+        mesh.exchange()
+    mesh.put("oslo", b"ada")
+    mesh.sites["oslo"] = open_one(engine, "oslo", mesh.time)
+    mesh.beat()
+    step = mesh.plan("oslo", "rome")
+    mesh["rome"].host.administration.advance_link(step, lose_one(mesh.apply("oslo", "rome", step)))
+    assert row_of(mesh["rome"]).wrong == 1
+
+
 def test_only_the_last_findings_are_kept(mesh: Mesh) -> None:
     mesh.exchange()
     for _ in range(FINDINGS_KEPT + 3):

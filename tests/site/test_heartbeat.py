@@ -14,11 +14,14 @@ from tests.site.support import HookedEngine, node_of, nothing, open_memory, rows
 
 from floodmark.codec.changelog import CommitRow, decode_row, encode_log_key
 from floodmark.codec.digest import digest_change
-from floodmark.model.change import Heartbeat, Sums, Tally
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.stamps import digest_copies
+from floodmark.codec.values import HAS_ORIGIN, encode_value
+from floodmark.model.change import Heartbeat, Stamp, Sums, Tally
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.partition import version_of
+from floodmark.partition import recounting, version_of
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -65,9 +68,12 @@ def recompute(site: Site, beat: Heartbeat, logs: list[LogEntry]) -> dict[int, Su
         if isinstance(entry.row, CommitRow) and covered and beat.since < entry.version <= beat.through:
             for key, value in zip(entry.row.keys, entry.row.values, strict=True):
                 stored = value or node_of(site).look_up_value(key, entry.version)
-                tally = Tally(1, digest_change(entry.version, site.id, key[3:], stored))
-                namespace = int.from_bytes(key[:3], "big")
-                sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally, tally))
+                own, digest = True, digest_change(entry.version, site.id, key[3:], stored)
+                if stored[-1] & HAS_ORIGIN:
+                    ((_, _, digest, own),) = digest_copies([key], [stored], site.id)
+                tally, namespace = Tally(1, digest), int.from_bytes(key[:3], "big")
+                added = Sums(tally if own else Tally(), tally)
+                sums[namespace] = sums.get(namespace, Sums()).plus(added)
     return sums
 
 
@@ -92,13 +98,43 @@ def test_first_account_is_unobserved_and_the_next_begins_where_it_ended(
     assert first.through < first.version < second.through < second.version
 
 
-def test_reopened_site_begins_unobserved_again(engine: HookedEngine, time: SimulatedTime) -> None:
-    for _ in range(3):
-        with open_memory(engine, time) as site:
-            assert site.heartbeat().since == 0
-            assert site.heartbeat().since != 0
+@pytest.mark.parametrize("crashed", [False, True])
+def test_reopened_site_goes_on_where_the_last_account_ended(
+    engine: HookedEngine, time: SimulatedTime, crashed: bool
+) -> None:
+    """Own changes, copies, large values, partitions that were split since: all of it is counted again."""
     with open_memory(engine, time) as site:
-        assert [bool(beat.since) for beat in accounts(site)] == [False, True] * 3
+        users = site.create_namespace("users")
+        users.put(b"ada", b"1")
+        first = site.heartbeat()
+        before = site.now()
+        users.put_many({b"ada": LARGE, b"bob": b"2", b"zoe": b"3"})
+        key = encode_namespace(users.id) + b"eve"
+        copy = encode_value(b"4", origin=Stamp(before, 3))
+        site.host.router.apply({key: copy}, durable=True)
+        site.split("users", b"m")
+        users.put(b"zoe", b"5")
+        users.delete(b"ada")
+    with open_memory(engine.crashed() if crashed else engine, time) as site:
+        site.namespace("users").put(b"later", b"6")
+        second = site.heartbeat()
+        assert (second.since, second.sums[users.id].own.changes) == (first.through, 3)
+        told = [beat for beat in accounts(site) if beat.log is not None]
+        assert [(beat.since, beat.sums[users.id].all.changes) for beat in told] == [(first.through, 4)]
+        assert wrong_accounts(site) == []
+
+
+def test_reopened_site_vouches_for_nothing_where_the_log_does_not_tell(
+    engine: HookedEngine, time: SimulatedTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recounting, "CHANGES_MAX", 2)
+    with open_memory(engine, time) as site:
+        users = site.create_namespace("users")
+        site.heartbeat()
+        users.put_many({b"ada": b"1", b"bob": b"2", b"eve": b"3"})
+    with open_memory(engine, time) as site:
+        assert site.heartbeat().since == 0
+        assert site.heartbeat().since != 0
 
 
 def test_account_names_the_digest_of_each_change(site: Site, users: Namespace) -> None:

@@ -14,7 +14,7 @@ A log that is sealed ends with a heartbeat of its own, S, and its node's next on
 both together must give what was counted.
 
 Some intervals prove nothing, and that is said: the first, whose beginning the reader has not seen; one whose
-beginning the node itself has not seen, because it had just been started; and one that was caught up by a
+changes the node itself has lost count of, after a failed write or a start; and one that was caught up by a
 scan, which finds what is stored and not what was logged.
 
 Who is given whole records where only parts of them were written, as users are of fields and counters, cannot
@@ -37,7 +37,7 @@ class Doubt(StrEnum):
     """Why an interval proves nothing."""
 
     FIRST = "first interval"
-    RESTART = "the node was started in it"
+    RECOUNT = "the node lost count in it"
     SCAN = "caught up by a scan"
     AHEAD = "changes behind the heartbeat were counted before it came"
     RECUT = "it was cut into other ranges in it"
@@ -159,7 +159,7 @@ class Account:
 
     def _find_doubt(self, beat: NamespaceBeat) -> Doubt | None:
         if beat.since == 0:
-            return Doubt.RESTART
+            return Doubt.RECOUNT
         return Doubt.AHEAD if self.state.latest > beat.through else None
 
     def _tally(self, beat: NamespaceBeat) -> Tally:

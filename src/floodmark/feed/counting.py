@@ -351,7 +351,7 @@ def thin(beats: Sequence[NamespaceBeat], most: int = BEATS_MAX) -> list[Namespac
     if len(ordinary) <= most:
         return list(beats)
     sealed = [beat for beat in beats if beat.log is not None]
-    # Where a node was started anew nothing can be checked, and nothing that can be should be joined with it.
+    # Where a node lost count nothing can be checked, and nothing that can be should be joined with it.
     for gently in (True, False):
         span_ms = 1_024
         while len(ordinary) > most and span_ms < _SPAN_MS_MAX:

@@ -39,6 +39,7 @@ from floodmark.partition.layout import (
 from floodmark.partition.partition import LocalPartition, observe_version
 from floodmark.partition.prepared import conflict
 from floodmark.partition.records import VersionsPage, find_before, scan_versions
+from floodmark.partition.recounting import recount
 from floodmark.partition.retention import Retention
 from floodmark.partition.storage import Storage, unknown
 
@@ -84,7 +85,7 @@ class Node:
         self.committer = Committer(self.storage, clock, site_id, round_bytes_max=self._limits.bytes_max)
         self.site_id = site_id
         self.retention = Retention(self.storage)
-        # Sums begin with the first heartbeat after a start; 0 says "not observed from the beginning".
+        # Up to where heartbeats have counted; 0 says that nobody knows.
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
         # How far each namespace has the changes of other sites, for the heartbeats to tell.
@@ -95,6 +96,7 @@ class Node:
         if not load_partitions(engine):
             self._bootstrap()
         self._load()
+        self._recount()
         self.storage.on_recovery.append(self._load)
 
     # The map
@@ -259,6 +261,14 @@ class Node:
                 fold_tallies(self.map.partitions, self.committer.prepared.versions())
             self.last_heartbeat = beats[0]
             return beats[0]
+
+    def _recount(self) -> None:
+        """Go on counting where the last heartbeat of an earlier life ended, if the logs tell."""
+        counted = recount(self.engine, self._logs, NODE, self.site_id, self.retention.trimmed_version())
+        if counted is not None:
+            self._counted_through = self.committer.uncounted_through = counted.through
+            for partition in self.map.partitions:
+                partition.tallies.extend(counted.tallies[partition.log_id])
 
     def settle_by(self, settler: Settler) -> None:
         """Let someone say how the transactions end that have prepared something here."""

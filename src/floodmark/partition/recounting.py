@@ -1,0 +1,89 @@
+"""What was written since the last heartbeat of an earlier life, counted again from the change logs.
+
+The sums of a heartbeat are gathered in memory as commits go by.  A node that was started has missed what an
+earlier one wrote after its last heartbeat; the logs still have it, a second's worth as a rule.  Where they do
+not, or where it is very much, nobody vouches for that interval, and its heartbeat says so.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
+from floodmark.codec.digest import digest_changes
+from floodmark.codec.stamps import digest_copies
+from floodmark.codec.values import HAS_ORIGIN
+from floodmark.engine import Engine
+from floodmark.model.change import Heartbeat
+from floodmark.model.errors import Corruption, VersionCollected
+from floodmark.model.limits import PAGE_BYTES_MAX
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.partition.changelog import look_up_value, read_logs, version_of
+from floodmark.partition.commit import CommitTally
+from floodmark.partition.families import LOG
+from floodmark.partition.layout import LogRow
+
+# What is counted at the start of a node must not keep it waiting.
+CHANGES_MAX: Final = 20_000
+
+
+class Recount(NamedTuple):
+    """Through which version the last heartbeat went, and the sums of what lies above, by log."""
+
+    through: Version
+    tallies: dict[int, list[CommitTally]]
+
+
+def recount(
+    engine: Engine, logs: Sequence[LogRow], node_log: int, site_id: int, trimmed: Version
+) -> Recount | None:
+    """Count what lies above the last heartbeat of a node; None if that cannot be told."""
+    try:
+        last = _last_beat(engine, node_log, VERSION_MAX)
+        if last is None or not all(_is_accounted(engine, log, last.through) for log in logs):
+            return None
+        serving = [log for log in logs if log.id != node_log and log.sealed_at is None]
+        tallies: dict[int, list[CommitTally]] = {log.id: [] for log in serving}
+        changes = 0
+        for page in read_logs(engine, serving, last.through, VERSION_MAX, lambda: trimmed):
+            for line in page:
+                row = decode_row(version_of(line), line[1])
+                assert isinstance(row, CommitRow), "only a log that was sealed ends with a heartbeat"
+                tallies[line[2].id] += _count(engine, row, version_of(line), site_id)
+                changes += len(row.keys)
+            if changes > CHANGES_MAX:
+                return None
+    except (Corruption, VersionCollected):
+        return None
+    return Recount(last.through, tallies)
+
+
+def _last_beat(engine: Engine, log: int, until: Version) -> Heartbeat | None:
+    start, end = encode_log_range(log, 0, until)
+    rows = engine.scan(LOG, start, end, rows_max=1, bytes_max=PAGE_BYTES_MAX, reverse=True)
+    for key, stored in rows:
+        row = decode_row(decode_log_key(key)[1], stored)
+        return row if isinstance(row, Heartbeat) else None
+    return None
+
+
+def _is_accounted(engine: Engine, log: LogRow, through: Version) -> bool:
+    """Whether a log, if it was sealed, has told of all that it held above a version."""
+    if log.sealed_at is None or log.sealed_at <= through:
+        return True
+    beat = _last_beat(engine, log.id, log.sealed_at)
+    return beat is not None and beat.since == through
+
+
+def _count(engine: Engine, row: CommitRow, version: Version, site_id: int) -> Iterator[CommitTally]:
+    """The sums of a commit, as the commit itself gave them.  Large values stand with the data."""
+    keys = row.keys
+    values = [
+        look_up_value(engine, key, version) if value is None else value
+        for key, value in zip(keys, row.values, strict=True)
+    ]
+    if values[0][-1] & HAS_ORIGIN:
+        for namespace, count, digest, own in digest_copies(keys, values, site_id):
+            yield version, namespace, count, digest, own
+    else:
+        for namespace, count, digest in digest_changes(version, site_id, keys, values):
+            yield version, namespace, count, digest, True
