@@ -67,7 +67,7 @@ def test_what_took_part_before_it_was_known_does_not_bring_back_what_was_deleted
     rewrite(mesh["rome"].host, "users")
     enter(mesh, "rome")
     for _ in range(2):
-        with pytest.raises(Fenced, match="forgotten here.*floodmark namespace rewrite LOCATION users"):
+        with pytest.raises(Fenced, match=r"forgotten here.*floodmark namespace rewrite LOCATION users"):
             mesh.step("bonn", "rome")
     assert values(mesh, b"ada")["rome"] is None
     for source, target in (("oslo", "bonn"), ("rome", "bonn"), ("bonn", "oslo")):
@@ -97,7 +97,7 @@ def alone(epoch: int) -> Topology:
 
 
 def test_shared_namespace_is_not_dropped_by_one_site(mesh: Mesh) -> None:
-    with pytest.raises(InvalidConfiguration, match="shared with oslo.*out of the topology"):
+    with pytest.raises(InvalidConfiguration, match=r"shared with oslo.*out of the topology"):
         mesh["rome"].drop_namespace("users")
     assert mesh["rome"].namespace("users").get(b"ada") is None
     mesh["rome"].set_topology(alone(2))

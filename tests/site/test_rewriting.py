@@ -149,6 +149,6 @@ def test_counter_of_a_site_that_shares_it_no_longer_is_not_rewritten() -> None:
     run_step(mesh["rome"].host, mesh["oslo"].host, mesh.plan("rome", "oslo", ["counts"]))
     rewrite(mesh["oslo"].host, "counts")
     mesh["oslo"].set_topology(msgspec.structs.replace(shared, epoch=3, namespaces={}))
-    with pytest.raises(InvalidConfiguration, match="site 2 has counted.*a new namespace"):
+    with pytest.raises(InvalidConfiguration, match=r"site 2 has counted.*a new namespace"):
         rewrite(mesh["oslo"].host, "counts")
     assert mesh["oslo"].namespace("counts").get(b"ada") == b"14"

@@ -14,7 +14,7 @@ from floodmark.replication.members import Members
 
 
 class Admission:
-    """Judges what arrives at one site.  Without a topology nobody has promised anything, and all is let in."""
+    """Judges what arrives at one site.  Without a topology nobody has promised anything: all is let in."""
 
     def __init__(self, node: Node, members: Members, name_of: Callable[[int], str | None]) -> None:
         self._retention = node.retention

@@ -9,8 +9,8 @@ Each site is asked once, for sites are often far from each other and from whoeve
 All namespaces that keep up go to one version, so that what was written together arrives in one step.  One
 that is far behind, because it has just joined, comes after at its own pace and does not hold the others up.
 
-A namespace that is not there, or of which the source has forgotten what the target lacks, is left out, and the
-others go on without it.
+A namespace that is not there, or of which the source has forgotten what the target lacks, is left out, and
+the others go on without it.
 
 What a site that was restored tells again has old stamps at new versions.  It goes in one step, however large:
 a target in the midst of it would stand above stamps that it lacks, and believe to have them.

@@ -62,8 +62,8 @@ class Sharing:
         peers = self._members.peers(namespace)
         if peers:
             raise InvalidConfiguration(
-                f"namespace {namespace!r} is shared with {', '.join(peers.values())}, and a site that drops it "
-                "alone would never get back what it wrote; leave it out of the topology at all sites first",
+                f"namespace {namespace!r} is shared with {', '.join(peers.values())}, and a site that drops "
+                "it alone would never get back what it wrote; leave it out of the topology at all sites first",
                 namespace=namespace,
             )
 
