@@ -275,7 +275,8 @@ def check_succession(old: Topology, new: Topology) -> None:
         if known is not None and (left := _left_by(old, new, name)):
             raise refuse(
                 f"namespace {name!r} goes no longer to {left!r}, which stays: what it wrote may not have "
-                "reached all others. Remove the site as a whole, or leave the namespace out, and nobody shares it"
+                "reached all others. Remove the site as a whole, or leave the namespace out, and nobody "
+                "shares it"
             )
         if gone := _gone_before(old, new, name):
             active = ", ".join(map(_literal, new.active_members(name)))

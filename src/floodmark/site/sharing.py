@@ -63,7 +63,8 @@ class Sharing:
         if peers:
             raise InvalidConfiguration(
                 f"namespace {namespace!r} is shared with {', '.join(peers.values())}, and a site that drops "
-                "it alone would never get back what it wrote; leave it out of the topology at all sites first",
+                "it alone would never get back what it wrote; leave it out of the topology first, at all "
+                "sites",
                 namespace=namespace,
             )
 
