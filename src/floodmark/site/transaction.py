@@ -35,6 +35,7 @@ from floodmark.model.errors import (
     Unreachable,
 )
 from floodmark.model.limits import TRANSACTION_BYTES_MAX
+from floodmark.model.transaction import TransactionState
 from floodmark.model.version import Version
 from floodmark.site.namespace import Namespace
 from floodmark.site.policies import Fields
@@ -47,6 +48,8 @@ COMMIT_ATTEMPTS_MAX: Final = 3
 ATTEMPTS_MAX: Final = 10
 PAUSE_SECONDS_FIRST: Final = 0.01
 PAUSE_SECONDS_MAX: Final = 1.0
+
+_COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 
 Result = TypeVar("Result")
 
@@ -188,8 +191,10 @@ class Transaction:
         except OutcomeUnknown:
             self._settle(committed=None)
             raise
-        except TransactionEnded:
-            self._end(committed=False)
+        except TransactionEnded as error:
+            # If somebody else committed it, without these writes, its acknowledgements are in effect.
+            is_committed = error.details.get("state") in _COMMITS
+            self._end(committed=None if is_committed else False)
             raise
         except FloodmarkError as error:
             self._give_up(error)

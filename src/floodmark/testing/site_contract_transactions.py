@@ -101,6 +101,8 @@ class TransactionContract(SiteContractBase):
             site.transactions.commit(transaction.id, [])
             with pytest.raises(TransactionEnded, match="committed without these writes"):
                 transaction.commit()
+            # It is acknowledged, so nobody gets it again.
+            assert keys(subscription) == []
         assert unread.get(b"ada") is None
 
     def test_a_write_too_much_is_refused_and_the_others_are_committed(
