@@ -1,6 +1,11 @@
 """Sites that share namespaces, and what must be the same at all of them."""
 
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
 
@@ -8,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.server.processes import wait_until
 from tests.spark.conftest import Served, ServeSite
 
+import floodmark
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.model.ranges import KeyRange
@@ -17,6 +23,7 @@ from floodmark.site.arguments import qualify_range
 from floodmark.spark.jobs import TopologySummary, replicate_topology, site_addresses
 
 HANG_SECONDS = 180
+FLOODMARK = (sys.executable, "-m", "floodmark.cli")
 
 NAMES = ("oslo", "rome", "bonn")
 POLICIES = {"users": "last_write", "profiles": "fields", "counts": "counter"}
@@ -87,6 +94,40 @@ def require_equal(sites: Sequence[Site]) -> None:
         assert expected
         for site in others:
             assert stored(site, namespace) == expected, f"{namespace} at {first.name} and {site.name}"
+
+
+class SiteProcess:
+    """A site behind a server that can be stopped, or killed and started again, always under one URL."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.name = directory.name
+        self._directory = directory
+        self._listen = "127.0.0.1:0"
+        with floodmark.open(directory, site=self.name, site_id=number):
+            pass
+        self.start()
+
+    def start(self) -> None:
+        command = [*FLOODMARK, "serve", str(self._directory), "--listen", self._listen]
+        self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL)
+        assert self._popen.stdout is not None
+        found = None
+        while found is None and (line := self._popen.stdout.readline()):
+            found = re.search(r"grpc://(\S+:\d+)", line)
+        assert found is not None, "the server did not start"
+        self._listen = found[1]
+
+    @property
+    def url(self) -> str:
+        return f"grpc://{self._listen}"
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.communicate()
+
+    def stop(self) -> None:
+        """Let it fall silent: the system takes connections for it, and nobody answers."""
+        self._popen.send_signal(signal.SIGSTOP)
 
 
 class Replication:

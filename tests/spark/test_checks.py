@@ -337,6 +337,37 @@ def test_command_says_by_its_exit_code_that_something_went_astray(
     assert run_command(*commands[job]).code == DONE
 
 
+@pytest.mark.usefixtures("spark")
+def test_command_for_a_topology_says_by_its_exit_code_what_it_found_wrong_itself(
+    served: Served, serve_site: ServeSite, tmp_path: Path
+) -> None:
+    bergen = serve_site("bergen")
+    file = tmp_path / "topology.toml"
+    file.write_text(
+        f"""
+        epoch = 1
+        sites.oslo = {{id = {served.site.id}, url = "{served.url}"}}
+        sites.bergen = {{id = {bergen.site.id}, url = "{bergen.url}"}}
+        namespaces.users = {{}}
+        """,
+        "utf-8",
+    )
+    command = ["replicate", "--topology", str(file), "--once", "--json"]
+    assert run_command(*command).code == DONE
+    users = served.site.namespace("users")
+    served.site.heartbeat()
+    users.put(LOST, b"x")
+    served.site.heartbeat()
+    with going_astray(lambda key: 0 if key.endswith(LOST) else 1):
+        found = run_command(*command)
+    assert (found.code, found.json["wrong"]) == (FINDING, 1)
+    users.put(b"later", b"y")
+    served.site.heartbeat()
+    later = run_command(*command)
+    assert (later.code, later.json["wrong"]) == (DONE, 0)
+    assert sum(link["findings"] for link in later.json["links"]) == 1
+
+
 def test_a_copy_names_what_went_astray_and_keeps_it(
     served: Served, serve_site: ServeSite, spark: SparkSession, users: Namespace, tmp_path: Path
 ) -> None:

@@ -1,10 +1,8 @@
 """kill -9 of servers and of the driver while three sites copy each other: all end with the same bytes."""
 
 import os
-import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,43 +10,19 @@ from threading import Event, Thread
 
 import pytest
 from tests.server.processes import wait_until
-from tests.spark.support_links import HANG_SECONDS, NAMES, POLICIES, describe, require_equal
+from tests.spark.support_links import (
+    FLOODMARK,
+    HANG_SECONDS,
+    NAMES,
+    POLICIES,
+    SiteProcess,
+    describe,
+    require_equal,
+)
 
 import floodmark
 from floodmark.model.errors import OutcomeUnknown, Retryable
 from floodmark.site import Site
-
-FLOODMARK = (sys.executable, "-m", "floodmark.cli")
-
-
-class SiteProcess:
-    """A site behind a server that can be killed and started again, always under one URL."""
-
-    def __init__(self, directory: Path, number: int) -> None:
-        self.name = directory.name
-        self._directory = directory
-        self._listen = "127.0.0.1:0"
-        with floodmark.open(directory, site=self.name, site_id=number):
-            pass
-        self.start()
-
-    def start(self) -> None:
-        command = [*FLOODMARK, "serve", str(self._directory), "--listen", self._listen]
-        self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL)
-        assert self._popen.stdout is not None
-        found = None
-        while found is None and (line := self._popen.stdout.readline()):
-            found = re.search(r"grpc://(\S+:\d+)", line)
-        assert found is not None, "the server did not start"
-        self._listen = found[1]
-
-    @property
-    def url(self) -> str:
-        return f"grpc://{self._listen}"
-
-    def kill(self) -> None:
-        self._popen.kill()
-        self._popen.communicate()
 
 
 @pytest.fixture

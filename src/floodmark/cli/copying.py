@@ -24,6 +24,7 @@ from floodmark.model.text import read_at
 
 if TYPE_CHECKING:
     from floodmark.spark import SiteAddress
+    from floodmark.spark.jobs import ReplicateSummary, TopologySummary
 
 TargetTokenFile = Annotated[
     Path | None,
@@ -95,6 +96,7 @@ def replicate(
       floodmark replicate data/oslo data/rome --namespace users --checkpoint state/oslo-rome --once
     """
     choice = SparkChoice(master=master, remote=remote, conf=conf)
+    summary: ReplicateSummary | TopologySummary
     own = (target_token_file, target_tls_root, target_tls_certificate, target_tls_key)
     if topology is not None:
         if source or target or checkpoint or namespace or any(own):
@@ -111,7 +113,7 @@ def replicate(
                 raise Usage(f"{source} has no namespace to copy", "floodmark namespace create SITE NAME")
             summary = _replicate_pair(source_site, target_site, names, checkpoint, choice, once=once)
     print_summary(Output(json=json), summary)
-    if getattr(summary, "wrong", 0):
+    if summary.wrong:
         raise typer.Exit(FINDING)
 
 
@@ -137,9 +139,9 @@ def _replicate_pair(
     choice: SparkChoice,
     *,
     once: bool,
-) -> object:
+) -> "ReplicateSummary":
     with spark_job(choice, "replicate") as job:
-        return job.functions.replicate(
+        summary: ReplicateSummary = job.functions.replicate(
             source,
             target,
             names,
@@ -149,6 +151,7 @@ def _replicate_pair(
             progress=job.progress,
             stop=job.stop,
         )
+    return summary
 
 
 def _all_namespaces(address: "SiteAddress") -> list[str]:
@@ -156,10 +159,10 @@ def _all_namespaces(address: "SiteAddress") -> list[str]:
         return site.namespaces()
 
 
-def _replicate_topology(file: Path, choice: SparkChoice, *, once: bool) -> object:
+def _replicate_topology(file: Path, choice: SparkChoice, *, once: bool) -> "TopologySummary":
     topology = read_topology(file)
     with spark_job(choice, "replicate") as job:
-        return job.functions.replicate_topology(
+        summary: TopologySummary = job.functions.replicate_topology(
             topology,
             job.functions.site_addresses(topology, **shared_credentials()),
             once=once,
@@ -167,6 +170,7 @@ def _replicate_topology(file: Path, choice: SparkChoice, *, once: bool) -> objec
             progress=job.progress,
             stop=job.stop,
         )
+    return summary
 
 
 def export(

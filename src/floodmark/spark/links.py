@@ -7,6 +7,8 @@ keeps of its own, offsets and commits, only has to last as long as the query: a 
 
 All links share a query, for most of what a micro-batch costs is the same however much is in it.  They do not
 share their troubles: a link whose site is away, or refuses, takes no step, and is tried again after a while.
+A site that falls silent in the middle of a step holds up the others for some eight seconds, once: its tasks
+give up (`attend`), and the commit leaves it behind.
 
 The first row of every task says which step of which link it is part of.  What follows are the rows of
 `replication/reading.py`, in types that Spark knows; a row that says why reading failed ends a task that could
@@ -16,10 +18,11 @@ times as long.  Rows that pass through the query can be looked at there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
-from threading import Event
+from functools import partial, reduce
+from threading import Event, Lock
 from typing import Any, Final
 
 import msgspec
@@ -35,13 +38,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from floodmark.model.errors import FloodmarkError, StaleLink
+from floodmark.model.errors import FloodmarkError, StaleLink, Unreachable
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import Applier
 from floodmark.replication.reading import ROWS, read_part
 from floodmark.replication.step import LinkStep
 from floodmark.spark.links_planning import LinkOptions, Piece, Planner, plan_all, tell_stalled
-from floodmark.spark.links_sites import WORKER_SITES, Sites, at_once
+from floodmark.spark.links_sites import WORKER_SITES, Sites, attend, begin
 
 FORMAT: Final = "floodmark_links"
 OPTION: Final = "links"
@@ -49,6 +52,8 @@ DIRECT: Final = "direct"
 
 # Spark asks again at once when there was nothing to do.
 PAUSE_SECONDS: Final = 0.05
+# How long the commit of a micro-batch waits for the targets to take note.
+COMMIT_SECONDS: Final = 2.0
 # The kinds of the rows that only Spark's tasks know: what a task is part of, and why it ended early.
 _HEAD: Final = 255
 _FAILURE: Final = 254
@@ -177,10 +182,14 @@ class LinksReader(DataSourceStreamReader):
             yield _note(_HEAD, msgspec.msgpack.encode(structs.replace(head, pieces=tuple(partition.pieces))))
             return
         yield _note(_HEAD, msgspec.msgpack.encode(head))
+        link = self._links[head.link]
+        batches = _read(link, head.step, partition.pieces)
         try:
-            for rows in _read(self._links[head.link], head.step, partition.pieces):
+            while (rows := attend(partial(next, batches, None), WORKER_SITES, [link.source])) is not None:
                 yield rows.cast(_ARROW)
         except FloodmarkError as error:
+            if isinstance(error, Unreachable):
+                WORKER_SITES.drop(link.source)
             yield _note(_FAILURE, str(error).encode())
 
 
@@ -196,11 +205,15 @@ def _read(link: LinkOptions, step: LinkStep, pieces: Sequence[Piece]) -> Iterato
 
 @dataclass(frozen=True)
 class AppliedPart(WriterCommitMessage):
-    """What a task has applied of a step, or why it could not.  A task without rows has nothing to tell."""
+    """What a task has applied of a step, or why it could not.  A task without rows has nothing to tell.
+
+    A step is stale if the link has moved on since it was planned, because somebody else runs it as well.
+    """
 
     head: StepOfLink | None = None
     applied: Applied | None = None
     failure: str | None = None
+    is_stale: bool = False
 
 
 class LinksWriter(DataSourceStreamArrowWriter):
@@ -210,35 +223,40 @@ class LinksWriter(DataSourceStreamArrowWriter):
         self._links = links
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> AppliedPart:
-        first = next((rows for rows in iterator if rows.num_rows), None)
+        batches = _Shared(iterator)
+        first = next((rows for rows in batches if rows.num_rows), None)
         if first is None:
             return AppliedPart()
         head = msgspec.msgpack.decode(_text_of(first, 0, _HEAD), type=StepOfLink)
         link = self._links[head.link]
+        # A task that was left behind, and writes on, is refused as soon as the step has been taken.
+        work = partial(_apply, link, head, first.slice(1), batches)
         try:
-            with Applier(WORKER_SITES.get(link.target).host, head.step) as applier:
-                for rows in _read(link, head.step, head.pieces):
-                    applier.add(rows)
-                failure = _add(applier, first.slice(1))
-                for rows in iterator:
-                    failure = failure or _add(applier, rows)
-                if failure is None:
-                    return AppliedPart(structs.replace(head, pieces=()), applier.finish())
+            part = attend(work, WORKER_SITES, [link.source, link.target])
+        except StaleLink:
+            part = AppliedPart(structs.replace(head, pieces=()), is_stale=True)
         except FloodmarkError as error:
-            failure = str(error)
             WORKER_SITES.drop(link.source)
             WORKER_SITES.drop(link.target)
+            part = AppliedPart(structs.replace(head, pieces=()), failure=str(error))
         # Whoever reads must come to an end.
-        for _ in iterator:
+        for _ in batches:
             pass
-        return AppliedPart(head, failure=failure)
+        return part
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Let the targets take note of their steps.
+
+        Waits for two seconds at most.  A target that answers later takes note all the same: if the step is
+        planned again meanwhile, that is stale.
+        """
         parts: dict[int, list[AppliedPart]] = {}
         for part in messages:
             if isinstance(part, AppliedPart) and part.head is not None:
                 parts.setdefault(part.head.link, []).append(part)
-        at_once(lambda item: self._advance(self._links[item[0]], item[1]), list(parts.items()))
+        begun = [begin(partial(self._advance, self._links[link], each)) for link, each in parts.items()]
+        for outcome in wait(begun, COMMIT_SECONDS).done:
+            outcome.result()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         pass
@@ -247,6 +265,8 @@ class LinksWriter(DataSourceStreamArrowWriter):
         """Let the target take note of a step, if all of it was applied.  If not, it is planned again."""
         head = parts[0].head
         assert head is not None
+        if any(part.is_stale for part in parts):
+            return
         # If the target is away, nobody can tell it; the driver finds out.
         with suppress(FloodmarkError):
             target = WORKER_SITES.get(link.target)
@@ -264,6 +284,35 @@ class LinksWriter(DataSourceStreamArrowWriter):
                 pass
             except FloodmarkError as error:
                 tell_stalled(target, link, str(error))
+
+
+def _apply(
+    link: LinkOptions, head: StepOfLink, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
+) -> AppliedPart:
+    """Apply the rows of a task: those that it reads itself, and those that came through the query."""
+    with Applier(WORKER_SITES.get(link.target).host, head.step) as applier:
+        for rows in _read(link, head.step, head.pieces):
+            applier.add(rows)
+        failure = _add(applier, first)
+        for rows in others:
+            failure = failure or _add(applier, rows)
+        told = structs.replace(head, pieces=())
+        return AppliedPart(told, applier.finish()) if failure is None else AppliedPart(told, failure=failure)
+
+
+class _Shared:
+    """Rows that several threads may take, each of them once."""
+
+    def __init__(self, rows: Iterator[pyarrow.RecordBatch]) -> None:
+        self._rows = rows
+        self._lock = Lock()
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        return self
+
+    def __next__(self) -> pyarrow.RecordBatch:
+        with self._lock:
+            return next(self._rows)
 
 
 def _add(applier: Applier, rows: pyarrow.RecordBatch) -> str | None:

@@ -1,13 +1,17 @@
 """The next step of each link, planned on the driver of a Spark query.
 
-A link whose site is away, or which refuses, must not hold up the others: planning never waits.  A site that
-did not answer is left alone for a while by all links, and so is a link whose last step came to nothing.
+A link whose site is away, or which refuses, must not hold up the others: each is planned in a thread of its
+own, and at most half a second after they have begun, the steps that are ready are taken.  One that is late
+goes with the next micro-batch.  It is then no older than the one before that took, and if somebody else has
+moved the link meanwhile the target refuses it.  A site that did not answer is left alone for a while by all
+links, and so is a link whose last step came to nothing.
 
 A step that is too small costs more to begin and to end than to take, and all links wait for one that is too
 large: they share the micro-batch.  So the size of a step follows from how long the last one took.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -17,19 +21,21 @@ import msgspec
 from floodmark.clock import monotonic_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed import LIFETIME
-from floodmark.model.errors import FloodmarkError, Unreachable
+from floodmark.model.errors import Closed, FloodmarkError, Unreachable
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import physical_ms
 from floodmark.replication.planning import plan_step
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
-from floodmark.spark.links_sites import Rest, Sites, at_once
+from floodmark.spark.links_sites import Rest, Sites, at_once, begin
 from floodmark.spark.planning import plan_ranges
 from floodmark.spark.reading import READERS
 
 # A heartbeat comes each second, and is passed on also if nothing else is.
 BEAT_MS: Final = 1_000
+# Sites answer twice within this also from the other side of the world.  Who takes longer is not waited for.
+PLAN_SECONDS: Final = 0.5
 # Up to so many changes one task is quicker than several.
 TASK_CHANGES: Final = 10_000
 # How long a step should take: while others wait for it, and while nobody does.
@@ -64,13 +70,22 @@ class Piece(NamedTuple):
     keys: KeyRange
 
 
+class Planned(NamedTuple):
+    """A step, and what each of its tasks reads."""
+
+    step: LinkStep
+    shares: list[list[Piece]]
+
+
 class Planner:
     """One link's side of the conversation with its two sites, on the driver."""
 
     def __init__(self, link: LinkOptions, sites: Sites) -> None:
         self._link = link
         self._sites = sites
-        self._planned: LinkStep | None = None
+        # What is being planned in a thread of its own: one step at a time.
+        self._planning: Future[Planned] | None = None
+        self._planned: Planned | None = None
         self._rest = Rest()
         self._changes_max = min(CHANGES_FIRST, link.changes_max)
         self._planned_at_ms = 0
@@ -80,51 +95,55 @@ class Planner:
         # How long that should have taken.
         self.step_ms = STEP_MS
 
-    def plan(self) -> LinkStep | None:
+    def begin(self) -> "Future[Planned] | None":
+        """Begin to plan; None if there is nothing new to wait for: it rests, or is still being planned."""
+        if self._planning is not None or not self._rest.is_over:
+            return None
+        self._adapt()
+        self._planning = begin(self._plan_or_tell)
+        return self._planning
+
+    def take(self) -> LinkStep | None:
         """The next step; None if there is nothing to do, or nothing to be done just now."""
-        if not self._rest.is_over:
+        if self._planning is None or not self._planning.done():
             return None
+        planning, self._planning = self._planning, None
         try:
-            step = self._plan()
-        except FloodmarkError as error:
+            planned = planning.result()
+        except FloodmarkError:
             self._rest.begin()
-            self._tell_stalled(str(error))
             return None
-        if self._planned is not None and _positions(step) == _positions(self._planned):
+        last, self._planned = self._planned, None
+        if last is not None and _positions(planned.step) == _positions(last.step):
             # The last step came to nothing; why, the target was told.
-            self._planned = None
             self._rest.begin()
             return None
         self._rest.forget()
-        self._planned = None
-        if step.changes == 0 and not _is_due(step):
+        if planned.step.changes == 0 and not _is_due(planned.step):
             return None
-        self._planned, self._planned_at_ms = step, monotonic_ms()
-        return step
+        self._planned, self._planned_at_ms = planned, monotonic_ms()
+        return planned.step
 
     def cut(self, step: LinkStep) -> list[list[Piece]]:
-        """A step in tasks, along the partitions of the source.  A small one is not worth a second task."""
-        moving = [
-            (place, namespace)
-            for place, namespace in enumerate(step.namespaces)
-            if namespace.until > namespace.since
-        ]
-        if step.changes is not None and step.changes <= TASK_CHANGES:
-            return [[Piece(place, KeyRange()) for place, _ in moving]]
-        maps = self._sites.get(self._link.source).host.router.maps
-        maps.refresh()
-        partitions = [partition.range for partition in maps.map.partitions]
-        return [
-            [Piece(place, _user_keys(keys))]
-            for place, namespace in moving
-            for keys in plan_ranges(partitions, _all_keys(namespace.source_id))
-        ]
+        """The step that was taken last in tasks, without asking anybody; any other is one task."""
+        if self._planned is not None and self._planned.step == step:
+            return self._planned.shares
+        return [_whole(step)]
 
-    def _plan(self) -> LinkStep:
-        link = self._link
-        self._adapt()
+    def _plan_or_tell(self) -> Planned:
         try:
-            source, target = self._sites.get(link.source), self._sites.get(link.target)
+            return self._plan()
+        except Closed:
+            # Another link has dropped a connection that both share.  That is no trouble of this one.
+            raise
+        except FloodmarkError as error:
+            self._tell_stalled(str(error))
+            raise
+
+    def _plan(self) -> Planned:
+        link = self._link
+        source, target = self._sites.get(link.source), self._sites.get(link.target)
+        try:
             step = plan_step(
                 source.host,
                 target.host,
@@ -133,7 +152,7 @@ class Planner:
                 changes_max=self._changes_max,
             )
             self._hold(step, source, target)
-            return step
+            return Planned(step, _shares(step, source))
         except Unreachable:
             self._sites.drop(link.source)
             self._sites.drop(link.target)
@@ -145,7 +164,7 @@ class Planner:
             return
         took_ms = max(1, monotonic_ms() - self._planned_at_ms)
         size = self._changes_max
-        wanted = (self._planned.changes or size) * self.step_ms // took_ms
+        wanted = (self._planned.step.changes or size) * self.step_ms // took_ms
         # A step that held little says nothing about how much it could have held.
         smallest = size // GROWTH_MAX if self.leads and took_ms > self.step_ms else size
         size = max(smallest, min(wanted, size * GROWTH_MAX))
@@ -174,8 +193,13 @@ class Planner:
 
 
 def plan_all(planners: Sequence[Planner]) -> list[tuple[int, LinkStep]]:
-    """The next steps of all links that have one, each with the place of its link."""
-    steps = [(place, step) for place, step in enumerate(at_once(Planner.plan, planners)) if step is not None]
+    """The next steps of all links that have one by now, each with the place of its link.
+
+    Waits for half a second at most, and only for plans that begin now: a silent site costs that once for each
+    time that it is tried.
+    """
+    wait([begun for planner in planners if (begun := planner.begin()) is not None], PLAN_SECONDS)
+    steps = [(place, step) for place, planner in enumerate(planners) if (step := planner.take()) is not None]
     most = max((step.changes or 0 for _, step in steps), default=0)
     moving = sum(step.changes != 0 for _, step in steps)
     for place, step in steps:
@@ -194,6 +218,29 @@ def _is_due(step: LinkStep) -> bool:
         physical_ms(namespace.until) - physical_ms(namespace.since) >= BEAT_MS
         for namespace in step.namespaces
     )
+
+
+def _whole(step: LinkStep) -> list[Piece]:
+    return [Piece(place, KeyRange()) for place, _ in _moving(step)]
+
+
+def _moving(step: LinkStep) -> list[tuple[int, NamespaceStep]]:
+    places = enumerate(step.namespaces)
+    return [(place, namespace) for place, namespace in places if namespace.until > namespace.since]
+
+
+def _shares(step: LinkStep, source: Site) -> list[list[Piece]]:
+    """A step in tasks, along the partitions of the source.  A small one is not worth a second task."""
+    if step.changes is not None and step.changes <= TASK_CHANGES:
+        return [_whole(step)]
+    maps = source.host.router.maps
+    maps.refresh()
+    partitions = [partition.range for partition in maps.map.partitions]
+    return [
+        [Piece(place, _user_keys(keys))]
+        for place, namespace in _moving(step)
+        for keys in plan_ranges(partitions, _all_keys(namespace.source_id))
+    ]
 
 
 def _all_keys(namespace: int) -> KeyRange:

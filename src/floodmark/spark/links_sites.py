@@ -2,12 +2,18 @@
 
 Spark uses its Python workers again and again.  To connect takes several round trips, a step may take less,
 and sites that copy each other are often far apart: so whoever was connected to stays so.
+
+A site may fall silent without a word: its machine hangs, or the network swallows what is sent.  Calls then
+wait for half a minute, and streams, which are made to outlive a restart, for several minutes.  All links
+share a query, so nobody in it waits that long: what sites take part in is done in threads that may be left
+behind.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from threading import Lock
+from functools import partial
+from threading import Lock, Thread
 from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_ms
@@ -21,6 +27,10 @@ BACKOFF_MS: Final = 250
 BACKOFF_MS_MAX: Final = 15_000
 # Links wait for answers most of the time, so that many can be looked after at once.
 THREADS_MAX: Final = 16
+# Work that takes longer than this may wait for a site that is silent, so the sites are asked.
+LOOK_SECONDS: Final = 1.0
+# A site that has no answer to the simplest of questions for so long is taken to be silent.
+ANSWER_SECONDS: Final = 5.0
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -78,23 +88,28 @@ class _Place:
         self._rest = Rest()
         self._away: Unreachable | None = None
         # Held while connecting: whoever comes meanwhile wants the same connection, or the same error.
+        self._connecting = Lock()
+        # Held for a moment only, so that to drop never waits for a site that does not answer.
         self._lock = Lock()
 
     def get(self) -> Site:
-        with self._lock:
-            if self._site is not None:
-                return self._site
+        with self._connecting:
+            site = self._site
+            if site is not None:
+                return site
             if self._away is not None and not self._rest.is_over:
                 raise self._away.again()
             try:
-                self._site = self._address.connect()
+                site = self._address.connect()
             except Unreachable as away:
                 self._rest.begin()
                 self._away = away
                 raise
             self._rest.forget()
             self._away = None
-            return self._site
+            with self._lock:
+                self._site = site
+            return site
 
     def drop(self) -> None:
         with self._lock:
@@ -108,9 +123,55 @@ class _Place:
 WORKER_SITES: Final = Sites()
 
 
+def begin(work: Callable[[], Result]) -> "Future[Result]":
+    """Do something in a thread of its own, which keeps no process alive that has come to its end."""
+    outcome: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    Thread(target=run, name="floodmark-links", daemon=True).start()
+    return outcome
+
+
 def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Do the same for several links that do not wait for each other; the results in their order."""
+    """Do the same for several things that do not wait for each other; the results in their order."""
     if len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), THREADS_MAX), thread_name_prefix="floodmark-links") as pool:
-        return list(pool.map(work, items))
+    results = []
+    for first in range(0, len(items), THREADS_MAX):
+        begun = [begin(partial(work, item)) for item in items[first : first + THREADS_MAX]]
+        results += [outcome.result() for outcome in begun]
+    return results
+
+
+def attend(work: Callable[[], Result], sites: Sites, addresses: Sequence[SiteAddress]) -> Result:
+    """Do work that sites take part in, for as long as all of them answer, and return what comes of it.
+
+    Raises Unreachable about six seconds after one has fallen silent, or at the next look if it refuses to be
+    connected to.  The work is then left behind: it must do no harm if it still goes on for a while.
+    """
+    outcome = begin(work)
+    while outcome not in wait([outcome], LOOK_SECONDS).done:
+        _require_answers(sites, addresses)
+    return outcome.result()
+
+
+def _require_answers(sites: Sites, addresses: Sequence[SiteAddress]) -> None:
+    asked = [begin(partial(_ask, sites, address)) for address in addresses]
+    wait(asked, ANSWER_SECONDS)
+    for address, outcome in zip(addresses, asked, strict=True):
+        if not outcome.done():
+            raise Unreachable(
+                f"no answer from {address.location} for {ANSWER_SECONDS:.0f} s; see if it hangs"
+            )
+        # Any other error is an answer.
+        if isinstance(error := outcome.exception(), Unreachable):
+            raise error
+
+
+def _ask(sites: Sites, address: SiteAddress) -> None:
+    sites.get(address).host.administration.now()

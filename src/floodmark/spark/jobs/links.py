@@ -9,6 +9,7 @@ or run twice, and what Spark writes down about its query goes with it.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from floodmark.spark.jobs.progress import SILENT, Progress
 from floodmark.spark.jobs.quick_notes import quick_notes
 from floodmark.spark.links import DIRECT, FORMAT, OPTION, LinksSource, encode_links
 from floodmark.spark.links_planning import LinkOptions
-from floodmark.spark.links_sites import Sites
+from floodmark.spark.links_sites import Sites, at_once
 
 _log = logging.getLogger("floodmark.replication")
 
@@ -46,7 +47,11 @@ STANDSTILL_MS_MAX: Final = 120_000
 
 
 class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How one direction went.  The lag is that of the last minutes, from commit to commit."""
+    """How one direction went.  The lag is that of the last minutes, from commit to commit.
+
+    `findings` counts all intervals between heartbeats in which changes ever went astray, and `wrong` those
+    that were found during this run; None if the target could not be asked before or after it.
+    """
 
     source: str
     target: str
@@ -55,15 +60,17 @@ class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms_p50: int | None
     lag_ms_p99: int | None
     findings: int
+    wrong: int | None
     stalled: str | None
 
 
 class TopologySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of all links has done."""
+    """What a run of all links has done.  `wrong` sums up what is known of the links."""
 
     epoch: int
     elapsed_ms: int
     restarts: int
+    wrong: int
     links: list[LinkSummary]
 
 
@@ -86,10 +93,15 @@ def replicate_topology(
     what passes.  A row that it drops or changes, the next heartbeat finds.
     """
     began_ms = monotonic_ms()
-    links = [_Link(each, _options(topology, each, addresses)) for each in topology.directions()]
-    for name, site in topology.sites.items():
-        if site.is_active:
-            _put_in_force(topology, addresses[name], required=once)
+    found = {
+        name: _put_in_force(topology, addresses[name], required=once)
+        for name, site in topology.sites.items()
+        if site.is_active
+    }
+    links = [
+        _Link(each, _options(topology, each, addresses), found[each.target].get(each.source))
+        for each in topology.directions()
+    ]
     with use_session(spark, "floodmark replicate") as session, raising_floodmark_errors():
         session.dataSource.register(LinksSource)
         with TemporaryDirectory(prefix="floodmark-links-") as notes:
@@ -98,11 +110,13 @@ def replicate_topology(
                 work.run_once(progress or SILENT, stop or Event())
             else:
                 work.run(progress or SILENT, stop or Event())
+    summaries = at_once(_Link.summarize, links)
     return TopologySummary(
         epoch=topology.epoch,
         elapsed_ms=monotonic_ms() - began_ms,
         restarts=work.restarts,
-        links=[link.summarize() for link in links],
+        wrong=sum(link.wrong or 0 for link in summaries),
+        links=summaries,
     )
 
 
@@ -142,24 +156,39 @@ def _options(topology: Topology, direction: Direction, addresses: Mapping[str, S
     )
 
 
-def _put_in_force(topology: Topology, address: SiteAddress, *, required: bool) -> None:
+def _put_in_force(topology: Topology, address: SiteAddress, *, required: bool) -> Counter[str]:
+    """Let a site follow the topology.  How many intervals it has found wrong so far, by their source.
+
+    Nothing is known of a site that cannot be reached.
+    """
     address.require_url("replicated")
     try:
         with address.connect() as site:
-            if site.host.administration.topology() != topology:
-                site.host.administration.set_topology(topology)
+            administration = site.host.administration
+            if administration.topology() != topology:
+                administration.set_topology(topology)
+            return _count_wrong(administration.replication().links)
     except Retryable:
         # Its links are tried again until it is back; whoever wants an end wants to know.
         if required:
             raise
+        return Counter()
+
+
+def _count_wrong(links: Sequence[LinkStatistics]) -> Counter[str]:
+    wrong: Counter[str] = Counter()
+    for link in links:
+        wrong[link.source] += link.intervals_wrong
+    return wrong
 
 
 @dataclass
 class _Link:
-    """One direction, and how far it is to go."""
+    """One direction, what its target had found wrong before, if that is known, and how far it is to go."""
 
     direction: Direction
     options: LinkOptions
+    found_before: int | None
     goals: dict[str, Version] = field(default_factory=dict)
 
     def set_goals(self, sites: Sites) -> None:
@@ -187,6 +216,8 @@ class _Link:
 
     def summarize(self) -> LinkSummary:
         links = self.statistics()
+        findings = sum(link.intervals_wrong for link in links)
+        is_known = bool(links) and self.found_before is not None
         return LinkSummary(
             source=self.direction.source,
             target=self.direction.target,
@@ -194,7 +225,8 @@ class _Link:
             backlog_ms=max((link.backlog_ms for link in links), default=None),
             lag_ms_p50=max((link.lag_ms_p50 for link in links if link.lag_ms_p50 is not None), default=None),
             lag_ms_p99=max((link.lag_ms_p99 for link in links if link.lag_ms_p99 is not None), default=None),
-            findings=sum(link.intervals_wrong for link in links),
+            findings=findings,
+            wrong=max(0, findings - (self.found_before or 0)) if is_known else None,
             stalled=next((link.stalled for link in links if link.stalled is not None), None),
         )
 
