@@ -8,14 +8,7 @@ from random import Random
 from threading import Event
 
 import pytest
-from tests.site.support import (
-    HookedEngine,
-    nothing,
-    open_memory,
-    rows_of,
-    run_threads,
-    stored_versions,
-)
+from tests.site.support import HookedEngine, nothing, open_memory, rows_of, run_threads, stored_versions
 
 from floodmark.model.errors import (
     InvalidArgument,

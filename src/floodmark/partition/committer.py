@@ -149,6 +149,10 @@ class Committer:
         """The last resolved version that was told; no version is minted, so it can always be asked."""
         return self._announced
 
+    def passed_version(self) -> Version:
+        """Nothing more will be written at or below this; no version is minted."""
+        return self._below_floors(self._clock.latest)
+
     def now(self) -> Version:
         """A fresh version of the clock."""
         return self._storage.retry_recovered(self._clock.now)

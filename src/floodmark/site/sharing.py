@@ -104,10 +104,9 @@ class Sharing:
 
     def _note_empty(self, row: NamespaceRow) -> None:
         """What is empty has no stamps: those that will be written lie above this moment."""
-        with self._node.storage.settled():
-            now = self._node.committer.sync_in_turn()
+        passed = self._node.committer.passed_version()
         if self._node.is_unwritten(row.id):
-            self._members.note_rewritten(row.id, now)
+            self._members.note_rewritten(row.id, passed)
 
     def _make(self, name: str, topology: Topology) -> None:
         try:
