@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from floodmark.codec.columns import RECORDS_WITH_DIGESTS
-from floodmark.divergence.alignment import Row, Unlike, align
+from floodmark.divergence.alignment import Aligned, Failed, Row, Unlike, align
+from floodmark.model.errors import Unreachable
 
 Contents = dict[bytes, int]
 keys = st.binary(min_size=1, max_size=2).map(lambda key: bytes(byte % 4 for byte in key))
@@ -48,6 +49,7 @@ def test_windows_find_what_dictionaries_find(held: list[Contents], cuts: list[in
     found: dict[tuple[int, int], list[Unlike]] = {pair: [] for pair in combinations(range(len(held)), 2)}
     compared = dict.fromkeys(found, 0)
     for window in align(streams, window_rows=window_rows):
+        assert isinstance(window, Aligned)
         found[window.left, window.right] += window.unlike
         compared[window.left, window.right] += window.compared
     for (left, right), unlike in found.items():
@@ -88,3 +90,32 @@ def test_no_stream_is_read_further_than_a_window() -> None:
     windows = align([many_rows(50_000, 0, read[0]), many_rows(50_000, 3, read[1])], window_rows=1_000)
     next(windows)
     assert max(map(sum, read)) <= 2_000
+
+
+def test_a_stream_that_fails_is_left_out_and_the_others_go_on() -> None:
+    def failing() -> Iterator[pyarrow.RecordBatch]:
+        yield batch_of([(b"%09d" % number, number % 7) for number in range(500)])
+        raise Unreachable("gone")
+
+    streams = [many_rows(5_000, 0, []), failing(), many_rows(5_000, 1_000, [])]
+    pairs: list[tuple[int, int]] = []
+    failed: list[int] = []
+    unlike = compared = 0
+    for each in align(streams, window_rows=500):
+        if isinstance(each, Failed):
+            failed.append(each.place)
+        else:
+            pairs.append((each.left, each.right))
+            if pairs[-1] == (0, 2):
+                unlike += len(each.unlike)
+                compared += each.compared
+    assert failed == [1]
+    assert pairs[:3] == [(0, 1), (0, 2), (1, 2)]
+    assert set(pairs[3:]) == {(0, 2)}
+    assert (compared, unlike) == (5_000, 5)
+
+
+def test_one_stream_alone_is_not_read() -> None:
+    read: list[int] = []
+    assert list(align([many_rows(5_000, 0, read)])) == []
+    assert read == []

@@ -12,6 +12,7 @@ from floodmark.codec.values import encode_value
 from floodmark.divergence import Drift, Lag, Pair, Tally, Vantage, Verdict, compare, comparing
 from floodmark.divergence.alignment import align
 from floodmark.model.change import Stamp
+from floodmark.model.errors import FloodmarkError, Unreachable
 
 Held = Mapping[bytes, bytes]
 
@@ -151,3 +152,63 @@ def test_differences_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     comparison = compare(sites, [batches, iter(())], waiting_max=500)
     assert sum(isinstance(each, Drift) for each in comparison) == 2_000
     assert len(asked) == 4
+
+
+def failing(held: Held, error: FloodmarkError) -> Iterator[pyarrow.RecordBatch]:
+    yield from stream_of(held)
+    raise error
+
+
+def test_a_site_that_fails_hides_nothing_of_the_others_and_is_told_of_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparing, "align", partial(align, window_rows=1))
+    sites = [
+        vantage("oslo", 1, {2: 40, 3: 40}),
+        vantage("bonn", 3, {1: 40, 2: 40}),
+        vantage("rome", 2, {1: 40, 3: 40}),
+    ]
+    first = {b"agreed": OSLO[b"agreed"]}
+    comparison = compare(sites, [stream_of(OSLO), failing(first, Unreachable("gone")), stream_of(ROME)])
+    found: list[Drift | Lag] = []
+    with pytest.raises(Unreachable, match="gone"):
+        found.extend(comparison)
+    drifted = {each.key: (each.left.site, each.right.site) for each in found if isinstance(each, Drift)}
+    assert drifted == dict.fromkeys((b"altered", b"deleted", b"missing"), ("oslo", "rome"))
+    assert comparison.tallies[Pair("oslo", "rome")].compared == 5
+    assert comparison.tallies[Pair("oslo", "bonn")] == Tally(1, agree=1)
+    assert [*comparison.failures] == ["bonn"]
+
+
+def test_nothing_is_concluded_from_absence_where_no_horizon_can_be_read() -> None:
+    def gone() -> int:
+        raise Unreachable("gone")
+
+    held = {b"missing": OSLO[b"missing"]}
+    sites = [
+        vantage("oslo", 1, {2: 40, 3: 40}),
+        vantage("rome", 2, {1: 40, 3: 40}),
+        Vantage("bonn", 3, 100, {1: 40, 2: 40, 3: 100}, gone),
+    ]
+    comparison = compare(sites, [stream_of(held), stream_of({}), stream_of({})])
+    found: list[Drift | Lag] = []
+    with pytest.raises(Unreachable, match="gone"):
+        found.extend(comparison)
+    assert [(type(each), each.key) for each in found] == [(Drift, b"missing"), (Lag, b"missing")]
+    assert [*comparison.failures] == ["bonn"]
+
+
+def test_all_that_is_found_of_a_key_comes_at_once_if_nothing_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparing, "align", partial(align, window_rows=1))
+    sites = [
+        vantage("oslo", 1, {2: 40, 3: 40}),
+        vantage("rome", 2, {1: 40, 3: 40}),
+        vantage("bonn", 3, {1: 40, 2: 40}),
+    ]
+    keys = [b"%02d" % number for number in range(10)]
+    held = [{key: put(value, 6, 1) for key in keys} for value in (b"1", b"x")]
+    comparison = compare(sites, [stream_of(held[0]), stream_of(held[1]), stream_of({})], waiting_max=0)
+    windows = [[finding.key for finding in window] for window in comparison.windows()]
+    assert [window for window in windows if window] == [[key] * 3 for key in keys]

@@ -13,6 +13,7 @@ from tests.divergence.support_sites import RETENTION_MS, Sites
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence import Lag, RepairSummary
 from floodmark.model.change import Stamp
+from floodmark.replication.admission import Admission
 from floodmark.testing.simulation.faults import plant
 
 
@@ -120,6 +121,10 @@ def resurrect(sites: Sites) -> Expected:
         sites.link("rome", target)
     with plant("tombstone-early"):
         sites["rome"].collect_garbage()
+    with pytest.MonkeyPatch.context() as patch:
+        # Nobody watches over what arrives either.
+        patch.setattr(Admission, "why_refused", lambda *_: None)
+        sites.link("bonn", "rome")
     return Expected("users", "missing_left", None)
 
 

@@ -208,7 +208,8 @@ def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(
     assert summary.outcome is Outcome.DRIFT
     assert "127.0.0.1:1 cannot be compared" in summary.doubts[0]
     assert any(
-        "not all of 'profiles' was compared: key b'oslo-1' of namespace" in each for each in summary.doubts
+        "not all of 'profiles' of rome was compared: key b'oslo-1' of namespace" in each
+        for each in summary.doubts
     )
     stranger = verify(
         [world.addresses[0], SiteAddress(location=alone.url)], ["users", "nowhere"], spark=spark

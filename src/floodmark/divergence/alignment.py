@@ -9,17 +9,21 @@ read: to the smallest of their last keys.
     bonn    | a  b  c  d  e  f  g | ...
 
 Within a window keys and digests are compared as whole columns.  Only records that differ become objects.
+
+A stream that fails is left out from there on, and the others go on: whoever leaves must not hide that two
+others have drifted apart.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy
 import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import Version
 
 # A window pays for some calls that do not depend on its size; below this they would outweigh the rows.
@@ -53,22 +57,47 @@ class Aligned(NamedTuple):
     unlike: list[Unlike]
 
 
+class Failed(NamedTuple):
+    """A stream that is read no further, by its place, and why."""
+
+    place: int
+    error: FloodmarkError
+
+
+Alignment: TypeAlias = Aligned | Failed
+
+
 def align(
     streams: Sequence[Iterable[pyarrow.RecordBatch]], *, window_rows: int = WINDOW_ROWS
-) -> Iterator[Aligned]:
+) -> Iterator[Alignment]:
     """Compare streams of thin records of the same range of keys, each with each.
 
-    Of every window there is one result for each pair of streams.  In memory is at most one window, and one
-    batch of each stream.
+    Of every window there is one result for each pair of streams, in order of their places.  In memory is at
+    most one window, and one batch of each stream.
     """
-    sources = [_Source(stream, window_rows) for stream in streams]
-    pairs = list(combinations(range(len(sources)), 2))
-    while sum(source.fill() for source in sources):
-        ends = [source.last_key() for source in sources if not source.is_exhausted]
+    sources = {place: _Source(stream, window_rows) for place, stream in enumerate(streams)}
+    while len(sources) > 1:
+        failed = list(_fill(sources))
+        yield from failed
+        if failed:
+            # Those that are left may be too few.
+            continue
+        if not any(source.rows for source in sources.values()):
+            return
+        ends = [source.last_key() for source in sources.values() if not source.is_exhausted]
         end = min(ends, default=None)
-        window = [source.take(end) for source in sources]
-        for left, right in pairs:
+        window = {place: source.take(end) for place, source in sources.items()}
+        for left, right in combinations(window, 2):
             yield _compare(left, right, window[left], window[right])
+
+
+def _fill(sources: dict[int, "_Source"]) -> Iterator[Failed]:
+    for place in list(sources):
+        try:
+            sources[place].fill()
+        except FloodmarkError as error:
+            del sources[place]
+            yield Failed(place, error)
 
 
 class _Source:
@@ -78,19 +107,18 @@ class _Source:
         self._stream = iter(stream)
         self._rows_min = rows_min
         self._batches: list[pyarrow.RecordBatch] = []
-        self._rows = 0
+        self.rows = 0
         self.is_exhausted = False
 
-    def fill(self) -> int:
-        """Read on until there are enough rows for a window; how many there are."""
-        while self._rows < self._rows_min and not self.is_exhausted:
+    def fill(self) -> None:
+        """Read on until there are enough rows for a window."""
+        while self.rows < self._rows_min and not self.is_exhausted:
             batch = next(self._stream, None)
             if batch is None:
                 self.is_exhausted = True
             elif batch.num_rows:
                 self._batches.append(batch)
-                self._rows += batch.num_rows
-        return self._rows
+                self.rows += batch.num_rows
 
     def last_key(self) -> bytes:
         """The last key that was read."""
@@ -111,7 +139,7 @@ class _Source:
                 batches.append(batch.slice(0, count))
             if count < batch.num_rows:
                 break
-        self._rows -= sum(batch.num_rows for batch in batches)
+        self.rows -= sum(batch.num_rows for batch in batches)
         return pyarrow.concat_batches(batches) if batches else None
 
 

@@ -4,6 +4,8 @@ Records that are equal are only counted (`alignment.py`); the others are judged 
 hangs on what a site has collected has to wait: the collected horizon must be read after the records.  Such
 differences are kept until the end, or until there are too many of them.  Then the horizons are read in
 between, and once more whenever there are too many again, for each counts only for what was read before it.
+
+A site that fails is left out from there on, and the error is raised when the others have been compared.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 import pyarrow
 
-from floodmark.divergence.alignment import Aligned, Row, Unlike, align
+from floodmark.divergence.alignment import Aligned, Alignment, Failed, Row, Unlike, align
 from floodmark.divergence.evidence import Evidence, evidence_of
 from floodmark.divergence.rules import Judgement, PartName, Side, Verdict, find_doubt, judge
 from floodmark.model.change import Stamp
@@ -115,13 +117,19 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Comparison:
-    """What is found when it is iterated over, once; after that, `tallies` has the numbers of each pair."""
+    """What is found when it is iterated over, once; after that, `tallies` has the numbers of each pair.
 
-    def __init__(self, vantages: Sequence[Vantage], aligned: Iterable[Aligned], waiting_max: int) -> None:
+    `failures` says which sites could not be read to the end, by name, and why.
+    """
+
+    def __init__(self, vantages: Sequence[Vantage], aligned: Iterable[Alignment], waiting_max: int) -> None:
         self.vantages = vantages
+        self.failures: dict[str, FloodmarkError] = {}
         self._aligned = aligned
         self._waiting_max = waiting_max
         self._waiting: list[_Waiting] = []
+        # Sites that did not even tell their horizons.
+        self._mute: set[str] = set()
         self._pairs = {
             (left, right): Pair(vantages[left].site, vantages[right].site)
             for left, right in combinations(range(len(vantages)), 2)
@@ -142,14 +150,36 @@ class Comparison:
         }
 
     def __iter__(self) -> Iterator[Finding]:
+        for window in self.windows():
+            yield from window
+
+    def windows(self) -> Iterator[list[Finding]]:
+        """What is found, and not in parts: all pairs of sites that were compared in the same keys.
+
+        Of a key that waits for horizons some pairs may come later, unless nothing may wait (`waiting_max`).
+        """
+        found: list[Finding] = []
+        before = None
         try:
-            for window in self._aligned:
-                yield from self._look_through(window)
+            for each in self._aligned:
+                if isinstance(each, Failed):
+                    self.failures.setdefault(self.vantages[each.place].site, each.error)
+                    continue
+                pair = each.left, each.right
+                if before is not None and pair <= before:
+                    found += self._settle(self._waiting_max)
+                    if found:
+                        yield found
+                    found = []
+                before = pair
+                found += self._look_through(each)
         except FloodmarkError:
-            # What was read before a site failed, or turned out to be damaged, still counts.
-            yield from self._settle()
+            # What was read before something failed still counts.
+            yield [*found, *self._settle(0)]
             raise
-        yield from self._settle()
+        yield [*found, *self._settle(0)]
+        for error in self.failures.values():
+            raise error
 
     def _look_through(self, window: Aligned) -> Iterator[Finding]:
         pair = window.left, window.right
@@ -157,8 +187,6 @@ class Comparison:
         self._numbers[pair][Verdict.AGREE] += window.compared - len(window.unlike)
         for unlike in window.unlike:
             yield from self._examine(pair, unlike)
-        if len(self._waiting) > self._waiting_max:
-            yield from self._settle()
 
     def _examine(self, pair: tuple[int, int], unlike: Unlike) -> Iterator[Finding]:
         left, right = (self.vantages[place] for place in pair)
@@ -170,15 +198,27 @@ class Comparison:
         else:
             yield from self._tell(waiting, harsh)
 
-    def _settle(self) -> Iterator[Finding]:
-        """Judge what had to wait until all that it hangs on was read."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+    def _settle(self, waiting_max: int) -> Iterator[Finding]:
+        """Judge what had to wait until all that it hangs on was read, if more than so much waits."""
+        if len(self._waiting) <= waiting_max:
             return
-        horizons = [vantage.horizon_of() for vantage in self.vantages]
+        waiting, self._waiting = self._waiting, []
+        places = {place for each in waiting for place in each.pair}
+        horizons = {place: self._read_horizon(self.vantages[place]) for place in sorted(places)}
         for each in waiting:
             left, right = each.pair
             yield from self._tell(each, self._judge(each, horizons[left], horizons[right]))
+
+    def _read_horizon(self, vantage: Vantage) -> Version:
+        """The collected horizon; where it cannot be told, nothing is concluded from absence."""
+        if vantage.site in self._mute:
+            return VERSION_MAX
+        try:
+            return vantage.horizon_of()
+        except FloodmarkError as error:
+            self._mute.add(vantage.site)
+            self.failures.setdefault(vantage.site, error)
+            return VERSION_MAX
 
     def _judge(self, waiting: "_Waiting", left_horizon: Version, right_horizon: Version) -> Judgement:
         return judge(*self._sides(waiting, left_horizon, right_horizon))

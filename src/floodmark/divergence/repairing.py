@@ -138,7 +138,7 @@ def _repair_some(
         if not _are_as_seen(sites, held, drifts):
             changed.add(key)
             continue
-        choice = choose_repair(_copies(sites, held, drifts), _known_sites(sites, drifts))
+        choice = _choose(sites, held, drifts)
         if choice.stored is None:
             problems[key] = choice.problem or ""
             continue
@@ -242,6 +242,15 @@ def _copies(
         for site, record in zip(sites, held, strict=True)
         if record is not None
     ]
+
+
+def _choose(
+    sites: Sequence[RepairedSite], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]
+) -> Choice:
+    try:
+        return choose_repair(_copies(sites, held, drifts), _known_sites(sites, drifts))
+    except FloodmarkError as error:
+        return Choice(None, str(error))
 
 
 def _known_sites(sites: Sequence[RepairedSite], drifts: Sequence[Drift]) -> set[int]:

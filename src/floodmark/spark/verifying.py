@@ -8,6 +8,9 @@ horizons, when it has read everything.
 A task tells what it found in one row, its report.  If somebody wants them, one row comes before that for each
 key that has drifted.  Repairs are made where the drift was found: each goes by what was seen, so it does no
 harm that Spark may run a task twice.
+
+A task always gives its report.  Whatever fails in it is a doubt, and what could be compared counts: the
+sites that answer are compared, and one that leaves is left out from there on.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +29,7 @@ from floodmark.divergence import (
     Difference,
     Drift,
     DriftSide,
+    Lag,
     Pair,
     RepairSummary,
     Tally,
@@ -36,16 +40,22 @@ from floodmark.divergence import (
     repair,
     walk_histories,
 )
-from floodmark.divergence.repairing import PROBLEMS_TOLD
-from floodmark.model.errors import Corruption, LimitExceeded, Unreachable, VersionCollected
+from floodmark.divergence.comparing import WAITING_MAX, Finding
+from floodmark.divergence.repairing import PROBLEMS_TOLD, divide
+from floodmark.model.errors import FloodmarkError, Unreachable
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
 from floodmark.site.host import Host
+from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.histories import CHANGES_MAX, HistoryTooLong, read_history
-from floodmark.spark.patience import ask_patiently
+from floodmark.spark.patience import PAUSES, ask_patiently
+
+SITES_MIN: Final = 2
+# A site that does not answer is not waited for long if there are others to compare.
+_BRIEF: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 # Drifted keys that are repaired, and looked at again, at a time.
 REPAIRED_AT_ONCE: Final = 1_000
@@ -99,7 +109,7 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
     `open_keys` are the keys that have drifted or lag, if somebody asked for them and they are not too many
     and all of them known.
     `left` are the numbers of the second look at what was repaired.  `doubts` say why the rest of the range
-    was not compared, or its history not walked.
+    was not compared, or its history not walked, and which keys may do more than lag.
     """
 
     namespace: str
@@ -168,35 +178,56 @@ class Comparing:
                 yield from self._compare(self.ranges[number])
 
     def _compare(self, work: RangeWork) -> Iterator[pyarrow.RecordBatch]:
-        views = work.namespace.views
+        namespace = work.namespace.namespace
         with ExitStack() as stack:
-            sites = [stack.enter_context(ask_patiently(view.address.connect)) for view in views]
-            hosts = [site.host for site in sites]
+            answers = _connect(stack, work.namespace.views)
+            views = [view for view, site in answers if isinstance(site, Site)]
+            hosts = [site.host for _, site in answers if isinstance(site, Site)]
+            work = replace(work, namespace=replace(work.namespace, views=views))
             findings = _Findings(self, work, hosts)
-            try:
-                yield from self._find(work, hosts, findings)
-            except (Corruption, LimitExceeded, Unreachable, VersionCollected) as error:
-                findings.doubts.append(f"not all of {work.namespace.namespace!r} was compared: {error}")
-            if findings.rows:
-                yield findings.take_rows()
+            findings.doubts += [
+                f"{namespace!r} of {view.site} cannot be compared: {site}"
+                for view, site in answers
+                if isinstance(site, FloodmarkError)
+            ]
+            yield from self._find(findings)
+            findings.walk()
             yield findings.report()
 
-    def _find(
-        self, work: RangeWork, hosts: Sequence[Host], findings: "_Findings"
-    ) -> Iterator[pyarrow.RecordBatch]:
-        for finding in findings.comparison:
-            findings.add(finding.key)
-            if isinstance(finding, Drift):
-                findings.add_drift(finding)
-                if len(findings.rows) >= _ROWS_AT_ONCE:
-                    yield findings.take_rows()
+    def _find(self, findings: "_Findings") -> Iterator[pyarrow.RecordBatch]:
+        for window in findings.windows():
+            for finding in window:
+                findings.add(finding)
+            while len(findings.rows) >= _ROWS_AT_ONCE:
+                yield findings.take_rows()
+            if findings.unrepaired >= REPAIRED_AT_ONCE:
+                findings.mend()
         findings.mend()
-        if work.namespace.history_since is not None:
-            for difference in walk_range(work, hosts, work.namespace.history_since):
-                findings.add_difference(difference)
+        if findings.rows:
+            yield findings.take_rows()
 
 
-def compare_range(work: RangeWork, hosts: Sequence[Host]) -> Comparison:
+def _connect(stack: ExitStack, views: Sequence[SiteView]) -> list[tuple[SiteView, Site | FloodmarkError]]:
+    """Connect to the sites, or say why not.  They are waited for only as long as it is needed."""
+    answers: list[tuple[SiteView, Site | FloodmarkError]] = []
+    for view in views:
+        answers.append((view, _try_connect(stack, view, _BRIEF)))
+    if sum(isinstance(site, Site) for _, site in answers) >= SITES_MIN:
+        return answers
+    return [
+        (view, _try_connect(stack, view, PAUSES) if isinstance(site, Unreachable) else site)
+        for view, site in answers
+    ]
+
+
+def _try_connect(stack: ExitStack, view: SiteView, pauses: Sequence[float]) -> Site | FloodmarkError:
+    try:
+        return stack.enter_context(ask_patiently(view.address.connect, pauses=pauses))
+    except FloodmarkError as error:
+        return error
+
+
+def compare_range(work: RangeWork, hosts: Sequence[Host], *, waiting_max: int = WAITING_MAX) -> Comparison:
     """Compare a range of keys at all sites."""
     namespace, views = work.namespace.namespace, work.namespace.views
     pairs = list(zip(views, hosts, strict=True))
@@ -206,6 +237,7 @@ def compare_range(work: RangeWork, hosts: Sequence[Host]) -> Comparison:
             host.router.scan_records(view.qualify(work.keys), view.version, dead=True, content=Content.THIN)
             for view, host in pairs
         ],
+        waiting_max=waiting_max,
     )
 
 
@@ -233,17 +265,45 @@ def walk_range(
         yield from walk_histories(*pair)
 
 
+class KeyDoubts:
+    """The first keys of a namespace of which it cannot be told whether they only lag."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._doubts: dict[bytes, str] = {}
+        self._is_cut = False
+
+    def add(self, finding: Finding) -> None:
+        """Take down what speaks against lag."""
+        if isinstance(finding, Drift) or finding.doubt is None or finding.key in self._doubts:
+            return
+        if len(self._doubts) == PROBLEMS_TOLD:
+            self._is_cut = True
+            return
+        place = f"{self._namespace!r} at {finding.left} or {finding.right}"
+        self._doubts[finding.key] = f"{finding.key!r} of {place} {finding.doubt}"
+
+    @property
+    def told(self) -> list[str]:
+        """What is to be said of the keys."""
+        more = [f"more keys of {self._namespace!r} are in doubt"] if self._is_cut else []
+        return [*self._doubts.values(), *more]
+
+
 class _Findings:
     """What a task has found so far in its range."""
 
     def __init__(self, work: Comparing, range_work: RangeWork, hosts: Sequence[Host]) -> None:
-        self.comparison = compare_range(range_work, hosts)
+        # A key is repaired once, so that all that is found of it must come together.
+        self._comparison = compare_range(range_work, hosts, waiting_max=0 if work.repair else WAITING_MAX)
         self.rows: list[Drift] = []
         self.doubts: list[str] = []
         self._work = work
+        self._range = range_work
         self._namespace = range_work.namespace.namespace
         self._hosts = hosts
         self._sample: list[Drift] = []
+        self._key_doubts = KeyDoubts(self._namespace)
         self._open_keys: set[bytes] | None = set() if work.open_keys_max else None
         self._unrepaired: list[Drift] = []
         self._repair = RepairSummary()
@@ -251,29 +311,35 @@ class _Findings:
         self._differences: list[Difference] = []
         self._differences_found = 0
 
-    def add(self, key: bytes) -> None:
+    def windows(self) -> Iterator[list[Finding]]:
+        """What is found.  Why there is not more is taken down."""
+        try:
+            yield from self._comparison.windows()
+        except FloodmarkError as error:
+            failures = self._comparison.failures or {"some site": error}
+            for site, failure in failures.items():
+                self.doubts.append(f"not all of {self._namespace!r} of {site} was compared: {failure}")
+
+    @property
+    def unrepaired(self) -> int:
+        """How many differences have to be repaired."""
+        return len(self._unrepaired)
+
+    def add(self, finding: Finding) -> None:
         """Take down a key that is not the same at all sites."""
         if self._open_keys is not None:
-            self._open_keys.add(key)
+            self._open_keys.add(finding.key)
             if len(self._open_keys) > self._work.open_keys_max:
                 self._open_keys = None
-
-    def add_drift(self, drift: Drift) -> None:
-        """Take down a key that has drifted, and repair it soon."""
+        if isinstance(finding, Lag):
+            self._key_doubts.add(finding)
+            return
         if len(self._sample) < self._work.sample:
-            self._sample.append(drift)
+            self._sample.append(finding)
         if self._work.rows:
-            self.rows.append(drift)
+            self.rows.append(finding)
         if self._work.repair:
-            self._unrepaired.append(drift)
-            if len(self._unrepaired) >= REPAIRED_AT_ONCE:
-                self.mend()
-
-    def add_difference(self, difference: Difference) -> None:
-        """Count a change that two histories do not have in common, and take the first ones down."""
-        self._differences_found += 1
-        if len(self._differences) < self._work.sample:
-            self._differences.append(difference)
+            self._unrepaired.append(finding)
 
     def mend(self) -> None:
         """Repair what has drifted and was not repaired yet, and look at it again."""
@@ -281,28 +347,56 @@ class _Findings:
         if not drifts:
             return
         self._repair = add_repairs(self._repair, repair(self._hosts, self._namespace, drifts))
-        again = compare_keys(self._hosts, self._namespace, sorted({drift.key for drift in drifts}))
+        for keys, seen in divide(sorted({drift.key for drift in drifts}), self._look_again):
+            if not isinstance(seen, FloodmarkError):
+                self._left = add_tallies(self._left, seen)
+                continue
+            self.doubts.append(f"what was repaired of {self._namespace!r} was not seen again: {seen}")
+            unseen = set(keys)
+            self._left = add_tallies(self._left, _tallies_of([each for each in drifts if each.key in unseen]))
+
+    def _look_again(self, keys: list[bytes]) -> dict[Pair, Tally]:
+        again = compare_keys(self._hosts, self._namespace, keys)
         for _ in again:
             pass
-        self._left = add_tallies(self._left, again.tallies)
+        return again.tallies
+
+    def walk(self) -> None:
+        """Walk through the histories, if somebody asked for that."""
+        since = self._range.namespace.history_since
+        if since is None:
+            return
+        gone = {site for site, error in self._comparison.failures.items() if isinstance(error, Unreachable)}
+        pairs = list(zip(self._range.namespace.views, self._hosts, strict=True))
+        views = [view for view, _ in pairs if view.site not in gone]
+        hosts = [host for view, host in pairs if view.site not in gone]
+        work = replace(self._range, namespace=replace(self._range.namespace, views=views))
+        try:
+            for difference in walk_range(work, hosts, since):
+                self._differences_found += 1
+                if len(self._differences) < self._work.sample:
+                    self._differences.append(difference)
+        except FloodmarkError as error:
+            self.doubts.append(f"not all of the history of {self._namespace!r} was walked: {error}")
 
     def take_rows(self) -> pyarrow.RecordBatch:
-        """The rows of drifted keys that have come together."""
-        rows, self.rows = [_row_of(self._namespace, drift) for drift in self.rows], []
+        """The rows of drifted keys that have come together, or as many of them as travel at once."""
+        drifts, self.rows = self.rows[:_ROWS_AT_ONCE], self.rows[_ROWS_AT_ONCE:]
+        rows = [_row_of(self._namespace, drift) for drift in drifts]
         return pyarrow.RecordBatch.from_pylist(rows, schema=_ROWS)
 
     def report(self) -> pyarrow.RecordBatch:
         """The last row of a range."""
         report = RangeReport(
             namespace=self._namespace,
-            tallies=pair_tallies(self.comparison.tallies),
+            tallies=pair_tallies(self._comparison.tallies),
             sample=self._sample,
             open_keys=None if self._open_keys is None or self.doubts else sorted(self._open_keys),
             repair=self._repair if self._work.repair else None,
             left=pair_tallies(self._left),
             differences=self._differences,
             differences_found=self._differences_found,
-            doubts=self.doubts,
+            doubts=[*self.doubts, *self._key_doubts.told],
         )
         return pyarrow.RecordBatch.from_pylist([{REPORT: msgspec.msgpack.encode(report)}], schema=_ROWS)
 
@@ -317,6 +411,15 @@ def add_tallies(known: dict[Pair, Tally], more: dict[Pair, Tally]) -> dict[Pair,
     return {pair: known.get(pair, Tally()).plus(tally) for pair, tally in more.items()} | {
         pair: tally for pair, tally in known.items() if pair not in more
     }
+
+
+def _tallies_of(drifts: Iterable[Drift]) -> dict[Pair, Tally]:
+    """The numbers of keys as they were found."""
+    tallies: dict[Pair, Tally] = {}
+    for drift in drifts:
+        found = Tally(compared=1, **{str(drift.verdict): 1})
+        tallies = add_tallies(tallies, {Pair(drift.left.site, drift.right.site): found})
+    return tallies
 
 
 def add_repairs(known: RepairSummary, more: RepairSummary) -> RepairSummary:

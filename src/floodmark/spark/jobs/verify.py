@@ -22,10 +22,11 @@ from floodmark.spark.failures import raising_floodmark_errors
 from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.jobs.parts import use_session
 from floodmark.spark.jobs.progress import Progress, watch_tasks
-from floodmark.spark.jobs.verify_sites import SITES_MIN, ComparedSites, Look
+from floodmark.spark.jobs.verify_sites import ComparedSites, Look
 from floodmark.spark.verifying import (
     REPORT,
     ROWS,
+    SITES_MIN,
     Comparing,
     PairTally,
     RangeReport,
@@ -160,7 +161,10 @@ class Verification:
         self._progress = progress
 
     def look(self, namespaces: Sequence[str] | None) -> list[Look]:
-        """The namespaces as they are seen now, those that can be compared."""
+        """The namespaces as they are seen now, those that can be compared.
+
+        A site that is compared in none of them was named in vain, and that is said.
+        """
         if namespaces is None:
             named = self.sites.shared_namespaces()
         else:
@@ -168,7 +172,15 @@ class Verification:
         if not named and len(self.sites.sites) >= SITES_MIN:
             shown = ", ".join(site.name for site in self.sites.sites)
             self.sites.doubts.append(f"{shown} share no namespace; name those to compare, or set a topology")
-        return [look for name, sites in named.items() if (look := self.sites.look(name, sites)) is not None]
+        looks = [look for name, sites in named.items() if (look := self.sites.look(name, sites)) is not None]
+        compared = {site.name for look in looks for site in look.sites}
+        for site in self.sites.sites:
+            if named and site.name not in compared:
+                self.sites.doubts.append(
+                    f"{site.name} was compared in no namespace: it shares none with the others that can be "
+                    "compared now; leave it out, or see to its topology"
+                )
+        return looks
 
     def compare_all(
         self,

@@ -4,6 +4,7 @@ Whatever cannot be looked at is a doubt, and the others are still compared: that
 that two others have drifted apart.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
+from floodmark.replication.topology import Topology
 from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.site.site import Site
@@ -34,10 +36,16 @@ from floodmark.spark.address import SiteAddress
 from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.planning import plan_ranges
 from floodmark.spark.reading import READERS, ServedReader
-from floodmark.spark.verifying import NamespaceViews, RangeWork, SiteView
+from floodmark.spark.verifying import SITES_MIN, NamespaceViews, RangeWork, SiteView
 
-SITES_MIN: Final = 2
 _TRIES: Final = 10
+_CANNOT_LOOK: Final = (
+    InvalidConfiguration,
+    NamespaceNotFound,
+    Rejoining,
+    Unreachable,
+    VersionCollected,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +74,11 @@ class ComparedSites:
                 self._open(stack, address)
             self._check_names()
             self._open_sites = stack.pop_all()
+        self._unanswered = tuple(self.doubts)
+
+    def begin_anew(self) -> None:
+        """Forget the doubts of looks that do not count.  Who did not answer is still away."""
+        self.doubts[:] = self._unanswered
 
     def _open(self, stack: ExitStack, address: SiteAddress) -> None:
         try:
@@ -101,14 +114,20 @@ class ComparedSites:
     def shared_namespaces(self) -> dict[str, list[Site]]:
         """The namespaces that two of the sites share, or more, by any of their topologies; and who does."""
         members: dict[str, set[str]] = {}
-        topologies = [site.topology() for site in self.sites]
-        for topology in (each for each in topologies if each is not None):
+        for topology in filter(None, map(self._topology_of, self.sites)):
             for name in topology.namespaces:
                 members.setdefault(name, set()).update(topology.active_members(name))
         sharing = {
             name: [site for site in self.sites if site.name in members[name]] for name in sorted(members)
         }
         return {name: sites for name, sites in sharing.items() if len(sites) >= SITES_MIN}
+
+    def _topology_of(self, site: Site) -> Topology | None:
+        try:
+            return site.topology()
+        except Unreachable as error:
+            self.doubts.append(f"{site.name} does not say what it shares: {error}")
+            return None
 
     def look(self, namespace: str, sites: Sequence[Site]) -> Look | None:
         """Take the vantage of some sites; None if fewer than two of them can be compared."""
@@ -118,13 +137,15 @@ class ComparedSites:
                 row = site.host.administration.find_namespace(namespace)
                 self._hold(site, row)
                 found.append((site, row, take_vantage(site.host, namespace)))
-            except (NamespaceNotFound, InvalidConfiguration, Rejoining, Unreachable) as error:
+            except _CANNOT_LOOK as error:
                 self.doubts.append(f"{namespace!r} of {site.name} cannot be compared: {error}")
-        policies = {row.merge for _, row, _ in found}
+        policies = Counter(row.merge for _, row, _ in found)
         if len(policies) > 1:
             said = ", ".join(f"{site.name} by {row.merge}" for site, row, _ in found)
             self.doubts.append(f"{namespace!r} is not merged in the same way everywhere: {said}")
-            return None
+            # Those that do as most of them do can still be compared.
+            policy = policies.most_common(1)[0][0]
+            found = [each for each in found if each[1].merge == policy]
         if len(found) < SITES_MIN:
             return None
         compared, rows, vantages = zip(*found, strict=True)
@@ -174,7 +195,7 @@ class ComparedSites:
                         stack.enter_context(holding(site, name, since, row.name))
                         stack.callback(_release_quietly, site, name)
                     self._open_sites.push(stack.pop_all())
-            except VersionCollected as error:
+            except (Unreachable, VersionCollected) as error:
                 if not left:
                     self.doubts.append(f"the history of {look.namespace!r} cannot be walked: {error}")
             else:
@@ -199,8 +220,8 @@ def _plan_site(site: Site, row: NamespaceRow, version: Version, tasks_min: int) 
         ranges = plan_ranges(
             reader.partition_ranges(), whole, tasks_min, lambda keys: reader.sample_keys(keys, version)
         )
-    except Corruption:
-        # Whoever compares the range will name the record; the others may be divided by another site.
+    except (Corruption, Unreachable):
+        # Whoever compares the range will say so; the others may be divided by another site.
         return [KeyRange()]
     return [_users_keys(keys, whole) for keys in ranges]
 

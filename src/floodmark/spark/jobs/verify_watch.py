@@ -35,7 +35,7 @@ from floodmark.spark.jobs.safepoints import LIFETIME, release
 from floodmark.spark.jobs.verify import MAX_LAG, SAMPLE, Verification, VerifySummary, summarize
 from floodmark.spark.jobs.verify_sites import ComparedSites, Look
 from floodmark.spark.reading import READERS
-from floodmark.spark.verifying import RangeReport, add_tallies, pair_tallies
+from floodmark.spark.verifying import KeyDoubts, RangeReport, add_tallies, pair_tallies
 
 EVERY: Final = timedelta(seconds=10)
 WHOLE_EVERY: Final = timedelta(hours=24)
@@ -119,7 +119,7 @@ class Watcher:
                 try:
                     return self._look_at_changes(verification)
                 except (_StartOver, VersionCollected):
-                    sites.doubts.clear()
+                    sites.begin_anew()
                 except Unreachable as error:
                     sites.doubts.append(f"the comparison did not come to its end: {error}")
                     return summarize(verification, [], [], whole=False, began_ms=monotonic_ms())
@@ -166,7 +166,17 @@ class Watcher:
     def _look_at_changes(self, verification: Verification) -> VerifySummary:
         began_ms = monotonic_ms()
         looks = verification.look(self._namespaces)
-        reports = [self._compare_changes(look, verification.sample) for look in looks]
+        reports: list[RangeReport] = []
+        for look in looks:
+            try:
+                reports.append(self._compare_changes(look, verification.sample))
+            except VersionCollected:
+                raise
+            except FloodmarkError as error:
+                # The standing stays as it was, so that the next pass looks at the same keys again.
+                verification.sites.doubts.append(
+                    f"what has changed in {look.namespace!r} was not compared: {error}"
+                )
         return summarize(verification, looks, reports, whole=False, began_ms=began_ms)
 
     def _compare_changes(self, look: Look, sample: int) -> RangeReport:
@@ -182,8 +192,16 @@ class Watcher:
                 raise _StartOver
         findings, tallies = _compare_portions(look, sorted(keys))
         drifts = [finding for finding in findings if isinstance(finding, Drift)]
+        doubts = KeyDoubts(look.namespace)
+        for finding in findings:
+            doubts.add(finding)
         self._remember(look, versions, frozenset(finding.key for finding in findings))
-        return RangeReport(namespace=look.namespace, tallies=pair_tallies(tallies), sample=drifts[:sample])
+        return RangeReport(
+            namespace=look.namespace,
+            tallies=pair_tallies(tallies),
+            sample=drifts[:sample],
+            doubts=doubts.told,
+        )
 
 
 def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding], dict[Pair, Tally]]:
