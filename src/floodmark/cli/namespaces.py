@@ -146,7 +146,8 @@ def drop(
 ) -> None:
     """Drop a namespace with all its keys.  It is gone at once, and cannot be brought back.
 
-    Asks first on a terminal; elsewhere --yes is needed.
+    Asks first on a terminal; elsewhere --yes is needed.  One that other sites share is refused: leave it out
+    of the topology first.
 
     \b
     Example:

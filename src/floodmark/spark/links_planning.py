@@ -175,7 +175,7 @@ class Planner:
             tell_stalled(self._sites.get(self._link.target), self._link, reason)
 
     def _hold(self, step: LinkStep, source: Site, target: Site) -> None:
-        """Keep what the target lacks, also for the time that this link is not run."""
+        """Keep what the target lacks, also while this link is not run, and say what is left out."""
         now_ms = monotonic_ms()
         if self._held_at_ms is not None and now_ms - self._held_at_ms < HOLD_MS:
             return
@@ -189,6 +189,8 @@ class Planner:
             )
 
         at_once(hold, step.namespaces)
+        for name, reason in step.stalled.items():
+            target.host.administration.stall_link(self._link.source_id, [name], reason)
         self._held_at_ms = now_ms
 
 

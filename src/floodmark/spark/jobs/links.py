@@ -9,7 +9,6 @@ or run twice, and what Spark writes down about its query goes with it.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from floodmark.replication.topology import Direction, Topology
 from floodmark.site.statistics import LinkStatistics
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.failures import find_error, raising_floodmark_errors
+from floodmark.spark.jobs.links_entering import Entering
 from floodmark.spark.jobs.parts import use_session
 from floodmark.spark.jobs.progress import SILENT, Progress
 from floodmark.spark.jobs.quick_notes import quick_notes
@@ -86,22 +86,18 @@ def replicate_topology(
 ) -> TopologySummary:
     """Run all links of a topology until told to stop; with `once`, until what is there now has arrived.
 
-    The topology is put in force at every site that can be reached.  With `once` all must be there.
+    The topology is put in force at every site as soon as it can be reached.  With `once` all must be there.
 
     `transform` is a stage in the middle of the query: it is given the rows of all links on their way from the
     sources to the targets, in the columns of `spark/links.py`, and hands them on.  It is there to look at
     what passes.  A row that it drops or changes, the next heartbeat finds.
     """
     began_ms = monotonic_ms()
-    found = {
-        name: _put_in_force(topology, addresses[name], required=once)
-        for name, site in topology.sites.items()
-        if site.is_active
-    }
-    links = [
-        _Link(each, _options(topology, each, addresses), found[each.target].get(each.source))
-        for each in topology.directions()
-    ]
+    entering = Entering(topology, addresses)
+    away = entering.try_all()
+    if once and away is not None:
+        raise away
+    links = [_Link(each, _options(topology, each, addresses), entering) for each in topology.directions()]
     with use_session(spark, "floodmark replicate") as session, raising_floodmark_errors():
         session.dataSource.register(LinksSource)
         with TemporaryDirectory(prefix="floodmark-links-") as notes:
@@ -109,7 +105,7 @@ def replicate_topology(
             if once:
                 work.run_once(progress or SILENT, stop or Event())
             else:
-                work.run(progress or SILENT, stop or Event())
+                work.run(progress or SILENT, stop or Event(), entering)
     summaries = at_once(_Link.summarize, links)
     return TopologySummary(
         epoch=topology.epoch,
@@ -156,39 +152,13 @@ def _options(topology: Topology, direction: Direction, addresses: Mapping[str, S
     )
 
 
-def _put_in_force(topology: Topology, address: SiteAddress, *, required: bool) -> Counter[str]:
-    """Let a site follow the topology.  How many intervals it has found wrong so far, by their source.
-
-    Nothing is known of a site that cannot be reached.
-    """
-    address.require_url("replicated")
-    try:
-        with address.connect() as site:
-            administration = site.host.administration
-            if administration.topology() != topology:
-                administration.set_topology(topology)
-            return _count_wrong(administration.replication().links)
-    except Retryable:
-        # Its links are tried again until it is back; whoever wants an end wants to know.
-        if required:
-            raise
-        return Counter()
-
-
-def _count_wrong(links: Sequence[LinkStatistics]) -> Counter[str]:
-    wrong: Counter[str] = Counter()
-    for link in links:
-        wrong[link.source] += link.intervals_wrong
-    return wrong
-
-
 @dataclass
 class _Link:
-    """One direction, what its target had found wrong before, if that is known, and how far it is to go."""
+    """One direction, what its sites had found wrong when they entered, and how far it is to go."""
 
     direction: Direction
     options: LinkOptions
-    found_before: int | None
+    entering: Entering
     goals: dict[str, Version] = field(default_factory=dict)
 
     def set_goals(self, sites: Sites) -> None:
@@ -217,7 +187,7 @@ class _Link:
     def summarize(self) -> LinkSummary:
         links = self.statistics()
         findings = sum(link.intervals_wrong for link in links)
-        is_known = bool(links) and self.found_before is not None
+        before = self.entering.found.get(self.direction.target)
         return LinkSummary(
             source=self.direction.source,
             target=self.direction.target,
@@ -226,7 +196,7 @@ class _Link:
             lag_ms_p50=max((link.lag_ms_p50 for link in links if link.lag_ms_p50 is not None), default=None),
             lag_ms_p99=max((link.lag_ms_p99 for link in links if link.lag_ms_p99 is not None), default=None),
             findings=findings,
-            wrong=max(0, findings - (self.found_before or 0)) if is_known else None,
+            wrong=None if before is None or not links else max(0, findings - before[self.direction.source]),
             stalled=next((link.stalled for link in links if link.stalled is not None), None),
         )
 
@@ -250,13 +220,14 @@ class _Work:
         self._began_ms = 0
         self.restarts = 0
 
-    def run(self, progress: Progress, stop: Event) -> None:
-        """Let all links run until they are told to stop."""
+    def run(self, progress: Progress, stop: Event, entering: Entering) -> None:
+        """Let all links run until they are told to stop, also those of sites that come late."""
         progress.report("links", len(self._links), None)
         try:
             self._begin()
             while not stop.wait(LOOK_SECONDS):
                 self._look_after(stop)
+                entering.go_on()
         finally:
             self._end()
 
