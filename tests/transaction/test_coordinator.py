@@ -429,6 +429,20 @@ def test_damaged_records_are_named(damaged: bytes) -> None:
         decode_record(damaged)
 
 
+def test_whoever_closes_does_not_wait_until_all_of_many_are_told(world: World) -> None:
+    ids = [world.coordinator.begin(LONG) for _ in range(3)]
+    for transaction in ids:
+        world.coordinator.join(transaction, P)
+        world.coordinator.commit_soon(transaction, 5).result()
+    world.parts.on_call = lambda _: world.coordinator.close()
+    world.coordinator.sweep()
+    assert len(world.parts.told) == 1
+    world.parts.on_call = lambda _: None
+    world.restart().sweep()
+    assert world.parts.told == {(transaction, P): (COMMIT, 5) for transaction in ids}
+    assert world.live() == []
+
+
 ORPHANS: list[Record] = [Joined("7-x", P), Committing("7-x", 5), Aborting("7-x", "on purpose")]
 
 

@@ -116,6 +116,7 @@ class Lives(RuleBasedStateMachine):
             assert life.is_forgotten
         except TransactionEnded:
             assert life.state is not OPEN or self.is_late(life)
+            self._expire(life, tells=not soon)
         else:
             assert life.state is OPEN
             assert not self.is_late(life)
@@ -138,6 +139,7 @@ class Lives(RuleBasedStateMachine):
             return
         except TransactionEnded:
             assert not may
+            self._expire(life, tells=True)
             return
         except PartlyDone:
             assert set(life.joined) & self.world.parts.failing
@@ -162,10 +164,18 @@ class Lives(RuleBasedStateMachine):
             return
         except TransactionEnded:
             assert not may
+            self._expire(life, tells=False)
             return
         assert may
         if life.state is OPEN:
             life.decide(ways[0], version if is_commit else 0)
+
+    def _expire(self, life: Life, *, tells: bool) -> None:
+        """Whoever hears that time is over has aborted it."""
+        if life.state is OPEN:
+            life.decide(ABORTING)
+            if tells:
+                life.tell(self.world.parts.failing)
 
     @rule(transaction=transactions)
     def ask(self, transaction: str) -> None:

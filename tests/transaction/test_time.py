@@ -10,6 +10,7 @@ from tests.transaction.support import (
     ABORT,
     ABORTING,
     COMMIT,
+    COMMITTING,
     LONG,
     OPEN,
     PATIENCE_SECONDS,
@@ -18,14 +19,16 @@ from tests.transaction.support import (
 )
 
 from floodmark.clock import monotonic_ms
-from floodmark.model.errors import TransactionEnded
+from floodmark.log import FAMILY
+from floodmark.model.errors import OutcomeUnknown, TransactionEnded
 from floodmark.model.partition import Decision
-from floodmark.model.transaction import Participant, TransactionState
+from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
+from floodmark.testing import Fault, FaultPlan, FaultyEngine
 from floodmark.transaction import TransactionCoordinator, start_sweeping
 from floodmark.transaction.agenda import NEVER_MS, Agenda
 from floodmark.transaction.held import Held
 
-P = partition("0a")
+P, Q = partition("0a"), partition("0b")
 SECOND, HOUR_MS = timedelta(seconds=1), 3_600_000
 
 
@@ -61,16 +64,106 @@ def test_over_its_time_a_transaction_can_only_be_aborted(world: World) -> None:
     coordinator = world.coordinator
     transaction, other = coordinator.begin(SECOND), coordinator.begin(SECOND)
     world.advance(1_000)
-    with pytest.raises(TransactionEnded, match="over its time; begin another one, with a longer timeout"):
-        coordinator.commit(transaction, 5)
-    with pytest.raises(TransactionEnded, match="over its time"):
-        coordinator.join(transaction, P)
-    with pytest.raises(TransactionEnded, match="over its time"):
-        coordinator.require_open(transaction)
     coordinator.abort(transaction, "too slow")
     assert coordinator.show(transaction).reason == "too slow"
     assert coordinator.fate(other).decision is Decision.ABORT, "whoever asks makes it so"
     assert world.states() == {other: ABORTING}
+
+
+LATE: dict[str, Callable[[TransactionCoordinator, str], object]] = {
+    "commit": lambda coordinator, transaction: coordinator.commit(transaction, 5),
+    "commit_soon": lambda coordinator, transaction: coordinator.commit_soon(transaction, 5).result(),
+    "join": lambda coordinator, transaction: coordinator.join(transaction, Q),
+    "join_soon": lambda coordinator, transaction: coordinator.join_soon(transaction, Q).result(),
+    "take part": lambda coordinator, transaction: coordinator.taking_part(transaction, Q).__enter__(),
+    "require open": lambda coordinator, transaction: coordinator.require_open(transaction),
+}
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_who_hears_that_time_is_over_can_rely_on_it(late: str) -> None:
+    """A commit of unknown outcome is in the log; only an abort behind it keeps a crash from finding it."""
+    engine = FaultyEngine((FAMILY,))
+    world = World(engine)
+    coordinator = world.coordinator
+    transaction = coordinator.begin(SECOND)
+    coordinator.join(transaction, P)
+    engine.arm(FaultPlan(at=2, kind=Fault.UNKNOWN_APPLIED, recover_failures=1))
+    with pytest.raises(OutcomeUnknown):
+        coordinator.commit(transaction, 5)
+    assert world.open(engine.crash()).fate(transaction).decision is Decision.COMMIT
+    world.advance(1_000)
+    with pytest.raises(TransactionEnded, match="over its time; begin another one, with a longer timeout"):
+        LATE[late](coordinator, transaction)
+    for keep in range(engine.unsynced + 1):
+        assert world.open(engine.crash(keep=keep)).fate(transaction).decision is Decision.ABORT
+    coordinator.sweep()
+    assert world.parts.decisions(transaction) == {(ABORT, 0)}
+    assert world.live() == []
+
+
+@pytest.mark.parametrize("late", ["commit", "join", "take part", "require open"])
+def test_time_that_is_over_is_unknown_to_the_world_while_it_cannot_be_logged(late: str) -> None:
+    engine = FaultyEngine((FAMILY,))
+    world = World(engine)
+    transaction = world.coordinator.begin(SECOND)
+    world.coordinator.join(transaction, P)
+    world.advance(1_000)
+    engine.arm(FaultPlan(at=1, kind=Fault.PERSISTENT))
+    with pytest.raises(OutcomeUnknown, match=r"over its time.*cannot be logged yet.*ask again"):
+        LATE[late](world.coordinator, transaction)
+    assert world.states() == {transaction: OPEN}
+    engine.heal()
+    with pytest.raises(TransactionEnded, match="over its time"):
+        LATE[late](world.coordinator, transaction)
+    assert world.parts.decisions(transaction) == {(ABORT, 0)}
+
+
+def test_a_late_one_whose_participant_is_away_has_ended_all_the_same(world: World) -> None:
+    transaction = world.coordinator.begin(SECOND)
+    world.coordinator.join(transaction, P)
+    world.parts.failing = {P}
+    world.advance(1_000)
+    with pytest.raises(TransactionEnded, match="over its time"):
+        world.coordinator.commit(transaction, 5)
+    assert world.states() == {transaction: ABORTING}
+    world.parts.failing = set()
+    world.advance(1_000)
+    world.coordinator.sweep()
+    assert world.states() == {}
+
+
+def test_they_are_counted_by_state_with_the_age_of_the_oldest(world: World) -> None:
+    coordinator = world.coordinator
+    assert coordinator.count() == ({}, 0)
+    ids = []
+    for _ in range(4):
+        ids.append(coordinator.begin(LONG))
+        world.advance(1_000)
+    coordinator.commit_soon(ids[1], 5).result()
+    coordinator.abort_soon(ids[2]).result()
+    assert coordinator.count() == ({OPEN: 2, COMMITTING: 1, ABORTING: 1}, 4_000)
+    coordinator.commit(ids[0], 6)
+    coordinator.sweep()
+    assert coordinator.count() == ({OPEN: 1}, 1_000)
+
+
+def test_nobody_waits_while_they_are_listed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are taken while rows are made, and those that have ended meanwhile are left out."""
+    coordinator = world.coordinator
+    first, second, third = (coordinator.begin(LONG) for _ in range(3))
+    make, calls = Held.statistics, count()
+
+    def work_meanwhile(held: Held, number: int, now_ms: int) -> TransactionStatistics:
+        if next(calls) == 0:
+            coordinator.commit(second, 5)
+            coordinator.commit_soon(third, 6).result()
+            coordinator.begin(LONG)
+        return make(held, number, now_ms)
+
+    monkeypatch.setattr(Held, "statistics", work_meanwhile)
+    listed = [(each.id, each.state, each.version) for each in coordinator.transactions()]
+    assert listed == [(first, OPEN, 0), (third, COMMITTING, 6)]
 
 
 def test_many_that_are_over_their_time_are_aborted_in_few_entries(world: World) -> None:

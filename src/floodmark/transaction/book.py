@@ -14,6 +14,10 @@ from floodmark.transaction.held import Ended, Held
 ENDED_REMEMBERED: Final = 10_000
 
 
+class OverTime(Exception):
+    """A transaction is over its time, which is for nobody to hear before its abort is in the log."""
+
+
 class TransactionBook:
     """What a coordinator knows.  Whoever calls a method holds the lock, unless it says otherwise."""
 
@@ -46,16 +50,16 @@ class TransactionBook:
             raise Closed("the site was closed; open it again")
 
     def require_open(self, transaction: str, *, late: bool = False) -> Held:
-        """A transaction that can still be decided; also one that is over its time, if `late`."""
+        """A transaction that can still be decided.
+
+        `OverTime` for one that can only be aborted, unless `late`.
+        """
         self.require_running()
         held = self.held.get(transaction)
         if held is None or not held.is_open:
             raise self._ended_error(transaction)
         if not late and self.is_late(held):
-            raise TransactionEnded(
-                f"transaction {transaction} is over its time; begin another one, with a longer timeout",
-                transaction=transaction,
-            )
+            raise OverTime
         return held
 
     def is_late(self, held: Held) -> bool:
@@ -79,6 +83,11 @@ class TransactionBook:
             self._changed.wait_for(is_met, seconds_max)
         finally:
             self._waiting -= 1
+
+    def all(self) -> list[Held]:
+        """Those that have not ended, for whoever looks without holding anybody up.  Takes the lock."""
+        with self.lock:
+            return list(self.held.values())
 
     def end(self, held: Held) -> bool:
         """A transaction has ended; False if it had before."""

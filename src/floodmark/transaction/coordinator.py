@@ -20,11 +20,12 @@ the timeout that the transaction had.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
 from floodmark.log import BatchedWriter, Position
@@ -33,6 +34,8 @@ from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
     LimitExceeded,
+    OutcomeUnknown,
+    PartlyDone,
     Retryable,
     TransactionEnded,
     TransactionNotFound,
@@ -41,7 +44,7 @@ from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX, TRANSACTIONS_OP
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
-from floodmark.transaction.book import TransactionBook, not_found
+from floodmark.transaction.book import OverTime, TransactionBook, not_found
 from floodmark.transaction.ending import Ending
 from floodmark.transaction.held import Ended, Held
 from floodmark.transaction.ports import Participants
@@ -60,6 +63,7 @@ _LATE: Final = "its time was over"
 _REASON_CHARACTERS_MAX: Final = 500
 # How many transactions a sweep takes up at a time.
 _SWEPT_MAX: Final = 512
+_UNFINISHED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING)
 _COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 _ABORTS: Final = (TransactionState.ABORTING, TransactionState.ABORTED)
 
@@ -115,13 +119,19 @@ class TransactionCoordinator:
 
     def join(self, transaction: str, participant: Participant) -> None:
         """Enter something that has a part in a transaction, before it does anything for it."""
-        step = self._join(transaction, participant, self._wait_seconds_max)
+        try:
+            step = self._join(transaction, participant, self._wait_seconds_max)
+        except OverTime:
+            raise self._expired(transaction) from None
         if step is not None:
             self._write(step)
 
     def join_soon(self, transaction: str, participant: Participant) -> Future[None]:
         """`join` without waiting."""
-        step = self._join(transaction, participant, 0)
+        try:
+            step = self._join(transaction, participant, 0)
+        except OverTime:
+            return self._expired_soon(transaction)
         return answered(None) if step is None else self._add(step, lambda _: None)
 
     @contextmanager
@@ -134,6 +144,8 @@ class TransactionCoordinator:
                 held = self._require_undecided(transaction)
                 held.parts += 1
             yield
+        except OverTime:
+            raise self._expired(transaction) from None
         finally:
             if held is not None:
                 with self._lock:
@@ -163,8 +175,11 @@ class TransactionCoordinator:
 
     def require_open(self, transaction: str) -> None:
         """Refuse unless a transaction is open."""
-        with self._lock:
-            self._book.require_open(transaction)
+        try:
+            with self._lock:
+                self._book.require_open(transaction)
+        except OverTime:
+            raise self._expired(transaction) from None
 
     def fate(self, transaction: str) -> Fate:
         """What those do who meet a write of a transaction.  One whose time is over is aborted now."""
@@ -186,9 +201,20 @@ class TransactionCoordinator:
     def transactions(self, *, older_than: timedelta = timedelta(0)) -> list[TransactionStatistics]:
         """Those that have not ended, the oldest first."""
         now_ms, age_ms = self._growing_ms(), older_than // timedelta(milliseconds=1)
+        held = sorted(self._book.all(), key=lambda each: each.began_ms)
+        found = (each.statistics(self.number, now_ms) for each in held if each.age_ms(now_ms) >= age_ms)
+        return [each for each in found if each.state in _UNFINISHED]
+
+    def count(self) -> tuple[Counter[TransactionState], int]:
+        """How many have not ended, by state, and how many milliseconds ago the oldest of them began."""
+        now_ms, held = self._growing_ms(), self._book.all()
+        oldest_ms = min((each.began_ms for each in held), default=now_ms)
+        return Counter(each.state for each in held), max(0, now_ms - oldest_ms)
+
+    def holds(self, transaction: str) -> bool:
+        """Whether a transaction is known that has not ended."""
         with self._lock:
-            held = [each.statistics(self.number, now_ms) for each in self._book.held.values()]
-        return sorted((each for each in held if each.age_ms >= age_ms), key=lambda each: -each.age_ms)
+            return transaction in self._book.held
 
     def show(self, transaction: str) -> TransactionStatistics:
         """One of them, also if it has ended lately."""
@@ -331,7 +357,10 @@ class TransactionCoordinator:
 
     def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> Held | Ended:
         """Decide, and return when all participants have done their part."""
-        step = self._decide(decision, self._wait_seconds_max, wrote)
+        try:
+            step = self._decide(decision, self._wait_seconds_max, wrote)
+        except OverTime:
+            raise self._expired(decision.transaction) from None
         known = self._write(step) if isinstance(step, Step) else step
         if isinstance(known, Held):
             try:
@@ -349,8 +378,38 @@ class TransactionCoordinator:
     def _end_soon(
         self, decision: Committing | Aborting, answer: Callable[[Held | Ended], Result]
     ) -> Future[Result]:
-        step = self._decide(decision, 0)
+        try:
+            step = self._decide(decision, 0)
+        except OverTime:
+            return self._expired_soon(decision.transaction)
         return self._add(step, answer) if isinstance(step, Step) else answered(answer(step))
+
+    # Ends by time.  An earlier commit may be in the log, though nobody knows, and a crash would find it: so
+    # nobody hears that time is over before the abort is in the log behind it.
+
+    def _expired(self, transaction: str) -> FloodmarkError:
+        """Abort a transaction that is over its time; what its owner hears."""
+        try:
+            self._end(Aborting(transaction, _LATE))
+        except PartlyDone:
+            return _over_time(transaction)
+        except (TransactionEnded, TransactionNotFound, Closed) as ended:
+            return ended
+        except FloodmarkError as failure:
+            return OutcomeUnknown(
+                f"transaction {transaction} is over its time, and that it is aborted cannot be logged yet "
+                f"({failure}); ask again what became of it",
+                transaction=transaction,
+            )
+        return _over_time(transaction)
+
+    def _expired_soon(self, transaction: str) -> Future[Any]:
+        """`_expired` without waiting."""
+
+        def answer(_: Held | Ended) -> None:
+            raise _over_time(transaction)
+
+        return self._end_soon(Aborting(transaction, _LATE), answer)
 
     def _expire(self, late: Iterable[Held]) -> None:
         """Abort transactions whose time is over, unless someone decides about them now."""
@@ -420,6 +479,13 @@ def _require_as_said(known: Held | Ended, wrote: bool | None) -> None:
             f"transaction {known.id} has writes; commit it with the same writes each time",
             transaction=known.id,
         )
+
+
+def _over_time(transaction: str) -> TransactionEnded:
+    return TransactionEnded(
+        f"transaction {transaction} is over its time; begin another one, with a longer timeout",
+        transaction=transaction,
+    )
 
 
 def _busy(transaction: str) -> Retryable:

@@ -37,7 +37,8 @@ class Ending:
         telling = self._begin_telling(decided)
         told: list[Held] = []
         try:
-            while telling:
+            # Whoever closes does not wait until all of many are told: the others are when it is opened again.
+            while telling and not self._book.is_closed:
                 if self._tell(telling[0]):
                     told.append(telling[0])
                 telling.popleft()

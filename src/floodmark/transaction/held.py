@@ -92,9 +92,9 @@ class Held:
     def decide(self, decision: Committing | Aborting) -> None:
         """Enter what was decided."""
         if isinstance(decision, Committing):
-            self.state, self.version, self.reason = TransactionState.COMMITTING, decision.version, ""
+            self.version, self.reason, self.state = decision.version, "", TransactionState.COMMITTING
         else:
-            self.state, self.version, self.reason = TransactionState.ABORTING, 0, decision.reason
+            self.version, self.reason, self.state = 0, decision.reason, TransactionState.ABORTING
 
     def retry_later(self, now_ms: int) -> None:
         """Something failed: wait before the next attempt, each time twice as long."""
@@ -108,15 +108,21 @@ class Held:
         return Ended(self.id, self.state, self.version, self.reason, self.wrote)
 
     def statistics(self, coordinator: int, now_ms: int) -> TransactionStatistics:
-        """How it stands."""
+        """How it stands.  The lock is not needed: the state is set last, and read first."""
+        state = self.state
+        is_open = state is TransactionState.OPEN
         return TransactionStatistics(
             id=self.id,
             coordinator=coordinator,
-            state=self.state,
-            age_ms=max(0, now_ms - self.began_ms),
-            remaining_ms=max(0, self.expires_ms - now_ms) if self.is_open else 0,
-            version=self.version,
-            reason=self.reason,
+            state=state,
+            age_ms=self.age_ms(now_ms),
+            remaining_ms=max(0, self.expires_ms - now_ms) if is_open else 0,
+            version=0 if is_open else self.version,
+            reason="" if is_open else self.reason,
             participants=list(self.participants),
-            waiting_for=[] if self.is_open else list(self.waiting.values()),
+            waiting_for=[] if is_open else list(self.waiting.values()),
         )
+
+    def age_ms(self, now_ms: int) -> int:
+        """How long ago it began."""
+        return max(0, now_ms - self.began_ms)
