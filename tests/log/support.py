@@ -23,12 +23,15 @@ class GatedLedger(MemoryLedger):
         self.gate.set()
         self.failures: list[BaseException | None] = []
         self.appends = 0
+        # Called in each append, once it is let through.
+        self.on_append: Callable[[], object] = lambda: None
         self._entered = Semaphore(0)
 
     def append(self, entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
         self.appends += 1
         self._entered.release()
         assert self.gate.wait(PATIENCE_SECONDS)
+        self.on_append()
         failure = self.failures.pop(0) if self.failures else None
         if failure is not None:
             raise failure

@@ -155,3 +155,25 @@ def test_an_entry_of_which_nobody_heard_is_taken_back_by_the_next_one(where: str
     for each in (ledger, StoredLedger(EngineStore(engine), "log")):
         assert [entry for _, entry in entries_of(each)] == [b"next"]
         assert [(segment.entries, segment.bytes) for segment in each.segments()] == [(1, 4)]
+
+
+def test_what_one_leaves_who_was_to_lead_is_written_by_another(
+    writer: BatchedWriter[bytes], ledger: GatedLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promise = Shout()
+    ledger.gate.clear()
+    leading = Thread(target=writer.write, args=(b"plug",))
+    leading.start()
+    ledger.wait_append()
+
+    def wait_alone(_: int) -> None:
+        """When the record is taken, nobody leads any more."""
+        writer._lock.release()
+        ledger.gate.set()
+        leading.join(PATIENCE_SECONDS)
+        writer._lock.acquire()
+
+    monkeypatch.setattr(writer, "_require_room", wait_alone)
+    with interrupting(Shout, "result"), pytest.raises(KeyboardInterrupt):
+        writer.write_for(b"x", promise)
+    assert promise.result(PATIENCE_SECONDS) == "at 2!"

@@ -1,13 +1,14 @@
 """Batched and bare entries in one ledger, in any order, and who can read them."""
 
 from itertools import product
+from threading import Thread
 
 import pytest
-from tests.log.support import GatedLedger, answers, batches_of, busy, records_of
+from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, batches_of, busy, records_of
 
-from floodmark.codec.entries import MAGIC, encode_batch, is_batched
+from floodmark.codec.entries import MAGIC, decode_entry, encode_batch, is_batched
 from floodmark.log import Acknowledgements, BatchedWriter, Ledger, MemoryLedger, holds_batches
-from floodmark.model.errors import FormatTooNew
+from floodmark.model.errors import FormatTooNew, StorageFailed
 from floodmark.testing.ledger_contract import entries_of
 
 
@@ -122,3 +123,40 @@ def test_the_way_down_to_a_version_that_knows_only_bare_entries() -> None:
     again.write(b"batched again")
     again.close()
     assert records_of(ledger) == [b"written by the older one", b"batched again"]
+
+
+def test_a_flush_waits_for_what_came_before_and_for_nothing_else() -> None:
+    ledger = GatedLedger()
+    writer = BatchedWriter[bytes](ledger)
+    with busy(writer, ledger):
+        before = [writer.add(b"a"), writer.add(b"b")]
+        writer.enabled = False
+        assert not writer.flush(0.001)
+        # What comes later holds nobody up, however much it is.
+        ledger.on_append = lambda: writer.add(b"more") if ledger.appends < 50 else None
+        ledger.gate.set()
+        assert writer.flush(PATIENCE_SECONDS)
+        assert all(future.done() for future in before)
+    writer.drain()
+    assert writer.flush(0)
+    batched = [decode_entry(entry) for _, entry in entries_of(ledger) if is_batched(entry)]
+    assert batched == [[b"plug"], [b"a", b"b"]]
+    writer.close()
+
+
+def test_a_flush_waits_for_one_who_writes_alone() -> None:
+    ledger = GatedLedger()
+    writer = BatchedWriter[bytes](ledger)
+    ledger.gate.clear()
+    alone = Thread(target=writer.write, args=(b"alone",))
+    alone.start()
+    ledger.wait_append()
+    assert not writer.flush(0.001)
+    ledger.gate.set()
+    assert writer.flush(PATIENCE_SECONDS)
+    assert [is_batched(entry) for _, entry in entries_of(ledger)] == [True]
+    alone.join(PATIENCE_SECONDS)
+    ledger.failures = [StorageFailed("no")]
+    assert isinstance(writer.add(b"fails").exception(PATIENCE_SECONDS), StorageFailed)
+    assert writer.flush(PATIENCE_SECONDS), "also if it could not be written"
+    writer.close()

@@ -56,7 +56,7 @@ class Batch:
     step, and `entry` tells whether they are durable, and are to be told so.
     """
 
-    __slots__ = ("bare", "bytes", "entry", "is_live", "receipts", "since", "trigger")
+    __slots__ = ("bare", "bytes", "entry", "is_live", "is_over", "receipts", "since", "trigger")
 
     def __init__(self, since: float, *, bare: bool = False, trigger: Trigger | None = None) -> None:
         self.since = since
@@ -67,6 +67,8 @@ class Batch:
         self.entry: EntryId | None = None
         # Whether it is known that its records are live.
         self.is_live = False
+        # Whether it was appended, one way or the other.
+        self.is_over = False
 
     @property
     def records(self) -> list[bytes]:

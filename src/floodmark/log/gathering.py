@@ -6,6 +6,8 @@ from typing import Any
 
 from floodmark.log.batches import Batch, Promise
 from floodmark.log.statistics import Trigger
+from floodmark.model.errors import InvalidArgument
+from floodmark.model.limits import LEDGER_ENTRY_RECORDS_MAX, LEDGER_RECORD_BYTES_MAX
 
 
 class Gathering:
@@ -59,6 +61,11 @@ class Gathering:
         del self._batches[0]
         return batch
 
+    @property
+    def last(self) -> Batch | None:
+        """The last batch."""
+        return self._batches[-1] if self._batches else None
+
     def shut(self, trigger: Trigger | None = None) -> None:
         """Let what comes next not join what was gathered."""
         if self._open is not None:
@@ -77,3 +84,15 @@ class Gathering:
         batch = Batch(self._time_seconds(), bare=bare, trigger=trigger)
         self._batches.append(batch)
         return batch
+
+
+def require_limits(max_records: int, max_bytes: int, max_delay_ms: int) -> None:
+    """Refuse limits of an entry that no writer keeps."""
+    _require_between("max_records", max_records, LEDGER_ENTRY_RECORDS_MAX)
+    _require_between("max_bytes", max_bytes, LEDGER_RECORD_BYTES_MAX)
+    _require_between("max_delay_ms", max_delay_ms, 3_600_000)
+
+
+def _require_between(name: str, number: int, highest: int) -> None:
+    if not 1 <= number <= highest:
+        raise InvalidArgument(f"{name} must be between 1 and {highest:,}, but is {number:,}")

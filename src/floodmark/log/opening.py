@@ -9,6 +9,7 @@ import msgspec
 from floodmark.clock import TimeSource
 from floodmark.log.acknowledgement import Acknowledgements
 from floodmark.log.base import Position
+from floodmark.log.gathering import require_limits
 from floodmark.log.stored import Store, StoredLedger
 from floodmark.log.writer import (
     BYTES_IN_FLIGHT_MAX,
@@ -16,7 +17,6 @@ from floodmark.log.writer import (
     DELAY_MS_MAX,
     RECORDS_MAX,
     BatchedWriter,
-    require_limits,
 )
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.limits import LEDGER_IN_FLIGHT_BYTES_MAX

@@ -34,7 +34,7 @@ from floodmark.codec.entries import encode_bare, encode_batch
 from floodmark.log.acknowledgement import Acknowledgements
 from floodmark.log.base import Ledger, Position
 from floodmark.log.batches import Batch, Promise, Receipt, complete, fail
-from floodmark.log.gathering import Gathering
+from floodmark.log.gathering import Gathering, require_limits
 from floodmark.log.statistics import FlushCounter, LogStatistics, Trigger
 from floodmark.model.errors import (
     Closed,
@@ -42,7 +42,7 @@ from floodmark.model.errors import (
     InvalidValue,
     StorageFailed,
 )
-from floodmark.model.limits import LEDGER_ENTRY_RECORDS_MAX, LEDGER_RECORD_BYTES_MAX, MIB
+from floodmark.model.limits import LEDGER_RECORD_BYTES_MAX, MIB
 
 RECORDS_MAX: Final = 512
 BYTES_MAX: Final = 4 * MIB
@@ -103,6 +103,8 @@ class BatchedWriter(Generic[Record]):
         self._closed = False
         self._gathering = Gathering(max_records=max_records, max_bytes=max_bytes, time_seconds=time_seconds)
         self._bytes_in_flight = 0
+        # How many wait for what was handed over before.
+        self._flushing = 0
         # Those who wait for room, in order.
         self._line: deque[object] = deque()
         # Who appends now, and what.
@@ -164,7 +166,17 @@ class BatchedWriter(Generic[Record]):
                 self._require_room(len(encoded))
                 self._require_thread()
                 self._put(encoded, promise)
-        return promise.result()
+        try:
+            return promise.result()
+        except BaseException:
+            self._leave_to_thread()
+            raise
+
+    def _leave_to_thread(self) -> None:
+        """See to it that somebody writes what one who was interrupted has left."""
+        with self._lock:
+            if self._leader is None and self._gathering:
+                self._called.notify()
 
     def _let_go(self, receipt: Future[Position]) -> None:
         if receipt.exception() is None:
@@ -212,6 +224,17 @@ class BatchedWriter(Generic[Record]):
     def statistics(self) -> LogStatistics:
         """What this writer has done so far."""
         return self._counter.statistics(enabled=self._enabled, bytes_in_flight=self._bytes_in_flight)
+
+    def flush(self, seconds_max: float) -> bool:
+        """Wait until all that was handed over before is written; whether it was."""
+        self._require_no_callback()
+        with self._lock:
+            last = self._gathering.last or self._current
+            self._flushing += 1
+            try:
+                return self._changed.wait_for(lambda: last is None or last.is_over, seconds_max)
+            finally:
+                self._flushing -= 1
 
     def drain(self) -> None:
         """Return when all that was handed over is written, and all that was let go of is stored as such."""
@@ -346,10 +369,9 @@ class BatchedWriter(Generic[Record]):
                 if self._leader is not None or self._gathering or self._line or self._closed:
                     return False
                 self._leader = get_ident()
-            size = len(record)
-            trigger = Trigger.LARGE if size >= self._max_bytes else Trigger.IDLE
-            self._current = Batch(self._time_seconds(), bare=not self._enabled, trigger=trigger)
-            self._current.add(record, 0, promise)
+                trigger = Trigger.LARGE if len(record) >= self._max_bytes else Trigger.IDLE
+                self._current = Batch(self._time_seconds(), bare=not self._enabled, trigger=trigger)
+                self._current.add(record, 0, promise)
             self._append(self._current)
             self._current = None
             self._resign()
@@ -468,17 +490,6 @@ class BatchedWriter(Generic[Record]):
             # An interruption may have kept a record from being counted.
             self._bytes_in_flight = max(0, self._bytes_in_flight - batch.bytes)
             batch.bytes = 0
-            if self._line:
+            batch.is_over = True
+            if self._line or self._flushing:
                 self._changed.notify_all()
-
-
-def require_limits(max_records: int, max_bytes: int, max_delay_ms: int) -> None:
-    """Refuse limits of an entry that no writer keeps."""
-    _require_between("max_records", max_records, LEDGER_ENTRY_RECORDS_MAX)
-    _require_between("max_bytes", max_bytes, LEDGER_RECORD_BYTES_MAX)
-    _require_between("max_delay_ms", max_delay_ms, 3_600_000)
-
-
-def _require_between(name: str, number: int, highest: int) -> None:
-    if not 1 <= number <= highest:
-        raise InvalidArgument(f"{name} must be between 1 and {highest:,}, but is {number:,}")

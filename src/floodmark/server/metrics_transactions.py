@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from floodmark.log import Histogram
 from floodmark.model.transaction import TransactionState
-from floodmark.site.transactions import LogReport, Transactions
+from floodmark.site.transactions import LogReport, OwnTransactions, TransactionCounts, Transactions
 
 _LABELS = ("site", "log", "owner")
 
@@ -20,21 +20,31 @@ def transaction_families(site: str, transactions: Transactions) -> Iterator[Metr
 
 
 def _count(site: str, transactions: Transactions) -> Iterator[Metric]:
-    found = transactions.list(timedelta(0))
-    states = Counter(each.state for each in found)
+    counts = _counts_of(transactions)
     count = GaugeMetricFamily(
         "floodmark_transactions", "Transactions that have not ended, by state.", labels=("site", "state")
     )
     for state in (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING):
-        count.add_metric((site, state.value), states[state])
+        count.add_metric((site, state.value), counts.states.get(state, 0))
     yield count
     oldest = GaugeMetricFamily(
         "floodmark_transaction_oldest_age_seconds",
         "The age of the oldest transaction that has not ended; 0 if there is none.",
         labels=("site",),
     )
-    oldest.add_metric((site,), max((each.age_ms for each in found), default=0) / 1000)
+    oldest.add_metric((site,), counts.oldest_age_ms / 1000)
     yield oldest
+
+
+def _counts_of(transactions: Transactions) -> TransactionCounts:
+    """Counted where they are, if that is here: to list very many takes long."""
+    if isinstance(transactions, OwnTransactions):
+        return transactions.count()
+    found = transactions.list(timedelta(0))
+    return TransactionCounts(
+        states=Counter(each.state for each in found),
+        oldest_age_ms=max((each.age_ms for each in found), default=0),
+    )
 
 
 def _logs(site: str, reports: list[LogReport]) -> Iterator[Metric]:

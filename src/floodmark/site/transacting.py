@@ -3,8 +3,9 @@
 A site that is opened again knows of each transaction that was open, and goes on with those that were decided.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from threading import Lock, Thread
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.log import BatchedWriter, BatchSettings
 from floodmark.model.errors import (
+    Closed,
     FloodmarkError,
     InvalidArgument,
     NamespaceNotFound,
@@ -27,6 +29,7 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import (
     Participant,
     ParticipantKind,
+    TransactionState,
     TransactionStatistics,
 )
 from floodmark.model.version import Version
@@ -34,7 +37,14 @@ from floodmark.partition import LocalPartition, Node
 from floodmark.partition.routing import ROUTES_MAX
 from floodmark.site.catalog import Catalog
 from floodmark.site.transaction_logs import TransactionLogs, read_log
-from floodmark.site.transactions import BatchUpdate, LogKind, LogRecord, LogReport, NamespaceWrites
+from floodmark.site.transactions import (
+    BatchUpdate,
+    LogKind,
+    LogRecord,
+    LogReport,
+    NamespaceWrites,
+    TransactionCounts,
+)
 from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.opening import open_coordinator, start_sweeping
 
@@ -92,22 +102,26 @@ class LocalTransactions:
         self._subscriptions = subscriptions
         self._participants = _Participants(node, subscriptions)
         self._sweeps = sweeps
+        # Held by whoever opens a coordinator.  Those that are open stand in a dict that never changes, but is
+        # replaced, so that nobody waits who only looks.
         self._lock = Lock()
-        self._coordinators: dict[int, TransactionCoordinator] = {}
+        self._closed = False
+        self._coordinators: Mapping[int, TransactionCoordinator] = {}
         self._threads: list[Thread] = []
         for number in logs.coordinators():
             self._open(number)
         node.settle_by(self.fate)
-        subscriptions.settle_pending(self.fate)
+        subscriptions.settle_pending(self._fate_at_opening if sweeps else self.fate)
 
     # What transactions do
 
     def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
         if not 0 <= coordinator < COORDINATORS_MAX:
             raise InvalidArgument(f"coordinators have numbers from 0 to {COORDINATORS_MAX - 1}")
-        with self._lock:
-            if coordinator not in self._coordinators:
-                self._open(coordinator)
+        if coordinator not in self._coordinators:
+            with self._lock:
+                if coordinator not in self._coordinators:
+                    self._open(coordinator)
         return self._coordinators[coordinator].begin(timeout, owner)
 
     def acknowledge(
@@ -147,6 +161,18 @@ class LocalTransactions:
         except TransactionNotFound:
             return Fate(Decision.ABORT)
 
+    def _fate_at_opening(self, transaction: str) -> Fate:
+        """What becomes of an acknowledgement that was found pending when the site was opened.
+
+        What has not ended is left to the coordinator, which ends it in the background: a site answers at
+        once, however much was left half-way.
+        """
+        try:
+            is_held = self._coordinator_of(transaction).holds(transaction)
+        except TransactionNotFound:
+            is_held = False
+        return Fate(Decision.UNDECIDED if is_held else Decision.ABORT)
+
     # What operators do
 
     def show(self, transaction: str) -> TransactionStatistics:
@@ -154,15 +180,25 @@ class LocalTransactions:
 
     def sweep(self) -> None:
         """Do what the threads do that a site with `background=False` does not have."""
-        for coordinator in list(self._coordinators.values()):
+        for coordinator in self._coordinators.values():
             coordinator.sweep()
 
+    def count(self) -> TransactionCounts:
+        counts = [coordinator.count() for coordinator in self._coordinators.values()]
+        states = sum((states for states, _ in counts), Counter[TransactionState]())
+        return TransactionCounts(
+            states=states, oldest_age_ms=max((age_ms for _, age_ms in counts), default=0)
+        )
+
     def close(self) -> None:
-        """Write what is on its way, then refuse."""
-        for coordinator in self._coordinators.values():
-            coordinator.close()
-        for thread in self._threads:
-            thread.join()
+        """Write what is on its way, then refuse.  What goes wrong with one keeps no other from it."""
+        with self._lock:
+            self._closed = True
+        with ExitStack() as closing:
+            for thread in self._threads:
+                closing.callback(thread.join)
+            for coordinator in self._coordinators.values():
+                closing.callback(coordinator.close)
 
     # The logs
 
@@ -179,11 +215,7 @@ class LocalTransactions:
         return self._logs.settings.of(log)
 
     def set_batching(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
-        settings = self._logs.change(log, update)
-        for (kind, _), writer in self._writers().items():
-            if kind is log:
-                writer.enabled = settings.enabled
-        return settings
+        return self._logs.change(log, update)
 
     def _writers(self) -> dict[tuple[LogKind, str], BatchedWriter[Any]]:
         coordinators = sorted(self._coordinators.items())
@@ -210,6 +242,8 @@ class LocalTransactions:
         return rows
 
     def _open(self, number: int) -> None:
+        if self._closed:
+            raise Closed("the site was closed; open it again")
         coordinator = open_coordinator(
             number,
             self._logs.store,
@@ -218,7 +252,8 @@ class LocalTransactions:
             mint=self._mint,
             time_source=self._node.clock.time_source,
         )
-        self._coordinators[number] = coordinator
+        self._logs.opened(LogKind.COORDINATOR, coordinator.log)
+        self._coordinators = {**self._coordinators, number: coordinator}
         if self._sweeps:
             self._threads.append(start_sweeping(coordinator))
 

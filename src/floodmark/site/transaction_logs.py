@@ -7,10 +7,12 @@ own, which are kept with the metadata.
 from itertools import islice
 from threading import Lock
 from typing import Any, Final
+from weakref import WeakSet
 
 import msgspec
 from msgspec import UNSET, structs
 
+from floodmark.clock import monotonic_ms
 from floodmark.feed.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
 from floodmark.log import (
     Acknowledgements,
@@ -21,12 +23,16 @@ from floodmark.log import (
     list_ledgers,
     open_log,
 )
+from floodmark.model.errors import Retryable
 from floodmark.model.version import COUNTER_BITS, moment_of
 from floodmark.partition import META, Node, load_metadata
 from floodmark.partition.ledgers import LedgerStore
 from floodmark.site.transactions import BatchUpdate, LogKind, LogRecord, LogReport
 from floodmark.transaction.opening import LEDGERS
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, decode_record
+
+# How long one who changes settings waits for what was taken by the old ones.
+FLUSH_MS_MAX: Final = 10_000
 
 _SETTINGS: Final = b"transactions/settings"
 
@@ -49,11 +55,36 @@ class TransactionLogs:
         self._node = node
         self.store = LedgerStore(node.storage)
         self._lock = Lock()
+        # Those of the logs that are open.
+        self._writers: dict[LogKind, WeakSet[BatchedWriter[Any]]] = {kind: WeakSet() for kind in LogKind}
         stored = next(iter(load_metadata(node.engine, _SETTINGS, TransactionSettings)), None)
         self.settings = stored or TransactionSettings()
 
+    def opened(self, log: LogKind, writer: BatchedWriter[Any]) -> None:
+        """Note a log that nothing was written to yet.  It may have been opened by settings that are past."""
+        with self._lock:
+            self._writers[log].add(writer)
+            writer.enabled = self.settings.of(log).enabled
+
     def change(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
-        """Store other settings."""
+        """Store other settings, and return when nothing that was taken by the old ones is on its way.
+
+        Whoever disables batching may then look whether batched entries are left: none will come.
+        """
+        changed = self._change(log, update)
+        until_ms = monotonic_ms() + FLUSH_MS_MAX
+        with self._lock:
+            writers = list(self._writers[log])
+        for writer in writers:
+            if not writer.flush(max(0, until_ms - monotonic_ms()) / 1_000):
+                raise Retryable(
+                    f"the settings of the {log} logs are changed for what comes, but records that came "
+                    f"before have been on their way for more than {FLUSH_MS_MAX / 1_000:g} s; look after the "
+                    "disk, then try again"
+                )
+        return changed
+
+    def _change(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
         changes = {
             name: value
             for name in BatchSettings.__struct_fields__
@@ -67,11 +98,13 @@ class TransactionLogs:
             with self._node.storage.settled():
                 self._node.storage.store([(META, _SETTINGS, msgspec.json.encode(settings))])
                 self.settings = settings
+            for writer in self._writers[log]:
+                writer.enabled = changed.enabled
         return changed
 
     def open_pending(self, subscription: str) -> OpenLog[PendingRecord]:
         """The log of a subscription."""
-        return open_log(
+        log = open_log(
             self.store,
             f"{PENDING_LEDGERS}{subscription}",
             self.settings.pending_ack,
@@ -79,6 +112,8 @@ class TransactionLogs:
             decode=decode_pending,
             time_source=self._node.clock.time_source,
         )
+        self.opened(LogKind.PENDING_ACK, log.writer)
+        return log
 
     def coordinators(self) -> list[int]:
         """The numbers of the coordinators that have written something."""

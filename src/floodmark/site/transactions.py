@@ -2,14 +2,14 @@
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.log import BatchSettings, LogStatistics, Segment
-from floodmark.model.transaction import TransactionStatistics
+from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 
 
@@ -73,6 +73,13 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
+class TransactionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many transactions have not ended, by state, and the age of the oldest; 0 if there is none."""
+
+    states: dict[TransactionState, int]
+    oldest_age_ms: int
+
+
 class Transactions(Protocol):
     """What can be asked of a site about transactions.  Each call may be repeated."""
 
@@ -120,4 +127,20 @@ class Transactions(Protocol):
 
     def list(self, older_than: timedelta) -> list[TransactionStatistics]:
         """Those that have not ended, the oldest first."""
+        ...
+
+
+@runtime_checkable
+class OwnTransactions(Transactions, Protocol):
+    """What can be asked besides of a site that is open in this process."""
+
+    def sweep(self) -> None:
+        """Abort what is over its time, and carry out what was decided.
+
+        A site does so by itself, unless it was opened with `background=False`.
+        """
+        ...
+
+    def count(self) -> TransactionCounts:
+        """How many there are.  Cheap, however many that is."""
         ...

@@ -1,0 +1,337 @@
+"""The coordinators of a site: opened, looked at, switched and closed while others use them."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from threading import Event, Thread, current_thread
+from typing import Any
+
+import pytest
+from tests.site.support import HANG_SECONDS, HookedEngine, host_of
+
+from floodmark import Site, SubscriptionOptions
+from floodmark.clock import monotonic_ms
+from floodmark.log import BatchedWriter, OpenLog, holds_batches, open_log
+from floodmark.log.base import NO_MARKS, EntryId, Marks
+from floodmark.model.errors import Closed, Retryable
+from floodmark.model.transaction import TransactionState, TransactionStatistics
+from floodmark.site import open_engine, transacting, transaction_logs
+from floodmark.site.transacting import LocalTransactions
+from floodmark.site.transactions import BatchUpdate, LogKind, OwnTransactions
+from floodmark.transaction import TransactionCoordinator, open_coordinator
+
+HOUR, NO_AGE = timedelta(hours=1), timedelta(0)
+OFF = BatchUpdate(enabled=False)
+
+
+@pytest.fixture
+def engine() -> HookedEngine:
+    return HookedEngine()
+
+
+@pytest.fixture
+def site(engine: HookedEngine) -> Iterator[Site]:
+    site = open_site(engine)
+    yield site
+    site.close()
+
+
+def open_site(engine: HookedEngine, *, background: bool = False) -> Site:
+    return open_engine(engine, site="oslo", site_id=7, background=background)
+
+
+def own(site: Site) -> LocalTransactions:
+    return host_of(site).transactions
+
+
+def wait_for(is_met: Callable[[], bool]) -> None:
+    for _ in range(int(HANG_SECONDS * 1_000)):
+        if is_met():
+            return
+        Event().wait(0.001)
+    raise AssertionError("it did not come to that")
+
+
+class Gate:
+    """Where somebody waits until a test lets him through."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = Event(), Event()
+
+    def wait(self) -> None:
+        self.entered.set()
+        assert self.opened.wait(HANG_SECONDS)
+
+
+# Switching
+
+
+def gate_appends(writer: BatchedWriter[Any], monkeypatch: pytest.MonkeyPatch) -> Gate:
+    gate, append = Gate(), writer.ledger.append
+
+    def wait_and_append(entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
+        gate.wait()
+        return append(entry, marks)
+
+    monkeypatch.setattr(writer.ledger, "append", wait_and_append)
+    return gate
+
+
+def test_batching_is_off_when_no_batched_entry_is_to_come(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.transaction().abort()
+    writer = own(site)._coordinators[0].log
+    gate = gate_appends(writer, monkeypatch)
+    begin = Thread(target=lambda: site.transactions.begin(HOUR, 0))
+    begin.start()
+    assert gate.entered.wait(HANG_SECONDS)
+    seen: list[bool] = []
+
+    def disable() -> None:
+        site.transactions.set_batching(LogKind.COORDINATOR, OFF)
+        seen.append(site.transactions.logs()[0].holds_batches)
+
+    disabling = Thread(target=disable)
+    disabling.start()
+    wait_for(lambda: not writer.enabled)
+    wait_for(lambda: bool(writer._flushing or seen))
+    gate.opened.set()
+    disabling.join(HANG_SECONDS)
+    begin.join(HANG_SECONDS)
+    assert seen == [True], "the entry that was on its way is told of"
+
+
+def test_whoever_switches_behind_a_disk_that_hangs_hears_it_and_can_ask_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.transaction().abort()
+    gate = gate_appends(own(site)._coordinators[0].log, monkeypatch)
+    begin = Thread(target=lambda: site.transactions.begin(HOUR, 0))
+    begin.start()
+    assert gate.entered.wait(HANG_SECONDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(transaction_logs, "FLUSH_MS_MAX", 1)
+        with pytest.raises(Retryable, match=r"changed for what comes.*on their way.*try again"):
+            site.transactions.set_batching(LogKind.COORDINATOR, OFF)
+    assert not site.transactions.batching(LogKind.COORDINATOR).enabled
+    gate.opened.set()
+    assert not site.transactions.set_batching(LogKind.COORDINATOR, OFF).enabled
+    begin.join(HANG_SECONDS)
+
+
+def test_a_coordinator_that_is_opened_meanwhile_is_switched_too(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+
+    def open_slowly(*arguments: Any, **named: Any) -> TransactionCoordinator:
+        opened = open_coordinator(*arguments, **named)
+        gate.wait()
+        return opened
+
+    monkeypatch.setattr(transacting, "open_coordinator", open_slowly)
+    begin = Thread(target=lambda: site.transactions.begin(HOUR, 3))
+    begin.start()
+    assert gate.entered.wait(HANG_SECONDS)
+    site.transactions.set_batching(LogKind.COORDINATOR, OFF)
+    gate.opened.set()
+    begin.join(HANG_SECONDS)
+    (report,) = site.transactions.logs()
+    assert (report.settings.enabled, report.holds_batches) == (False, False)
+
+
+def test_a_log_of_acknowledgements_that_is_opened_meanwhile_is_switched_too(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, logs, opened = Gate(), own(site)._logs, list[OpenLog[Any]]()
+
+    def open_slowly(*arguments: Any, **named: Any) -> OpenLog[Any]:
+        log = open_log(*arguments, **named)
+        gate.wait()
+        return log
+
+    monkeypatch.setattr(transaction_logs, "open_log", open_slowly)
+    opening = Thread(target=lambda: opened.append(logs.open_pending("indexer")))
+    opening.start()
+    assert gate.entered.wait(HANG_SECONDS)
+    site.transactions.set_batching(LogKind.PENDING_ACK, OFF)
+    gate.opened.set()
+    opening.join(HANG_SECONDS)
+    assert not opened[0].writer.enabled
+    site.transactions.set_batching(LogKind.PENDING_ACK, BatchUpdate(enabled=True))
+    assert opened[0].writer.enabled
+    assert not holds_batches(opened[0].ledger)
+
+
+# Opening
+
+
+def leave_half_way(site: Site, count: int) -> list[str]:
+    """Transactions with an acknowledgement each: committed, aborted and open ones.  Nobody was told."""
+    messages = site.create_namespace("messages")
+    for number in range(3 * count):
+        messages.put(b"%d" % number, b"hello")
+    ids: list[str] = []
+    with site.subscribe("counting", "messages", options=SubscriptionOptions(follow=False)) as subscription:
+        for delivery in subscription:
+            transaction = site.transaction(timeout=HOUR)
+            transaction.acknowledge(delivery)
+            ids.append(transaction.id)
+    coordinator = own(site)._coordinators[0]
+    for each in ids[0::3]:
+        coordinator.commit_soon(each, site.now()).result()
+    for each in ids[1::3]:
+        coordinator.abort_soon(each).result()
+    return ids
+
+
+def pending(site: Site) -> list[str]:
+    """The transactions of acknowledgements that are pending."""
+    return [each.transaction for each in host_of(site).subscriptions.pending("counting")]
+
+
+def test_a_site_with_much_that_is_half_way_is_opened_at_once_and_goes_on_in_the_background(
+    engine: HookedEngine,
+) -> None:
+    count = 15
+    site = open_site(engine)
+    ids = leave_half_way(site, count)
+    site.close()
+    engine.reopen()
+    syncs: list[str] = []
+    engine.before = lambda operation: (
+        syncs.append(operation) if operation == "sync" and current_thread() is opener else None
+    )
+    opener = current_thread()
+    site = open_site(engine, background=True)
+    assert len(syncs) < count, "not one for each of them"
+    wait_for(lambda: len(site.transactions.list(NO_AGE)) == count)
+    assert {each.state for each in site.transactions.list(NO_AGE)} == {TransactionState.OPEN}
+    assert pending(site) == ids[2::3]
+    site.close()
+
+
+def test_acknowledgements_of_transactions_that_nobody_knows_are_available_again_at_once(
+    engine: HookedEngine,
+) -> None:
+    site = open_site(engine)
+    committing, aborting, transaction = leave_half_way(site, 1)
+    coordinator = own(site)._coordinators[0]
+    # As if a crash had come between the end of the transaction and that of its acknowledgement.
+    coordinator._ending._end([coordinator._book.held[transaction]])
+    assert pending(site) == [committing, aborting, transaction]
+    site.close()
+    engine.reopen()
+    site = open_site(engine, background=True)
+    assert transaction not in pending(site)
+    site.close()
+
+
+# Looking
+
+
+def test_looking_is_not_disturbed_by_coordinators_that_are_opened(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        site.transactions.begin(HOUR, number)
+    find = TransactionCoordinator.transactions
+
+    def open_another(
+        coordinator: TransactionCoordinator, *, older_than: timedelta
+    ) -> list[TransactionStatistics]:
+        site.transactions.begin(HOUR, coordinator.number + 10)
+        return find(coordinator, older_than=older_than)
+
+    monkeypatch.setattr(TransactionCoordinator, "transactions", open_another)
+    assert len(site.transactions.list(NO_AGE)) == 3
+    assert own(site).count().states == {TransactionState.OPEN: 6}
+
+
+def test_looking_does_not_wait_for_a_coordinator_that_is_being_opened(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction = site.transactions.begin(HOUR, 0)
+    gate = Gate()
+
+    def open_slowly(*arguments: Any, **named: Any) -> TransactionCoordinator:
+        gate.wait()
+        return open_coordinator(*arguments, **named)
+
+    monkeypatch.setattr(transacting, "open_coordinator", open_slowly)
+    begin = Thread(target=lambda: site.transactions.begin(HOUR, 1))
+    begin.start()
+    assert gate.entered.wait(HANG_SECONDS)
+    assert [each.id for each in site.transactions.list(NO_AGE)] == [transaction]
+    assert len(site.transactions.logs()) == 1
+    assert site.transactions.begin(HOUR, 0) != transaction, "others go on"
+    gate.opened.set()
+    begin.join(HANG_SECONDS)
+
+
+def test_transactions_of_all_coordinators_are_counted(site: Site) -> None:
+    assert own(site).count().states == {}
+    for number in (0, 0, 5):
+        site.transactions.begin(HOUR, number)
+    own(site)._coordinators[5].commit_soon(site.transactions.list(NO_AGE)[-1].id, 5).result()
+    counts = own(site).count()
+    assert counts.states == {TransactionState.OPEN: 2, TransactionState.COMMITTING: 1}
+    assert counts.oldest_age_ms >= 0
+
+
+# Sweeping by hand
+
+
+def test_a_site_without_background_is_swept_by_its_owner(site: Site) -> None:
+    site.create_namespace("messages").put(b"ada/1", b"hello")
+    transactions = site.transactions
+    assert isinstance(transactions, OwnTransactions)
+    options = SubscriptionOptions(follow=False, background=False)
+    with site.subscribe("counting", "messages", options=options) as subscription:
+        transaction = site.transaction(timeout=HOUR)
+        transaction.acknowledge(next(subscription))
+        coordinator = own(site)._coordinators[0]
+        coordinator._growing_ms = coordinator._book.growing_ms = lambda: monotonic_ms() + 3_600_000
+        assert [each.state for each in transactions.list(NO_AGE)] == [TransactionState.OPEN]
+        transactions.sweep()
+        assert transactions.list(NO_AGE) == []
+        assert pending(site) == []
+        assert transactions.show(transaction.id).reason == "its time was over"
+
+
+# Closing
+
+
+def test_one_coordinator_that_cannot_be_closed_keeps_no_other_from_it(
+    engine: HookedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = open_site(engine, background=True)
+    for number in range(3):
+        site.transactions.begin(HOUR, number)
+    transactions = own(site)
+    close = TransactionCoordinator.close
+
+    def fail_at_first(coordinator: TransactionCoordinator) -> None:
+        close(coordinator)
+        if coordinator.number != 1:
+            raise ZeroDivisionError(f"closing {coordinator.number}")
+
+    monkeypatch.setattr(TransactionCoordinator, "close", fail_at_first)
+    with pytest.raises(ZeroDivisionError):
+        transactions.close()
+    for coordinator in transactions._coordinators.values():
+        with pytest.raises(Closed):
+            coordinator.begin()
+    assert not any(thread.is_alive() for thread in transactions._threads)
+    monkeypatch.undo()
+    site.close()
+
+
+def test_nothing_is_opened_once_it_was_closed(site: Site) -> None:
+    transactions = own(site)
+    site.transactions.begin(HOUR, 0)
+    transactions.close()
+    for number in (0, 1):
+        with pytest.raises(Closed, match="open it again"):
+            transactions.begin(HOUR, number)
+    assert list(transactions._coordinators) == [0]
