@@ -223,7 +223,7 @@ def test_records_of_different_kinds_have_drifted_if_each_site_has_all_that_the_o
     assert both_ways(left, side(other, {1: 9, 3: 6}, site=2)) is Verdict.LAG
     lagging = side(other, {1: 8, 3: 7}, site=2)
     assert both_ways(left, lagging) is Verdict.LAG
-    assert "not of the same kind" in (find_doubt(left, lagging, {1, 2, 3}) or "")
+    assert "not of the same kind" in (find_doubt(left.record, lagging.record, {1, 2, 3}) or "")
 
 
 # Stamps that cannot be
@@ -256,9 +256,9 @@ def test_an_altered_stamp_over_the_same_content_agrees() -> None:
 def test_lag_under_a_stamp_of_a_site_that_nobody_knows_is_in_doubt() -> None:
     left, right = side(last(b"a", Stamp(5, 130)), {2: 9}), side(last(b"b", Stamp(6, 2)), {1: 9}, site=2)
     assert both_ways(left, right) is Verdict.LAG
-    assert "a stamp of site 130" in (find_doubt(left, right, {1, 2}) or "")
-    assert find_doubt(left, right, {1, 2, 130}) is None
-    assert find_doubt(side(None, {2: 9}), right, {1, 2}) is None
+    assert "a stamp of site 130" in (find_doubt(left.record, right.record, {1, 2}) or "")
+    assert find_doubt(left.record, right.record, {1, 2, 130}) is None
+    assert find_doubt(None, right.record, {1, 2}) is None
 
 
 # Coverage

@@ -167,26 +167,23 @@ class Comparison:
                     continue
                 pair = each.left, each.right
                 if before is not None and pair <= before:
-                    found += self._settle(self._waiting_max)
+                    if len(self._waiting) > self._waiting_max:
+                        found += self._settle()
                     if found:
                         yield found
-                    found = []
+                        found = []
                 before = pair
-                found += self._look_through(each)
+                self._compared[pair] += each.compared
+                self._numbers[pair][Verdict.AGREE] += each.compared - len(each.unlike)
+                for unlike in each.unlike:
+                    found += self._examine(pair, unlike)
         except FloodmarkError:
             # What was read before something failed still counts.
-            yield [*found, *self._settle(0)]
+            yield [*found, *self._settle()]
             raise
-        yield [*found, *self._settle(0)]
+        yield [*found, *self._settle()]
         for error in self.failures.values():
             raise error
-
-    def _look_through(self, window: Aligned) -> Iterator[Finding]:
-        pair = window.left, window.right
-        self._compared[pair] += window.compared
-        self._numbers[pair][Verdict.AGREE] += window.compared - len(window.unlike)
-        for unlike in window.unlike:
-            yield from self._examine(pair, unlike)
 
     def _examine(self, pair: tuple[int, int], unlike: Unlike) -> Iterator[Finding]:
         left, right = (self.vantages[place] for place in pair)
@@ -198,10 +195,8 @@ class Comparison:
         else:
             yield from self._tell(waiting, harsh)
 
-    def _settle(self, waiting_max: int) -> Iterator[Finding]:
-        """Judge what had to wait until all that it hangs on was read, if more than so much waits."""
-        if len(self._waiting) <= waiting_max:
-            return
+    def _settle(self) -> Iterator[Finding]:
+        """Judge what had to wait until all that it hangs on was read."""
         waiting, self._waiting = self._waiting, []
         places = {place for each in waiting for place in each.pair}
         horizons = {place: self._read_horizon(self.vantages[place]) for place in sorted(places)}
@@ -221,11 +216,8 @@ class Comparison:
             return VERSION_MAX
 
     def _judge(self, waiting: "_Waiting", left_horizon: Version, right_horizon: Version) -> Judgement:
-        return judge(*self._sides(waiting, left_horizon, right_horizon))
-
-    def _sides(self, waiting: "_Waiting", left_horizon: Version, right_horizon: Version) -> tuple[Side, Side]:
         left, right = (self.vantages[place] for place in waiting.pair)
-        return (
+        return judge(
             Side(waiting.left, left.mark, left_horizon, left.version),
             Side(waiting.right, right.mark, right_horizon, right.version),
         )
@@ -234,7 +226,7 @@ class Comparison:
         verdict = judgement.verdict
         self._numbers[waiting.pair][verdict] += 1
         if verdict is Verdict.LAG:
-            doubt = find_doubt(*self._sides(waiting, 0, 0), self._known)
+            doubt = find_doubt(waiting.left, waiting.right, self._known)
             yield Lag(waiting.key, *self._pairs[waiting.pair], doubt)
         elif verdict.is_drift:
             left, right = (self.vantages[place] for place in waiting.pair)

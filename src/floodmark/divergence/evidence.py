@@ -43,9 +43,9 @@ class Evidence(msgspec.Struct, frozen=True):
         >>> Evidence(9, Stamp(7, 2), digest=0).is_possible, Evidence(9, Stamp(10, 2), digest=0).is_possible
         (True, False)
         """
-        return self.stamp.version <= self.version and all(
-            stamp.version <= self.version for stamp in self.stamps
-        )
+        if self.stamp.version > self.version:
+            return False
+        return self.state is None or all(stamp.version <= self.version for stamp in self.stamps)
 
 
 def evidence_of(version: Version, site_id: int, thin: bytes, digest: int) -> Evidence:

@@ -134,22 +134,23 @@ def judge(left: Side, right: Side) -> Judgement:
     return lagging or Judgement(Verdict.AGREE)
 
 
-def find_doubt(left: Side, right: Side, known: Collection[int]) -> str | None:
+def find_doubt(left: Evidence | None, right: Evidence | None, known: Collection[int]) -> str | None:
     """Why a difference that counts as lag may never end; None if nothing speaks for that.
 
     `known` are the sites of which any that are compared has heard.  A stamp of another one may be damaged, or
     from somewhere that nobody replicates from: no watermark will ever cover it.
 
-    >>> left, right = Side(Evidence(9, Stamp(7, 130), digest=1), {1: 9}, 0, 9), Side(None, {2: 9}, 0, 9)
-    >>> find_doubt(left, right, {1, 2})
+    >>> find_doubt(Evidence(9, Stamp(7, 130), digest=1), None, {1, 2})
     'has a stamp of site 130, which is in no topology or watermark'
-    >>> find_doubt(left, right, {1, 2, 130})
+    >>> find_doubt(Evidence(9, Stamp(7, 2), digest=1), None, {1, 2})
     """
-    records = [side.record for side in (left, right) if side.record is not None]
-    strangers = {stamp.site for record in records for stamp in record.stamps}.difference(known)
-    if strangers:
-        return f"has a stamp of site {min(strangers)}, which is in no topology or watermark"
-    if not _are_of_one_kind(left.record, right.record):
+    for record in (left, right):
+        if record is None or (record.state is None and record.stamp.site in known):
+            continue
+        strangers = [stamp.site for stamp in record.stamps if stamp.site not in known]
+        if strangers:
+            return f"has a stamp of site {min(strangers)}, which is in no topology or watermark"
+    if not _are_of_one_kind(left, right):
         return "is not of the same kind at both sites, as if they did not merge it in the same way"
     return None
 
