@@ -159,6 +159,11 @@ def test_a_merged_record_with_a_stamp_that_cannot_be_is_not_written_over(altered
         for site, entries in ((1, (Entry(1, 9, 5),)), (2, (Entry(2, 8, 7), altered)))
     ]
     assert choose_repair(copies, {1, 2, 3}).stored is None
+    # Nor is it a source if it is not to be written over.
+    unnamed = [copies[0], copies[1]._replace(is_named=False)]
+    chosen = choose_repair(unnamed, {1, 2, 3}).stored
+    assert chosen is not None
+    assert decode_state(chosen) == CounterState(None, (Entry(1, 9, 5),))
 
 
 # Whole sites

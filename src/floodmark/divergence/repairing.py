@@ -310,10 +310,12 @@ def _choose_join(
     copies: Sequence[Copy], states: Mapping[int, State], known: Collection[int] | None
 ) -> Choice:
     """The join of states, after each part was set right by the state of the site that wrote it."""
-    versions = {copy.site_id: copy.version for copy in copies}
-    if any(_is_altered(state, versions[site_id], known) for site_id, state in states.items()):
+    altered = [copy for copy in copies if _is_altered(states[copy.site_id], copy.version, known)]
+    if any(copy.is_named for copy in altered):
         # What else is in such a state may be found nowhere else, and to write over it would lose that.
         return Choice(None, _NOT_POSSIBLE)
+    left_out = {copy.site_id for copy in altered}
+    states = {site_id: state for site_id, state in states.items() if site_id not in left_out}
     named = {copy.site_id for copy in copies if copy.is_named}
     held = {(part.stamp.site, _name_of(part), part.stamp): part for part in _own_parts(states)}
     believed: list[State] = []
