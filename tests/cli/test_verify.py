@@ -6,6 +6,7 @@ import socket
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from tests.cli.support import run
 
+import floodmark
 from floodmark.cli import verifying
 from floodmark.cli.output import Output
 from floodmark.cli.verify_metrics import VerifyMetrics
@@ -184,6 +186,25 @@ def test_metrics_add_up_passes_and_show_the_last_one() -> None:
     assert metrics.find_alarms() == ["users: oslo and rome have drifted apart in 2 keys"]
 
 
+@pytest.mark.parametrize(
+    "failed",
+    [
+        VerifySummary(sites=[], pairs=[], doubts=["the comparison did not come to its end"]),
+        VerifySummary(sites=["oslo", "rome"], pairs=[pair()], doubts=["bonn cannot be compared"]),
+        VerifySummary(sites=["oslo", "rome"], pairs=[]),
+    ],
+)
+def test_pass_that_could_not_look_at_everything_does_not_count_as_a_whole_one(failed: VerifySummary) -> None:
+    time = SimulatedTime(0)
+    metrics = VerifyMetrics(time)
+    metrics.add(failed)
+    assert "\nfloodmark_verify_whole_pass_age_seconds" not in metrics.render().decode()
+    metrics.add(AGREED)
+    time.advance(5_000)
+    metrics.add(failed)
+    assert "floodmark_verify_whole_pass_age_seconds 5.0" in metrics.render().decode().splitlines()
+
+
 def test_watch_serves_what_it_has_found() -> None:
     found = VerifyMetrics()
 
@@ -205,9 +226,56 @@ def test_watch_serves_what_it_has_found() -> None:
 
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     with verifying._serve(found, "127.0.0.1:0") as server:
-        assert verifying._watch(passes(), Output(json=True, stream=stream), found) is Outcome.DRIFT
+        assert (
+            verifying._watch(passes(), Output(json=True, stream=stream), found, Event(), []) is Outcome.DRIFT
+        )
     stream.seek(0)
     assert [json.loads(line)["outcome"] for line in stream] == ["agree", "drift"]
+
+
+@pytest.mark.parametrize("options", [[], ["--watch"]])
+def test_directory_that_cannot_be_opened_is_a_doubt_like_a_server_that_does_not_answer(
+    options: list[str], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "spark_job", None)
+    told = run("verify", directory, tmp_path / "nowhere", "--json", *options)
+    assert (told.code, told.json["outcome"]) == (2, "unknown"), told.errors
+    (doubt,) = told.json["doubts"]
+    assert f"{tmp_path / 'nowhere'} cannot be opened: " in doubt
+    with floodmark.open(directory):
+        text = run("verify", directory, "grpc://127.0.0.1:1", *options).text
+    assert f"unsure {directory} cannot be opened: " in text
+    assert text.endswith("whether the sites agree cannot be told\n")
+
+
+def test_sites_that_are_left_are_compared_and_the_doubt_stays() -> None:
+    doubts = ["data/bonn cannot be opened"]
+    assert verifying._with(doubts, AGREED).outcome is Outcome.UNKNOWN
+    assert verifying._with(doubts, DRIFTED).outcome is Outcome.DRIFT
+
+    def passes() -> Generator[VerifySummary, None, None]:
+        yield AGREED
+
+    found, output = VerifyMetrics(), Output(json=True, stream=io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    assert verifying._watch(passes(), output, found, Event(), doubts) is Outcome.UNKNOWN
+    assert found.find_alarms() == doubts
+
+
+def passes_until_cancelled(*summaries: VerifySummary) -> Generator[VerifySummary, None, None]:
+    yield from summaries
+    raise RuntimeError("the job was cancelled")
+
+
+def test_watch_that_is_ended_in_a_pass_says_what_the_pass_before_said() -> None:
+    stop, stream = Event(), io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    output = Output(json=True, stream=stream)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        verifying._watch(passes_until_cancelled(DRIFTED), output, VerifyMetrics(), stop, [])
+    stop.set()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        verifying._watch(passes_until_cancelled(), output, VerifyMetrics(), stop, [])
+    outcome = verifying._watch(passes_until_cancelled(AGREED, DRIFTED), output, VerifyMetrics(), stop, [])
+    assert outcome is Outcome.DRIFT
 
 
 def test_place_where_metrics_cannot_be_served_is_refused_before_anything_starts(

@@ -140,7 +140,7 @@ def _replicate_pair(
     *,
     once: bool,
 ) -> "ReplicateSummary":
-    with spark_job(choice, "replicate") as job:
+    with spark_job(choice, "replicate", in_order=True) as job:
         summary: ReplicateSummary = job.functions.replicate(
             source,
             target,
@@ -161,7 +161,7 @@ def _all_namespaces(address: "SiteAddress") -> list[str]:
 
 def _replicate_topology(file: Path, choice: SparkChoice, *, once: bool) -> "TopologySummary":
     topology = read_topology(file)
-    with spark_job(choice, "replicate") as job:
+    with spark_job(choice, "replicate", in_order=True) as job:
         summary: TopologySummary = job.functions.replicate_topology(
             topology,
             job.functions.site_addresses(topology, **shared_credentials()),
@@ -226,7 +226,7 @@ def export(
         if given not in words:
             raise Usage(f"{name} is {' or '.join(words)}, not {given!r:.60}", "floodmark export --help")
     choice = SparkChoice(master=master, remote=remote, conf=conf)
-    with reach(location) as (source,), spark_job(choice, "export") as job:
+    with reach(location) as (source,), spark_job(choice, "export", in_order=True) as job:
         summary = job.functions.export(
             source,
             namespace,

@@ -8,6 +8,7 @@
 70   a bug in Floodmark
 77   not allowed
 130  interrupted with Ctrl-C
+143  a job on Spark that was ended by SIGTERM
 """
 
 import re

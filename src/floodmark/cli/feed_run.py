@@ -57,7 +57,7 @@ def run_feed(site: floodmark.Site, name: str, *, once: bool, wait_for_lease: boo
 
 def run_feed_on_spark(location: str, name: str, choice: SparkChoice, *, once: bool, json: bool) -> int:
     """Run a feed as a Spark query until it is told to stop, and say how it went; the exit code."""
-    with reach(location) as (source,), spark_job(choice, "feed") as job:
+    with reach(location) as (source,), spark_job(choice, "feed", in_order=True) as job:
         summary = job.functions.run_feed(
             source, name, once=once, spark=job.session, progress=job.progress, stop=job.stop
         )

@@ -8,20 +8,20 @@ Spark is an extra and takes a second to load: its room is loaded when a job runs
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import floodmark
-from floodmark.cli.failures import Usage
+from floodmark.cli.failures import UNREACHABLE, Usage, exit_code
 from floodmark.cli.fields import plain
 from floodmark.cli.opening import ConnectionOptions, connection_options, is_url, require_site
 from floodmark.cli.output import Output, console_on
@@ -29,7 +29,7 @@ from floodmark.cli.signals import on_stop_signal
 from floodmark.cli.text import show_lag, show_version
 from floodmark.cli.tokens import access_entry
 from floodmark.model.access import Role
-from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.errors import CannotOpen, InvalidConfiguration
 from floodmark.server import ServerOptions, hash_token, new_token
 from floodmark.server import serve as serve_site
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from floodmark.spark import SiteAddress
 
 EXTRA: Final = "floodmark[spark]"
+# How soon a job is cancelled that is not wanted any more.
+_CANCEL_SECONDS: Final = 0.2
 
 Master = Annotated[
     str | None,
@@ -75,7 +77,7 @@ class SparkChoice:
 
 @dataclass(frozen=True)
 class Job:
-    """What a job needs besides its own arguments."""
+    """What a job needs besides its own arguments; `stop` is set when the user wants it to end."""
 
     functions: Any
     session: Any
@@ -84,27 +86,72 @@ class Job:
 
 
 @contextmanager
-def spark_job(choice: SparkChoice, what: str) -> Iterator[Job]:
-    """A session to run a job in, with progress on stderr; Spark's errors come out as Floodmark's."""
+def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iterator[Job]:
+    """A session to run a job in, with progress on stderr; Spark's errors come out as Floodmark's.
+
+    Ctrl-C and SIGTERM set the job's `stop`.  One that ends `in_order` looks at that, finishes what it is at,
+    and tells what it has done.  Others are cancelled, and the command ends with the signal's exit code.
+    """
     spark = _load("floodmark.spark")
-    functions = _load("floodmark.spark.jobs")
+    functions = load_functions()
     failures = _load("floodmark.spark.failures")
+    spark_session = _load("floodmark.spark.session")
     options = spark.SparkOptions(master=choice.master, remote=choice.remote, conf=choice.settings())
     stop = Event()
     with (
         Bars(what) as bars,
-        on_stop_signal(stop.set),
+        on_stop_signal(stop.set) as received,
         failures.raising_floodmark_errors(),
         spark.open_session(options, name=f"floodmark {what}") as session,
     ):
-        yield Job(functions, session, bars, stop)
+        job = Job(functions, session, bars, stop)
+        if in_order:
+            yield job
+            return
+        if received.exit_code is not None:
+            raise typer.Exit(received.exit_code)
+        try:
+            with _cancelling(lambda: spark_session.abandon_jobs(session), stop):
+                yield job
+        except Exception:
+            if received.exit_code is None:
+                raise
+            raise typer.Exit(received.exit_code) from None
 
 
 @contextmanager
-def reach(*locations: str, target: ConnectionOptions | None = None) -> Iterator[list["SiteAddress"]]:
+def _cancelling(cancel: Callable[[], None], stop: Event) -> Iterator[None]:
+    """Cancel all that a job lets Spark do, once it is not wanted any more.
+
+    From another thread, because the one that waits for Spark can say nothing else to it meanwhile.
+    """
+    ended = Event()
+
+    def look() -> None:
+        while not ended.wait(_CANCEL_SECONDS):
+            if stop.is_set():
+                # The session may be gone by now, and the next look is soon.
+                with suppress(Exception):
+                    cancel()
+
+    looking = Thread(target=look, name="floodmark-cancel", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        looking.join()
+
+
+@contextmanager
+def reach(
+    *locations: str, target: ConnectionOptions | None = None, doubts: list[str] | None = None
+) -> Iterator[list["SiteAddress"]]:
     """The addresses of sites, as Spark's workers use them.
 
-    The options before the command hold for all of them, except for the last one if it has its own.
+    The options before the command hold for all of them, except for the last one if it has its own.  With
+    `doubts`, a directory that cannot be opened is left out, as a server is that does not answer, and why is
+    added to them.
     """
     with ExitStack() as stack:
         found = []
@@ -112,9 +159,15 @@ def reach(*locations: str, target: ConnectionOptions | None = None) -> Iterator[
             options = connection_options.get()
             if target is not None and number == len(locations):
                 options = target
-            found.append(
-                _address(location, options) if is_url(location) else stack.enter_context(_serving(location))
-            )
+            if is_url(location):
+                found.append(_address(location, options))
+                continue
+            try:
+                found.append(stack.enter_context(_serving(location)))
+            except CannotOpen as error:
+                if doubts is None or exit_code(error) != UNREACHABLE:
+                    raise
+                doubts.append(f"{location} cannot be opened: {error}")
         yield found
 
 
@@ -153,6 +206,11 @@ def _serving(location: str) -> Iterator["SiteAddress"]:
             serve_site(site, "127.0.0.1:0", ServerOptions(access=access)) as server,
         ):
             yield _address(server.url, ConnectionOptions(token_file=token_file))
+
+
+def load_functions() -> Any:
+    """The jobs, and what they tell; Spark has to be installed for that, and is not started."""
+    return _load("floodmark.spark.jobs")
 
 
 def _load(module: str) -> Any:

@@ -37,7 +37,7 @@ class VerifyMetrics(Collector):
         with self._lock:
             self._last = summary
             self._passes[summary.whole] += 1
-            if summary.whole:
+            if summary.whole and summary.pairs and not summary.doubts:
                 self._whole_at_ms = self._time_source()
             for pair in summary.pairs:
                 labels = (pair.namespace, pair.left, pair.right)
@@ -87,7 +87,7 @@ class VerifyMetrics(Collector):
         if self._whole_at_ms is not None:
             yield GaugeMetricFamily(
                 "floodmark_verify_whole_pass_age_seconds",
-                "Seconds since the last pass over everything.",
+                "Seconds since the last pass over everything that left no doubt.",
                 (self._time_source() - self._whole_at_ms) / 1000,
             )
 

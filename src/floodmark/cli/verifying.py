@@ -3,13 +3,25 @@
 from contextlib import closing, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from floodmark.cli.arguments import Json, parse
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
-from floodmark.cli.jobs import Conf, Job, Master, Remote, SparkChoice, reach, shared_credentials, spark_job
+from floodmark.cli.jobs import (
+    Conf,
+    Job,
+    Master,
+    Remote,
+    SparkChoice,
+    load_functions,
+    reach,
+    shared_credentials,
+    spark_job,
+)
 from floodmark.cli.opening import read_topology
 from floodmark.cli.output import Output, note
 from floodmark.cli.verify_metrics import VerifyMetrics
@@ -26,6 +38,7 @@ if TYPE_CHECKING:
     from floodmark.spark import SiteAddress
     from floodmark.spark.jobs import VerifySummary
 
+SITES_MIN: Final = 2
 EXIT_CODES: Final = {Outcome.AGREE: DONE, Outcome.DRIFT: FINDING, Outcome.UNKNOWN: UNKNOWN}
 
 Locations = Annotated[
@@ -125,6 +138,7 @@ def verify(
 
     The exit code is 0 if the sites agree, 1 if they have drifted apart, and 2 if it could not be
     told: a site does not answer, does not share the namespace, or replication does not run.
+    With --watch it is that of the last pass.
 
     \b
     Examples:
@@ -134,7 +148,7 @@ def verify(
       floodmark verify --topology topology.toml --watch --every 30s --metrics 127.0.0.1:9100
     """
     named = locations or []
-    if (topology is None) == (not named) or len(named) == 1:
+    if (topology is None) == (not named) or 0 < len(named) < SITES_MIN:
         raise Usage("name two sites or more, or a topology", "floodmark verify --help")
     _check_options(
         watch=watch,
@@ -144,25 +158,27 @@ def verify(
     members = None if topology is None else read_topology(topology)
     asked: dict[str, Any] = {"sample": sample, **_given(max_lag=max_lag)}
     choice, output = SparkChoice(master=master, remote=remote, conf=conf), Output(json=json, flush=watch)
-    found = VerifyMetrics()
+    found, doubts = VerifyMetrics(), list[str]()
     with (
         nullcontext() if metrics is None else _serve(found, metrics),
-        reach(*named) as reached,
-        spark_job(choice, "verify") as job,
+        reach(*named, doubts=doubts) as reached,
     ):
-        asked |= {"spark": job.session, "progress": job.progress}
-        addresses = reached if members is None else _member_addresses(job, members)
-        if watch:
-            asked |= {"stop": job.stop, **_given(every=every, whole_every=whole_every)}
-            outcome = _watch(job.functions.watch(addresses, namespace, **asked), output, found)
-        else:
-            asked |= {"report": report, "history": history, "repair": repair}
-            summary = job.functions.verify(addresses, namespace, **asked)
-            outcome = summary.outcome
+        if doubts and len(reached) < SITES_MIN:
+            raise typer.Exit(_tell_doubts(output, doubts))
+        with spark_job(choice, "verify") as job:
+            asked |= {"spark": job.session, "progress": job.progress}
+            addresses = reached if members is None else _member_addresses(job, members)
+            if watch:
+                asked |= {"stop": job.stop, **_given(every=every, whole_every=whole_every)}
+                passes = job.functions.watch(addresses, namespace, **asked)
+                outcome = _watch(passes, output, found, job.stop, doubts)
+            else:
+                asked |= {"report": report, "history": history, "repair": repair}
+                summary = _with(doubts, job.functions.verify(addresses, namespace, **asked))
+                outcome = summary.outcome
     if not watch:
         print_verification(output, summary)
-    if outcome is not Outcome.AGREE:
-        raise typer.Exit(EXIT_CODES[outcome])
+    raise typer.Exit(EXIT_CODES[outcome])
 
 
 def _check_options(*, watch: bool, of_one_pass: bool, of_watching: bool) -> None:
@@ -184,15 +200,37 @@ def _given(**options: timedelta | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _watch(passes: "Generator[VerifySummary, None, None]", output: Output, found: VerifyMetrics) -> Outcome:
-    """Print pass after pass; what the last one said."""
-    outcome = Outcome.UNKNOWN
-    with closing(passes):
-        for summary in passes:
-            found.add(summary)
-            print_verification(output, summary)
-            outcome = summary.outcome
-    return outcome
+def _with(doubts: list[str], summary: "VerifySummary") -> "VerifySummary":
+    """What was found, with doubts about sites that nobody could ask."""
+    return msgspec.structs.replace(summary, doubts=[*doubts, *summary.doubts])
+
+
+def _tell_doubts(output: Output, doubts: list[str]) -> int:
+    """Say why nothing can be compared; the exit code."""
+    summary = load_functions().VerifySummary(sites=[], pairs=[], doubts=doubts)
+    print_verification(output, summary)
+    return EXIT_CODES[summary.outcome]
+
+
+def _watch(
+    passes: "Generator[VerifySummary, None, None]",
+    output: Output,
+    found: VerifyMetrics,
+    stop: Event,
+    doubts: list[str],
+) -> Outcome:
+    """Print pass after pass; what the last one said that came to its end."""
+    outcome = None
+    try:
+        with closing(passes):
+            for summary in (_with(doubts, each) for each in passes):
+                found.add(summary)
+                print_verification(output, summary)
+                outcome = summary.outcome
+    except Exception:
+        if outcome is None or not stop.is_set():
+            raise
+    return outcome or Outcome.UNKNOWN
 
 
 def _serve(found: VerifyMetrics, listen: str) -> HealthServer:

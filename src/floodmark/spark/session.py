@@ -9,12 +9,14 @@ Settings come from whoever is closest: the caller's options, then what Spark was
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -120,6 +122,16 @@ def end_java(seconds: float) -> None:
         java.wait()
 
 
+def abandon_jobs(session: SparkSession) -> None:
+    """Cancel all that a session runs, which is to be stopped then; may be called from any thread."""
+    if isinstance(session, SparkSession):
+        # Tasks that are cancelled complain of much, and nobody waits for them.
+        session.sparkContext.setLogLevel("OFF")
+        session.sparkContext.cancelAllJobs()
+    else:
+        session.interruptAll()
+
+
 def find_session() -> SparkSession | None:
     """The session that this process works with, classic or Connect; None if there is none."""
     context = None if is_remote() else SparkContext._active_spark_context
@@ -180,7 +192,20 @@ def _start_classic(options: SparkOptions, name: str) -> SparkSession:
     for key, value in (_EVERYWHERE | _LOCAL if local else _EVERYWHERE).items():
         conf.setIfMissing(key, value)
     with _environment(_python_environment() if local else {}):
+        with _keeping_interrupts():
+            SparkContext.getOrCreate(conf)
         return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+@contextmanager
+def _keeping_interrupts() -> Iterator[None]:
+    """Leave Ctrl-C to a program that has its own way with it; a context takes it for itself at its start."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before not in (None, signal.default_int_handler) and current_thread() is main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _submitted() -> bool:
