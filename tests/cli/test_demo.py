@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,21 @@ from rich.console import Console
 from tests.cli.support import FLOODMARK, Outcome, run
 from tests.test_readme import shown_on_the_picture
 
-from floodmark.cli.demo import play
+from floodmark.cli.demo import agreement, play
 from floodmark.cli.demo.board import Board, Link
 from floodmark.cli.demo.copying import check_unread
+from floodmark.cli.demo.losing import LOST_KEY
 from floodmark.cli.demo.messaging import EVERYBODY, MESSAGES, PEOPLE, UNREAD, conversation
 from floodmark.cli.demo.pair import Pair
 from floodmark.cli.demo.servers import Server
 from floodmark.cli.demo.serving import serve_two_sites, survive_a_kill
 from floodmark.cli.demo.stage import Motion, Stage, wait_until
+from floodmark.divergence import Drift, DriftSide, Verdict
+from floodmark.model.change import Stamp
 from floodmark.model.errors import CannotOpen, Unreachable
 from floodmark.replication.topology import parse_topology
+from floodmark.spark.jobs import PairSummary, VerifySummary
+from floodmark.spark.jobs.verify import DriftFound
 
 DEMO_SECONDS_MAX = 300.0
 HANG_SECONDS = 60.0
@@ -254,6 +260,34 @@ LINK = Link(
     findings=[],
     stalled=None,
 )
+
+
+@pytest.mark.parametrize(("sent", "drift", "passed"), [(3, 1, True), (0, 1, False), (3, 2, False)])
+def test_the_loss_is_found_only_if_somebody_wrote_meanwhile_and_nothing_else_is_reported(
+    sent: int, drift: int, passed: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = DriftSide("oslo", 1, Stamp(1, 1), {}, 7, False), DriftSide("rome", 0, None, {}, None, False)
+    counts = PairSummary(
+        namespace=MESSAGES,
+        left="oslo",
+        right="rome",
+        compared=9,
+        agree=9 - drift,
+        lag=0,
+        value_mismatch=0,
+        missing_left=0,
+        missing_right=drift,
+    )
+    lost = DriftFound(MESSAGES, Drift(LOST_KEY, Verdict.MISSING_RIGHT, *sides))
+
+    def compare(_stage: Stage, pair: Pair) -> VerifySummary:
+        pair.truth.add(Counter(grace=sent), Counter())
+        return VerifySummary(sites=["oslo", "rome"], pairs=[counts], sample=[lost])
+
+    monkeypatch.setattr(agreement, "_compare", compare)
+    stage, shown = on_stage()
+    agreement.find_the_loss(stage, pair)
+    assert stage.passed is passed, shown.getvalue()
 
 
 def test_the_board_shows_rates_lag_and_heartbeats(pair: Pair) -> None:
