@@ -31,6 +31,10 @@ class NamespaceApplied(msgspec.Struct, kw_only=True):
     scanned: bool = False
     lags: LagCounts = msgspec.field(default_factory=LagCounts)
 
+    def count(self, through: Version, tally: Tally) -> None:
+        """Enter what was counted before a heartbeat."""
+        self.tallies[through] = self.tallies.get(through, Tally()).plus(tally)
+
     def plus(self, other: "NamespaceApplied") -> "NamespaceApplied":
         """What two parts of one step, of different keys, have done together."""
         beats = {(beat.version, beat.log): beat for beat in [*self.beats, *other.beats]}

@@ -140,10 +140,7 @@ class _Part:
             beat = decode_beat(encoded)
             self.applied.beats.append(beat)
             if beat.log is None:
-                tally = self._counting.take(beat.through)
-                self.applied.tallies[beat.through] = self.applied.tallies.get(beat.through, Tally()).plus(
-                    tally
-                )
+                self.applied.count(beat.through, self._counting.take(beat.through))
 
     def finish(self) -> None:
         self._send(complete=True)

@@ -7,7 +7,7 @@ has its canaries here; they are switched on by a test, or to look at what a faul
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from pkgutil import resolve_name
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -19,6 +19,7 @@ from floodmark.codec.states import CounterState, Entry, FieldsState
 from floodmark.model.change import Sums, Tally
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import VERSION_MAX
+from floodmark.partition.recounting import Recount
 from floodmark.replication.exchange import Copied
 
 # When a site is announced that should have been so before.
@@ -26,19 +27,31 @@ LATE_MS: Final = 1_500
 
 
 class PlantedFault(NamedTuple):
-    """A function of the product, and what stands in its place; the replacement is handed the original."""
+    """A function of the product, and what stands in its place; the replacement is handed the original.
+
+    What guards against it elsewhere is left out as well: a method, which then says that nothing is wrong.
+    """
 
     what: str
     owner: str
     function: str
     replace: Callable[[Callable[..., Any]], Callable[..., Any]]
+    guard: str | None = None
 
 
-def plant(name: str) -> AbstractContextManager[object]:
+@contextmanager
+def plant(name: str) -> Iterator[None]:
     """Let a fault be there while a block runs."""
     fault = FAULTS[name]
     owner = resolve_name(fault.owner)
-    return patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
+    with ExitStack() as stack:
+        stack.enter_context(
+            patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
+        )
+        if fault.guard is not None:
+            kind, _, method = fault.guard.rpartition(".")
+            stack.enter_context(patch.object(resolve_name(kind), method, lambda *_: None))
+        yield
 
 
 def _every(period: int, original: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,6 +109,21 @@ def _one_too_many(original: Callable[..., Any]) -> Callable[..., Any]:
         return {namespace: each.plus(Sums(one, one)) for namespace, each in sums.items()}
 
     return drain_sums
+
+
+def _nothing_counted(original: Callable[..., Any]) -> Callable[..., Any]:
+    def recount(*arguments: Any) -> Recount | None:
+        counted: Recount | None = original(*arguments)
+        return counted and counted._replace(tallies={log: [] for log in counted.tallies})
+
+    return recount
+
+
+def _last_tally(_: Callable[..., Any]) -> Callable[..., Any]:
+    def count(applied: Any, through: int, tally: Tally) -> None:
+        applied.tallies[through] = tally
+
+    return count
 
 
 def _row_by_row(_: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,6 +308,19 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "floodmark.testing.simulation.membership:Joining",
         "be_announced",
         _announced_late,
+        guard="floodmark.replication.admission:Admission.why_refused",
+    ),
+    "uncounted-start": PlantedFault(
+        "a site that starts takes what it wrote since its last heartbeat for nothing",
+        "floodmark.partition.node",
+        "recount",
+        _nothing_counted,
+    ),
+    "one-beat-for-another": PlantedFault(
+        "of heartbeats that go through one version the last counts alone",
+        "floodmark.replication.applied:NamespaceApplied",
+        "count",
+        _last_tally,
     ),
     "miscounted": PlantedFault(
         "a heartbeat counts one change too many",

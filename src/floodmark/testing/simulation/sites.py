@@ -191,6 +191,9 @@ class SimulatedSite:
         except SimulatedCrash as crash:
             self._lose_power()
             raise Down(f"{self.name} crashed") from crash
+        finally:
+            if self.witness.found is not None:
+                raise self.witness.found
 
     def call_host(self, action: Callable[[Host], Result]) -> Result:
         """`call` for what stands behind the site."""
@@ -232,7 +235,7 @@ class SimulatedSite:
     def _check_answer(self, write: Write, result: Version | bool | None, low: Version, high: Version) -> None:
         """Hold the site to what it has told a writer; `result` is None if it has told nothing."""
         problem = None
-        if type(result) is int and result != high:
+        if type(result) is int and result != high and not (write.prepares and low < result < high):
             problem = "2", f"got version {show_version(result)}, and wrote at {show_version(high)}"
         unsynced = log_versions(self.disk.unsynced_rows())
         if result and write.durable and any(low < version <= high for version in unsynced):

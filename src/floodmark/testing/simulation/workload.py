@@ -10,11 +10,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import CounterState, FieldsState, decode_state
-from floodmark.codec.values import decode_value
+from floodmark.codec.values import decode_value, encode_value
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.site.arguments import Durability
+from floodmark.site.embedded import EmbeddedHost
 from floodmark.testing.simulation.history import Key
 
 KEYS: Final = tuple(b"key-%d" % number for number in range(5))
@@ -30,7 +32,8 @@ Check: TypeAlias = Callable[[bytes | None, bytes], bool]
 class Write:
     """Something that a writer is about to do; `run` returns the version, if the site tells it.
 
-    A write that decides inside its commit whether it happens returns False if it did not.
+    A write that decides inside its commit whether it happens returns False if it did not.  One that
+    `prepares` first may be overtaken by heartbeats.
     """
 
     operation: str
@@ -38,6 +41,7 @@ class Write:
     expected: Mapping[Key, Check]
     run: Callable[[Site], Version | bool]
     adds: int = 0
+    prepares: bool = False
 
 
 def choose_write(random: Random, number: int, site: int, namespaces: Mapping[str, str]) -> Write:
@@ -80,7 +84,8 @@ class _Writer:
     def last_write(self) -> Write:
         """Puts and deletes of whole records."""
         key, value, ttl, durability = self._key, b"%d" % self._number, self._ttl, self._durability
-        kind = self._random.choices(("put", "delete", "put_many", "compare_and_set"), (5, 3, 2, 1))[0]
+        kinds = ("put", "delete", "put_many", "compare_and_set", "prepare")
+        kind = self._random.choices(kinds, (5, 3, 2, 1, 1))[0]
         holds = _holds(value)
         if kind == "delete":
             return self._delete()
@@ -94,10 +99,35 @@ class _Writer:
             return self._write(
                 kind, lambda users: users.put_many(pairs, ttl=ttl, durability=durability), holds, keys=keys
             )
+        if kind == "prepare":
+            return self._prepare(value)
         return self._write(
             kind,
             lambda users: users.compare_and_set(key, users.get(key), value, durability=durability),
             holds,
+        )
+
+    def _prepare(self, value: bytes) -> Write:
+        """A put as a transaction makes it: prepared, and committed when some heartbeats have gone by."""
+        name, key, transaction = self._name, self._key, f"transaction {self._number}"
+        beats = self._random.randrange(4)
+
+        def run(site: Site) -> Version | bool:
+            assert isinstance(site.host, EmbeddedHost)
+            node = site.host.node
+            qualified = encode_namespace(site.namespace(name).id) + key
+            partition = node.map.route(qualified)
+            version = partition.prepare(transaction, [qualified], [encode_value(value)])
+            for _ in range(beats):
+                node.heartbeat()
+            return partition.commit_prepared(transaction, version) and version
+
+        return Write(
+            operation=f"prepare {self._number}",
+            durable=True,
+            expected={Key(name, key): _holds(value)},
+            run=run,
+            prepares=True,
         )
 
     def fields(self) -> Write:

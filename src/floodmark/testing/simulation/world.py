@@ -15,6 +15,7 @@ from typing import Final
 from unittest.mock import patch
 
 from floodmark.model.errors import PartitionNotFound, VersionCollected
+from floodmark.partition.node import STALE_MS
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault
@@ -333,6 +334,8 @@ class World:
         self.time.advance(ahead_ms)
 
     def _drain(self) -> None:
+        # What was prepared, and left, is ended by the first heartbeat after a while.
+        self.time.advance(STALE_MS)
         for site in self.sites:
             site.call(lambda open_site: open_site.heartbeat())
         for link in self.links:
