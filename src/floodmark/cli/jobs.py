@@ -90,8 +90,8 @@ def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iter
     """A session to run a job in, with progress on stderr; Spark's errors come out as Floodmark's.
 
     Ctrl-C and SIGTERM set the job's `stop`.  One that ends `in_order` looks at that, finishes what it is at,
-    and tells what it has done.  Others are cancelled, and the command ends with the signal's exit code.  While
-    Spark starts nothing can be cancelled: then this takes until it has started.
+    and tells what it has done.  Others are cancelled, and the command ends with the signal's exit code.
+    While Spark starts nothing can be cancelled: then this takes until it has started.
     """
     spark = _load("floodmark.spark")
     functions = load_functions()
