@@ -7,7 +7,7 @@ has its canaries here; they are switched on by a test, or to look at what a faul
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pkgutil import resolve_name
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -17,41 +17,25 @@ import msgspec
 from floodmark.codec.stamps import NO_STAMP
 from floodmark.codec.states import CounterState, Entry, FieldsState
 from floodmark.model.change import Sums, Tally
-from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import VERSION_MAX
 from floodmark.partition.recounting import Recount
 from floodmark.replication.exchange import Copied
 
-# When a site is announced that should have been so before.
-LATE_MS: Final = 1_500
-
 
 class PlantedFault(NamedTuple):
-    """A function of the product, and what stands in its place; the replacement is handed the original.
-
-    What guards against it elsewhere is left out as well: a method, which then says that nothing is wrong.
-    """
+    """A function of the product, and what stands in its place; the replacement is handed the original."""
 
     what: str
     owner: str
     function: str
     replace: Callable[[Callable[..., Any]], Callable[..., Any]]
-    guard: str | None = None
 
 
-@contextmanager
-def plant(name: str) -> Iterator[None]:
+def plant(name: str) -> AbstractContextManager[object]:
     """Let a fault be there while a block runs."""
     fault = FAULTS[name]
     owner = resolve_name(fault.owner)
-    with ExitStack() as stack:
-        stack.enter_context(
-            patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
-        )
-        if fault.guard is not None:
-            kind, _, method = fault.guard.rpartition(".")
-            stack.enter_context(patch.object(resolve_name(kind), method, lambda *_: None))
-        yield
+    return patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
 
 
 def _every(period: int, original: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,23 +155,6 @@ def _last_to_arrive(original: Callable[..., Any]) -> Callable[..., Any]:
     return merge_fields
 
 
-def _announced_late(original: Callable[..., Any]) -> Callable[..., Any]:
-    def be_announced(joining: Any) -> Iterator[None]:
-        joining.follow_alone()
-
-        def announce() -> None:
-            try:
-                for _ in original(joining):
-                    pass
-            except FloodmarkError:
-                joining.world.schedule.after(LATE_MS, announce)
-
-        joining.world.schedule.after(LATE_MS, announce)
-        return iter(())
-
-    return be_announced
-
-
 FAULTS: Final[Mapping[str, PlantedFault]] = {
     "resolved-too-high": PlantedFault(
         "a resolved version one too high",
@@ -302,13 +269,6 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "floodmark.replication.removing",
         "copy_origin",
         _always(Copied(0, 0)),
-    ),
-    "announced-late": PlantedFault(
-        "a new site writes before the others have heard of it",
-        "floodmark.testing.simulation.membership:Joining",
-        "be_announced",
-        _announced_late,
-        guard="floodmark.replication.admission:Admission.why_refused",
     ),
     "uncounted-start": PlantedFault(
         "a site that starts takes what it wrote since its last heartbeat for nothing",

@@ -181,12 +181,6 @@ class Joining(Change):
         """Let everybody know of the site before it writes anything."""
         return self.announce(self._site.name, MemberSite(id=self._site.id))
 
-    def follow_alone(self) -> None:
-        """Let the site alone follow the new topology: what must not be."""
-        self.world.topology = self._topology = self._topology or _changed(
-            self.world.topology, self._site.name, MemberSite(id=self._site.id)
-        )
-
 
 class Returning(Change):
     """A site loses all its data, and comes back as another incarnation, from a copy that is older.
