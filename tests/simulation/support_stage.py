@@ -55,11 +55,15 @@ class Stage:
         self.broken.disk.sync()
 
     def collect(self) -> None:
-        """Let every site forget what was deleted, and nobody hold anything that keeps it."""
+        """Let every site forget what was deleted, and nobody hold anything that keeps it.
+
+        What a link held to a site that is gone would go by itself, after a day.
+        """
         self.world.readers.clear()
+        links = tuple(f"link-{site.name}-" for site in self.world.sites)
         for site in self.world.sites:
             for point in site.call(lambda each: each.safe_points()):
-                if not point.name.startswith("link-"):
+                if not point.name.startswith(links):
                     site.call(methodcaller("release_safe_point", point.name))
         for _ in range(3):
             self.drain()
