@@ -8,7 +8,7 @@ from floodmark.engine import MemoryEngine
 from floodmark.model.errors import Fenced, InvalidConfiguration, StaleLink
 from floodmark.partition import FAMILIES
 from floodmark.replication.applying import run_step
-from floodmark.replication.topology import Topology
+from floodmark.replication.topology import SharedNamespace, Topology
 from floodmark.site import Site
 from floodmark.site.rewriting import rewrite
 
@@ -31,7 +31,8 @@ def enter(mesh: Mesh, *names: str) -> None:
 
 
 def values(mesh: Mesh, key: bytes) -> dict[str, bytes | None]:
-    return {name: site.namespace("users").get(key) for name, site in mesh.sites.items()}
+    there = {name: site for name, site in mesh.sites.items() if site.namespaces()}
+    return {name: site.namespace("users").get(key) for name, site in there.items()}
 
 
 def age(mesh: Mesh) -> None:
@@ -150,3 +151,28 @@ def test_step_of_a_namespace_that_is_no_longer_shared_is_refused(mesh: Mesh) -> 
     with pytest.raises(Fenced, match="does not let the two share"):
         mesh.step("oslo", "rome")
     assert mesh["rome"].namespace("users").get(b"ada") is None
+
+
+def test_data_that_was_rewritten_long_ago_is_rewritten_again_before_it_is_shared(mesh: Mesh) -> None:
+    bonn = mesh["bonn"]
+    bonn.create_namespace("users", retention=RETENTION).put(b"ada", b"1")
+    rewrite(bonn.host, "users")
+    mesh.time.advance(2 * HOUR_MS)
+    bonn.collect_garbage()
+    with pytest.raises(InvalidConfiguration, match="from before it is shared"):
+        enter(mesh, "bonn")
+    rewrite(bonn.host, "users")
+    enter(mesh, "bonn")
+
+
+def test_namespace_that_is_refused_does_not_hold_up_the_others_of_its_link(mesh: Mesh) -> None:
+    shared = topology_of("oslo", "rome", epoch=2)
+    namespaces = {**shared.namespaces, "orders": SharedNamespace()}
+    for name in ("oslo", "rome"):
+        mesh[name].set_topology(msgspec.structs.replace(shared, namespaces=namespaces))
+    mesh.put("oslo", b"ada")
+    mesh["rome"].set_topology(topology_of("oslo", "rome", epoch=3))
+    step = mesh.plan("oslo", "rome", ["orders", "users"])
+    assert step.stalled.keys() == {"orders"}
+    run_step(mesh["oslo"].host, mesh["rome"].host, step)
+    assert values(mesh, b"ada")["rome"] == b"value"

@@ -253,7 +253,7 @@ def test_a_change_behind_a_heartbeat_that_comes_after_it_belongs_to_the_next(mes
     with Applier(mesh["rome"].host, step) as applier:
         applier.add(early)
         applied = applier.finish().namespaces["users"]
-    assert [(through, tally.changes) for through, tally in applied.tallies.items()] == [(first, 1)]
+    assert [(through, tally.changes) for through, tally in applied.tallies] == [(first, 1)]
     assert (applied.rest.changes, applied.latest) == (1, second)
 
 

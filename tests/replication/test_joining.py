@@ -83,6 +83,14 @@ def test_joining_twice_changes_nothing_and_joining_too_late_is_refused(world: Wo
         world.join("lund", backup)
 
 
+def test_backup_that_was_overtaken_by_garbage_collection_is_refused(world: World) -> None:
+    backup = world.backup("oslo")
+    facts = backup.facts["users"]
+    late = facts._replace(collected_horizon=facts.watermark[IDS["rome"]] + 1)
+    with pytest.raises(VersionCollected, match="make another one"):
+        world.join("lund", backup._replace(facts={**backup.facts, "users": late}))
+
+
 def test_nobody_collects_what_the_new_site_has_not_got(world: World) -> None:
     world["oslo"].namespace("users").delete(b"all")
     for _ in range(2):

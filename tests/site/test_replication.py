@@ -93,7 +93,7 @@ def test_finding_is_an_alarm_for_a_day_and_remembered_after_it(mesh: Mesh) -> No
     step = mesh.plan("oslo", "rome")
     applied = mesh.apply("oslo", "rome", step)
     users = applied.namespaces["users"]
-    users.tallies = dict.fromkeys(users.tallies, Tally())
+    users.tallies = [(through, Tally()) for through, _ in users.tallies]
     mesh["rome"].host.administration.advance_link(step, applied)
     assert alarms(mesh) == [AlarmKind.FINDING]
     assert "1 of 1 changes" in mesh["rome"].replication().alarms[0]

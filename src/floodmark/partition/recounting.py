@@ -15,7 +15,7 @@ from floodmark.codec.values import HAS_ORIGIN
 from floodmark.engine import Engine
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Corruption, VersionCollected
-from floodmark.model.limits import PAGE_BYTES_MAX
+from floodmark.model.limits import MIB, PAGE_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.changelog import look_up_value, read_logs, version_of
 from floodmark.partition.commit import CommitTally
@@ -24,6 +24,7 @@ from floodmark.partition.layout import LogRow
 
 # What is counted at the start of a node must not keep it waiting.
 CHANGES_MAX: Final = 20_000
+BYTES_MAX: Final = 64 * MIB
 
 
 class Recount(NamedTuple):
@@ -43,15 +44,17 @@ def recount(
             return None
         serving = [log for log in logs if log.id != node_log and log.sealed_at is None]
         tallies: dict[int, list[CommitTally]] = {log.id: [] for log in serving}
-        changes = 0
+        changes = size = 0
         for page in read_logs(engine, serving, last.through, VERSION_MAX, lambda: trimmed):
             for line in page:
                 row = decode_row(version_of(line), line[1])
                 assert isinstance(row, CommitRow), "only a log that was sealed ends with a heartbeat"
-                tallies[line[2].id] += _count(engine, row, version_of(line), site_id)
-                changes += len(row.keys)
-            if changes > CHANGES_MAX:
-                return None
+                values = _look_up_values(engine, row, version_of(line))
+                tallies[line[2].id] += _count(row.keys, values, version_of(line), site_id)
+                changes += len(values)
+                size += sum(map(len, values))
+                if changes > CHANGES_MAX or size > BYTES_MAX:
+                    return None
     except (Corruption, VersionCollected):
         return None
     return Recount(last.through, tallies)
@@ -74,13 +77,18 @@ def _is_accounted(engine: Engine, log: LogRow, through: Version) -> bool:
     return beat is not None and beat.since == through
 
 
-def _count(engine: Engine, row: CommitRow, version: Version, site_id: int) -> Iterator[CommitTally]:
-    """The sums of a commit, as the commit itself gave them.  Large values stand with the data."""
-    keys = row.keys
-    values = [
+def _look_up_values(engine: Engine, row: CommitRow, version: Version) -> list[bytes]:
+    """All that a commit stored.  Large values stand with the data."""
+    return [
         look_up_value(engine, key, version) if value is None else value
-        for key, value in zip(keys, row.values, strict=True)
+        for key, value in zip(row.keys, row.values, strict=True)
     ]
+
+
+def _count(
+    keys: Sequence[bytes], values: Sequence[bytes], version: Version, site_id: int
+) -> Iterator[CommitTally]:
+    """The sums of a commit, as the commit itself gave them."""
     if values[0][-1] & HAS_ORIGIN:
         for namespace, count, digest, own in digest_copies(keys, values, site_id):
             yield version, namespace, count, digest, own

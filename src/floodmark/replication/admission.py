@@ -26,15 +26,24 @@ class Admission:
         name = self._name_of(namespace)
         if self._members.topology is None or name is None:
             return None
-        member = self._members.of(name).get(source)
-        if member is None:
+        if source not in self._members.of(name):
             return "the topology that is in force here does not let the two share this namespace"
-        horizon = self._retention.collected_horizon(namespace)
-        if member.is_active and begin < horizon:
-            return (
-                f"they go back to {moment_of(begin).isoformat()}, and deletions up to "
-                f"{moment_of(horizon).isoformat()} are forgotten here, because it took part before this site "
-                f"knew; write them again at {self._members.name_of(source)!r} with `floodmark namespace "
-                f"rewrite LOCATION {name}`"
-            )
-        return None
+        horizon = self.horizon(source, namespace)
+        return why_too_old(self._members.name_of(source), name, begin, horizon) if begin < horizon else None
+
+    def horizon(self, source: int, namespace: int) -> Version:
+        """Behind which version of a source all must lie that it brings."""
+        name, member = self._name_of(namespace), self._members.find(source)
+        # Of a site that was removed only that is brought which all members have agreed on.
+        if name is None or member is None or not member.is_active:
+            return 0
+        return self._retention.collected_horizon(namespace)
+
+
+def why_too_old(source: str, namespace: str, begin: Version, horizon: Version) -> str:
+    """What is wrong with changes that begin before deletions which are forgotten, and what to do."""
+    return (
+        f"they go back to {moment_of(begin).isoformat()}, and deletions up to "
+        f"{moment_of(horizon).isoformat()} are forgotten here, because it took part before this site knew; "
+        f"write them again at {source!r} with `floodmark namespace rewrite LOCATION {namespace}`"
+    )

@@ -17,34 +17,36 @@ from floodmark.replication.lag import LagCounts
 class NamespaceApplied(msgspec.Struct, kw_only=True):
     """What was applied of one namespace, for its account.
 
-    `tallies` holds, by the `through` of the ordinary heartbeats in `beats`, what was counted up to there from
-    the one before; `rest` is what came after the last.  While something is prepared at the source, several
-    heartbeats go through the same version.  `latest` is the highest version counted.  After a scan the sums
-    prove nothing.
+    `tallies` holds, for each `through` of the ordinary heartbeats in `beats`, what was counted up to there
+    from the one before; `rest` is what came after the last.  While something is prepared at the source,
+    several heartbeats go through the same version.  `latest` is the highest version counted.  After a scan
+    the sums prove nothing.
     """
 
     changes: int = 0
     latest: Version = 0
-    tallies: dict[Version, Tally] = {}
+    tallies: list[tuple[Version, Tally]] = []
     rest: Tally = Tally()
     beats: list[NamespaceBeat] = []
     scanned: bool = False
     lags: LagCounts = msgspec.field(default_factory=LagCounts)
 
     def count(self, through: Version, tally: Tally) -> None:
-        """Enter what was counted before a heartbeat."""
-        self.tallies[through] = self.tallies.get(through, Tally()).plus(tally)
+        """Enter what was counted before a heartbeat; heartbeats come in their order."""
+        if self.tallies and self.tallies[-1][0] == through:
+            tally = self.tallies.pop()[1].plus(tally)
+        self.tallies.append((through, tally))
 
     def plus(self, other: "NamespaceApplied") -> "NamespaceApplied":
         """What two parts of one step, of different keys, have done together."""
         beats = {(beat.version, beat.log): beat for beat in [*self.beats, *other.beats]}
+        tallies = dict(self.tallies)
+        for through, tally in other.tallies:
+            tallies[through] = tallies.get(through, Tally()).plus(tally)
         return NamespaceApplied(
             changes=self.changes + other.changes,
             latest=max(self.latest, other.latest),
-            tallies={
-                through: self.tallies.get(through, Tally()).plus(other.tallies.get(through, Tally()))
-                for through in {**self.tallies, **other.tallies}
-            },
+            tallies=sorted(tallies.items()),
             rest=self.rest.plus(other.rest),
             beats=sorted(
                 beats.values(), key=lambda beat: (beat.version, -1 if beat.log is None else beat.log)

@@ -228,6 +228,14 @@ class Links:
             begin = max(position, guard.starts.get(namespace, 0))
             self._require_admitted(guard.source, namespace, begin)
 
+    def why_refused(self, source: int, namespace: int) -> str | None:
+        """Why nothing is taken in of a namespace, named by its id, from a source; None if something is."""
+        return self._admission.why_refused(source, namespace, VERSION_MAX)
+
+    def horizon(self, source: int, namespace: int) -> Version:
+        """Behind which version of a source all must lie that is taken in."""
+        return self._admission.horizon(source, namespace)
+
     def _require_returning(self, guard: LinkGuard) -> None:
         """What this site wrote comes back to it only while it is being restored."""
         if not self._members.is_rejoining or guard.incarnation != self._members.incarnation:

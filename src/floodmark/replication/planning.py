@@ -9,8 +9,8 @@ Each site is asked once, for sites are often far from each other and from whoeve
 All namespaces that keep up go to one version, so that what was written together arrives in one step.  One
 that is far behind, because it has just joined, comes after at its own pace and does not hold the others up.
 
-A namespace that is not there, or of which the source has forgotten what the target lacks, is left out, and
-the others go on without it.
+A namespace that is not there, that the target does not take in, or of which the source has forgotten what
+the target lacks, is left out, and the others go on without it.
 
 What a site that was restored tells again has old stamps at new versions.  It goes in one step, however large:
 a target in the midst of it would stand above stamps that it lacks, and believe to have them.
@@ -22,6 +22,7 @@ from typing import Final
 
 from floodmark.feed.cut import ChangesCut
 from floodmark.model.errors import (
+    Fenced,
     FloodmarkError,
     InvalidArgument,
     NamespaceNotFound,
@@ -29,8 +30,9 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.version import COUNTER_BITS, Version, moment_of
+from floodmark.replication.admission import why_too_old
 from floodmark.replication.ports import SourceNamespaces, SourceSite, TargetSite
-from floodmark.replication.step import LinkStep, NamespaceCut, NamespaceStep
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition, NamespaceStep
 
 # A step is held in memory nowhere; it bounds what is done again after a failure.
 CHANGES_MAX: Final = 100_000
@@ -55,11 +57,23 @@ def plan_step(
         raise InvalidArgument("name each namespace of a link once")
     identity = source.identity
     positions = target.administration.link_positions(identity.site_id, list(names))
-    since = {position.name: position.through for position in positions}
-    if names and not since:
-        raise NamespaceNotFound(f"{_missing(names[0])}, nor any other that the link is for")
+    stalled = _why_stalled(names, positions)
+    since = {each.name: each.through for each in positions if each.name not in stalled}
+    if names and not positions:
+        raise NamespaceNotFound(stalled[names[0]], namespace=names[0])
     cuts = source.administration.cut_link(since, changes_max)
-    ends = {cut.name: cut for cut in cuts if cut.problem is None}
+    horizons = {position.name: position.horizon for position in positions}
+    ends = {}
+    for cut in cuts:
+        begin = max(since[cut.name], cut.start)
+        if cut.problem is not None:
+            stalled[cut.name] = cut.problem
+        elif begin < horizons[cut.name]:
+            stalled[cut.name] = why_too_old(identity.site, cut.name, begin, horizons[cut.name])
+        else:
+            ends[cut.name] = cut
+    if stalled and not ends:
+        raise Fenced(f"nothing is taken in from {identity.site!r}: {next(iter(stalled.values()))}")
     return LinkStep(
         source=identity.site,
         source_id=identity.site_id,
@@ -77,11 +91,16 @@ def plan_step(
             if position.name in ends
         ),
         changes=_count(ends.values()),
-        stalled={
-            **{name: _missing(name) for name in names if name not in since},
-            **{cut.name: cut.problem for cut in cuts if cut.problem is not None},
-        },
+        stalled=stalled,
     )
+
+
+def _why_stalled(names: Sequence[str], positions: Sequence[NamespacePosition]) -> dict[str, str]:
+    """The namespaces of which the target takes nothing in, and why."""
+    there = {position.name for position in positions}
+    missing = {name: _missing(name) for name in names if name not in there}
+    refused = {position.name: position.refused for position in positions if position.refused is not None}
+    return {**missing, **refused}
 
 
 def cut_link(
@@ -146,7 +165,8 @@ def _too_late(site: str, name: str, start: Version) -> VersionCollected:
     return VersionCollected(
         f"{site!r} no longer has all changes of {name!r} since {moment_of(start).isoformat()}, and this site "
         "lacks them: it was away for too long (docs/operations/away.md), or it is new and begins with a "
-        "backup (docs/operations/join.md)",
+        f"backup (docs/operations/join.md), or {name!r} is shared anew, and is to be written again at "
+        f"{site!r} with `floodmark namespace rewrite`",
         source=site,
         namespace=name,
     )

@@ -115,6 +115,7 @@ _NOBODY = 0
 
 def join_namespace(site: ReturnSite, namespace: str, backup: BackupFacts, write: WritePortion) -> None:
     """Build a namespace of a new site up from a backup of another, whose links then go on from there."""
+    _require_complete(site, namespace, backup)
     write(Portion(load=True, site=_NOBODY, above=0))
     site.administration.declare_loaded(namespace)
     site.administration.adopt_watermark(namespace, dict(backup.watermark), backup.collected_horizon)
@@ -131,6 +132,7 @@ def return_namespace(
 
     `peers` are all active sites that share it, and shut out the links of the earlier life already.
     """
+    _require_complete(site, namespace, backup)
     own = site.identity.site_id
     written = backup.watermark.get(own, 0)
     known = prepare_return(site, peers, namespace, backup.watermark)
@@ -179,6 +181,27 @@ def prepare_return(
     positions = positions or [watermark.get(site.identity.site_id, 0)]
     _pass_version(site, max(positions))
     return min(positions)
+
+
+def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> None:
+    """Refuse a backup that was overtaken by garbage collection while it was made.
+
+    It lacks deletions that are younger than what it has of a site.  What that site wrote before them is still
+    to come, and would be taken for alive.
+    """
+    topology = site.administration.topology()
+    members = {} if topology is None else topology.active_members(namespace)
+    sources = {member.id for member in members.values()} - {site.identity.site_id}
+    entries = [at for source, at in backup.watermark.items() if source in sources]
+    lowest = min(entries, default=backup.collected_horizon)
+    if lowest < backup.collected_horizon:
+        raise VersionCollected(
+            f"the backup of {namespace!r} has what some site wrote only up to {_show(lowest)}, and lacks "
+            f"deletions up to {_show(backup.collected_horizon)} that were forgotten while it was made; make "
+            "another one, now that the site is in the topology and nobody forgets what it has not heard of",
+            namespace=namespace,
+            oldest=backup.collected_horizon,
+        )
 
 
 def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:

@@ -27,11 +27,16 @@ class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a target is with a namespace of a source, and the id that the namespace has there."""
+    """How far a target is with a namespace of a source, and the id that the namespace has there.
+
+    Nothing is taken in from before the `horizon`, and nothing at all if it is `refused`, for this reason.
+    """
 
     name: str
     id: int
     through: Version
+    horizon: Version = 0
+    refused: str | None = None
 
 
 class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):

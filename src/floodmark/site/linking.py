@@ -56,7 +56,11 @@ class LocalLinks:
         links = self._links.rows
         return [
             NamespacePosition(
-                name=row.name, id=row.id, through=links.get((row.id, source_id), LinkRow()).through
+                name=row.name,
+                id=row.id,
+                through=links.get((row.id, source_id), LinkRow()).through,
+                horizon=self._links.horizon(source_id, row.id),
+                refused=self._links.why_refused(source_id, row.id),
             )
             for row in rows
         ]

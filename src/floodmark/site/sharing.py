@@ -51,7 +51,8 @@ class Sharing:
                     self._require_fit(rows[name], topology)
                     self._note_empty(rows[name])
             left = [rows[name].id for name in self._members.left_by(topology) if name in rows]
-            self._members.store(topology, self._links.forgetting(left), left=left)
+            joined = [rows[name].id for name in self._members.joined_by(topology) if name in rows]
+            self._members.store(topology, self._links.forgetting([*left, *joined]), left=left)
             self._links.reload()
         for name in self._members.shared:
             if name not in rows:
@@ -127,7 +128,9 @@ class Sharing:
 
     def _require_fit(self, row: NamespaceRow, topology: Topology) -> None:
         _require_policy(row, topology)
-        if not self._node.is_unwritten(row.id) and not self._members.rewritten_since(row.id):
+        retention = self._node.retention
+        forgotten = max(retention.collected_version(row.id), retention.collected_horizon(row.id), 1)
+        if not self._node.is_unwritten(row.id) and self._members.rewritten_since(row.id) < forgotten:
             raise InvalidConfiguration(
                 f"namespace {row.name!r} holds data from before it is shared; give it new stamps with "
                 f"`floodmark namespace rewrite LOCATION {row.name}`, then set the topology again",

@@ -71,8 +71,9 @@ class Sites:
         self._place(address).drop()
 
     def close(self) -> None:
+        """Connect to nobody any more, also if somebody is about to."""
         for address in list(self._places):
-            self.drop(address)
+            self._place(address).close()
 
     def _place(self, address: SiteAddress) -> "_Place":
         with self._lock:
@@ -87,6 +88,7 @@ class _Place:
         self._site: Site | None = None
         self._rest = Rest()
         self._away: Unreachable | None = None
+        self._is_closed = False
         # Held while connecting: whoever comes meanwhile wants the same connection, or the same error.
         self._connecting = Lock()
         # Held for a moment only, so that to drop never waits for a site that does not answer.
@@ -109,7 +111,13 @@ class _Place:
             self._away = None
             with self._lock:
                 self._site = site
-            return site
+        if self._is_closed:
+            self.drop()
+        return site
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.drop()
 
     def drop(self) -> None:
         with self._lock:

@@ -94,9 +94,9 @@ def replicate_topology(
     """
     began_ms = monotonic_ms()
     entering = Entering(topology, addresses)
-    away = entering.try_all()
-    if once and away is not None:
-        raise away
+    failure = entering.try_all()
+    if failure is not None and (once or not isinstance(failure, Retryable)):
+        raise failure
     links = [_Link(each, _options(topology, each, addresses), entering) for each in topology.directions()]
     with use_session(spark, "floodmark replicate") as session, raising_floodmark_errors():
         session.dataSource.register(LinksSource)
@@ -169,12 +169,13 @@ class _Link:
             resolved = administration.resolved_version()
             self.goals[name] = administration.cut_changes(name, resolved, None, None, False).resolved
 
-    def positions(self, sites: Sites) -> dict[str, Version]:
-        """How far the target is."""
+    def left(self, sites: Sites) -> dict[str, Version]:
+        """How far the target is with the namespaces that have not got to where they are to go."""
         administration = sites.get(self.options.target).host.administration
-        names = list(self.direction.namespaces)
+        positions = administration.link_positions(self.options.source_id, list(self.goals))
+        through = {each.name: each.through for each in positions}
         return {
-            each.name: each.through for each in administration.link_positions(self.options.source_id, names)
+            name: through.get(name, 0) for name, goal in self.goals.items() if through.get(name, 0) < goal
         }
 
     def statistics(self) -> list[LinkStatistics]:
@@ -246,8 +247,8 @@ class _Work:
             while waiting and not stop.wait(LOOK_SECONDS):
                 self._look_after(stop)
                 with suppress(Retryable):
-                    found = {str(link.direction): link.positions(sites) for link in waiting}
-                    waiting = [link for link in waiting if not _has(link.goals, found[str(link.direction)])]
+                    found = {str(link.direction): link.left(sites) for link in waiting}
+                    waiting = [link for link in waiting if found[str(link.direction)]]
                     if found != seen:
                         seen, moved_at_ms = found, monotonic_ms()
                 progress.report("links", len(self._links) - len(waiting), len(self._links))
@@ -299,10 +300,6 @@ class _Work:
         if not stop.wait(pause_ms / 1000):
             self.restarts += 1
             self._begin()
-
-
-def _has(goals: Mapping[str, Version], positions: Mapping[str, Version]) -> bool:
-    return all(positions.get(name, 0) >= goal for name, goal in goals.items())
 
 
 def _stands_still(links: Sequence[_Link]) -> LinkStalled:

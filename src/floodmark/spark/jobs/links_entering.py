@@ -28,22 +28,25 @@ class Entering:
         self.found: dict[str, Counter[str]] = {}
         self._topology = topology
         self._left = {name: addresses[name] for name, site in topology.sites.items() if site.is_active}
-        self._trying: Future[Retryable | None] | None = None
+        self._trying: Future[FloodmarkError | None] | None = None
         self._rest = Rest()
         for address in self._left.values():
             address.require_url("replicated")
 
-    def try_all(self) -> Retryable | None:
-        """Put the topology in force wherever that can be done; why it was not everywhere, if so."""
+    def try_all(self) -> FloodmarkError | None:
+        """Put the topology in force wherever that can be done; why it was not everywhere, if so.
+
+        A refusal is told before a site that is away.
+        """
         names = list(self._left)
         answers = dict(zip(names, at_once(self._ask, names), strict=True))
-        failures = [answer for answer in answers.values() if isinstance(answer, Retryable)]
+        failures = [answer for answer in answers.values() if isinstance(answer, FloodmarkError)]
         there = [name for name, answer in answers.items() if isinstance(answer, Topology)]
         failures += [failure for name in there if (failure := self._enter(name)) is not None]
         if not failures or not (there or self.found):
             new = [name for name, answer in answers.items() if answer is None]
             failures += [failure for name in new if (failure := self._enter(name)) is not None]
-        return failures[0] if failures else None
+        return min(failures, key=lambda failure: isinstance(failure, Retryable), default=None)
 
     def go_on(self) -> None:
         """Try again now and then, without waiting, until all follow."""
@@ -53,27 +56,26 @@ class Entering:
         elif self._trying.done():
             trying, self._trying = self._trying, None
             self._rest.begin()
-            try:
-                trying.result()
-            except FloodmarkError as error:
-                _log.error("the topology cannot be put in force: %s", error)
+            failure = trying.result()
+            if failure is not None and not isinstance(failure, Retryable):
+                _log.error("the topology cannot be put in force: %s", failure)
 
-    def _ask(self, name: str) -> Topology | Retryable | None:
+    def _ask(self, name: str) -> Topology | FloodmarkError | None:
         try:
             with self._left[name].connect() as site:
                 return site.host.administration.topology()
-        except Retryable as away:
-            return away
+        except FloodmarkError as failure:
+            return failure
 
-    def _enter(self, name: str) -> Retryable | None:
+    def _enter(self, name: str) -> FloodmarkError | None:
         try:
             with self._left[name].connect() as site:
                 administration = site.host.administration
                 if administration.topology() != self._topology:
                     administration.set_topology(self._topology)
                 self.found[name] = count_wrong(administration.replication().links)
-        except Retryable as away:
-            return away
+        except FloodmarkError as failure:
+            return failure
         del self._left[name]
         return None
 

@@ -105,7 +105,7 @@ def _nothing_counted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _last_tally(_: Callable[..., Any]) -> Callable[..., Any]:
     def count(applied: Any, through: int, tally: Tally) -> None:
-        applied.tallies[through] = tally
+        applied.tallies = [*(each for each in applied.tallies if each[0] != through), (through, tally)]
 
     return count
 
