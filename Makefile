@@ -18,8 +18,8 @@ setup: $(STAMP) ## Make .venv with everything that development needs
 demo: $(STAMP) ## Run the demo
 	@$(BIN)/floodmark demo
 
-test: $(STAMP) ## Run the tests and the doctests, four at a time (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest -n 4 --dist loadscope --max-worker-restart 0 $(ARGS)
+test: $(STAMP) ## Run the tests and the doctests, six at a time (ARGS="-k name" picks some)
+	@$(BIN)/python -m pytest -n 6 --dist loadscope --max-worker-restart 0 $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types, layers and tidiness
 	@$(BIN)/ruff format --check

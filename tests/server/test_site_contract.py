@@ -30,7 +30,9 @@ def simulated_clock(time: SimulatedTime) -> Iterator[None]:
         yield
 
 
-class TestSiteBehindServer(SiteContract):
+class ServedSiteContract(SiteContract):
+    """The contract over a client of a server."""
+
     def open_site(self, time: SimulatedTime, directory: Path) -> AbstractContextManager[Site]:
         return self.connected(open_in_memory(time), time)
 
@@ -53,7 +55,12 @@ class TestSiteBehindServer(SiteContract):
         return connect(server.url)
 
 
-class TestSiteBehindServerWithTlsAndToken(TestSiteBehindServer):
+@pytest.mark.soak
+class TestSiteBehindServer(ServedSiteContract):
+    """In the clear: nothing that the one below has not as well."""
+
+
+class TestSiteBehindServerWithTlsAndToken(ServedSiteContract):
     certificates: ClassVar[Certificates]
     access: ClassVar[Path]
     token: ClassVar[str]
