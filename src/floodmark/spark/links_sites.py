@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from threading import Lock, Thread
+from threading import Lock
 from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_ms
@@ -21,6 +21,7 @@ from floodmark.feed.runner_backoff import Backoff
 from floodmark.model.errors import FloodmarkError, Unreachable
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
+from floodmark.spark.beside import beside
 
 # How long somebody rests who came to nothing, at first and at most.
 BACKOFF_MS: Final = 250
@@ -132,17 +133,8 @@ WORKER_SITES: Final = Sites()
 
 
 def begin(work: Callable[[], Result]) -> "Future[Result]":
-    """Do something in a thread of its own, which keeps no process alive that has come to its end."""
-    outcome: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    Thread(target=run, name="floodmark-links", daemon=True).start()
-    return outcome
+    """Do something for a link, which does not wait for it."""
+    return beside("floodmark-links", work)
 
 
 def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

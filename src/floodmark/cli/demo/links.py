@@ -9,12 +9,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any, Final, TypeAlias, TypeVar
 
 from floodmark.model.errors import LinkStalled
 from floodmark.replication.topology import Topology
 from floodmark.spark import SparkOptions, open_session
+from floodmark.spark.beside import beside
 from floodmark.spark.jobs import TopologySummary, replicate_topology, site_addresses
 from floodmark.spark.session import end_java
 
@@ -46,20 +47,6 @@ def spark_options(scratch: Path) -> SparkOptions:
             "spark.sql.shuffle.partitions": "2",
         },
     )
-
-
-def beside(name: str, work: Callable[[], Result]) -> Future[Result]:
-    """Run a function beside everything else; nobody waits for it who does not ask for its result."""
-    outcome: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    Thread(target=run, name=name, daemon=True).start()
-    return outcome
 
 
 class Spark:
