@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from threading import Thread
+from threading import Condition, Event, Thread
 from typing import Any
 
 import pytest
@@ -176,4 +176,49 @@ def test_what_one_leaves_who_was_to_lead_is_written_by_another(
     monkeypatch.setattr(writer, "_require_room", wait_alone)
     with interrupting(Shout, "result"), pytest.raises(KeyboardInterrupt):
         writer.write_for(b"x", promise)
+    assert promise.result(PATIENCE_SECONDS) == "at 2!"
+
+
+@pytest.mark.parametrize("how", ["hand_over", "write_for"])
+def test_a_record_that_was_taken_when_ctrl_c_came_is_written_by_the_thread(
+    writer: BatchedWriter[bytes], how: str
+) -> None:
+    answers([writer.add(b"first")])
+    wait_asleep(writer)
+    promise = Shout()
+    put = writer._put
+
+    def put_and_interrupt(record: bytes, taken: Promise[Any]) -> None:
+        put(record, taken)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_put", put_and_interrupt)
+        # As if somebody had led when it came, and had left since.
+        patch.setattr(writer, "_write_alone", lambda *_: False)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(writer, how)(b"x", promise)
+    assert promise.is_taken
+    assert promise.result(PATIENCE_SECONDS) == "at 2!"
+
+
+def wait_asleep(writer: BatchedWriter[bytes]) -> None:
+    """Return when the thread sleeps, so that nothing is written unless somebody calls it."""
+    pause = Event()
+    for _ in range(int(PATIENCE_SECONDS * 1_000)):
+        with writer._lock:
+            if writer._called._waiters:  # type: ignore[attr-defined]
+                return
+        pause.wait(0.001)
+    raise AssertionError("the thread does not sleep")
+
+
+def test_ctrl_c_while_one_looks_whether_it_is_done_keeps_nobody_from_telling_it(
+    writer: BatchedWriter[bytes], ledger: GatedLedger
+) -> None:
+    promise = Shout()
+    with busy(writer, ledger):
+        writer.hand_over(b"x", promise)
+        with interrupting(Condition, "__exit__"):
+            assert not promise.done()
     assert promise.result(PATIENCE_SECONDS) == "at 2!"

@@ -31,6 +31,14 @@ class Promise(Future[Result]):
         """A record that was taken is written."""
         return False
 
+    def done(self) -> bool:
+        """Whether it was told.
+
+        Without the lock of the future: Ctrl-C on the way out of that would keep it, and whoever tells it
+        would wait for ever.
+        """
+        return self._state == "FINISHED"
+
     def result(self, timeout: float | None = None) -> Result:
         if timeout is None and self.help_out is not None and not self.done():
             self.help_out(self)

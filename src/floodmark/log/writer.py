@@ -136,12 +136,16 @@ class BatchedWriter(Generic[Record]):
             promise.fail(error)
             return
         promise.help_out = self._help_out
-        with self._lock:
-            self._require_room(len(encoded))
-            self._require_thread()
-            self._put(encoded, promise)
-            if self._leader is None:
-                self._called.notify()
+        try:
+            with self._lock:
+                self._require_room(len(encoded))
+                self._require_thread()
+                self._put(encoded, promise)
+                if self._leader is None:
+                    self._called.notify()
+        except BaseException:
+            self._leave_to_thread()
+            raise
 
     def write(self, record: Record) -> Position:
         """Append a record and return when it is durable: `add`, for those who wait anyway.
@@ -160,13 +164,13 @@ class BatchedWriter(Generic[Record]):
         """`hand_over`, for those who wait anyway: what comes of the promise."""
         self._require_no_callback()
         encoded = self._encoded(record)
-        if not self._write_alone(encoded, promise):
-            promise.help_out = self._help_out
-            with self._lock:
-                self._require_room(len(encoded))
-                self._require_thread()
-                self._put(encoded, promise)
         try:
+            if not self._write_alone(encoded, promise):
+                promise.help_out = self._help_out
+                with self._lock:
+                    self._require_room(len(encoded))
+                    self._require_thread()
+                    self._put(encoded, promise)
             return promise.result()
         except BaseException:
             self._leave_to_thread()
