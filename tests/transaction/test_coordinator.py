@@ -31,7 +31,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import TransactionState, Waiting
-from floodmark.transaction import book, coordinator
+from floodmark.transaction import book, steps
 from floodmark.transaction.records import (
     Aborting,
     Begun,
@@ -63,7 +63,6 @@ def test_a_transaction_is_begun_joined_and_committed(world: World) -> None:
     assert transaction == "7-1"
     for participant in (P, S, P):
         coordinator.join(transaction, participant)
-    coordinator.require_open(transaction)
     assert coordinator.fate(transaction) == Fate(Decision.UNDECIDED)
     shown = coordinator.show(transaction)
     assert (shown.state, shown.participants, shown.waiting_for) == (OPEN, [P, S], [])
@@ -139,7 +138,6 @@ def test_ending_twice_the_same_way_is_fine_and_the_other_way_is_refused(world: W
         lambda: coordinator.commit_soon(aborted, 8),
         lambda: coordinator.join(committed, P),
         lambda: coordinator.join_soon(aborted, P),
-        lambda: coordinator.require_open(committed),
     ]
     for call in wrong:
         with pytest.raises(TransactionEnded, match="begin another one"):
@@ -154,7 +152,6 @@ def test_whoever_names_a_transaction_that_never_was_is_told_so(world: World) -> 
         coordinator.abort,
         lambda name: coordinator.join(name, P),
         coordinator.show,
-        coordinator.require_open,
     ]
     for call in calls:
         with pytest.raises(TransactionNotFound, match="has ended, or never was"):
@@ -333,7 +330,7 @@ def test_a_timeout_that_makes_no_sense_is_refused(world: World, timeout: timedel
 def test_open_transactions_have_a_limit_and_those_on_their_way_count(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "TRANSACTIONS_OPEN_MAX", 3)
+    monkeypatch.setattr(steps, "TRANSACTIONS_OPEN_MAX", 3)
     ids = [future.result() for future in [world.coordinator.begin_soon() for _ in range(3)]]
     for begin in (world.coordinator.begin, world.coordinator.begin_soon):
         with pytest.raises(LimitExceeded, match="coordinator 7 has 3 open transactions; end some"):
@@ -374,7 +371,6 @@ def test_close_writes_what_is_on_its_way_and_then_refuses(world: World) -> None:
         lambda: coordinator.commit(ids[0], 5),
         lambda: coordinator.abort(ids[0]),
         lambda: coordinator.abort_soon(ids[0]),
-        lambda: coordinator.require_open(ids[0]),
     ]
     for call in calls:
         with pytest.raises(Closed, match="open it again"):

@@ -1,8 +1,12 @@
 """Ctrl-C in the middle of a step: the step is taken or it is not, and the log can be opened again."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
 from threading import Event
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,7 +22,9 @@ from tests.transaction.support import (
 
 from floodmark.engine import MemoryEngine
 from floodmark.log import FAMILY, BatchedWriter, Promise
+from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision
+from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.ending import Ending
 from floodmark.transaction.held import Held
 from floodmark.transaction.records import Begun
@@ -166,3 +172,60 @@ def test_what_was_decided_is_carried_out_though_the_one_who_did_it_was_interrupt
     assert world.states() == {}, "nobody has to wait for its deadline"
     assert world.parts.decisions(transaction) == {(COMMIT, 5)}
     end_all(world)
+
+
+STEPS: dict[str, Callable[[TransactionCoordinator, str], object]] = {
+    "begin": lambda coordinator, _: coordinator.begin(LONG),
+    "begin_soon": lambda coordinator, _: coordinator.begin_soon(LONG),
+    "join": lambda coordinator, transaction: coordinator.join(transaction, Q),
+    "join_soon": lambda coordinator, transaction: coordinator.join_soon(transaction, Q),
+    "commit": lambda coordinator, transaction: coordinator.commit(transaction, 5),
+    "commit_soon": lambda coordinator, transaction: coordinator.commit_soon(transaction, 5),
+    "abort": lambda coordinator, transaction: coordinator.abort(transaction),
+    "abort_soon": lambda coordinator, transaction: coordinator.abort_soon(transaction),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_is_interrupted_at_any_call_keeps_nobody_from_the_next_one(step: str) -> None:
+    world = World()
+    for number in count(1):
+        transaction = world.coordinator.begin(LONG)
+        world.coordinator.join(transaction, P)
+        was_interrupted = interrupt_at(number, partial(STEPS[step], world.coordinator, transaction))
+        world.coordinator.log.drain()
+        book = world.coordinator._book
+        assert book.beginning == 0
+        assert [held for held in book.held.values() if not held.is_quiet] == []
+        with suppress(TransactionEnded):
+            world.coordinator.abort(transaction)
+        world.advance(1_000)
+        world.coordinator.sweep()
+        assert transaction not in world.states()
+        if not was_interrupted:
+            break
+    assert number > 5
+    assert not world.parts.wrong
+    end_all(world)
+    world.coordinator.close()
+
+
+def interrupt_at(number: int, step: Callable[[], object]) -> bool:
+    """Take a step in which Ctrl-C comes at a call, the so-and-so-many-th; False if there are not so many."""
+    calls, before = count(1), sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        # A generator is also called when it is thrown away, and then nobody hears of it.
+        is_call = event == "call" and code.co_name != "<genexpr>"
+        if is_call and "floodmark/transaction/" in code.co_filename and next(calls) == number:
+            raise KeyboardInterrupt
+
+    try:
+        sys.settrace(trace)
+        step()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return next(calls) > number

@@ -116,7 +116,7 @@ class Lives(RuleBasedStateMachine):
             assert life.is_forgotten
         except TransactionEnded:
             assert life.state is not OPEN or self.is_late(life)
-            self._expire(life, tells=not soon)
+            self._expire(life)
         else:
             assert life.state is OPEN
             assert not self.is_late(life)
@@ -139,7 +139,7 @@ class Lives(RuleBasedStateMachine):
             return
         except TransactionEnded:
             assert not may
-            self._expire(life, tells=True)
+            self._expire(life)
             return
         except PartlyDone:
             assert set(life.joined) & self.world.parts.failing
@@ -164,18 +164,16 @@ class Lives(RuleBasedStateMachine):
             return
         except TransactionEnded:
             assert not may
-            self._expire(life, tells=False)
+            self._expire(life)
             return
         assert may
         if life.state is OPEN:
             life.decide(ways[0], version if is_commit else 0)
 
-    def _expire(self, life: Life, *, tells: bool) -> None:
-        """Whoever hears that time is over has aborted it."""
+    def _expire(self, life: Life) -> None:
+        """Whoever hears that time is over has aborted it; a sweep tells the participants."""
         if life.state is OPEN:
             life.decide(ABORTING)
-            if tells:
-                life.tell(self.world.parts.failing)
 
     @rule(transaction=transactions)
     def ask(self, transaction: str) -> None:

@@ -76,7 +76,6 @@ LATE: dict[str, Callable[[TransactionCoordinator, str], object]] = {
     "join": lambda coordinator, transaction: coordinator.join(transaction, Q),
     "join_soon": lambda coordinator, transaction: coordinator.join_soon(transaction, Q).result(),
     "take part": lambda coordinator, transaction: coordinator.taking_part(transaction, Q).__enter__(),
-    "require open": lambda coordinator, transaction: coordinator.require_open(transaction),
 }
 
 
@@ -102,7 +101,7 @@ def test_who_hears_that_time_is_over_can_rely_on_it(late: str) -> None:
     assert world.live() == []
 
 
-@pytest.mark.parametrize("late", ["commit", "join", "take part", "require open"])
+@pytest.mark.parametrize("late", ["commit", "join", "take part"])
 def test_time_that_is_over_is_unknown_to_the_world_while_it_cannot_be_logged(late: str) -> None:
     engine = FaultyEngine((FAMILY,))
     world = World(engine)
@@ -116,21 +115,46 @@ def test_time_that_is_over_is_unknown_to_the_world_while_it_cannot_be_logged(lat
     engine.heal()
     with pytest.raises(TransactionEnded, match="over its time"):
         LATE[late](world.coordinator, transaction)
+    world.coordinator.sweep()
     assert world.parts.decisions(transaction) == {(ABORT, 0)}
 
 
-def test_a_late_one_whose_participant_is_away_has_ended_all_the_same(world: World) -> None:
+@pytest.mark.parametrize("late", LATE)
+def test_whoever_is_late_hears_it_without_waiting_for_participants(world: World, late: str) -> None:
     transaction = world.coordinator.begin(SECOND)
     world.coordinator.join(transaction, P)
     world.parts.failing = {P}
     world.advance(1_000)
     with pytest.raises(TransactionEnded, match="over its time"):
-        world.coordinator.commit(transaction, 5)
+        LATE[late](world.coordinator, transaction)
+    assert not world.parts.calls, "they are told by whoever sweeps"
     assert world.states() == {transaction: ABORTING}
+    world.coordinator.sweep()
     world.parts.failing = set()
     world.advance(1_000)
     world.coordinator.sweep()
     assert world.states() == {}
+    assert world.live() == []
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_whoever_is_late_hears_it_while_another_does_its_part_which_is_told_when_it_is_done(
+    world: World, late: str
+) -> None:
+    coordinator = world.coordinator
+    # Whoever waited would not come back.
+    coordinator._wait_seconds_max = 3_600
+    transaction = coordinator.begin(SECOND)
+    with coordinator.taking_part(transaction, P):
+        world.advance(1_000)
+        with pytest.raises(TransactionEnded, match="over its time"):
+            LATE[late](coordinator, transaction)
+        assert coordinator.fate(transaction).decision is Decision.ABORT
+        coordinator.sweep()
+        assert not world.parts.calls, "it may still write something"
+    coordinator.sweep()
+    assert world.parts.told == {(transaction, P): (ABORT, 0)}
+    assert world.live() == []
 
 
 def test_they_are_counted_by_state_with_the_age_of_the_oldest(world: World) -> None:

@@ -54,7 +54,7 @@ Options about servers stand before the command. A token is never one of them, be
 command line: put it into a file, and name the file.
 
 Exit codes: 0 done; 1 not found, or a check failed; 2 could not tell; 64 usage; 69 unreachable, try
-again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted.
+again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted; 143 a job on Spark was ended by SIGTERM.
 """
 
 

@@ -84,6 +84,12 @@ class TransactionBook:
         finally:
             self._waiting -= 1
 
+    def wait_for(self, transaction: str, is_met: Callable[[Held], bool], seconds_max: float) -> None:
+        """The same until something holds of a transaction, if it is known and the book stays open."""
+        held = self.held.get(transaction)
+        if held is not None and not is_met(held):
+            self.wait(lambda: is_met(held) or self.is_closed, seconds_max)
+
     def all(self) -> list[Held]:
         """Those that have not ended, for whoever looks without holding anybody up.  Takes the lock."""
         with self.lock:
@@ -91,9 +97,10 @@ class TransactionBook:
 
     def end(self, held: Held) -> bool:
         """A transaction has ended; False if it had before."""
-        if self.held.pop(held.id, None) is None:
+        if held.id not in self.held:
             return False
         self._ended[held.id] = held.end()
+        del self.held[held.id]
         if len(self._ended) > ENDED_REMEMBERED:
             self._ended.popitem(last=False)
         return True

@@ -9,7 +9,7 @@ If nobody knows whether it arrived, the transaction stays open; the log takes th
 another (`log/base.py`), so the next decision is the only one.
 
 **Nothing stays half-way.**  Once decided, the participants are told until all of them have done their part:
-at once, by whoever decided; then, with growing pauses, by `sweep` (`ending.py`).
+at once, by whoever decided and waits; else, with growing pauses, by `sweep` (`ending.py`).
 
 **Recovery** reads the live records, which is what was open or half-way, and answers at once; `sweep` does the
 rest.  Whoever asks about a transaction that is not known hears that it is aborted: one that was committed is
@@ -33,14 +33,10 @@ from floodmark.model.errors import (
     Closed,
     FloodmarkError,
     InvalidArgument,
-    LimitExceeded,
     OutcomeUnknown,
-    PartlyDone,
-    Retryable,
     TransactionEnded,
     TransactionNotFound,
 )
-from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX, TRANSACTIONS_OPEN_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
@@ -50,7 +46,17 @@ from floodmark.transaction.held import Ended, Held
 from floodmark.transaction.ports import Participants
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 from floodmark.transaction.recovery import replay
-from floodmark.transaction.steps import Answer, Step, answered
+from floodmark.transaction.steps import (
+    ABORTS,
+    COMMITS,
+    Answer,
+    Beginning,
+    Deciding,
+    Joining,
+    Step,
+    answered,
+    require_undecided,
+)
 
 TIMEOUT: Final = timedelta(minutes=1)
 TIMEOUT_MS_MAX: Final = 24 * 3_600_000
@@ -64,8 +70,6 @@ _REASON_CHARACTERS_MAX: Final = 500
 # How many transactions a sweep takes up at a time.
 _SWEPT_MAX: Final = 512
 _UNFINISHED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING)
-_COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
-_ABORTS: Final = (TransactionState.ABORTING, TransactionState.ABORTED)
 
 _log = logging.getLogger("floodmark.transaction")
 
@@ -111,37 +115,37 @@ class TransactionCoordinator:
 
         The id ends with the owner's mark, if there is one: so it stands in the log, and lasts.
         """
-        return self._write(self._begin(timeout, owner)).id
+        return self._write(self._beginning(timeout, owner)).id
 
     def begin_soon(self, timeout: timedelta = TIMEOUT) -> Future[str]:
         """`begin` without waiting."""
-        return self._add(self._begin(timeout), lambda held: held.id)
+        return self._add(self._beginning(timeout), lambda held: held.id)
 
     def join(self, transaction: str, participant: Participant) -> None:
         """Enter something that has a part in a transaction, before it does anything for it."""
         try:
-            step = self._join(transaction, participant, self._wait_seconds_max)
+            self._write(Joining(self._book, Joined(transaction, participant)))
         except OverTime:
             raise self._expired(transaction) from None
-        if step is not None:
-            self._write(step)
 
     def join_soon(self, transaction: str, participant: Participant) -> Future[None]:
         """`join` without waiting."""
         try:
-            step = self._join(transaction, participant, 0)
+            return self._add(Joining(self._book, Joined(transaction, participant)), lambda _: None)
         except OverTime:
             return self._expired_soon(transaction)
-        return answered(None) if step is None else self._add(step, lambda _: None)
 
     @contextmanager
     def taking_part(self, transaction: str, participant: Participant) -> Iterator[None]:
-        """Enter a participant that does its part within the block.  Nobody decides meanwhile."""
+        """Enter a participant that does its part within the block.
+
+        Nobody decides meanwhile, but that its time is over; and nobody is told of that before its end.
+        """
         self.join(transaction, participant)
         held: Held | None = None
         try:
             with self._lock:
-                held = self._require_undecided(transaction)
+                held = require_undecided(self._book, transaction)
                 held.parts += 1
             yield
         except OverTime:
@@ -173,14 +177,6 @@ class TransactionCoordinator:
         """`abort` without waiting: done when it is decided.  Participants are told by `sweep`."""
         return self._end_soon(Aborting(transaction, reason[:_REASON_CHARACTERS_MAX]), lambda _: None)
 
-    def require_open(self, transaction: str) -> None:
-        """Refuse unless a transaction is open."""
-        try:
-            with self._lock:
-                self._book.require_open(transaction)
-        except OverTime:
-            raise self._expired(transaction) from None
-
     def fate(self, transaction: str) -> Fate:
         """What those do who meet a write of a transaction.  One whose time is over is aborted now."""
         with self._lock:
@@ -190,9 +186,9 @@ class TransactionCoordinator:
             self._expire([held])
         with self._lock:
             known = self._book.find(transaction)
-            if known is None or known.state in _ABORTS:
+            if known is None or known.state in ABORTS:
                 return Fate(Decision.ABORT)
-            if known.state in _COMMITS:
+            if known.state in COMMITS:
                 return Fate(Decision.COMMIT, known.version)
             return Fate(Decision.UNDECIDED)
 
@@ -253,146 +249,54 @@ class TransactionCoordinator:
         self._book.close()
         self.log.close()
 
-    # Steps.  Each is checked and entered in the lock, then written without it.
+    # Steps
 
-    def _begin(self, timeout: timedelta, owner: str = "") -> Step:
+    def _beginning(self, timeout: timedelta, owner: str = "") -> Beginning:
         timeout_ms = timeout // timedelta(milliseconds=1)
         if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
             raise InvalidArgument("the timeout of a transaction is between a millisecond and 24 hours")
         transaction = f"{self.number}-{self._mint()}" + (f"-{owner}" if owner else "")
-        now_ms, book = self._growing_ms(), self._book
-        with self._lock:
-            book.require_running()
-            if len(book.held) + book.beginning >= TRANSACTIONS_OPEN_MAX:
-                raise LimitExceeded(
-                    f"coordinator {self.number} has {TRANSACTIONS_OPEN_MAX:,} open transactions; "
-                    "end some, or give them shorter timeouts"
-                )
-            book.beginning += 1
-
-        def apply(position: Position) -> Held:
-            held = book.held[transaction] = Held(transaction, now_ms, now_ms + timeout_ms)
-            held.positions.append(position)
-            book.beginning -= 1
-            return held
-
-        def give_up() -> None:
-            book.beginning -= 1
-
-        return Step(Begun(transaction, self._time_source() + timeout_ms, timeout_ms), apply, give_up)
-
-    def _join(self, transaction: str, participant: Participant, seconds_max: float) -> Step | None:
-        """The step by which a participant joins; None if it has."""
-        with self._lock:
-            if seconds_max:
-                self._wait(seconds_max, transaction, lambda held: not held.is_deciding)
-            held = self._require_undecided(transaction)
-            if participant in held.waiting:
-                return None
-            if len(held.participants) + held.joining >= TRANSACTION_PARTICIPANTS_MAX:
-                raise LimitExceeded(
-                    f"transaction {transaction} has {TRANSACTION_PARTICIPANTS_MAX} participants, "
-                    "and may have no more; do it in several transactions",
-                    transaction=transaction,
-                )
-            held.joining += 1
-
-        def apply(position: Position) -> Held:
-            held.positions.append(position)
-            if participant not in held.waiting:
-                held.join(participant)
-            held.joining -= 1
-            return held
-
-        def give_up() -> None:
-            held.joining -= 1
-
-        return Step(Joined(transaction, participant), apply, give_up, held)
-
-    def _decide(
-        self, decision: Committing | Aborting, seconds_max: float, wrote: bool | None = None
-    ) -> Step | Held | Ended:
-        """The step out of OPEN; or the transaction, if it was taken before in the same direction."""
-        is_commit = isinstance(decision, Committing)
-        transaction = decision.transaction
-        with self._lock:
-            if seconds_max:
-                self._wait(seconds_max, transaction, lambda held: held.is_quiet or not held.is_open)
-            known = self._book.find(transaction)
-            if known is not None and known.state in (_COMMITS if is_commit else _ABORTS):
-                _require_as_said(known, wrote)
-                return known
-            # What is over its time can only be aborted.
-            held = self._require_undecided(transaction, late=not is_commit)
-            if not held.is_quiet:
-                raise _busy(transaction)
-            _require_as_said(held, wrote)
-            held.is_deciding = True
-
-        def apply(position: Position) -> Held:
-            held.positions.append(position)
-            held.decide(decision)
-            held.is_deciding = False
-            return held
-
-        def give_up() -> None:
-            held.is_deciding = False
-
-        return Step(decision, apply, give_up, held)
-
-    def _wait(self, seconds_max: float, transaction: str, is_met: Callable[[Held], bool]) -> None:
-        """Wait for others who work on a transaction; the lock is held."""
-        held = self._book.held.get(transaction)
-        if held is not None and not is_met(held):
-            self._book.wait(lambda: is_met(held) or self._book.is_closed, seconds_max)
-
-    def _require_undecided(self, transaction: str, *, late: bool = False) -> Held:
-        """An open transaction about which nobody is deciding; the lock is held."""
-        held = self._book.require_open(transaction, late=late)
-        if held.is_deciding:
-            raise _busy(transaction)
-        return held
-
-    # Decisions
+        record = Begun(transaction, self._time_source() + timeout_ms, timeout_ms)
+        return Beginning(self._book, record, self.number, self._growing_ms())
 
     def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> Held | Ended:
         """Decide, and return when all participants have done their part."""
         try:
-            step = self._decide(decision, self._wait_seconds_max, wrote)
+            known = self._write(Deciding(self._book, decision, wrote), tells=True)
+            if isinstance(known, Held):
+                self._ending.finish(known, self._wait_seconds_max)
         except OverTime:
             raise self._expired(decision.transaction) from None
-        known = self._write(step) if isinstance(step, Step) else step
-        if isinstance(known, Held):
-            try:
-                self._ending.finish(known, self._wait_seconds_max)
-            except BaseException:
-                self._hand_on(known)
-                raise
+        except BaseException:
+            self._hand_on(decision.transaction)
+            raise
         return known
 
-    def _hand_on(self, held: Held) -> None:
-        """Leave a decided transaction to whoever sweeps."""
+    def _hand_on(self, transaction: str) -> None:
+        """Leave a transaction, which may be decided, to whoever sweeps."""
         with self._lock:
-            self._book.release(held)
+            held = self._book.held.get(transaction)
+            if held is not None:
+                self._book.release(held)
 
     def _end_soon(
         self, decision: Committing | Aborting, answer: Callable[[Held | Ended], Result]
     ) -> Future[Result]:
         try:
-            step = self._decide(decision, 0)
+            return self._add(Deciding(self._book, decision), answer)
         except OverTime:
             return self._expired_soon(decision.transaction)
-        return self._add(step, answer) if isinstance(step, Step) else answered(answer(step))
 
     # Ends by time.  An earlier commit may be in the log, though nobody knows, and a crash would find it: so
     # nobody hears that time is over before the abort is in the log behind it.
 
     def _expired(self, transaction: str) -> FloodmarkError:
-        """Abort a transaction that is over its time; what its owner hears."""
+        """Abort a transaction that is over its time; what its owner hears.
+
+        Participants are told by `sweep`, so that he hears it at once, wherever they are.
+        """
         try:
-            self._end(Aborting(transaction, _LATE))
-        except PartlyDone:
-            return _over_time(transaction)
+            self._write(self._late(transaction))
         except (TransactionEnded, TransactionNotFound, Closed) as ended:
             return ended
         except FloodmarkError as failure:
@@ -409,7 +313,10 @@ class TransactionCoordinator:
         def answer(_: Held | Ended) -> None:
             raise _over_time(transaction)
 
-        return self._end_soon(Aborting(transaction, _LATE), answer)
+        return self._add(self._late(transaction), answer)
+
+    def _late(self, transaction: str) -> Deciding:
+        return Deciding(self._book, Aborting(transaction, _LATE), is_late=True)
 
     def _expire(self, late: Iterable[Held]) -> None:
         """Abort transactions whose time is over, unless someone decides about them now."""
@@ -419,14 +326,14 @@ class TransactionCoordinator:
                 self._put_off(held, failure)
 
     def _expire_soon(self, held: Held) -> Future[None] | None:
+        with self._lock:
+            if not held.is_quiet:
+                # Whoever works on it calls for the next sweep.
+                return None
         try:
-            step = self._decide(Aborting(held.id, _LATE), 0)
-        except (TransactionEnded, TransactionNotFound, Closed, Retryable):
+            return self._add(Deciding(self._book, Aborting(held.id, _LATE)), lambda _: None)
+        except (TransactionEnded, TransactionNotFound, Closed):
             return None
-        if not isinstance(step, Step):
-            return None
-        try:
-            return self._add(step, lambda _: None)
         except FloodmarkError as failure:
             self._put_off(held, failure)
             return None
@@ -439,57 +346,37 @@ class TransactionCoordinator:
 
     # The log
 
-    def _write(self, step: Step) -> Held:
-        answer = Answer(step, self._book, lambda held: held, tells=True)
+    def _write(self, step: Step, *, tells: bool = False) -> Held | Ended:
+        """Take a step, and return when it is durable; the transaction.
+
+        If `tells`, the caller tells the participants what was decided.
+        """
+        answer = Answer(step, self._book, lambda held: held, tells=tells)
         try:
-            return self.log.write_for(step.record, answer)
+            with self._lock:
+                known = step.enter(self._wait_seconds_max)
+            return known or self.log.write_for(step.record, answer)
         except BaseException:
-            if answer.is_taken:
-                answer.abandon()
-            else:
-                self._leave(step)
+            answer.abandon()
             raise
 
-    def _add(self, step: Step, answer: Callable[[Held], Result]) -> Future[Result]:
+    def _add(self, step: Step, answer: Callable[[Held | Ended], Result]) -> Future[Result]:
+        """Take a step without waiting."""
         future = Answer(step, self._book, answer)
         try:
+            with self._lock:
+                known = step.enter(0)
+            if known is not None:
+                return answered(answer(known))
             self.log.hand_over(step.record, future)
         except BaseException:
-            if not future.is_taken:
-                self._leave(step)
+            future.abandon()
             raise
         return future
-
-    def _leave(self, step: Step) -> None:
-        with self._lock:
-            step.leave(self._book)
-
-
-def _require_as_said(known: Held | Ended, wrote: bool | None) -> None:
-    """Refuse a commit with writes of what has none, and one without writes of what has some."""
-    if wrote and not known.wrote:
-        raise TransactionEnded(
-            f"transaction {known.id} is {known.state} without these writes: somebody else committed it; its "
-            "acknowledgements are in effect, and the writes are not",
-            transaction=known.id,
-            state=str(known.state),
-        )
-    if wrote is False and known.wrote:
-        raise InvalidArgument(
-            f"transaction {known.id} has writes; commit it with the same writes each time",
-            transaction=known.id,
-        )
 
 
 def _over_time(transaction: str) -> TransactionEnded:
     return TransactionEnded(
         f"transaction {transaction} is over its time; begin another one, with a longer timeout",
-        transaction=transaction,
-    )
-
-
-def _busy(transaction: str) -> Retryable:
-    return Retryable(
-        f"a step of transaction {transaction} is under way; wait for it, then try again",
         transaction=transaction,
     )

@@ -34,17 +34,23 @@ class Ending:
 
     def tell(self, decided: Iterable[Held]) -> None:
         """Tell the participants of some transactions; those that have all done their part end together."""
-        telling = self._begin_telling(decided)
+        telling: deque[Held] = deque()
         told: list[Held] = []
         try:
+            self._begin_telling(decided, telling)
             # Whoever closes does not wait until all of many are told: the others are when it is opened again.
             while telling and not self._book.is_closed:
                 if self._tell(telling[0]):
                     told.append(telling[0])
                 telling.popleft()
         finally:
-            self._stop_telling(held for held in telling if held not in told)
-            self._end(told)
+            try:
+                self._stop_telling(held for held in telling if held not in told)
+                self._end(told)
+            except BaseException:
+                # Whoever sweeps finds that they have nobody left to tell.
+                self._stop_telling(told)
+                raise
 
     def finish(self, held: Held, seconds_max: float) -> None:
         """Return when a decided transaction has ended; tell its participants, unless somebody does."""
@@ -60,15 +66,16 @@ class Ending:
             if held.id in self._book.held:
                 raise _unfinished(held, is_closed=self._book.is_closed)
 
-    def _begin_telling(self, decided: Iterable[Held]) -> deque[Held]:
+    def _begin_telling(self, decided: Iterable[Held], telling: deque[Held]) -> None:
         """Take those about which nobody tells."""
         with self._book.lock:
             if self._book.is_closed:
-                return deque()
-            telling = deque(held for held in decided if held.is_quiet and not held.is_open)
-            for held in telling:
-                held.is_telling = True
-            return telling
+                return
+            for held in decided:
+                if held.is_quiet and not held.is_open:
+                    # Ctrl-C comes after a call, so it finds both or neither.
+                    held.is_telling = True
+                    telling.append(held)
 
     def _stop_telling(self, telling: Iterable[Held]) -> None:
         with self._book.lock:

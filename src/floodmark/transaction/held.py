@@ -102,8 +102,8 @@ class Held:
         self.retries += 1
 
     def end(self) -> Ended:
-        """All participants have done their part; what is remembered of it."""
-        is_commit = self.state is TransactionState.COMMITTING
+        """All participants have done their part; what is remembered of it.  May be called again."""
+        is_commit = self.state in (TransactionState.COMMITTING, TransactionState.COMMITTED)
         self.state = TransactionState.COMMITTED if is_commit else TransactionState.ABORTED
         return Ended(self.id, self.state, self.version, self.reason, self.wrote)
 
