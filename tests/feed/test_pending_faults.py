@@ -13,7 +13,7 @@ from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, set
 
 from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
 from floodmark.feed.pending import PendingRecord
-from floodmark.feed.pending_ledger import PendingLedger, PendingLedgers
+from floodmark.feed.pending_ledger import PendingLedger, Writing
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.feed.subscriptions import SubscriptionRow
 from floodmark.log import BatchSettings
@@ -193,22 +193,25 @@ def keep_commits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(self: PendingLedger, transaction: str, _: Acknowledgement) -> None:
-        self._end_writing(transaction)
+    def give_up(self: PendingLedger, record: PendingRecord) -> None:
+        if self.is_writing(record.transaction):
+            self._end_writing(record)
 
     monkeypatch.setattr(PendingLedger, "give_up", give_up)
 
 
 def write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = PendingLedgers.write
+    write = Writing.write
 
-    def write_others(self: PendingLedgers, ledger: PendingLedger, record: PendingRecord) -> None:
+    def write_others(self: Writing) -> None:
+        assert self._begun is not None
+        ledger, record = self._begun
         if record.transaction == "mine":
-            ledger._end_writing("mine")
+            ledger._end_writing(record)
         else:
-            write(self, ledger, record)
+            write(self)
 
-    monkeypatch.setattr(PendingLedgers, "write", write_others)
+    monkeypatch.setattr(Writing, "write", write_others)
 
 
 def forget_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
 """Ledgers that wait or fail when they are told to, and what tests of the writer ask again and again."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import count
 from threading import Event, Semaphore, Thread
+from types import FrameType
 
 from floodmark.codec.entries import decode_entry
 from floodmark.log import BatchedWriter, EntryId, Ledger, Marks, MemoryLedger, Position
@@ -96,3 +99,27 @@ def run_threads(work: Callable[[int], object], count: int) -> None:
         assert not thread.is_alive(), "a thread is stuck"
     if errors:
         raise errors[0]
+
+
+def interrupt_at(number: int, where: str, step: Callable[[], object]) -> bool:
+    """Run something in which Ctrl-C comes at a call of a function of some files, the so-and-so-many-th.
+
+    False if there are not so many.  A generator is also called when it is thrown away, and then nobody hears
+    of it; so these are left out.
+    """
+    calls, before = count(1), sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        is_call = event == "call" and code.co_name != "<genexpr>"
+        if is_call and where in code.co_filename and next(calls) == number:
+            raise KeyboardInterrupt
+
+    try:
+        sys.settrace(trace)
+        step()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return next(calls) > number

@@ -1,15 +1,14 @@
 """Ctrl-C in the middle of a step: the step is taken or it is not, and the log can be opened again."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from threading import Event
-from types import FrameType
 from typing import Any
 
 import pytest
+from tests.log.support import interrupt_at
 from tests.transaction.support import (
     COMMIT,
     COMMITTING,
@@ -192,7 +191,9 @@ def test_a_step_that_is_interrupted_at_any_call_keeps_nobody_from_the_next_one(s
     for number in count(1):
         transaction = world.coordinator.begin(LONG)
         world.coordinator.join(transaction, P)
-        was_interrupted = interrupt_at(number, partial(STEPS[step], world.coordinator, transaction))
+        was_interrupted = interrupt_at(
+            number, "floodmark/transaction/", partial(STEPS[step], world.coordinator, transaction)
+        )
         world.coordinator.log.drain()
         book = world.coordinator._book
         assert book.beginning == 0
@@ -208,24 +209,3 @@ def test_a_step_that_is_interrupted_at_any_call_keeps_nobody_from_the_next_one(s
     assert not world.parts.wrong
     end_all(world)
     world.coordinator.close()
-
-
-def interrupt_at(number: int, step: Callable[[], object]) -> bool:
-    """Take a step in which Ctrl-C comes at a call, the so-and-so-many-th; False if there are not so many."""
-    calls, before = count(1), sys.gettrace()
-
-    def trace(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        # A generator is also called when it is thrown away, and then nobody hears of it.
-        is_call = event == "call" and code.co_name != "<genexpr>"
-        if is_call and "floodmark/transaction/" in code.co_filename and next(calls) == number:
-            raise KeyboardInterrupt
-
-    try:
-        sys.settrace(trace)
-        step()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return next(calls) > number

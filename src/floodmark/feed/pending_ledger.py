@@ -2,22 +2,22 @@
 
 An acknowledgement is judged and entered first, so that nobody else can take the same changes; then it is
 written, without holding anybody up, so that many become one entry; and if it cannot be written, it is taken
-out again.  Until it is durable its transaction counts as being *written*, and is not ended.
+out again.  Until it is durable its transaction counts as being *written*, and is not ended.  All this is done
+by a promise of the log, so that it comes to its end though Ctrl-C ends the wait for it.
 
 Letting go of records is durable only with the next append (`log/acknowledgement.py`).  So a crash may bring
 those of ended transactions back; whoever opens the log asks what became of them.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Condition, Lock
-from typing import Final, TypeAlias
+from types import TracebackType
+from typing import Final, Self, TypeAlias
 
 from floodmark.engine import Engine
-from floodmark.feed.acknowledgement import Acknowledgement
 from floodmark.feed.pending import PENDING_LEDGERS, Pending, PendingRecord
-from floodmark.log import OpenLog, list_ledgers
+from floodmark.log import OpenLog, Promise, list_ledgers
 from floodmark.log import Position as LogPosition
 from floodmark.model.errors import AcknowledgementConflict, Closed, InvalidArgument, Retryable
 
@@ -38,7 +38,8 @@ class PendingLedger:
         self.log = log
         self.pending = Pending(name)
         self._positions: dict[str, list[LogPosition]] = {}
-        self._writing: Counter[str] = Counter()
+        # By transaction, the records that are on their way to the log.  Those of two calls may be equal.
+        self._writing: dict[str, dict[int, PendingRecord]] = {}
         stale = []
         for position, record in log.live:
             if record.epoch < epoch:
@@ -52,20 +53,22 @@ class PendingLedger:
         """Whether something that a transaction acknowledged is on its way to the log."""
         return transaction in self._writing
 
-    def begin(self, transaction: str, part: Acknowledgement) -> None:
-        """Enter what is written next."""
-        self.pending.add(transaction, part)
-        self._writing[transaction] += 1
+    def begin(self, record: PendingRecord) -> None:
+        """Enter what is written next.  Whoever is interrupted in it gives it up."""
+        self._writing.setdefault(record.transaction, {})[id(record)] = record
+        self.pending.add(record.transaction, record.acknowledgement)
 
-    def finish(self, transaction: str, position: LogPosition) -> None:
-        """Note that it is written."""
-        self._positions.setdefault(transaction, []).append(position)
-        self._end_writing(transaction)
+    def finish(self, record: PendingRecord, position: LogPosition) -> None:
+        """Note that it is written.  May be called again."""
+        if id(record) in self._writing.get(record.transaction, ()):
+            self._positions.setdefault(record.transaction, []).append(position)
+            self._end_writing(record)
 
-    def give_up(self, transaction: str, part: Acknowledgement) -> None:
-        """Note that it is not written."""
-        self.pending.take_back(transaction, part)
-        self._end_writing(transaction)
+    def give_up(self, record: PendingRecord) -> None:
+        """Note that it is not written.  May be called again."""
+        if id(record) in self._writing.get(record.transaction, ()):
+            self.pending.take_back(record.transaction, record.acknowledgement)
+            self._end_writing(record)
 
     def let_go(self, transaction: str) -> None:
         """Forget a transaction that has ended, and its records."""
@@ -74,20 +77,75 @@ class PendingLedger:
         with suppress(Closed):
             self.log.writer.acknowledge(self._positions.pop(transaction, ()))
 
-    def _end_writing(self, transaction: str) -> None:
-        self._writing[transaction] -= 1
-        if not self._writing[transaction]:
-            del self._writing[transaction]
+    def _end_writing(self, record: PendingRecord) -> None:
+        writing = self._writing[record.transaction]
+        del writing[id(record)]
+        if not writing:
+            del self._writing[record.transaction]
+
+
+class Writing(Promise[None]):
+    """The way of one record into a log: what the log tells, whoever waits, is noted in the ledger.
+
+    It is made before the record is entered, and the block in which that happens undoes it, unless the log has
+    taken the record.
+    """
+
+    def __init__(self, lock: Lock, written: Condition) -> None:
+        super().__init__()
+        self._lock = lock
+        self._written = written
+        self._begun: tuple[PendingLedger, PendingRecord] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_taken:
+            self._give_up()
+
+    def begin(self, ledger: PendingLedger, record: PendingRecord) -> None:
+        """Enter a record; the lock is held."""
+        self._begun = ledger, record
+        ledger.begin(record)
+
+    def write(self) -> None:
+        """Write what was entered, if anything was, without the lock, so that many become one entry."""
+        if self._begun is not None:
+            ledger, record = self._begun
+            ledger.log.writer.write_for(record, self)
+
+    def complete(self, position: LogPosition) -> None:
+        if self._begun is not None:
+            ledger, record = self._begun
+            with self._lock:
+                ledger.finish(record, position)
+                self._written.notify_all()
+        self.set_result(None)
+
+    def fail(self, failure: BaseException) -> None:
+        self._give_up()
+        self.set_exception(failure)
+
+    def _give_up(self) -> None:
+        if self._begun is not None:
+            ledger, record = self._begun
+            with self._lock:
+                ledger.give_up(record)
+                self._written.notify_all()
 
 
 class PendingLedgers:
     """Those of all subscriptions.  They are opened when they are there, or needed; one writer each.
 
-    Whoever uses them holds the lock, save for `write`.
+    Whoever uses them holds the lock, save for `writing`.
     """
 
     def __init__(self, lock: Lock, open_log: OpenPendingLog | None) -> None:
         self._open_log = open_log
+        self._lock = lock
         self._written = Condition(lock)
         self._ledgers: dict[str, PendingLedger] = {}
 
@@ -146,18 +204,9 @@ class PendingLedgers:
                 transaction=first,
             )
 
-    def write(self, ledger: PendingLedger, record: PendingRecord) -> None:
-        """Write a record that was begun.  The lock is free meanwhile, so that many become one entry."""
-        try:
-            position = ledger.log.writer.write(record)
-        except BaseException:
-            with self._written:
-                ledger.give_up(record.transaction, record.acknowledgement)
-                self._written.notify_all()
-            raise
-        with self._written:
-            ledger.finish(record.transaction, position)
-            self._written.notify_all()
+    def writing(self) -> Writing:
+        """The way of a record that is entered next, if one is."""
+        return Writing(self._lock, self._written)
 
     def wait_written(self, name: str, transaction: str) -> None:
         """Wait until nothing of a transaction is on its way to the log."""

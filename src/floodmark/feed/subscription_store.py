@@ -199,19 +199,19 @@ class LocalSubscriptionStore:
         transaction is not ended meanwhile.
         """
         progress.require_sound()
-        with self._settled():
-            self._pending.wait_written(name, transaction)
-            row = self._require_holder(name, epoch)
-            ledger = self._pending.open(name, row.moved)
-            deliveries, _ = self._learn(row, progress)
-            deliveries.require_delivered(acknowledgement)
-            part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
-            if deliveries is not self._deliveries_of(row) or self._is_lease_old(row):
-                self._keep(row, deliveries)
-            if part is not None:
-                ledger.begin(transaction, part)
-        if part is not None:
-            self._pending.write(ledger, PendingRecord(transaction, epoch, part))
+        with self._pending.writing() as writing:
+            with self._settled():
+                self._pending.wait_written(name, transaction)
+                row = self._require_holder(name, epoch)
+                ledger = self._pending.open(name, row.moved)
+                deliveries, _ = self._learn(row, progress)
+                deliveries.require_delivered(acknowledgement)
+                part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
+                if deliveries is not self._deliveries_of(row) or self._is_lease_old(row):
+                    self._keep(row, deliveries)
+                if part is not None:
+                    writing.begin(ledger, PendingRecord(transaction, epoch, part))
+            writing.write()
 
     def commit_pending(self, name: str, transaction: str) -> None:
         """Acknowledge what a transaction has acknowledged.  Doing it again is harmless."""
