@@ -10,9 +10,10 @@ from tests.site.support import HANG_SECONDS, HookedEngine, host_of
 
 from floodmark import Site, SubscriptionOptions
 from floodmark.clock import monotonic_ms
+from floodmark.feed import subscription_store
 from floodmark.log import BatchedWriter, OpenLog, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
-from floodmark.model.errors import Closed, Retryable
+from floodmark.model.errors import AcknowledgementConflict, Closed, Retryable
 from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.site import open_engine, transacting, transaction_logs
 from floodmark.site.transacting import LocalTransactions
@@ -225,6 +226,44 @@ def test_acknowledgements_of_transactions_that_nobody_knows_are_available_again_
     site = open_site(engine, background=True)
     assert transaction not in pending(site)
     site.close()
+
+
+@pytest.mark.parametrize("way", ["seek", "remove"])
+def test_a_subscription_is_moved_or_removed_though_decided_transactions_were_not_told_yet(
+    engine: HookedEngine, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweeps of a site that was just opened have not come to them."""
+    site = open_site(engine)
+    ids = leave_half_way(site, 4)
+    for transaction in ids[2::3]:
+        own(site)._coordinators[0].commit_soon(transaction, site.now()).result()
+    site.close()
+    engine.reopen()
+    monkeypatch.setattr(TransactionCoordinator, "sweep", lambda _: None)
+    monkeypatch.setattr(TransactionCoordinator, "wait_work", lambda _: False)
+    site = open_site(engine, background=True)
+    assert pending(site) == ids
+    if way == "seek":
+        site.subscriptions.seek("counting", "end")
+        assert pending(site) == []
+    else:
+        site.subscriptions.remove("counting")
+        assert site.subscriptions.list() == []
+    site.close()
+
+
+def test_of_very_many_decided_transactions_some_are_ended_at_a_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = leave_half_way(site, 3)
+    monkeypatch.setattr(subscription_store, "SETTLED_MAX", 1)
+    for left in (8, 7):
+        with pytest.raises(Retryable, match=f"{left + 1} transactions .* try again") as raised:
+            site.subscriptions.seek("counting", "end")
+        assert not isinstance(raised.value, AcknowledgementConflict)
+        assert len(pending(site)) == left
+    with pytest.raises(AcknowledgementConflict, match=f"such as {ids[2]}"):
+        site.subscriptions.seek("counting", "end")
 
 
 # Looking

@@ -24,11 +24,13 @@ from floodmark.feed.feeds import Lease, require_lease_seconds
 from floodmark.feed.pending import PendingAcknowledgement, PendingRecord
 from floodmark.feed.pending_ledger import OpenPendingLog, PendingLedgers
 from floodmark.feed.safepoints import LIFETIME, SafePoints
+from floodmark.feed.subscription_statistics import measure
 from floodmark.feed.subscriptions import (
     OpenChanges,
     SubscriptionRow,
     SubscriptionSpec,
     SubscriptionStatistics,
+    lease_held,
 )
 from floodmark.log import OpenLog
 from floodmark.model.errors import (
@@ -47,14 +49,14 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import SUBSCRIPTIONS_MAX
 from floodmark.model.names import require_name
-from floodmark.model.partition import Decision, Settler
-from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, moment_of, physical_ms
+from floodmark.model.partition import Decision, Fate, Settler
+from floodmark.model.version import VERSION_MAX, Version, moment_of, physical_ms
 from floodmark.partition import META, Storage, load_metadata
 
-# Counting a backlog ends here: whoever is that far behind need not know by how much.
-BACKLOG_COUNT_MAX: Final = 100_000
 # A safe point moves with its subscription, but not more often than this.
 HOLD_EVERY_MS: Final = 60_000
+# Whoever moves or removes a subscription waits for the end of so many transactions at most.
+SETTLED_MAX: Final = 1_000
 
 _SUBSCRIPTIONS: Final = b"subscriptions/"
 
@@ -90,6 +92,8 @@ class LocalSubscriptionStore:
         self._resolve_namespace = resolve_namespace
         self._resolved_version = resolved_version
         self._open_changes = open_changes
+        # What became of a transaction, as far as anybody here knows.
+        self._fate: Settler = lambda _: Fate(Decision.UNDECIDED)
         self._lock = Lock()
         self._rows: dict[str, SubscriptionRow] = {}
         # By subscription, the row of which they were made, and its deliveries.
@@ -167,6 +171,7 @@ class LocalSubscriptionStore:
                 self._store(replace(row, lease=None))
 
     def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
+        self._end_decided(name)
         with self._settled():
             row = self._require_unused(name) if epoch is None else self._require_holder(name, epoch)
             self._pending.require_none(name)
@@ -234,16 +239,42 @@ class LocalSubscriptionStore:
             if ledger is not None:
                 ledger.let_go(transaction)
 
+    def settle_by(self, fate: Settler) -> None:
+        """Name who knows what became of a transaction."""
+        self._fate = fate
+
     def settle_pending(self, fate: Settler) -> None:
         """End what is pending in transactions that have ended, as a restart may find it."""
         with self._lock:
             found = self._pending.transactions()
         for name, transaction in found:
-            decision = fate(transaction).decision
-            if decision is Decision.COMMIT:
-                self.commit_pending(name, transaction)
-            elif decision is Decision.ABORT:
-                self.abort_pending(name, transaction)
+            self._end_if_decided(name, transaction, fate)
+
+    def _end_decided(self, name: str) -> None:
+        """End what is pending on a subscription in transactions that are decided, up to one that is not.
+
+        Their coordinator does so too, in its own time; nobody else should have to wait for that, and least
+        of all be told to abort what is committed.
+        """
+        with self._lock:
+            found = self._pending.of(name).transactions
+        for transaction in found[:SETTLED_MAX]:
+            if not self._end_if_decided(name, transaction, self._fate):
+                return
+        if len(found) > SETTLED_MAX:
+            raise Retryable(
+                f"{len(found):,} transactions have acknowledged changes of subscription {name!r}, and "
+                f"{SETTLED_MAX:,} of them were ended just now; try again to go on",
+                subscription=name,
+            )
+
+    def _end_if_decided(self, name: str, transaction: str, fate: Settler) -> bool:
+        decision = fate(transaction).decision
+        if decision is Decision.COMMIT:
+            self.commit_pending(name, transaction)
+        elif decision is Decision.ABORT:
+            self.abort_pending(name, transaction)
+        return decision is not Decision.UNDECIDED
 
     def pending_logs(self) -> Mapping[str, OpenLog[PendingRecord]]:
         """The logs of pending acknowledgements, by subscription."""
@@ -276,6 +307,7 @@ class LocalSubscriptionStore:
             return self._pending.of(name).acknowledgements()
 
     def remove(self, name: str) -> None:
+        self._end_decided(name)
         with self._settled():
             self._require_unused(name)
             self._pending.require_none(name)
@@ -289,31 +321,9 @@ class LocalSubscriptionStore:
     def statistics(self, name: str) -> SubscriptionStatistics:
         row = self.find(name)
         deliveries = Deliveries(row.through, row.live)
-        unacked = deliveries.unacked
         with self._lock:
             pending = self._pending.of(name).count(deliveries)
-        oldest = next((commit.version for commit in row.live if commit.runs), VERSION_MAX)
-        # Of the commit that is being delivered, the first changes do not wait any more.
-        waiting = -sum(commit.count for commit in row.live if commit.version > row.through)
-        for batch in self._open_changes(row.request(row.through)):
-            waiting += len(batch.versions)
-            if batch.versions and waiting > 0:
-                oldest = min(oldest, batch.versions[0])
-            if waiting > BACKLOG_COUNT_MAX:
-                break
-        now_ms, lease = self._time_source(), row.lease
-        backlog = unacked + min(waiting, BACKLOG_COUNT_MAX)
-        return SubscriptionStatistics(
-            name=name,
-            namespace=row.spec.namespace,
-            through=row.through,
-            unacked=unacked,
-            pending=pending,
-            backlog=backlog,
-            backlog_is_exact=waiting <= BACKLOG_COUNT_MAX,
-            lag_ms=max(0, now_ms - physical_ms(oldest)) if backlog else 0,
-            holder=lease.holder if lease is not None and lease.expires_at_ms > now_ms else None,
-        )
+        return measure(row, deliveries.unacked, pending, self._open_changes, self._time_source())
 
     # Safe points
 
@@ -440,7 +450,7 @@ class LocalSubscriptionStore:
                 holder=None,
             )
         if row.epoch != epoch:
-            raise _lease_held(row, row.lease)
+            raise lease_held(row, row.lease)
         return row
 
     def _require_unused(self, name: str) -> SubscriptionRow:
@@ -451,7 +461,7 @@ class LocalSubscriptionStore:
     def _require_free(self, row: SubscriptionRow, holder: str | None) -> None:
         lease = row.lease
         if lease is not None and lease.holder != holder and lease.expires_at_ms > self._time_source():
-            raise _lease_held(row, lease)
+            raise lease_held(row, lease)
 
     def _require_reached(self, version: Version) -> None:
         """Refuse a version in the future: the changes up to it would be skipped in silence."""
@@ -474,17 +484,6 @@ class LocalSubscriptionStore:
 
     def list(self) -> list[SubscriptionRow]:
         return sorted(self._rows.values(), key=lambda row: row.name)
-
-
-def _lease_held(row: SubscriptionRow, lease: Lease) -> LeaseHeld:
-    until = moment_of(lease.expires_at_ms << COUNTER_BITS)
-    return LeaseHeld(
-        f"subscription {row.name!r} is consumed by {lease.holder} until {until.isoformat()} at least; wait "
-        "for it, or close that consumer",
-        subscription=row.name,
-        holder=lease.holder,
-        expires_at_ms=lease.expires_at_ms,
-    )
 
 
 def _safe_point(name: str) -> str:

@@ -19,12 +19,12 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.acknowledgement import LiveCommit, Position, Progress
 from floodmark.feed.feeds import Lease
 from floodmark.feed.pending import PendingAcknowledgement
-from floodmark.model.errors import InvalidArgument, InvalidRange
+from floodmark.model.errors import InvalidArgument, InvalidRange, LeaseHeld
 from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import Version
+from floodmark.model.version import COUNTER_BITS, Version, moment_of
 
 UNACKED_DEFAULT: Final = 10_000
 # What a consumer tells its site grows with what it has not acknowledged, and must fit into one request.
@@ -182,3 +182,15 @@ class SubscriptionStore(Protocol):
     def list(self) -> list[SubscriptionRow]:
         """All subscriptions by name."""
         ...
+
+
+def lease_held(row: SubscriptionRow, lease: Lease) -> LeaseHeld:
+    """What somebody hears who comes while another consumes a subscription."""
+    until = moment_of(lease.expires_at_ms << COUNTER_BITS)
+    return LeaseHeld(
+        f"subscription {row.name!r} is consumed by {lease.holder} until {until.isoformat()} at least; wait "
+        "for it, or close that consumer",
+        subscription=row.name,
+        holder=lease.holder,
+        expires_at_ms=lease.expires_at_ms,
+    )

@@ -111,6 +111,7 @@ class LocalTransactions:
         for number in logs.coordinators():
             self._open(number)
         node.settle_by(self.fate)
+        subscriptions.settle_by(self.fate)
         subscriptions.settle_pending(self._fate_at_opening if sweeps else self.fate)
 
     # What transactions do
