@@ -337,6 +337,24 @@ def test_what_was_taken_in_or_handed_out_does_not_change() -> None:
     assert (copied.through, copied.unacked, deliveries.unacked) == (9, 4, 5)
 
 
+def test_a_commit_is_copied_once_after_it_was_handed_out_however_much_is_delivered_of_it() -> None:
+    given = LiveCommit(5, 10, list(range(10)))
+    deliveries = Deliveries(0, [given])
+    for hand_out in (lambda: None, deliveries.live, deliveries.copy):
+        before = deliveries.find(5)
+        hand_out()
+        count = before.count if before is not None else 0
+        deliveries.deliver(Position(5, count))
+        own = deliveries.find(5)
+        assert own is not before
+        for index in range(count + 1, count + 10):
+            deliveries.deliver(Position(5, index))
+            deliveries.acknowledge(Acknowledgement(positions=[Position(5, index)]))
+        assert deliveries.find(5) is own
+    assert given == LiveCommit(5, 10, list(range(10)))
+    assert deliveries.unacked == 5 + 3
+
+
 def test_an_account_forgets_what_it_told_of_commits_that_are_done_with() -> None:
     account = Account(0)
     for version in range(1, 1_001):

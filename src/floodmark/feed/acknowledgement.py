@@ -166,17 +166,21 @@ class Deliveries:
     until it is complete, live or not, because its count says where to go on.
 
     Commits are shared with whoever gave or got them: one that changes is exchanged for another.  So there
-    may be thousands, and taking them in or handing them out costs next to nothing.
+    may be thousands, and taking them in or handing them out costs next to nothing.  One that was exchanged is
+    nobody else's until all are handed out again, and is changed in its place.
     """
 
     def __init__(self, through: Version, live: Iterable[LiveCommit] = ()) -> None:
         self.through = through
         # In order of versions, because they are delivered in that order.
         self._commits = {commit.version: commit for commit in live}
+        # The versions of those commits that nobody else has.
+        self._own: set[Version] = set()
         self.unacked = sum(commit.unacked for commit in self._commits.values())
 
     def copy(self) -> "Deliveries":
         """The same, for somebody who may change it."""
+        self._own.clear()
         copied = Deliveries(self.through)
         copied._commits, copied.unacked = self._commits.copy(), self.unacked
         return copied
@@ -188,10 +192,11 @@ class Deliveries:
 
     def live(self) -> list[LiveCommit]:
         """The commits with live changes, and the one that is being delivered, in order."""
+        self._own.clear()
         return list(self._commits.values())
 
     def find(self, version: Version) -> LiveCommit | None:
-        """A commit with live changes, or the one that is being delivered."""
+        """A commit with live changes, or the one that is being delivered.  To be read now, and not kept."""
         return self._commits.get(version)
 
     def is_delivered(self, position: Position) -> bool:
@@ -300,8 +305,11 @@ class Deliveries:
     def _exchange(self, version: Version) -> LiveCommit:
         """A commit that may be changed, in the place of the one that is there."""
         known = self._commits.get(version)
+        if known is not None and version in self._own:
+            return known
         commit = LiveCommit(version, 0, []) if known is None else known.copy()
         self._commits[version] = commit
+        self._own.add(version)
         return commit
 
     def _acknowledge(self, version: Version, start: int, end: int) -> None:
@@ -313,6 +321,7 @@ class Deliveries:
     def _forget_if_done(self, commit: LiveCommit) -> None:
         if not commit.runs and commit.version <= self.through:
             del self._commits[commit.version]
+            self._own.discard(commit.version)
 
     def _up_to(self, version: Version) -> Iterator[LiveCommit]:
         for commit in self._commits.values():
