@@ -56,7 +56,7 @@ PREPARED: Final = b"prepared/"
 # What a node holds at one time, of all transactions that are not decided.
 PREPARED_WRITES_MAX: Final = 10_000
 PREPARED_BYTES_MAX: Final = 256 * MIB
-TRANSACTION_BYTES_MAX: Final = 255
+TRANSACTION_ID_BYTES_MAX: Final = 255
 
 
 class OpenWrite:
@@ -247,9 +247,9 @@ def load_floor(engine: Engine) -> Version | None:
 
 def _encode_prefix(transaction: str) -> bytes:
     encoded = transaction.encode()
-    if not 0 < len(encoded) <= TRANSACTION_BYTES_MAX:
+    if not 0 < len(encoded) <= TRANSACTION_ID_BYTES_MAX:
         raise InvalidArgument(
-            f"the id of a transaction has 1 to {TRANSACTION_BYTES_MAX} bytes, and not {len(encoded):,}"
+            f"the id of a transaction has 1 to {TRANSACTION_ID_BYTES_MAX} bytes, and not {len(encoded):,}"
         )
     return PREPARED + bytes([len(encoded)]) + encoded
 
