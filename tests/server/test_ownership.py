@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 from tests.server.support import LOOPBACK, connected, write_access
-from tests.site.support import HookedEngine
+from tests.site.support import HookedEngine, host_of
 
 from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.model.access import Role
 from floodmark.model.errors import NotAllowed, TransactionNotFound
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.access import Caller
-from floodmark.server.ownership import mark_of
+from floodmark.server.ownership import MARK_DIGITS, mark_of
 from floodmark.site import Site, Transaction, open_engine
-from floodmark.site.transactions import NamespaceWrites
+from floodmark.site.transactions import OWN_MARK, NamespaceWrites
 from floodmark.testing.site_contract_subscriptions import BY_HAND
 
 HOUR = timedelta(hours=1)
@@ -122,6 +122,31 @@ def test_an_administrator_of_the_site_may_end_any(house: House) -> None:
             for transaction in (marked, plain):
                 admin.transactions.abort(transaction, "by an operator")
         assert list(site.transactions.list(timedelta(0))) == []
+
+
+def test_what_an_older_version_began_without_an_owner_can_be_ended_by_whoever_began_it(house: House) -> None:
+    with house.served() as (site, server):
+        site.transactions.begin(HOUR, 0)
+        coordinator = host_of(site).transactions._coordinators[0]
+        committed, aborted = coordinator.begin(HOUR), coordinator.begin(HOUR)
+        with connected(server, token=OWNER) as owner:
+            unread = owner.host.administration.find_namespace("unread")
+            rows = {b"ada": site.namespace("unread").encoding.policy.add(b"ada", 1)}
+            owner.transactions.commit(committed, [NamespaceWrites("unread", unread.id, rows)])
+            owner.transactions.abort(aborted, "because")
+        assert site.namespace("unread").get(b"ada") == b"1"
+
+
+def test_a_transaction_that_is_begun_where_the_site_is_has_a_mark_that_is_nobody_s(house: House) -> None:
+    with house.served() as (site, server), connected(server, token=OWNER) as owner:
+        begun = site.transactions.begin(HOUR, 0)
+        assert begun.endswith(f"-{OWN_MARK}")
+        assert len(OWN_MARK) == MARK_DIGITS
+        with pytest.raises(NotAllowed, match="not begun by"):
+            owner.transactions.abort(begun, "because")
+        # Without the mark, the id is that of no transaction.
+        with pytest.raises(TransactionNotFound):
+            owner.transactions.abort(begun.removesuffix(f"-{OWN_MARK}"), "because")
 
 
 def test_nobody_begins_or_ends_one_in_the_name_of_another(house: House) -> None:

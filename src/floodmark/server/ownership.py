@@ -7,11 +7,16 @@ ends with the *mark* of the caller that began it, and others are refused.
 
 The mark is a part of the id, so it is in the coordinator's log from the first record on and outlasts the
 server; and it cannot be exchanged, because an id with another mark is that of no transaction.  It is made
-of the name in the access file, so that a caller whose token is rotated remains the owner.  What was begun
-without a mark, by a process that had the site open itself, is left to administrators.
+of the name in the access file, so that a caller whose token is rotated remains the owner.  What was begun by
+a process that has the site open itself has a mark that is nobody's, and is left to administrators.
+
+An id without a mark was given by a version that knew of no owners.  Its transaction is anybody's, as it was
+when it was begun: its owner may be in the middle of it, and cannot be told from others.  There are none any
+more when the longest timeout has passed since the upgrade.
 """
 
 import hashlib
+import re
 from typing import Final
 
 from floodmark.model.access import Role
@@ -19,6 +24,8 @@ from floodmark.model.errors import NotAllowed
 from floodmark.server.access import Caller
 
 MARK_DIGITS: Final = 16
+
+_MARKED: Final = re.compile(rf".*-[0-9a-f]{{{MARK_DIGITS}}}", re.DOTALL)
 
 
 def mark_of(caller: Caller) -> str:
@@ -35,7 +42,9 @@ def require_owner(caller: Caller, transaction: str) -> None:
 
     >>> require_owner(Caller("indexer", Role.WRITE), "0-470491275818434560-5f2b9c7de014-70fa78e5ae555639")
     """
-    if not (transaction.endswith(f"-{mark_of(caller)}") or caller.may(Role.ADMIN, None)):
+    is_marked = _MARKED.fullmatch(transaction) is not None
+    is_owner = not is_marked or transaction.endswith(f"-{mark_of(caller)}")
+    if not (is_owner or caller.may(Role.ADMIN, None)):
         raise NotAllowed(
             f"transaction {transaction!r:.100} was not begun by {caller.name!r}; whoever began it may commit "
             "or abort it and acknowledge in it, and so may an administrator of the whole site",

@@ -38,6 +38,7 @@ from floodmark.partition.routing import ROUTES_MAX
 from floodmark.site.catalog import Catalog
 from floodmark.site.transaction_logs import TransactionLogs, read_log
 from floodmark.site.transactions import (
+    OWN_MARK,
     BatchUpdate,
     LogKind,
     LogRecord,
@@ -123,7 +124,7 @@ class LocalTransactions:
             with self._lock:
                 if coordinator not in self._coordinators:
                     self._open(coordinator)
-        return self._coordinators[coordinator].begin(timeout, owner)
+        return self._coordinators[coordinator].begin(timeout, owner or OWN_MARK)
 
     def acknowledge(
         self, transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,6 +11,10 @@ from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
+
+# The owner of what a process begins that has the site open itself: no caller of a server has this mark
+# (`server/ownership.py`).
+OWN_MARK: Final = "0" * 16
 
 
 class LogKind(StrEnum):
@@ -142,5 +146,5 @@ class OwnTransactions(Transactions, Protocol):
         ...
 
     def count(self) -> TransactionCounts:
-        """How many there are.  Cheap, however many that is."""
+        """How many there are.  Looks at each of them, and holds nobody up but to copy the list."""
         ...
