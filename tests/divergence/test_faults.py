@@ -123,7 +123,7 @@ def resurrect(sites: Sites) -> Expected:
         sites["rome"].collect_garbage()
     with pytest.MonkeyPatch.context() as patch:
         # Nobody watches over what arrives either.
-        patch.setattr(Admission, "why_refused", lambda *_: None)
+        patch.setattr(Admission, "horizon", lambda *_: 0)
         sites.link("bonn", "rome")
     return Expected("users", "missing_left", None)
 

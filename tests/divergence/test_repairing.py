@@ -123,6 +123,29 @@ def test_a_record_with_a_stamp_that_cannot_be_is_no_source() -> None:
     )
 
 
+def test_a_damaged_record_gives_way_only_to_a_site_that_has_heard_of_whatever_it_was() -> None:
+    damaged = Copy(1, 20, put(b"new", Stamp(1 << 62, 3)), mark={1: 30, 2: 10, 3: 20})
+    lagging = Copy(2, 8, put(b"old", Stamp(5, 1)), mark={1: 30, 2: 40, 3: 19})
+    refused = choose_repair([damaged, lagging])
+    assert (refused.stored, "has heard of all" in (refused.problem or "")) == (None, True)
+    heard = lagging._replace(mark={1: 30, 2: 40, 3: 20})
+    assert choose_repair([damaged, heard]) == Choice(put(b"old", Stamp(5, 1)))
+
+
+def test_of_a_damaged_merged_record_only_what_cannot_be_gives_way() -> None:
+    damaged = Copy(
+        1,
+        20,
+        encode_state(CounterState(None, (Entry(1, 9, 5), Entry(3, 1 << 62, 99)))),
+        mark={1: 30, 2: 10, 3: 20},
+    )
+    other = Copy(2, 12, encode_state(CounterState(None, (Entry(2, 8, 7), Entry(3, 11, 1)))))
+    assert choose_repair([damaged, other._replace(mark={1: 30, 2: 40, 3: 19})]).stored is None
+    chosen = choose_repair([damaged, other._replace(mark={1: 30, 2: 40, 3: 20})]).stored
+    assert chosen is not None
+    assert decode_state(chosen) == CounterState(None, (Entry(1, 9, 5), Entry(2, 8, 7), Entry(3, 11, 1)))
+
+
 def test_what_only_a_lagging_site_has_is_believed_if_it_was_written_there_or_its_origin_has_it() -> None:
     old = Copy(1, 20, put(b"old", Stamp(5, 1)))
     own = Copy(2, 21, encode_value(b"own"), is_named=False)

@@ -45,9 +45,9 @@ def plan(sites: ComparedSites, namespace: str = "users") -> list[RangeWork]:
     return [RangeWork(namespace=sites.views(look, history=True), keys=KeyRange())]
 
 
-def run_task(ranges: Sequence[RangeWork], *, repair: bool = False) -> RangeReport:
+def run_task(ranges: Sequence[RangeWork], *, repair: bool = False, rows: bool = False) -> RangeReport:
     """What a task says of whole namespaces, in this process."""
-    task = Comparing(ranges=ranges, sample=20, repair=repair)
+    task = Comparing(ranges=ranges, sample=20, repair=repair, rows=rows)
     batches = list(task([pyarrow.RecordBatch.from_pydict({"id": [0]})]))
     (told,) = [row for batch in batches for row in batch.column(REPORT).to_pylist() if row is not None]
     return msgspec.msgpack.decode(told, type=RangeReport)
@@ -66,6 +66,17 @@ def test_a_site_that_is_gone_when_a_task_begins_hides_no_drift_of_the_others(wor
     assert drifts_of(report) == {("oslo", "rome"): 1}
     assert [drift.key for drift in report.sample] == [b"oslo-07"]
     assert [doubt.partition(":")[0] for doubt in report.doubts] == ["'users' of bonn cannot be compared"]
+
+
+def test_a_stamp_that_is_damaged_beyond_what_spark_can_count_is_reported(world: World) -> None:
+    found = world.find("rome", "users", b"oslo-07")
+    record = decode_value(found.stored)
+    assert record.origin is not None
+    damaged = Stamp(record.origin.version | 1 << 63, record.origin.site)
+    world.overwrite("rome", "users", b"oslo-07", found.version, encode_value(record.value, origin=damaged))
+    with ComparedSites(world.addresses) as sites:
+        report = run_task(plan(sites), repair=True, rows=True)
+    assert {drift.key for drift in report.sample} == {b"oslo-07"}
 
 
 def test_a_damaged_record_at_one_site_hides_no_drift_of_the_others(world: World) -> None:

@@ -1,6 +1,7 @@
 """verify: do sites agree, and if not, where?"""
 
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -165,7 +166,7 @@ def verify(
     ):
         if doubts and len(reached) < SITES_MIN:
             raise typer.Exit(_tell_doubts(output, doubts))
-        with spark_job(choice, "verify") as job:
+        with _telling_of_repairs(repair), spark_job(choice, "verify") as job:
             asked |= {"spark": job.session, "progress": job.progress}
             addresses = reached if members is None else _member_addresses(job, members)
             if watch:
@@ -179,6 +180,17 @@ def verify(
     if not watch:
         print_verification(output, summary)
     raise typer.Exit(EXIT_CODES[outcome])
+
+
+@contextmanager
+def _telling_of_repairs(repair: bool) -> Iterator[None]:
+    """Say what may have been done by one that was ended before it could tell."""
+    try:
+        yield
+    except typer.Exit:
+        if repair:
+            note("some keys may have been repaired already; verify again to see what is left")
+        raise
 
 
 def _check_options(*, watch: bool, of_one_pass: bool, of_watching: bool) -> None:

@@ -35,6 +35,7 @@ from floodmark.model.errors import (
     InvalidArgument,
     LimitExceeded,
     OutcomeUnknown,
+    Retryable,
     WrongPolicy,
 )
 from floodmark.model.record import FoundRecord, Repair
@@ -62,6 +63,7 @@ class Copy(NamedTuple):
     version: Version
     stored: bytes
     is_named: bool = True
+    mark: Mapping[int, Version] = {}
 
     @property
     def stamp(self) -> Stamp:
@@ -210,7 +212,8 @@ def divide(
         result = work(items)
     except FloodmarkError as error:
         middle = len(items) // 2
-        if middle and isinstance(error, _OF_ONE_KEY):
+        # What is prepared on a key is refused without a kind of its own.
+        if middle and (isinstance(error, _OF_ONE_KEY) or type(error) is Retryable):
             yield from divide(items[:middle], work)
             yield from divide(items[middle:], work)
             return
@@ -237,8 +240,15 @@ def _are_as_seen(
 def _copies(
     sites: Sequence[RepairedSite], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]
 ) -> list[Copy]:
+    marks = {side.site: side.mark for drift in drifts for side in (drift.left, drift.right)}
     return [
-        Copy(site.identity.site_id, record.version, record.stored, _is_named(site, drifts))
+        Copy(
+            site.identity.site_id,
+            record.version,
+            record.stored,
+            is_named=site.identity.site in marks,
+            mark=marks.get(site.identity.site, {}),
+        )
         for site, record in zip(sites, held, strict=True)
         if record is not None
     ]
@@ -282,16 +292,15 @@ def _state_of(copy: Copy) -> State | None:
 
 
 def _choose_last_write(copies: Sequence[Copy], known: Collection[int] | None) -> Choice:
-    believed = [
-        copy
-        for copy in copies
-        if copy.stamp.version <= copy.version and (known is None or copy.stamp.site in known)
-    ]
+    believed = [copy for copy in copies if _can_be(copy.stamp, copy.version, known)]
     if not believed:
         return Choice(None, _NOT_POSSIBLE)
     stamp = max(copy.stamp for copy in believed)
     winners = [copy for copy in believed if copy.stamp == stamp]
     newest = {copy.site_id: _with_origin(copy, stamp) for copy in winners}
+    damaged = [copy for copy in copies if copy.is_named and copy not in believed]
+    if not all(any(_has_heard_of(copy, each) for copy in winners) for each in damaged):
+        return Choice(None, _NOT_HEARD)
     if stamp.site in newest:
         return Choice(newest[stamp.site])
     if not any(copy.is_named for copy in winners):
@@ -299,6 +308,15 @@ def _choose_last_write(copies: Sequence[Copy], known: Collection[int] | None) ->
     if len(set(newest.values())) > 1:
         return Choice(None, _unknown_origin(stamp))
     return Choice(next(iter(newest.values())))
+
+
+def _has_heard_of(copy: Copy, damaged: Copy) -> bool:
+    """Whether a site has heard of whatever a record may have been whose stamp is damaged.
+
+    Its true stamp was not above its version.  A site that lags behind that could have something older.
+    """
+    sites = {*copy.mark, *damaged.mark}
+    return bool(sites) and all(copy.mark.get(site, 0) >= damaged.version for site in sites)
 
 
 def _with_origin(copy: Copy, stamp: Stamp) -> bytes:
@@ -311,11 +329,18 @@ def _choose_join(
 ) -> Choice:
     """The join of states, after each part was set right by the state of the site that wrote it."""
     altered = [copy for copy in copies if _is_altered(states[copy.site_id], copy.version, known)]
-    if any(copy.is_named for copy in altered):
-        # What else is in such a state may be found nowhere else, and to write over it would lose that.
-        return Choice(None, _NOT_POSSIBLE)
-    left_out = {copy.site_id for copy in altered}
-    states = {site_id: state for site_id, state in states.items() if site_id not in left_out}
+    sound = [copy for copy in copies if copy not in altered]
+    for copy in altered:
+        if copy.is_named and not any(_has_heard_of(each, copy) for each in sound):
+            return Choice(None, _NOT_HEARD)
+    # What else is in the state of a site that is written to may be found nowhere else.
+    kept = {
+        copy.site_id: _possible(states[copy.site_id], copy.version, known)
+        for copy in altered
+        if copy.is_named
+    }
+    left_out = {copy.site_id for copy in altered} - kept.keys()
+    states = {site: state for site, state in {**states, **kept}.items() if site not in left_out}
     named = {copy.site_id for copy in copies if copy.is_named}
     held = {(part.stamp.site, _name_of(part), part.stamp): part for part in _own_parts(states)}
     believed: list[State] = []
@@ -335,9 +360,19 @@ def _choose_join(
 
 
 def _is_altered(state: State, version: Version, known: Collection[int] | None) -> bool:
-    return any(
-        stamp.version > version or (known is not None and stamp.site not in known)
-        for stamp in stamps_of(state)
+    return not all(_can_be(stamp, version, known) for stamp in stamps_of(state))
+
+
+def _can_be(stamp: Stamp, version: Version, known: Collection[int] | None) -> bool:
+    return stamp.version <= version and (known is None or stamp.site in known)
+
+
+def _possible(state: State, version: Version, known: Collection[int] | None) -> State:
+    """A state without the parts whose stamps cannot be."""
+    parts = [part for part in _parts_of(state) if _can_be(part.stamp, version, known)]
+    deleted = state.deleted
+    return _with_parts(
+        state, deleted if deleted is not None and _can_be(deleted, version, known) else None, parts
     )
 
 
@@ -377,6 +412,12 @@ def _with_parts(state: State, deleted: Stamp | None, parts: Sequence[Part]) -> S
 _NOT_POSSIBLE: Final = (
     "a stamp is above the version it is stored under, or of a site that is in no topology, so that nobody "
     "can know which record is right; write the key anew"
+)
+
+
+_NOT_HEARD: Final = (
+    "the stamp of a record is damaged, and no other site that is looked at has heard of all that this one "
+    "may have been; name all sites that share it, and repair again when they have caught up"
 )
 
 

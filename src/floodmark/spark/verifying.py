@@ -202,9 +202,9 @@ class Comparing:
                 yield findings.take_rows()
             if findings.unrepaired >= REPAIRED_AT_ONCE:
                 findings.mend()
-        findings.mend()
         if findings.rows:
             yield findings.take_rows()
+        findings.mend()
 
 
 def _connect(stack: ExitStack, views: Sequence[SiteView]) -> list[tuple[SiteView, Site | FloodmarkError]]:
@@ -449,10 +449,14 @@ def _side_of(name: str, side: DriftSide) -> dict[str, object]:
         side.site,
         side.version,
         None if stamp is None else stamp.site,
-        None if stamp is None else stamp.version,
+        None if stamp is None else _signed(stamp.version),
         list(side.mark.items()),
-        # Spark knows no unsigned numbers: the same bits, signed.
-        digest if digest is None or digest < _INT64_END else digest - 2 * _INT64_END,
+        None if digest is None else _signed(digest),
         side.deleted,
     )
     return {f"{name}_{column}": value for (column, _), value in zip(_SIDE, values, strict=True)}
+
+
+def _signed(number: int) -> int:
+    """Spark knows no unsigned numbers: the same bits, signed.  A stamp that is damaged may be any number."""
+    return number if number < _INT64_END else number - 2 * _INT64_END
