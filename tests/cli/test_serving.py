@@ -24,6 +24,18 @@ with on_stop_signal(lambda: os.write(1, b"asked\\n")):
         Event().wait()
 """
 
+# Is interrupted where it is about to wait for just that.
+CAUGHT_WAITING = """
+import signal
+from threading import Event
+from floodmark.cli.signals import on_stop_signal
+stop = Event()
+with on_stop_signal(stop.set):
+    with stop._cond:
+        signal.raise_signal(signal.SIGINT)
+    assert stop.wait(60)
+"""
+
 
 def test_the_ready_line_says_where_it_is(directory: Path) -> None:
     with serving(directory, "--metrics", "127.0.0.1:0") as server:
@@ -152,3 +164,8 @@ def test_options_that_cannot_be_right_are_refused_and_the_site_is_let_go(
     assert (outcome.code, outcome.output) == (64, b"")
     assert words in outcome.errors
     assert run("status", directory).code == 0
+
+
+def test_signal_that_comes_where_the_event_is_locked_is_heard_all_the_same() -> None:
+    command = [sys.executable, "-c", CAUGHT_WAITING]
+    assert subprocess.run(command, timeout=PROCESS_SECONDS_MAX, check=True).returncode == 0

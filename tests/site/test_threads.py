@@ -196,13 +196,18 @@ def test_scans_and_snapshots_see_a_commit_whole(real_site: Site) -> None:
 def test_commits_that_come_while_the_disk_is_busy_share_one_round(
     site: Site, users: Namespace, engine: HookedEngine, writers: int
 ) -> None:
-    line = watch_line(site)
+    line, held = watch_line(site), Event()
     before = site.statistics()
 
     def hold_first_sync(operation: str) -> None:
         if operation == "sync":
             engine.before = count_syncs
+            held.set()
             line.wait_length(writers - 1)
+
+    def follow(index: int) -> None:
+        assert held.wait(HANG_SECONDS)
+        users.put(b"key-%d" % index, b"value")
 
     syncs: list[str] = []
 
@@ -212,7 +217,8 @@ def test_commits_that_come_while_the_disk_is_busy_share_one_round(
 
     users.put(b"warm", b"up")
     engine.before = hold_first_sync
-    run_threads(*(partial(users.put, b"key-%d" % index, b"value") for index in range(writers)))
+    followers = [partial(follow, index) for index in range(1, writers)]
+    run_threads(lambda: users.put(b"key-0", b"value"), *followers)
     engine.before = count_syncs
     after = site.statistics()
     assert after.commits - before.commits == writers + 1
