@@ -50,8 +50,8 @@ def plan_step(
 ) -> LinkStep:
     """The next step of the link between two sites, with at most so many changes of each namespace.
 
-    A commit is never cut: one with more changes makes a larger step.  Raises VersionCollected if the source
-    no longer has what the target lacks of any namespace.
+    A commit is never cut: one with more changes makes a larger step.  If no namespace has a step, raises why:
+    NamespaceNotFound, Fenced, or VersionCollected, where the source no longer has what the target lacks.
     """
     if len(set(names)) < len(names):
         raise InvalidArgument("name each namespace of a link once")
