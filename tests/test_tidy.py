@@ -20,7 +20,6 @@ import floodmark
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "floodmark"
 
-FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
 ROOMS_WITH_TIME_AND_CHANCE = {"clock", "testing"}
@@ -95,12 +94,6 @@ def dotted_name(node: ast.AST) -> str | None:
     if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):
         return f"{owner}.{node.attr}"
     return None
-
-
-def check_file_length(path: PurePosixPath, source: str) -> Iterator[Finding]:
-    lines = len(source.splitlines())
-    if lines > FILE_LINES_MAX:
-        yield Finding(path, lines, f"{lines} lines, at most {FILE_LINES_MAX}: split the file")
 
 
 def check_function_length(path: PurePosixPath, source: str) -> Iterator[Finding]:
@@ -207,7 +200,6 @@ def heavy_modules_after(statement: str, search_path: Path) -> list[str]:
 
 
 CHECKS: dict[Check, tuple[str, str, str]] = {
-    check_file_length: ("model/x.py", "x = 1\n" * 501, "x = 1\n" * 500),
     check_function_length: (
         "model/x.py",
         "class A:\n  async def f(self):\n" + "    x = 1\n" * 70,
