@@ -19,7 +19,7 @@ def copy_changes(
     )
     if changes_max is not None:
         reader = reader.option("maxChangesPerTrigger", changes_max)
-    writer = reader.load(source).writeStream.format("floodmark").option("namespace", "users")
+    writer = reader.load(source).writeStream.format("floodmark").options(namespace="users", stamps="keep")
     writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     assert writer.start(target).awaitTermination(HANG_SECONDS)
 

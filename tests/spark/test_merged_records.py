@@ -34,7 +34,7 @@ from floodmark.spark.jobs.backup import backup
 from floodmark.spark.jobs.check import check_backup
 from floodmark.spark.jobs.restore import restore
 from floodmark.spark.schemas import PAIRS, RECORDS, STATES
-from floodmark.spark.writing import BatchWriter, Written, open_writer
+from floodmark.spark.writing import KEEP_STAMPS, BatchWriter, Written, open_writer
 
 PAIR_COLUMNS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 FEED_COLUMNS = StructType(
@@ -185,7 +185,7 @@ def test_rows_that_a_policy_has_no_use_for_are_refused_before_a_job_begins(site:
     ]
     for columns, namespace, said in refused:
         with pytest.raises(WrongPolicy, match=said):
-            make_writer(url, columns, namespace)
+            make_writer(url, columns, namespace, **({} if columns is PAIR_COLUMNS else KEEP_STAMPS))
     with pytest.raises(SchemaMismatch):
         make_writer(url, StructType([*PAIR_COLUMNS, StructField("_stamps", BinaryType())]))
 
@@ -253,7 +253,7 @@ def test_stream_of_states_is_idempotent(site: Site, people: Namespace, url: str)
     rows: list[dict[str, Any]] = read_rows(url, STATES, rows="all")
     batch = pyarrow.RecordBatch.from_pylist(rows)
     for _ in range(2):
-        make_writer(url, STATES, "copy").write(iter([batch]))
+        make_writer(url, STATES, "copy", **KEEP_STAMPS).write(iter([batch]))
     assert dict(copy.scan()) == dict(people.scan())
     assert states(site, "copy") == states(site, "users")
     assert len(list(site.changes("copy"))) == 2

@@ -223,7 +223,7 @@ def follow(spark: SparkSession, source: str, target: str, since: Version, checkp
     changes = spark.readStream.format("floodmark").options(**options).load(source)
     query = (
         changes.writeStream.format("floodmark")
-        .options(namespace="users", checkpointLocation=str(checkpoint), path=target)
+        .options(namespace="users", stamps="keep", checkpointLocation=str(checkpoint), path=target)
         .trigger(availableNow=True)
         .start()
     )

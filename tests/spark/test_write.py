@@ -13,7 +13,8 @@ import pyarrow
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 from tests.server.support import cut_everything, in_threads
 from tests.spark.conftest import Served
@@ -40,6 +41,7 @@ from floodmark.spark.delivery import Delivery
 from floodmark.spark.failures import find_error
 from floodmark.spark.spool import Spool
 from floodmark.spark.writing import (
+    KEEP_STAMPS,
     BatchWriter,
     Written,
     cut_batch,
@@ -205,7 +207,7 @@ def test_changes_of_a_feed_keep_their_stamps_and_all_of_them_are_changes_here(
             "_origin_version": [version - 4, version - 3, version - 2, version - 1],
         }
     )
-    writer = make_writer(url, FEED)
+    writer = make_writer(url, FEED, **KEEP_STAMPS)
     assert writer.write(iter([rows])) == Written(rows=4, records=4)
     assert contents(users) == {b"a": b"2"}
     arrived = list(site.changes("users"))
@@ -319,6 +321,42 @@ def test_a_frame_becomes_json_values(users: Namespace, spark: SparkSession, url:
     writer = frame.write.format("floodmark").mode("append").option("namespace", "users")
     writer.option("valueFormat", "json").save(url)
     assert contents(users) == {b"ada": b'{"name":"Ada","life":{"born":1815}}'}
+
+
+def test_a_value_that_is_read_with_metadata_and_changed_is_refused_and_not_dropped(
+    users: Namespace, spark: SparkSession, url: str
+) -> None:
+    users.put(b"a", b"old")
+    frame = spark.read.format("floodmark").options(namespace="users", metadata="true").load(url)
+    changed = frame.withColumn("value", F.lit(b"new"))
+
+    def write(rows: DataFrame, **options: str) -> None:
+        rows.write.format("floodmark").mode("append").options(namespace="users", **options).save(url)
+
+    with pytest.raises(PySparkException) as caught:
+        write(changed)
+    error = find_error(caught.value)
+    assert isinstance(error, SchemaMismatch)
+    assert "Drop the columns _origin_site, _origin_version" in str(error)
+    assert contents(users) == {b"a": b"old"}
+    write(changed.drop("_origin_site", "_origin_version"))
+    assert contents(users) == {b"a": b"new"}
+    # A copy says that it is one.
+    written = users.record(b"a")
+    write(frame, stamps="keep")
+    assert users.record(b"a") == written
+
+
+@pytest.mark.usefixtures("users")
+def test_a_stream_of_changes_is_copied_only_when_it_is_told_to_keep_stamps(url: str) -> None:
+    options = {"path": url, "namespace": "users"}
+    with pytest.raises(SchemaMismatch, match="carry the stamps"):
+        open_stream_writer(options, FEED, False)
+    assert open_stream_writer({**options, **KEEP_STAMPS}, FEED, False)
+    with pytest.raises(SchemaMismatch, match="the rows have none"):
+        open_stream_writer({**options, **KEEP_STAMPS}, PAIRS, False)
+    with pytest.raises(InvalidOption, match="stamps is one of refuse, keep"):
+        open_stream_writer({**options, "stamps": "drop"}, FEED, False)
 
 
 @pytest.mark.usefixtures("users")

@@ -1,8 +1,9 @@
 """From the rows of a DataFrame to records as a site stores them, whole columns at a time.
 
 A row is a key and a value, or a deletion, and perhaps a moment at which it expires.  If it names its origin
-as well, it is a change of a Floodmark feed, and keeps the stamp that it was first written with.  Of a feed
-with before-images only the images after a change are written.
+as well, it is a change of a Floodmark feed, and keeps the stamp that it was first written with: only a copy
+wants that, so a write must ask for it.  Of a feed with before-images only the images after a change are
+written.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,6 +148,29 @@ def check_columns(schema: StructType, *, json: bool) -> Layout:
             "_stamps",
         )
     return Layout(names=frozenset(names), fields=fields if json else None)
+
+
+def check_stamps(layout: Layout, *, keep: bool) -> None:
+    """Refuse rows that carry stamps unless the write is told to keep them, and a write that has none to keep.
+
+    A value that was read, changed and written back under its old stamp would lose to the record that it was
+    read from, and the change would be gone without a word.
+    """
+    if layout.has_origin and not keep:
+        stamps = ", ".join(name for name in (*_ORIGIN, "_stamps") if name in layout.names)
+        raise _mismatch(
+            f"these rows carry the stamps of the records that they were read from ({stamps}), and a changed "
+            "value with an old stamp would lose to the record that is there. Drop the columns "
+            f"{stamps} to write the rows as new values; or, to copy records unchanged, add "
+            '.option("stamps", "keep")',
+            _ORIGIN[0],
+        )
+    if keep and not layout.has_origin:
+        raise _mismatch(
+            f'option("stamps", "keep") needs the columns {" and ".join(_ORIGIN)}, and the rows have none; '
+            "leave the option out, or read the rows with metadata or from a change feed",
+            _ORIGIN[0],
+        )
 
 
 def _mismatch(message: str, column: str) -> SchemaMismatch:

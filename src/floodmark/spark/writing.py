@@ -1,8 +1,8 @@
 """Writing a DataFrame or a stream into a namespace, so that to do it again changes nothing.
 
 Spark runs a task again when it failed, twice at the same time when it is slow, and a whole micro-batch again
-when the driver died before it was noted as done.  Changes of a Floodmark feed carry their stamps and are
-stored where these win: a second time they win nowhere.  Rows from elsewhere have no stamps.  For them a
+when the driver died before it was noted as done.  Changes of a Floodmark feed that are copied with their
+stamps are stored where these win: a second time they win nowhere.  Other rows have no stamps.  For them a
 version V is drawn once for a batch write, or for an epoch of a query, and each is stored unless its key was
 changed after V: by somebody else, or by the same row at an earlier attempt.
 
@@ -35,7 +35,7 @@ from floodmark.site.site import Site
 from floodmark.spark.accounts import QueryChecks
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.delivery import Delivery
-from floodmark.spark.incoming import Encoder, Layout, check_columns, check_policy
+from floodmark.spark.incoming import Encoder, Layout, check_columns, check_policy, check_stamps
 from floodmark.spark.options import COMMON, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.schemas import JSON
@@ -45,7 +45,11 @@ from floodmark.wire.columns import PAIRS, decode_columns
 
 # Of Spark's own, which it hands on with the others.
 _SPARKS: Final = frozenset({"checkpointLocation"})
-OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys"}
+OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys", "stamps"}
+# What becomes of the stamps that rows bring: a copy keeps them.
+KEEP: Final = "keep"
+KEEP_STAMPS: Final = {"stamps": KEEP}
+_STAMPS: Final = ("refuse", KEEP)
 # What of each record is written, for the jobs that build a site up: a `Portion` in JSON.
 PORTION: Final = "portion"
 # Where a query keeps what it has checked: the URI of a directory.
@@ -149,10 +153,12 @@ def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -
     options = Options(given, OPTIONS | {PORTION, ACCOUNT})
     address = options.address()
     address.require_url("written")
+    layout = check_columns(schema, json=options.value_format() == JSON)
+    check_stamps(layout, keep=options.choice("stamps", _STAMPS) == KEEP)
     return Target(
         address=address,
         namespace=options.namespace(),
-        layout=check_columns(schema, json=options.value_format() == JSON),
+        layout=layout,
         distinct_keys=options.flag("distinctKeys"),
         portion=_read_portion(options.text(PORTION)),
         account=options.text(ACCOUNT),

@@ -27,7 +27,7 @@ from floodmark.spark.jobs.manifest import ColumnType, Manifest, RowCounts, RowSu
 from floodmark.spark.schemas import RECORDS, record_columns
 from floodmark.spark.session import open_session
 from floodmark.spark.source import FloodmarkSource
-from floodmark.spark.writing import PORTION
+from floodmark.spark.writing import KEEP_STAMPS, PORTION
 
 # What of a row is the same wherever it was restored to.
 CONTENT: Final = ("key", "value", "_change_type", "_origin_site", "_origin_version", "_expires_at", "_stamps")
@@ -72,7 +72,7 @@ def read_site(
 
 def write_site(rows: DataFrame, address: SiteAddress, namespace: str, portion: Portion | None = None) -> None:
     """Apply rows, at most one for each key, to a namespace by their stamps; or a portion of each."""
-    writer = rows.write.format(_FORMAT).mode("append").options(**address.options())
+    writer = rows.write.format(_FORMAT).mode("append").options(**address.options(), **KEEP_STAMPS)
     if portion is not None:
         writer = writer.option(PORTION, msgspec.json.encode(portion).decode())
     writer.options(namespace=namespace, distinctKeys="true").save(address.location)

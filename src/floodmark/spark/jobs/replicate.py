@@ -46,7 +46,7 @@ from floodmark.spark.jobs.progress import SILENT, Progress
 from floodmark.spark.jobs.quick_notes import quick_notes
 from floodmark.spark.options import HEARTBEATS
 from floodmark.spark.special import SPECIAL
-from floodmark.spark.writing import ACCOUNT
+from floodmark.spark.writing import ACCOUNT, KEEP_STAMPS
 
 # Who looks after the queries looks up this often.
 LOOK_SECONDS: Final = 0.2
@@ -183,7 +183,7 @@ class _Replication:
         )
         writer = (
             observed.writeStream.format(_FORMAT)
-            .options(**self._target.options())
+            .options(**self._target.options(), **KEEP_STAMPS)
             .option("namespace", tally.namespace)
             .option("path", self._target.location)
             .option("checkpointLocation", self._checkpoint.directory(tally.namespace).directory("query").url)
