@@ -257,7 +257,8 @@ def over_the_package(check: Check) -> Iterator[Finding]:
 
 
 def over_the_tree(check: Check) -> Iterator[Finding]:
-    paths = [path for path in ROOT.iterdir() if path.is_file()]
+    # In a linked worktree .git is a file, which names the repository's place on this machine.
+    paths = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     for directory in ("src", "tests", "docs", "benchmarks", "examples", ".ci"):
         paths += [path for path in (ROOT / directory).rglob("*") if path.is_file()]
     for path in sorted(paths):
