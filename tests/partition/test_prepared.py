@@ -309,10 +309,14 @@ def test_second_prepare_on_a_key_is_refused_until_the_first_is_decided(
     assert users.get(b"a") == b"2"
 
 
+@pytest.mark.usefixtures("coordinator")
 def test_transactions_that_race_for_keys_have_them_one_after_the_other(
     site: Site, users: Namespace, partition: LocalPartition
 ) -> None:
-    """Each adds one to a number, by compare of what it read: none is lost."""
+    """Each adds one to a number, by compare of what it read: none is lost.
+
+    The coordinator says that all of them are undecided, so that none aborts what another has prepared.
+    """
 
     def work(name: str) -> None:
         number = 0
@@ -324,7 +328,7 @@ def test_transactions_that_race_for_keys_have_them_one_after_the_other(
                 if int(users.get(b"a") or b"0") != read:
                     partition.abort_prepared(transaction)
                     continue
-                partition.commit_prepared(transaction, version)
+                assert partition.commit_prepared(transaction, version)
                 number += 1
             except Retryable:
                 continue
