@@ -7,7 +7,9 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+from rocksdict import DbClosedError, Rdict
 
+from floodmark.engine import WriteRow
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model.errors import (
     CannotOpen,
@@ -116,20 +118,25 @@ def test_a_locked_directory_is_refused_and_its_owner_goes_on(engine: RocksEngine
 
 
 class FailingDatabase:
-    """Raises RocksDB's error for every write."""
+    """Raises RocksDB's error for every write; rocksdict gives it no kind of its own."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, kind: type[Exception] = Exception) -> None:
+        self._error = kind(text)
 
     def write(self, batch: object) -> None:
-        raise Exception(self._text)  # noqa: TRY002 - as rocksdict does
+        raise self._error
 
     def flush_wal(self, sync: bool) -> None:
-        raise Exception(self._text)  # noqa: TRY002 - as rocksdict does
+        raise self._error
 
     def close(self) -> None:
         pass
 
+
+ERRORS_OF_CLOSING = {
+    "Already mutably borrowed": RuntimeError,
+    "DB instance already closed": DbClosedError,
+}
 
 WRITES: dict[str, Callable[[RocksEngine], object]] = {
     "write": lambda engine: engine.write([(DATA, b"a", b"1")]),
@@ -240,6 +247,62 @@ def test_recover_ends_a_failure(engine: RocksEngine, monkeypatch: pytest.MonkeyP
     engine.recover()
     assert engine.get(DATA, b"a") == b"1"
     assert engine.write([(DATA, b"a", b"3")])
+
+
+def test_a_write_that_a_recovery_overtakes_is_refused_whole(engine: RocksEngine) -> None:
+    def rows() -> Iterator[WriteRow]:
+        yield DATA, b"a", b"1"
+        engine.recover()
+        yield LOG, b"a", b"1"
+
+    with pytest.raises(StorageFailed, match="try again"):
+        engine.write(rows())
+    assert (engine.get(DATA, b"a"), engine.get(LOG, b"a")) == (None, None)
+    assert engine.write([(DATA, b"a", b"2")])
+
+
+@pytest.mark.parametrize("write", ["write", "delete_range", "sync"])
+def test_a_write_to_a_database_that_was_just_closed_did_certainly_not_happen(
+    engine: RocksEngine, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    """Another thread has picked the database up, and a recovery closes it before the call."""
+    for text in ("Already mutably borrowed", "DB instance already closed"):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_database", FailingDatabase(text, kind=ERRORS_OF_CLOSING[text]))
+            with pytest.raises(StorageFailed, match="try again"):
+                WRITES[write](engine)
+
+
+class BorrowedHandle:
+    """A handle inside which another thread is: it can be closed only when that has left."""
+
+    def __init__(self, handle: Rdict, refusals: int) -> None:
+        self._handle = handle
+        self.refusals = refusals
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._handle, name)
+
+    def close(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise RuntimeError("Already borrowed")
+        self._handle.close()
+
+
+@pytest.mark.parametrize("end", ["close", "recover"])
+def test_readers_inside_the_database_hold_its_end_up_and_do_not_fail_it(path: Path, end: str) -> None:
+    engine = RocksEngine(path, FAMILIES)
+    fill(engine)
+    column = BorrowedHandle(engine._columns[DATA], refusals=2)
+    database = BorrowedHandle(engine._writable(), refusals=1)
+    engine._columns[DATA] = column  # type: ignore[assignment]
+    engine._database = database  # type: ignore[assignment]
+    getattr(engine, end)()
+    assert (column.refusals, database.refusals) == (0, 0)
+    engine.close()
+    with closing(RocksEngine(path, FAMILIES)) as again:
+        assert len(keys_of(again)) == BATCHES
 
 
 def test_a_recovery_that_failed_can_be_tried_again(engine: RocksEngine, path: Path) -> None:

@@ -58,6 +58,10 @@ _MEMTABLE_FILTER_RATIO: Final = 0.1
 
 _REOPEN_TRIES: Final = 200
 _REOPEN_PAUSE_SECONDS: Final = 0.01
+# A call of another thread that has released the interpreter borrows its handle until it returns.
+_CLOSE_TRIES: Final = 6_000
+_BORROWED: Final = "Already borrowed"
+_BEING_CLOSED: Final = "Already mutably borrowed"
 
 
 class _Database:
@@ -87,7 +91,7 @@ class _Database:
         self._access = access
         self._closed = False
         # Never set: only waited on, for a moment.
-        self._reopening = Event()
+        self._pause = Event()
         self._database: Rdict | None = None
         self._columns: dict[str, Rdict] = {}
         self._handles: dict[str, ColumnFamily] = {}
@@ -196,7 +200,8 @@ class _Database:
             raise self._read_error(error) from error
 
     def _read_error(self, error: Exception) -> FloodmarkError:
-        if self._database is None or isinstance(error, DbClosedError):
+        # A family is missing only while a recovery or `close` has taken all of them away.
+        if self._database is None or isinstance(error, DbClosedError | KeyError):
             return self._unavailable()
         return _translate(error, otherwise=StorageFailed)
 
@@ -225,23 +230,37 @@ class _Database:
             except StorageFailed as error:
                 if passing not in str(error):
                     raise
-                self._reopening.wait(_REOPEN_PAUSE_SECONDS)
+                self._pause.wait(_REOPEN_PAUSE_SECONDS)
         self._open()
 
     def _release(self) -> None:
         """Close every handle, whatever the others do: RocksDB keeps its files until the last is gone."""
         handles = [*self._columns.values(), *([self._database] if self._database else [])]
+        # First: a thread that meets what follows must not take it for a failure of RocksDB.
+        self._database = None
         # Emptied in place: the frames of an old error may still hold this very dict.
         self._handles.clear()
-        self._columns, self._database = {}, None
+        self._columns = {}
         failure: Exception | None = None
         while handles:
             try:
-                handles.pop().close()
+                self._close_handle(handles.pop())
             except Exception as error:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def _close_handle(self, handle: Rdict) -> None:
+        """Close a handle as soon as no other thread is inside one of its calls."""
+        for _ in range(_CLOSE_TRIES - 1):
+            try:
+                handle.close()
+                return
+            except RuntimeError as error:
+                if str(error) != _BORROWED:
+                    raise
+                self._pause.wait(_REOPEN_PAUSE_SECONDS)
+        handle.close()
 
     def _options(self, prefix_bytes: int) -> Options:
         options = rocks_options(self._block_cache, self._write_buffer_bytes)
@@ -280,18 +299,22 @@ class RocksEngine(_Database):
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
         put = batch.put
-        for family, key, value in rows:
-            if value is None:
-                batch.delete(key, handles[family])
-            else:
-                put(key, value, handles[family])
+        try:
+            for family, key, value in rows:
+                if value is None:
+                    batch.delete(key, handles[family])
+                else:
+                    put(key, value, handles[family])
+        except KeyError as error:
+            # A recovery or `close` has taken the families away meanwhile.
+            raise self._unavailable() from error
         if guard is None:
-            _apply(database, batch)
+            self._apply(database, batch)
             return True
         with self._guard_lock:
             if self.get(guard.family, guard.key) != guard.expected:
                 return False
-            _apply(database, batch)
+            self._apply(database, batch)
             return True
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
@@ -299,15 +322,18 @@ class RocksEngine(_Database):
         if start >= end:
             return
         batch = WriteBatch(raw_mode=True)
-        batch.delete_range(start, end, self._handles[family])
-        _apply(database, batch)
+        try:
+            batch.delete_range(start, end, self._handles[family])
+        except KeyError as error:
+            raise self._unavailable() from error
+        self._apply(database, batch)
 
     def sync(self) -> None:
         database = self._writable()
         try:
             database.flush_wal(True)
         except Exception as error:
-            raise _write_error(error) from error
+            raise self._write_error(error) from error
 
     def recover(self) -> None:
         if self._closed:
@@ -348,12 +374,24 @@ class RocksEngine(_Database):
         except Exception as error:
             with suppress(Exception):
                 self._release()
-            raise _write_error(error) from error
+            raise self._write_error(error) from error
 
     def _writable(self) -> Rdict:
         if self._database is None:
             raise self._unavailable()
         return self._database
+
+    def _apply(self, database: Rdict, batch: WriteBatch) -> None:
+        try:
+            database.write(batch)
+        except Exception as error:
+            raise self._write_error(error) from error
+
+    def _write_error(self, error: Exception) -> FloodmarkError:
+        # The call was refused at the door: a recovery or `close` has, or has just taken, the database.
+        if isinstance(error, DbClosedError) or str(error) == _BEING_CLOSED:
+            return self._unavailable()
+        return _translate(error, otherwise=OutcomeUnknown)
 
 
 class RocksSecondary(_Database):
@@ -437,13 +475,6 @@ def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYT
     return options
 
 
-def _apply(database: Rdict, batch: WriteBatch) -> None:
-    try:
-        database.write(batch)
-    except Exception as error:
-        raise _write_error(error) from error
-
-
 def _require_healthy_end(
     iterator: RdictIter, start: bytes, end: bytes | None, page: list[Row], *, reverse: bool
 ) -> None:
@@ -463,10 +494,6 @@ def _require_healthy_end(
         iterator.seek_to_last()
     if not iterator.valid():
         iterator.status()
-
-
-def _write_error(error: Exception) -> FloodmarkError:
-    return _translate(error, otherwise=OutcomeUnknown)
 
 
 def _translate(error: Exception, otherwise: Callable[[str], FloodmarkError]) -> FloodmarkError:
