@@ -22,6 +22,7 @@ from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import recounting, version_of
+from floodmark.partition.committer import TALLIES_MAX
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -135,6 +136,19 @@ def test_reopened_site_vouches_for_nothing_where_the_log_does_not_tell(
     with open_memory(engine, time) as site:
         assert site.heartbeat().since == 0
         assert site.heartbeat().since != 0
+
+
+def test_tallies_of_a_site_without_heartbeats_do_not_pile_up(site: Site, users: Namespace) -> None:
+    site.heartbeat()
+    (partition,) = node_of(site).map.partitions
+    for number in range(TALLIES_MAX + 100):
+        users.put(b"%d" % (number % 7), b"%d" % number, durability="async")
+    assert len(partition.tallies) <= TALLIES_MAX
+    for number in range(TALLIES_MAX + 100):
+        users.put_many({b"a": b"%d" % number, b"b": b"2"}, durability="async")
+    assert len(partition.tallies) <= TALLIES_MAX
+    assert site.heartbeat().since
+    assert wrong_accounts(site) == []
 
 
 def test_account_names_the_digest_of_each_change(site: Site, users: Namespace) -> None:

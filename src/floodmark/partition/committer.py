@@ -16,6 +16,7 @@ there.  Only if that fails too is an outcome unknown; the floor then stays where
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain as chain_rows
 from threading import Condition, Lock
+from typing import Final
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single
@@ -34,11 +35,15 @@ from floodmark.partition.commit import (
     tally_one,
 )
 from floodmark.partition.families import DATA, LOG
+from floodmark.partition.heartbeat import fold_tallies
 from floodmark.partition.prepared import PreparedWrites
 from floodmark.partition.preparing import Place
 from floodmark.partition.storage import Storage, refused, unknown
 from floodmark.partition.tail import LiveTail
 from floodmark.partition.turn import chain, wake
+
+# So many tallies of a partition wait for a heartbeat one by one; then they are put together.
+TALLIES_MAX: Final = 4_096
 
 
 class CommitCounters:
@@ -72,6 +77,7 @@ class Committer:
         self.prepared = PreparedWrites(storage.engine)
         self.tail = LiveTail(storage)
         self.place = Place(self.prepared, storage, self.tail, site_id)
+        self._tallies_max = TALLIES_MAX
         self._announced: Version = 0
         self._announcing = Lock()
         self._watchers = 0
@@ -118,7 +124,10 @@ class Committer:
                 if self._unsynced_floor is None:
                     self._unsynced_floor = self._open_floor
                 self._open_floor = None
-            writer.tallies.append(tally)
+            tallies = writer.tallies
+            tallies.append(tally)
+            if len(tallies) > self._tallies_max:
+                self._fold(writer)
             heat = writer.heat
             heat.writes += 1
             heat.bytes_written += len(key) + len(value)
@@ -356,6 +365,8 @@ class Committer:
             if commit.version and commit.error is None and commit.writes is not None:
                 assert commit.writer is not None
                 commit.writer.tallies.extend(commit.tallies)
+                if len(commit.writer.tallies) > self._tallies_max:
+                    self._fold(commit.writer)
                 commit.writer.heat.add_writes(len(commit.writes.keys), commit.writes.size)
                 counters.commits += 1
         for commit in batch:
@@ -363,6 +374,11 @@ class Committer:
                 counters.commits += commit.is_commit
                 if not commit.count(self.uncounted_through):
                     self._lose_count()
+
+    def _fold(self, writer: Writer) -> None:
+        """Put the tallies of a partition together, and look again when there are twice as many."""
+        fold_tallies((writer,), self.prepared.versions())
+        self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
 
     def _lose_count(self) -> None:
         self.uncounted_through = self._clock.latest

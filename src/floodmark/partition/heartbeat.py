@@ -5,38 +5,41 @@ from collections.abc import Iterable, Sequence
 
 from floodmark.model.change import Sums, Tally
 from floodmark.model.version import Version
-from floodmark.partition.commit import CommitTally
-from floodmark.partition.partition import LocalPartition
+from floodmark.partition.commit import CommitTally, Writer
 
 
-def drain_sums(partitions: Iterable[LocalPartition], through: Version) -> dict[int, Sums]:
+def drain_sums(partitions: Iterable[Writer], through: Version) -> dict[int, Sums]:
     """Take the tallies at or below `through` out of the partitions, summed by namespace."""
     sums: dict[int, Sums] = {}
     for partition in partitions:
         tallies = partition.tallies
+        drained: list[CommitTally] = []
         while tallies and tallies[0][0] <= through:
-            _add(sums, tallies.popleft())
+            drained.append(tallies.popleft())
+        for _, encoded, changes, digest, own in _fold(drained, ()):
+            namespace, tally = int.from_bytes(encoded, "big"), Tally(changes, digest)
+            sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally if own else Tally(), tally))
     return sums
 
 
-def fold_tallies(partitions: Iterable[LocalPartition], borders: Sequence[Version]) -> None:
+def fold_tallies(partitions: Iterable[Writer], borders: Sequence[Version]) -> None:
     """Put tallies together between versions that a heartbeat may have to go through, which are in order.
 
-    While something is prepared, heartbeats go through less than is written, and the tallies of what lies
-    above must not pile up.  They end only before what is prepared now, or behind all of them.
+    While something is prepared, heartbeats go through less than is written, and without a background there
+    may be none at all: the tallies of what lies above must not pile up.  A heartbeat ends only before what is
+    prepared now, or behind all of them.
     """
     for partition in partitions:
-        folded: dict[tuple[int, bytes, bool], CommitTally] = {}
-        for version, namespace, changes, digest, own in partition.tallies:
-            kind = bisect_right(borders, version), namespace, own
-            _, _, counted, standing, _ = folded.get(kind, (0, b"", 0, 0, own))
-            folded[kind] = version, namespace, counted + changes, standing ^ digest, own
+        folded = _fold(partition.tallies, borders)
         partition.tallies.clear()
-        partition.tallies.extend(sorted(folded.values()))
+        partition.tallies.extend(sorted(folded))
 
 
-def _add(sums: dict[int, Sums], entry: CommitTally) -> None:
-    _, encoded, changes, digest, own = entry
-    namespace = int.from_bytes(encoded, "big")
-    tally = Tally(changes, digest)
-    sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally if own else Tally(), tally))
+def _fold(tallies: Iterable[CommitTally], borders: Sequence[Version]) -> list[CommitTally]:
+    """One tally for each namespace and origin between two borders, at the version of its last commit."""
+    folded: dict[tuple[int, bytes, bool], CommitTally] = {}
+    for version, namespace, changes, digest, own in tallies:
+        kind = bisect_right(borders, version), namespace, own
+        _, _, counted, standing, _ = folded.get(kind, (0, b"", 0, 0, own))
+        folded[kind] = version, namespace, counted + changes, standing ^ digest, own
+    return list(folded.values())
