@@ -1,6 +1,6 @@
 """Garbage collection: what can still be asked for stays, and what was deleted stays deleted."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -8,7 +8,15 @@ from random import Random
 from threading import Event
 
 import pytest
-from tests.site.support import HookedEngine, nothing, open_memory, rows_of, run_threads, stored_versions
+from tests.site.support import (
+    HookedEngine,
+    node_of,
+    nothing,
+    open_memory,
+    rows_of,
+    run_threads,
+    stored_versions,
+)
 
 from floodmark.model.errors import (
     InvalidArgument,
@@ -20,6 +28,7 @@ from floodmark.model.version import COUNTER_BITS, Version
 from floodmark.partition import collect, partition, records
 from floodmark.partition.layout import load_logs
 from floodmark.site import Namespace, Site
+from floodmark.site.rewriting import rewrite
 from floodmark.testing.clock import SimulatedTime
 
 HOUR = timedelta(hours=1)
@@ -288,6 +297,39 @@ def test_scan_that_was_not_begun_is_not_told_that_it_comes_too_late(
     users.put(b"key", b"new")
     age(site, time)
     assert list(rows) in ([(b"key", b"old")], [(b"key", b"new")])
+
+
+READS_OF_THE_PRESENT: dict[str, Callable[[Site], object]] = {
+    "scan": lambda site: list(site.namespace("users").scan()),
+    "delete_range": lambda site: site.namespace("users").delete_range(),
+    "find_records": lambda site: site.host.administration.find_records("users", [b"key"], None, False),
+    "rewrite": lambda site: rewrite(site.host, "users"),
+}
+
+
+@pytest.mark.parametrize("read", READS_OF_THE_PRESENT)
+def test_reader_that_names_no_version_is_never_told_that_it_was_collected(
+    site: Site, time: SimulatedTime, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """A collection falls between the version of a reader and its safe point."""
+    users = site.create_namespace("users", retention=timedelta(milliseconds=1))
+    users.put(b"key", b"value")
+    committer = node_of(site).committer
+    read_version, collections = committer.read_version, [1, 1]
+
+    def read_version_too_early() -> Version:
+        version = read_version()
+        if collections:
+            collections.pop()
+            users.put(b"key", b"value")
+            time.advance(1000)
+            site.collect_garbage()
+            assert oldest(site) > version
+        return version
+
+    monkeypatch.setattr(committer, "read_version", read_version_too_early)
+    assert READS_OF_THE_PRESENT[read](site)
+    assert not collections
 
 
 def test_open_reader_of_changes_keeps_what_it_still_has_to_read(

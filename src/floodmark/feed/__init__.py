@@ -2,7 +2,7 @@
 
 from floodmark.feed.items import Decoder, Item
 from floodmark.feed.reader import ChangeReader
-from floodmark.feed.safepoints import LIFETIME, SafePoint, SafePoints
+from floodmark.feed.safepoints import LIFETIME, SafePoint, SafePoints, at_present
 from floodmark.feed.statistics import ChangeStatistics, ReaderStatistics
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "ReaderStatistics",
     "SafePoint",
     "SafePoints",
+    "at_present",
 ]

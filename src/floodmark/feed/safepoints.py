@@ -6,11 +6,11 @@ died cannot fill the disk.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from threading import RLock
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,9 @@ from floodmark.partition import META, Retention, Storage, load_metadata
 LIFETIME: Final = timedelta(hours=24)
 
 _SAFE_POINTS: Final = b"safe-points/"
+_PRESENT_TRIES: Final = 10
+
+Result = TypeVar("Result")
 
 
 class SafePoint(msgspec.Struct, frozen=True):
@@ -153,6 +156,18 @@ class SafePoints:
                 version=version,
                 oldest=oldest,
             )
+
+
+def at_present(read_version: Callable[[], Version], hold: Callable[[Version], Result]) -> Result:
+    """Hold the present version in some way; what `hold` answers.
+
+    Where nothing of the past is kept, garbage collection may fall between the two.  A reader that named no
+    version has asked for none that is gone: it takes the next one.
+    """
+    for _ in range(_PRESENT_TRIES - 1):
+        with suppress(VersionCollected):
+            return hold(read_version())
+    return hold(read_version())
 
 
 def require_lifetime(name: str, lifetime: object) -> None:

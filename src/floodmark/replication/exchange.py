@@ -12,7 +12,7 @@ gets its own changes back tells them from those of others.
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow
@@ -20,6 +20,7 @@ import pyarrow
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
 from floodmark.codec.values import decode_value
+from floodmark.feed import at_present
 from floodmark.merge.origins import split_record
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
@@ -100,8 +101,11 @@ def _parts_of(site: HolderSite, namespace: str, origin: int, above: Version) -> 
     row = site.administration.find_namespace(namespace)
     prefix = encode_namespace(row.id)
     keys = KeyRange(prefix, prefix_end(prefix))
-    at = site.administration.read_version()
-    with site.reading(at, row.id):
+    with ExitStack() as stack:
+        at, _ = at_present(
+            site.administration.read_version,
+            lambda version: (version, stack.enter_context(site.reading(version, row.id))),
+        )
         for batch in site.router.scan_records(keys, at, dead=True):
             versions = batch.column("version").to_numpy()
             stored = add_origins(batch.column("value"), versions, site.identity.site_id)

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
+from floodmark.feed import at_present
 from floodmark.model.errors import FloodmarkError, InvalidArgument, NamespaceNotFound, PartlyDone
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange
@@ -121,8 +122,12 @@ class Namespace:
         keys = self._range(start, end, prefix)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit must be a number of rows, not {limit!r}")
-        version = self._host.administration.read_version() if at is None else to_version(at)
-        return self._scan(keys, version, limit, reverse=reverse)
+        if at is not None:
+            return self._scan(keys, to_version(at), limit, reverse=reverse)
+        return at_present(
+            self._host.administration.read_version,
+            lambda version: self._scan(keys, version, limit, reverse=reverse),
+        )
 
     def as_of(self, at: At) -> "View":
         """A read-only view of the namespace as it was at a version or moment."""
@@ -208,9 +213,11 @@ class Namespace:
         """
         keys = self._range(start, end, prefix)
         durable = self._durable if durability is None else check_durability(durability)
-        since = self._host.administration.read_version()
         deleted = 0
-        rows = self._scan(keys, since, None, reverse=False)
+        since, rows = at_present(
+            self._host.administration.read_version,
+            lambda version: (version, self._scan(keys, version, None, reverse=False)),
+        )
         try:
             while portion := [self._prefix + key for key, _ in islice(rows, DELETE_RANGE_ROWS)]:
                 deleted += self._router.delete_unchanged(portion, since, durable=durable)

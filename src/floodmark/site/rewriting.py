@@ -18,6 +18,7 @@ has not arrived yet.  Let nobody write elsewhere to what is being rewritten.
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Final
 
 import msgspec
@@ -26,6 +27,7 @@ import pyarrow
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import HERE, CounterState, FieldsState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
+from floodmark.feed import at_present
 from floodmark.merge.states import add_to_counter
 from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.model.partition import WriteStream
@@ -59,11 +61,14 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
             "rewrite again",
             namespace=namespace,
         )
-    at = administration.read_version()
     prefix = encode_namespace(row.id)
     encode = _ENCODERS.get(row.merge) or _CounterEncoder(host, namespace)
     read = 0
-    with host.reading(at, row.id):
+    with ExitStack() as stack:
+        at, _ = at_present(
+            administration.read_version,
+            lambda version: (version, stack.enter_context(host.reading(version, row.id))),
+        )
         # A counter is not put but added to, which hurts nobody.
         is_counter = row.merge == COUNTER
         stream = (

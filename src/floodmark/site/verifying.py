@@ -12,6 +12,7 @@ from floodmark.codec.ordered import decode_version, encode_namespace
 from floodmark.codec.states import CounterState, decode_state, is_unstamped
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import decode_value
+from floodmark.feed import at_present
 from floodmark.model.errors import (
     Corruption,
     FloodmarkError,
@@ -49,9 +50,18 @@ class LocalRecords:
     ) -> list[FoundRecord | None]:
         """The newest records of some keys, in their order, dead or alive, now or as of a version."""
         row = self._catalog.get(namespace)
-        version = self._node.committer.read_version() if at is None else at
         _check_keys(keys)
-        prefix = encode_namespace(row.id)
+        if at is not None:
+            return self._find_at(row.id, keys, at, thin=thin)
+        return at_present(
+            self._node.committer.read_version,
+            lambda version: self._find_at(row.id, keys, version, thin=thin),
+        )
+
+    def _find_at(
+        self, namespace: int, keys: Sequence[bytes], version: Version, *, thin: bool
+    ) -> list[FoundRecord | None]:
+        prefix = encode_namespace(namespace)
         found: dict[bytes, FoundRecord | None] = {}
         size = 0
 

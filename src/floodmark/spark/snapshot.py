@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.feed import at_present
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
@@ -132,11 +133,13 @@ def open_snapshot_reader(given: Mapping[str, str], schema: StructType) -> DataSo
 
 def fix_version(reader: SiteReader, namespace: NamespaceRow, at: Version | None) -> Version:
     """The version that a snapshot is taken at, which stays readable while a job runs."""
+
+    def protected(version: Version) -> Version:
+        protect(reader, version, namespace)
+        return version
+
     if at is None:
-        version = reader.read_version()
-    else:
-        reader.require_past(at)
-        require_kept(at, reader.oldest_version(namespace), namespace)
-        version = at
-    protect(reader, version, namespace)
-    return version
+        return at_present(reader.read_version, protected)
+    reader.require_past(at)
+    require_kept(at, reader.oldest_version(namespace), namespace)
+    return protected(at)

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.divergence import Vantage, take_vantage
+from floodmark.feed import at_present
 from floodmark.model.errors import (
     Corruption,
     FloodmarkError,
@@ -154,17 +155,11 @@ class ComparedSites:
     def _hold(self, site: Site, row: NamespaceRow) -> None:
         """Keep what a vantage sees that is taken from now on, until the sites are closed."""
         name = f"{self._name}-{row.id}"
-        for left in reversed(range(_TRIES)):
-            version = site.host.administration.read_version()
-            try:
-                self._open_sites.enter_context(holding(site, name, version, row.name))
-            except VersionCollected:
-                # Where nothing of the past is kept, garbage collection may just have come between.
-                if not left:
-                    raise
-            else:
-                self._open_sites.callback(_release_quietly, site, name)
-                return
+        at_present(
+            site.host.administration.read_version,
+            lambda version: self._open_sites.enter_context(holding(site, name, version, row.name)),
+        )
+        self._open_sites.callback(_release_quietly, site, name)
 
     # What is read
 
