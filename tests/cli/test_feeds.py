@@ -69,10 +69,11 @@ def test_names_and_namespaces_that_are_taken_or_missing_are_findings(lake: Path)
         assert "try: floodmark feed list SITE" in outcome.errors
 
 
-def test_a_sink_that_is_not_installed_here_is_noted(directory: Path) -> None:
-    outcome = run("feed", "create", directory, "lake", "users", "--sink", "kafka:topic")
-    assert outcome.code == 0
-    assert "there is no sink kafka: here" in outcome.errors
+def test_a_sink_that_is_not_installed_here_is_refused(directory: Path) -> None:
+    outcome = run("feed", "create", directory, "lake", "users", "--sink", "parquets:x")
+    assert outcome.code == 64
+    assert "there is no sink parquets: here" in outcome.errors
+    assert run("feed", "list", directory, "--json").json_lines == []
 
 
 def test_list_has_a_line_a_feed(lake: Path) -> None:

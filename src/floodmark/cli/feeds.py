@@ -26,9 +26,7 @@ from floodmark.cli.subscriptions import show_keys
 from floodmark.cli.text import json_bytes, show_lag, show_time, show_version
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.feeds import Feed, FeedStatistics, SinkOptions, measure
-from floodmark.feed.sinks import require_sink
 from floodmark.model import Version
-from floodmark.model.errors import InvalidArgument
 from floodmark.model.text import read_at
 from floodmark.model.version import compose
 
@@ -120,7 +118,6 @@ def create(
     """
     if sink is None:
         raise Usage("a feed needs a sink", "--sink parquet:directory, or another of feed create --help")
-    _warn_of_unknown(sink)
     options = _options(SinkOptions(), concurrency, batch_records, backoff_ms, linger_ms, rate_bytes_max)
     with open_site(location) as site:
         site.feeds.create(
@@ -367,16 +364,6 @@ def run(
             code = run_feed(site, name, once=once, wait_for_lease=not no_wait, json=json)
     if code:
         raise typer.Exit(code)
-
-
-def _warn_of_unknown(sink: str) -> None:
-    """A kind of sink that is not installed here may be, where the feed will run."""
-    try:
-        require_sink(sink)
-    except InvalidArgument as error:
-        if "scheme" not in error.details:
-            raise
-        note(str(error))
 
 
 def _options(

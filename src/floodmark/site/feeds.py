@@ -6,6 +6,7 @@ from typing import Any
 from floodmark.feed import Decoder
 from floodmark.feed.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
 from floodmark.feed.runner import FeedRunner
+from floodmark.feed.sinks import require_sink
 from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
@@ -45,9 +46,11 @@ class Feeds:
         """Add a feed of a namespace's changes to a sink, which is a URI such as `parquet:exports/users`.
 
         It begins behind `since`; if changes after that are gone, `VersionCollected` is raised at once.  It
-        ends at `until`, or never.  From now on it holds a safe point, whether or not it runs.
+        ends at `until`, or never.  From now on it holds a safe point, whether or not it runs.  The kind of
+        sink must be installed in this process; an unknown one is an `InvalidArgument`.
         """
         require_name(namespace, "namespace")
+        require_sink(sink)
         spec = FeedSpec(
             name=name,
             namespace=namespace,
@@ -90,6 +93,8 @@ class Feeds:
         require_name(name, "feed")
         if changes.get("until") is not None:
             changes["until"] = to_version(changes["until"])
+        if "sink" in changes:
+            require_sink(changes["sink"])
         return self._host().feeds.update(name, FeedUpdate(**changes))
 
     def remove(self, name: str) -> None:

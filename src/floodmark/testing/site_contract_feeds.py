@@ -299,9 +299,24 @@ class FeedContract(SiteContractBase):
             (change.version, change.key, change.value, change.type.value) for change in site.changes("users")
         ]
 
-    def test_bad_sink_is_told_when_the_feed_runs(self, site: Site, users: Namespace) -> None:
+    def test_unknown_sink_is_refused_at_once(self, site: Site, users: Namespace) -> None:
         users.put(b"ada", b"countess")
-        site.feeds.create("copy", "users", "nowhere:")
+        error = refused(
+            InvalidArgument, lambda: site.feeds.create("copy", "users", "parquets:x"), scheme="parquets"
+        )
+        assert "there is no sink parquets: here" in str(error)
+        assert site.feeds.list() == []
+        assert site.safe_points() == []
+        made = site.feeds.create("copy", "users", "blackhole:")
+        site.feeds.pause("copy")
+        refused(InvalidArgument, lambda: site.feeds.update("copy", sink="parquets:x"), scheme="parquets")
+        assert site.feeds.show("copy").spec == made.spec
+
+    def test_sink_that_the_runner_does_not_know_is_told_when_the_feed_runs(
+        self, site: Site, users: Namespace
+    ) -> None:
+        users.put(b"ada", b"countess")
+        site.host.feeds.create(FeedSpec(name="copy", namespace="users", sink="nowhere:"))
         error = refused(InvalidArgument, site.feeds.runner("copy").run, scheme="nowhere")
         assert "there is no sink nowhere: here" in str(error)
         assert site.feeds.show("copy").state is FeedState.ERROR
