@@ -4,9 +4,10 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from tests.server.support import HANG_SECONDS, connected, in_threads, open_memory
+from tests.server.support import HANG_SECONDS, LOOPBACK, connected, in_threads, open_memory
 
 from floodmark.codec.values import encode_value
+from floodmark.engine import MemoryEngine
 from floodmark.model.change import ChangeType, Resolved, Stamp
 from floodmark.model.errors import (
     Closed,
@@ -20,8 +21,10 @@ from floodmark.model.errors import (
     VersionInFuture,
 )
 from floodmark.model.version import compose, physical_ms
-from floodmark.server import Server
-from floodmark.site import Namespace, Site
+from floodmark.partition import FAMILIES
+from floodmark.server import Server, serve
+from floodmark.site import Namespace, Site, open_engine
+from floodmark.testing import SimulatedTime
 
 
 def test_a_site_says_who_it_is(remote: Site, site: Site) -> None:
@@ -109,6 +112,21 @@ def test_before_images_and_markers_travel(remote: Site, users: Namespace) -> Non
     items = list(remote.changes("users", resolved_markers=True))
     assert isinstance(items[-1], Resolved)
     assert items[-1].version >= last
+
+
+def test_before_images_travel_where_the_change_log_was_trimmed() -> None:
+    time = SimulatedTime()
+    site = open_engine(
+        MemoryEngine(FAMILIES), site="oslo", site_id=7, time_source=time, log_retention=timedelta(seconds=1)
+    )
+    with serve(site, LOOPBACK) as server, connected(server) as remote:
+        users = remote.create_namespace("users")
+        since = users.put(b"ada", b"1") - 1
+        users.put(b"ada", b"2")
+        time.advance(60_000)
+        assert site.collect_garbage().log_trimmed_version > since
+        found = [change.value for change in remote.changes("users", since=since, before_images=True)]
+        assert found == [b"1", b"1", b"2"]
 
 
 def test_heartbeats_travel(remote: Site, site: Site) -> None:

@@ -84,7 +84,7 @@ def test_changes_come_back(places: list[tuple[int, int]], data: st.DataObject, w
         befores=column(st.none() | VALUES) if with_before else None,
         heartbeats=[HEARTBEAT],
     )
-    ((encoded, metadata),) = encode_changes(batch, since=1, bytes_max=1_000_000)
+    ((encoded, metadata),) = encode_changes(batch, since=1, before_images=with_before, bytes_max=1_000_000)
     assert encoded.schema.equals(changes_schema(before_images=with_before))
     assert decode_changes(encoded, metadata) == batch
 
@@ -96,7 +96,8 @@ def test_a_batch_is_cut_into_messages(rows: int, bytes_max: int) -> None:
     batch = ChangeBatch(
         through=9, versions=[8] * rows, partitions=[1] * rows, keys=keys, values=keys, heartbeats=[HEARTBEAT]
     )
-    messages = [decode_changes(*message) for message in encode_changes(batch, since=3, bytes_max=bytes_max)]
+    encoded = encode_changes(batch, since=3, before_images=False, bytes_max=bytes_max)
+    messages = [decode_changes(*message) for message in encoded]
     assert [key for message in messages for key in message.keys] == keys
     assert [message.through for message in messages] == [3] * (len(messages) - 1) + [9]
     assert [list(message.heartbeats) for message in messages[:-1]] == [[]] * (len(messages) - 1)
@@ -105,8 +106,13 @@ def test_a_batch_is_cut_into_messages(rows: int, bytes_max: int) -> None:
         assert len(messages) == max(1, rows)
 
 
+def test_a_message_without_changes_has_the_columns_of_its_stream() -> None:
+    ((encoded, _),) = encode_changes(ChangeBatch(through=1), since=0, before_images=True)
+    assert encoded.schema.equals(changes_schema(before_images=True))
+
+
 def test_metadata_of_something_else_is_a_mismatch() -> None:
-    ((encoded, _),) = encode_changes(ChangeBatch(through=1), since=0)
+    ((encoded, _),) = encode_changes(ChangeBatch(through=1), since=0, before_images=False)
     for metadata in (b"", b"\xc1", b"\x01"):
         with pytest.raises(WireMismatch, match="same release"):
             decode_changes(encoded, metadata)

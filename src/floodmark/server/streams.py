@@ -6,6 +6,7 @@ read costs one batch of memory, and after a while its connection (`stalled.py`).
 
 from collections.abc import Generator
 from contextlib import closing
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow
@@ -98,8 +99,8 @@ class Streams:
         batches: Any = self._host.changes(request)
         with closing(batches):
             # Empty, and sent once everything is held: the client waits for it before it goes on.
-            befores: list[bytes | None] | None = [] if request.before_images else None
-            yield from encode_changes(ChangeBatch(through=request.since, befores=befores), request.since)
+            encode = partial(encode_changes, before_images=request.before_images)
+            yield from encode(ChangeBatch(through=request.since), request.since)
             position, sent_at_ms = request.since, self._monotonic_ms()
             skipped: ChangeBatch | None = None
             for batch in batches:
@@ -109,7 +110,7 @@ class Streams:
                 if is_idle and self._monotonic_ms() - sent_at_ms < IDLE_MS:
                     skipped = batch
                     continue
-                messages, skipped = encode_changes(batch, position), None
+                messages, skipped = encode(batch, position), None
                 position = batch.through
                 # While the client makes us wait, the batch is held once, as messages.
                 del batch
@@ -117,7 +118,7 @@ class Streams:
                     yield messages.pop(0)
                 sent_at_ms = self._monotonic_ms()
             if skipped is not None:
-                yield from encode_changes(skipped, position)
+                yield from encode(skipped, position)
 
     def _check_changes(self, visit: Visit, request: ChangesRequest) -> None:
         check_position(request.since)

@@ -119,18 +119,21 @@ def changes_schema(*, before_images: bool) -> pyarrow.Schema:
 
 
 def encode_changes(
-    batch: ChangeBatch, since: Version, *, bytes_max: int = MESSAGE_BYTES_MAX
+    batch: ChangeBatch, since: Version, *, before_images: bool, bytes_max: int = MESSAGE_BYTES_MAX
 ) -> list[tuple[pyarrow.RecordBatch, bytes]]:
     """A batch of changes as messages of rows and metadata.
+
+    `before_images` is what the request says: all messages of a stream have the same columns, also those
+    without changes.
 
     A batch is large, so that it is made cheaply; a message is smaller, so that not all of it waits for a
     slow reader in every buffer on the way.  Before the last message, a reader has everything only up to
     `since`, where the batch begins.
     """
     columns: list[Sequence[object]] = [batch.versions, batch.partitions, batch.keys, batch.values]
-    if batch.befores is not None:
-        columns.append(batch.befores)
-    messages = _cut(_batch(columns, changes_schema(before_images=batch.befores is not None)), bytes_max)
+    if before_images:
+        columns.append(batch.befores or ())
+    messages = _cut(_batch(columns, changes_schema(before_images=before_images)), bytes_max)
     before_last = _encode(BatchMetadata(since, batch.way))
     last = _encode(BatchMetadata(batch.through, batch.way, list(batch.heartbeats)))
     return [*((message, before_last) for message in messages[:-1]), (messages[-1], last)]
