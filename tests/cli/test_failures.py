@@ -105,6 +105,7 @@ def test_every_error_has_a_class_of_its_own_choice(kind: type[errors.FloodmarkEr
         (errors.OutcomeUnknown("no answer"), 2),
         (errors.VersionCollected("gone", version=1, oldest=2 << 18), 2),
         (errors.Corruption("damaged"), 2),
+        (errors.BackupDamaged("damaged"), 1),
         (errors.InvalidKey("empty"), 64),
         (errors.CommitTooLarge("large"), 64),
         (errors.StorageFailed("disk"), 69),

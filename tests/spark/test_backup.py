@@ -24,6 +24,7 @@ from tests.spark.support_garbage import collect_old
 
 from floodmark.model.access import Role
 from floodmark.model.errors import (
+    BackupDamaged,
     FormatTooNew,
     InvalidArgument,
     InvalidOption,
@@ -38,6 +39,7 @@ from floodmark.spark.jobs.backup import PLAN, Plan, backup, find_position, list_
 from floodmark.spark.jobs.check import check_backup
 from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.jobs.manifest import FORMAT, MANIFEST, Kind, encode_document, read_manifests
+from floodmark.spark.jobs.restore import restore
 
 
 @pytest.fixture
@@ -374,17 +376,28 @@ def add(file: Path) -> None:
         (truncate, "{name} has "),
         (add, "part-more.parquet does not belong to it"),
         (flip, "{name} cannot be read"),
-        (flip_without_checksum, ""),
+        (flip_without_checksum, "{name} cannot be read"),
     ],
 )
-def test_every_damage_is_found_and_named(
-    spark: SparkSession, chain: Path, damage: Callable[[Path], None], message: str
+def test_every_damage_is_found_and_named_and_of_a_damaged_backup_nothing_is_restored(
+    spark: SparkSession, served: Served, chain: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     file = data_file(chain)
     damage(file)
     (finding,) = check_backup(str(chain), spark=spark).findings
     assert finding.part == list_backups(str(chain))[0].part
     assert message.format(name=file.name) in finding.message
+    refusal = None
+    try:
+        restore(str(chain), address_of(served.url), "restored", spark=spark)
+    except BackupDamaged as error:
+        refusal = str(error)
+    if damage is add:
+        # It is not read, so it harms nothing.
+        assert refusal is None
+    else:
+        assert file.name in str(refusal)
+        assert "restored" not in served.site.namespaces()
 
 
 def test_rows_that_are_not_those_of_the_manifest_are_found(spark: SparkSession, chain: Path) -> None:

@@ -58,6 +58,11 @@ def test_a_damaged_backup_is_a_finding(oslo: Path, tmp_path: Path) -> None:
     file.write_bytes(damaged)
     checked = run("backup", "--check", backups)
     assert checked.code == 1
+    refused = run("restore", backups, oslo, "restored")
+    assert refused.code == 1
+    assert file.name in refused.errors
+    with floodmark.open(oslo) as site:
+        assert site.namespaces() == ["users"]
     assert file.name in checked.text
 
 

@@ -9,14 +9,14 @@ from tests.spark.conftest import Served, ServeSite
 from tests.spark.processes import SparkProcess
 from tests.spark.support_backup import Kept, address_of, contents, fill, held_for, writing
 
-from floodmark.model.errors import InvalidArgument, InvalidOption, InvalidVersion, Unreachable
+from floodmark.model.errors import BackupDamaged, InvalidArgument, InvalidOption, InvalidVersion, Unreachable
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.jobs.backup import backup
 from floodmark.spark.jobs.check import check_backup
-from floodmark.spark.jobs.restore import restore
+from floodmark.spark.jobs.restore import restore, restoring
 
 
 @pytest.fixture
@@ -231,6 +231,16 @@ def follow(spark: SparkSession, source: str, target: str, since: Version, checkp
 
 
 # Refusals
+
+
+def test_a_file_that_is_lost_while_it_is_restored_is_named(
+    spark: SparkSession, oslo: Served, rome: Served, target: str
+) -> None:
+    saved = backup(address_of(oslo.url), "users", target, spark=spark)
+    with restoring(target, address_of(rome.url), "users", spark=spark) as restoration:
+        next(Path(target, saved.part).rglob("*.parquet")).unlink()
+        with pytest.raises(BackupDamaged, match=r"while it was restored: .*/part-\S+ is missing"):
+            restoration.write()
 
 
 def test_what_cannot_be_restored_is_refused(

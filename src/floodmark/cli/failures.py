@@ -65,6 +65,7 @@ EXIT_CODES: Final[dict[type[BaseException], int]] = {
     errors.ClockSkew: UNREACHABLE,
     errors.Fenced: NOT_ALLOWED,
     errors.Corruption: UNKNOWN,
+    errors.BackupDamaged: FINDING,
     errors.Closed: BUG,
     errors.CannotOpen: UNREACHABLE,
     errors.SiteMismatch: USAGE,

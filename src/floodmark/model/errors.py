@@ -45,6 +45,7 @@
         ├── ClockSkew
         ├── Fenced                   a link from a site that was removed, or restored since
         ├── Corruption
+        │   └── BackupDamaged        restore from another copy, or an earlier version
         ├── Closed
         └── CannotOpen
             ├── NotASite
@@ -255,6 +256,10 @@ class Fenced(Terminal):
 
 class Corruption(Terminal):
     """Stored bytes that are not what Floodmark wrote."""
+
+
+class BackupDamaged(Corruption):
+    """A backup whose files are not those that were written; the site is not touched."""
 
 
 class Closed(Terminal):

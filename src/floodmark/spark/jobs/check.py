@@ -102,6 +102,12 @@ def _read_manifests(
 
 
 def _check_part(spark: SparkSession, place: Directory, manifest: Manifest) -> list[str]:
+    strange = find_strange_files(manifest.files, place.directory(manifest.part).sizes())
+    return find_damage(spark, place, manifest) + strange
+
+
+def find_damage(spark: SparkSession, place: Directory, manifest: Manifest) -> list[str]:
+    """What is wrong with the files and the rows that a part is made of; other files are passed over."""
     columns = require_columns(manifest)
     part = place.directory(manifest.part)
     different = compare_files(manifest.files, part.sizes())
@@ -116,10 +122,10 @@ def _check_part(spark: SparkSession, place: Directory, manifest: Manifest) -> li
 
 
 def compare_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
-    """What is wrong with the files of a part.
+    """Which files of a part are missing, or have another size.
 
     >>> compare_files([DataFile("a", 7), DataFile("b", 7)], {"b": 5, "c": 1})
-    ['a is missing', 'b has 5 bytes instead of 7', 'c does not belong to it']
+    ['a is missing', 'b has 5 bytes instead of 7']
     """
     texts = []
     for file in expected:
@@ -128,10 +134,19 @@ def compare_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
             texts.append(f"{file.name} is missing")
         elif size != file.bytes:
             texts.append(f"{file.name} has {size:,} bytes instead of {file.bytes:,}")
+    return texts
+
+
+def find_strange_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
+    """Which files do not belong to a part.
+
+    >>> find_strange_files([DataFile("a", 7), DataFile("b", 7)], {"b": 5, "c": 1})
+    ['c does not belong to it']
+    """
     known = {MANIFEST, *(file.name for file in expected)}
     attempts = {_attempt(file.name) for file in expected}
     strange = [name for name in found if name not in known and not _is_left_over(name, attempts)]
-    return texts + [f"{name} does not belong to it" for name in strange]
+    return [f"{name} does not belong to it" for name in strange]
 
 
 def _is_left_over(name: str, attempts: set[str]) -> bool:

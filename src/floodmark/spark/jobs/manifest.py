@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import xxhash
 
-from floodmark.model.errors import Corruption, FormatTooNew, InvalidArgument, InvalidVersion
+from floodmark.model.errors import BackupDamaged, FormatTooNew, InvalidArgument, InvalidVersion
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, moment_of
 from floodmark.site.catalog import NamespaceRow
@@ -132,15 +132,15 @@ def encode_document(document: msgspec.Struct) -> bytes:
 
 
 def decode_document(content: bytes, kind: type[Document], place: str) -> Document:
-    """Undo `encode_document`.  Raises Corruption for what is damaged, FormatTooNew for what is not known."""
+    """Undo `encode_document`.  Raises BackupDamaged, or FormatTooNew for a format that is not known."""
     try:
         sealed = msgspec.json.decode(content, type=_Sealed)
         stored = bytes(sealed.document)
         found = msgspec.json.decode(stored, type=_Format).format
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corruption(f"{place} is damaged: {error}") from error
+        raise BackupDamaged(f"{place} is damaged: {error}") from error
     if xxhash.xxh64_hexdigest(stored) != sealed.xxh64:
-        raise Corruption(f"{place} is damaged: its content is not what was written")
+        raise BackupDamaged(f"{place} is damaged: its content is not what was written")
     if found != FORMAT:
         raise FormatTooNew(
             f"{place} has format {found}; this Floodmark knows format {FORMAT}. Use the release that wrote "
@@ -149,7 +149,7 @@ def decode_document(content: bytes, kind: type[Document], place: str) -> Documen
     try:
         return msgspec.json.decode(stored, type=kind)
     except msgspec.MsgspecError as error:
-        raise Corruption(f"{place} is damaged: {error}") from error
+        raise BackupDamaged(f"{place} is damaged: {error}") from error
 
 
 def read_manifest(target: Directory, part: str) -> Manifest | None:
@@ -159,7 +159,7 @@ def read_manifest(target: Directory, part: str) -> Manifest | None:
         return None
     manifest = decode_document(content, Manifest, f"{target.location}/{part}/{MANIFEST}")
     if manifest.part != part:
-        raise Corruption(f"{target.location}/{part} holds the manifest of {manifest.part}")
+        raise BackupDamaged(f"{target.location}/{part} holds the manifest of {manifest.part}")
     return manifest
 
 

@@ -29,6 +29,9 @@ from floodmark.spark.session import open_session
 from floodmark.spark.source import FloodmarkSource
 from floodmark.spark.writing import KEEP_STAMPS, PORTION
 
+# Each page of a Parquet file has a checksum, which Spark looks at only if it is told to.
+_CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
+
 # What of a row is the same wherever it was restored to.
 CONTENT: Final = ("key", "value", "_change_type", "_origin_site", "_origin_version", "_expires_at", "_stamps")
 
@@ -89,7 +92,8 @@ def read_files(
     spark: SparkSession, part: Directory, names: Iterable[str], columns: StructType = RECORDS
 ) -> DataFrame:
     """The rows of some files of a part, whatever else is in its directory."""
-    return spark.read.schema(columns).parquet(*(f"{part.url}/{name}" for name in names))
+    urls = [f"{part.url}/{name}" for name in names]
+    return spark.read.schema(columns).options(**_CHECKED).parquet(*urls)
 
 
 def read_parts(spark: SparkSession, target: Directory, parts: Iterable[Manifest]) -> DataFrame:
@@ -100,7 +104,7 @@ def read_parts(spark: SparkSession, target: Directory, parts: Iterable[Manifest]
         columns = require_columns(manifest)
         part = target.directory(manifest.part)
         urls += [f"{part.url}/{file.name}" for file in manifest.files]
-    return spark.read.schema(columns).parquet(*urls)
+    return spark.read.schema(columns).options(**_CHECKED).parquet(*urls)
 
 
 def columns_of(schema: StructType) -> list[ColumnType]:

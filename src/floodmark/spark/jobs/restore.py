@@ -7,6 +7,8 @@ A namespace that holds anything else is refused: two sets of records would be me
 A restore that was killed finds its own rows there.  To tell the two apart, it first draws a version at the
 target that is the same whenever it asks again, and everything it writes is committed above that version.
 What is there and was committed below it was there before the restore.
+
+The backup is read and checked before the site is touched: of a damaged one nothing is written.
 """
 
 import hashlib
@@ -17,11 +19,19 @@ from typing import Final
 
 import msgspec
 import pyarrow.compute
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.model.errors import Corruption, InvalidArgument, NamespaceExists, NamespaceNotFound
+from floodmark.model.errors import (
+    BackupDamaged,
+    Corruption,
+    InvalidArgument,
+    NamespaceExists,
+    NamespaceNotFound,
+)
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
@@ -30,8 +40,10 @@ from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.site.site import Site
 from floodmark.spark.address import SiteAddress
+from floodmark.spark.failures import find_error
+from floodmark.spark.jobs.check import find_damage
 from floodmark.spark.jobs.files import Directory, directory_at
-from floodmark.spark.jobs.manifest import Chain, RowCounts, RowSums, choose_chain, read_manifests
+from floodmark.spark.jobs.manifest import Chain, Kind, RowCounts, RowSums, choose_chain, read_manifests
 from floodmark.spark.jobs.parts import (
     explaining,
     in_range,
@@ -45,13 +57,15 @@ from floodmark.spark.jobs.parts import (
     use_session,
     write_site,
 )
-from floodmark.spark.jobs.progress import Progress, watch_tasks
+from floodmark.spark.jobs.progress import SILENT, Progress, watch_tasks
 from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.schemas import record_columns
 
 EVERYTHING: Final = KeyRange()
 
 _OTHERS: Final = "others"
+_CHECK: Final = "check backup"
+_DAMAGE_SHOWN: Final = 5
 
 
 class RestoreSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +132,7 @@ def restoring(
     chain, version = choose_chain(read_manifests(place), at, backup)
     identity = _identify(chain, version, keys)
     with target.connect() as site, use_session(spark, "floodmark restore") as session:
+        _require_sound(session, place, chain, progress or SILENT)
         row, created = _open_namespace(site, namespace, chain)
         begun = site.host.administration.open_epoch(namespace, f"restore/{identity}", 0)
         resumed = _require_own(site, row, begun)
@@ -159,16 +174,54 @@ class Restoration:
 
     def write(self, portion: Portion | None = None) -> RowSums:
         """Write the rows, or a portion of each; the sums of all of them."""
-        rows = _rows_at(self.session, self.place, self.chain, self.version, self.keys)
         with watch_tasks(self.session, self.progress, "restore rows"), explaining(self.place):
-            observed, sums = observe_rows(rows, self.version)
-            write_site(observed, self.target, self.namespace.name, portion)
+            try:
+                rows = _rows_at(self.session, self.place, self.chain, self.version, self.keys)
+                observed, sums = observe_rows(rows, self.version)
+                write_site(observed, self.target, self.namespace.name, portion)
+            except (PySparkException, Py4JJavaError) as error:
+                self._require_still_sound(error)
+                raise
             return sums()
+
+    def _require_still_sound(self, failure: Exception) -> None:
+        """Raise BackupDamaged if files that were sound can no longer be read."""
+        if find_error(failure) is None and (found := _find_damage(self.session, self.place, self.chain)):
+            raise BackupDamaged(
+                f"the backup was damaged while it was restored: {found}. Drop the namespace "
+                f"{self.namespace.name!r}, which holds a part of it, and restore from another copy"
+            ) from None
 
     def verify(self, written: RowSums) -> str | None:
         """Read again what was written, and compare; None if it is the same, or why that cannot be told."""
         with watch_tasks(self.session, self.progress, "verify"), explaining(self.place):
             return _verify(self.session, self.site, self.target, self.namespace, self.version, written)
+
+
+def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress: Progress) -> None:
+    """Refuse a backup of which a part is not what its manifest says, before anything is written."""
+    found = _find_damage(spark, place, chain, progress)
+    if found is not None:
+        raise BackupDamaged(
+            f"the backup is damaged, and nothing was restored: {found}. Restore from another copy; "
+            f"`floodmark backup --check {place.location}` lists all that is wrong"
+        )
+
+
+def _find_damage(
+    spark: SparkSession, place: Directory, chain: Chain, progress: Progress = SILENT
+) -> str | None:
+    """What is wrong with the first part that is not what its manifest says; None if all are sound."""
+    parts = [chain.full, *chain.changes]
+    for done, part in enumerate(parts):
+        progress.report(_CHECK, done, len(parts))
+        damage = find_damage(spark, place, part)
+        if damage:
+            # The parts before it are sound.
+            earlier = f" (up to version {part.since} it is sound: --at)" if part.kind is Kind.CHANGES else ""
+            return f"{place.location}/{part.part}: {'; '.join(damage[:_DAMAGE_SHOWN])}{earlier}"
+    progress.report(_CHECK, len(parts), len(parts))
+    return None
 
 
 def _rows_at(
