@@ -11,7 +11,7 @@ from tests.feed.support_feeds import USERS, World, moved
 
 from floodmark.feed import store as store_module
 from floodmark.feed.feeds import Feed, FeedState, FeedUpdate
-from floodmark.feed.safepoints import SafePoint
+from floodmark.feed.safepoints import SITE_OWNER, SafePoint
 from floodmark.feed.store import HOLD_EVERY_MS, LocalFeedStore
 from floodmark.model.errors import (
     FeedExists,
@@ -53,7 +53,9 @@ def test_a_feed_from_the_beginning_begins_with_its_namespace(world: World) -> No
 
 def test_a_feed_holds_a_safe_point_of_its_namespace_for_a_day(world: World) -> None:
     feed = world.create()
-    assert world.safe_point() == SafePoint("feed/copy", feed.checkpoint, world.time() + DAY_MS, USERS)
+    assert world.safe_point() == SafePoint(
+        "feed/copy", feed.checkpoint, world.time() + DAY_MS, USERS, SITE_OWNER
+    )
 
 
 def test_feeds_are_listed_by_name(world: World) -> None:
@@ -198,7 +200,8 @@ def test_the_check_for_the_order_finds_its_canary() -> None:
         def _hold(self, feed: Feed, version: Version) -> None:
             if version < self._safe_points.oldest_version(feed.namespace_id):
                 raise VersionCollected("too late")
-            point = SafePoint(f"feed/{feed.name}", version, self._time_source() + DAY_MS, feed.namespace_id)
+            expires_at_ms = self._time_source() + DAY_MS
+            point = SafePoint(f"feed/{feed.name}", version, expires_at_ms, feed.namespace_id, SITE_OWNER)
             with self._storage.settled():
                 row = (META, b"safe-points/" + point.name.encode(), msgspec.json.encode(point))
                 self._storage.store([row])

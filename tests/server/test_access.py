@@ -239,7 +239,7 @@ def test_examples_of_the_page_about_access_can_be_used(path: Path, time: Simulat
         (entry() + "[[acess]]\n", "unknown key 'acess'"),
         ("access = [3]", "entry 1: Expected `object`"),
         (entry() + entry("b", "b", more="rol = 1"), "entry 2 ('b'): Object contains unknown field `rol`"),
-        (entry(role="Read"), "entry 1 ('indexer'): role must be one of read, write, admin"),
+        (entry(role="Read"), "entry 1 ('indexer'): role must be one of read, write, replicate, admin"),
         (entry(more="namespaces = []"), "namespaces must name one or more"),
         (entry(more='namespaces = [""]'), "namespaces must name one or more"),
         (entry(more='namespaces = "users"'), "namespaces"),

@@ -26,6 +26,7 @@ from floodmark.model.errors import (
     InvalidName,
     InvalidValue,
     InvalidVersion,
+    LimitExceeded,
     NotAllowed,
     SafePointNotFound,
 )
@@ -55,7 +56,7 @@ def as_caller(server: Server, role: Role, limit: str | None, use: Callable[[Site
     with connected(server, token=token_of(role, limit)) as site:
         try:
             use(site)
-        except NotAllowed:
+        except (NotAllowed, SafePointNotFound):
             return False
         return True
 
@@ -65,11 +66,41 @@ def as_caller(server: Server, role: Role, limit: str | None, use: Callable[[Site
 
 def test_opening_an_epoch_needs_write_on_its_namespace(server: Server) -> None:
     def use(site: Site) -> object:
-        return site.host.administration.open_epoch(MINE, "spark/query", 1)
+        # A stream of its own for each caller: the first to open an epoch owns the stream.
+        stream = f"spark/{len(opened)}"
+        opened.append(stream)
+        return site.host.administration.open_epoch(MINE, stream, 1)
 
-    assert [as_caller(server, role, MINE, use) for role in Role] == [False, True, True]
-    assert [as_caller(server, role, None, use) for role in Role] == [False, True, True]
+    opened: list[str] = []
+    enough = [role >= Role.WRITE for role in Role]
+    assert [as_caller(server, role, MINE, use) for role in Role] == enough
+    assert [as_caller(server, role, None, use) for role in Role] == enough
     assert not as_caller(server, Role.ADMIN, OTHER, use)
+
+
+def test_the_epochs_of_a_stream_are_opened_by_its_owner_or_the_site(server: Server) -> None:
+    """A version that another draws early would make the owner's later writes lose."""
+
+    def use(epoch: int) -> Callable[[Site], object]:
+        return lambda site: site.host.administration.open_epoch(MINE, "spark/owned", epoch)
+
+    assert as_caller(server, Role.WRITE, MINE, use(0))
+    for other, limit in ((Role.WRITE, None), (Role.REPLICATE, MINE), (Role.ADMIN, MINE)):
+        assert not as_caller(server, other, limit, use(1))
+        assert not as_caller(server, other, limit, use(0))
+    assert as_caller(server, Role.ADMIN, None, use(1))
+    assert as_caller(server, Role.WRITE, MINE, use(1))
+    assert not as_caller(server, Role.WRITE, None, use(2))
+
+
+def test_an_owner_cannot_be_claimed(server: Server) -> None:
+    """The server says who calls; what a request says of its owner is not heard."""
+    assert as_caller(server, Role.WRITE, MINE, lambda site: open_claimed(site, ""))
+    assert not as_caller(server, Role.WRITE, None, lambda site: open_claimed(site, ""))
+
+
+def open_claimed(site: Site, owner: str) -> Version:
+    return site.host.administration.open_epoch(MINE, "spark/claimed", 0, owner)
 
 
 def test_cutting_changes_needs_read_on_their_namespace(server: Server) -> None:
@@ -126,6 +157,41 @@ def test_safe_points_of_others_are_neither_taken_nor_released(server: Server) ->
         assert points["spark/all"] is None
         for name in points:
             site.host.administration.release_safe_point(name)
+
+
+def test_an_administrator_of_a_namespace_does_not_take_over_what_the_site_holds(server: Server) -> None:
+    assert as_caller(server, Role.ADMIN, None, hold("nightly-backup", None))
+    assert as_caller(server, Role.ADMIN, None, hold("of-mine"))
+    for name in ("nightly-backup", "of-mine"):
+        assert not as_caller(server, Role.ADMIN, MINE, hold(name))
+        assert not as_caller(server, Role.ADMIN, MINE, release(name))
+    assert as_caller(server, Role.ADMIN, MINE, hold("own"))
+    assert not as_caller(server, Role.ADMIN, OTHER, hold("own", OTHER))
+    assert as_caller(server, Role.ADMIN, MINE, hold("own"))
+    assert as_caller(server, Role.ADMIN, MINE, release("own"))
+    with connected(server, token=token_of(Role.ADMIN)) as site:
+        points = {point.name: point.namespace for point in site.host.administration.safe_points()}
+        assert points["nightly-backup"] is None
+        for name in points:
+            site.host.administration.release_safe_point(name)
+
+
+def test_one_caller_does_not_use_up_the_safe_points_of_all(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.feed.safepoints.SAFE_POINTS_PER_CALLER_MAX", 3)
+    with connected(server, token=token_of(Role.READ, MINE)) as site:
+        for number in range(3):
+            hold(f"spark/{number}")(site)
+        with pytest.raises(LimitExceeded, match="one caller"):
+            hold("spark/3")(site)
+        hold("spark/2")(site)
+        assert as_caller(server, Role.READ, OTHER, hold("spark/3", OTHER))
+        release("spark/0")(site)
+        hold("spark/4")(site)
+    with connected(server, token=token_of(Role.ADMIN)) as site:
+        for point in site.host.administration.safe_points():
+            site.host.administration.release_safe_point(point.name)
 
 
 def test_safe_point_that_is_gone_is_not_found_and_others_are_not_named(server: Server) -> None:

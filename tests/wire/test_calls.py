@@ -11,6 +11,8 @@ import pytest
 
 from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.model.access import Role
+from floodmark.model.actions import Action
 from floodmark.model.errors import InvalidArgument, InvalidName
 from floodmark.site.host import Administration
 from floodmark.wire.calls import CallSpec, call_specs
@@ -42,9 +44,11 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Port(Protocol):
+    @Action(Role.READ, repeatable=True)
     def nothing(self) -> None:
         """No argument, no result."""
 
+    @Action(Role.WRITE)
     def mixed(
         self, key: bytes, settings: Settings, *, colour: Colour = Colour.RED, at: int | None = None
     ) -> Row:
@@ -79,7 +83,7 @@ def through_the_wire(spec: CallSpec, target: object, *args: object, **kwargs: ob
 
 @pytest.fixture
 def specs() -> Mapping[str, CallSpec]:
-    return call_specs(Port, "port", repeatable=["nothing"])
+    return call_specs(Port, "port")
 
 
 def test_methods_get_names_with_the_prefix(specs: Mapping[str, CallSpec]) -> None:
@@ -130,15 +134,22 @@ def test_what_a_type_says_about_itself_is_what_the_caller_hears(specs: Mapping[s
 
 def test_what_cannot_travel_is_found_when_the_port_is_offered() -> None:
     class Collecting(Protocol):
+        @Action(Role.READ)
         def collect(self, *keys: bytes) -> None: ...
-
-    class Streaming(Protocol):
-        def stream(self) -> object: ...
 
     with pytest.raises(TypeError, match="collects"):
         call_specs(Collecting, "port")
-    with pytest.raises(TypeError, match="no methods"):
-        call_specs(Streaming, "port", repeatable=["strem"])
+
+
+def test_a_method_without_a_declaration_is_not_offered() -> None:
+    class Careless(Protocol):
+        @Action(Role.READ)
+        def read(self) -> None: ...
+
+        def wipe(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"wipe declares no role"):
+        call_specs(Careless, "port")
 
 
 @pytest.mark.parametrize("port", [Administration, FeedStore, SubscriptionStore])

@@ -19,7 +19,9 @@ def token(
     name: Annotated[
         str, typer.Option("--name", metavar="NAME", help="Whose token it is; the server's log says so.")
     ] = "somebody",
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="read, write or admin.")] = "read",
+    role: Annotated[
+        str, typer.Option("--role", metavar="ROLE", help="read, write, replicate or admin.")
+    ] = "read",
     namespace: Annotated[
         list[str] | None,
         typer.Option(

@@ -18,14 +18,22 @@ from floodmark.clock import TimeSource
 from floodmark.model.errors import (
     InvalidArgument,
     LimitExceeded,
+    NotAllowed,
     SafePointNotFound,
     VersionCollected,
 )
-from floodmark.model.limits import SAFE_POINTS_MAX, TTL_MAX
+from floodmark.model.limits import SAFE_POINTS_MAX, SAFE_POINTS_PER_CALLER_MAX, TTL_MAX
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import META, Retention, Storage, load_metadata
 
 LIFETIME: Final = timedelta(hours=24)
+# Safe points whose names begin so belong to readers, which need no other rights for them.
+READERS_SAFE_POINTS: Final = "spark/"
+READERS_LIFETIME_MAX: Final = timedelta(days=30)
+
+# The owner of what the site itself holds, or an administrator of it: nobody else may touch that, and they may
+# touch everything.
+SITE_OWNER: Final = ""
 
 _SAFE_POINTS: Final = b"safe-points/"
 _PRESENT_TRIES: Final = 10
@@ -40,6 +48,8 @@ class SafePoint(msgspec.Struct, frozen=True):
     version: Version
     expires_at_ms: int
     namespace: int | None = None
+    # The mark of the caller that set it.  None if it was set by a release that knew of no owners.
+    owner: str | None = None
 
 
 class SafePoints:
@@ -73,13 +83,22 @@ class SafePoints:
             self._named = {point.name: point for point in points}
 
     def hold(
-        self, name: str, version: Version, lifetime: timedelta, namespace: int | None = None
+        self,
+        name: str,
+        version: Version,
+        lifetime: timedelta,
+        namespace: int | None = None,
+        owner: str = SITE_OWNER,
     ) -> SafePoint:
-        """Set or move a named safe point.  Holding again renews the lifetime."""
+        """Set or move a named safe point.  Holding again renews the lifetime.
+
+        Raises NotAllowed if another owner holds one of this name.
+        """
         require_lifetime(name, lifetime)
         expires_at_ms = self._time_source() + lifetime // timedelta(milliseconds=1)
-        point = SafePoint(name, version, expires_at_ms, namespace)
+        point = SafePoint(name, version, expires_at_ms, namespace, owner)
         with self._storage.settled(), self.lock:
+            self._require_own(point)
             is_new = name not in self._named
             if is_new:
                 # One that moves on lets garbage collection free something, also on a full disk.
@@ -91,10 +110,31 @@ class SafePoints:
             self._named[name] = point
         return point
 
-    def release(self, name: str) -> None:
-        """Let go of a named safe point."""
+    def _require_own(self, point: SafePoint) -> None:
+        """Refuse to move the safe point of another, or to set more than one owner may have."""
+        if point.owner == SITE_OWNER:
+            return
+        live = self.list()
+        known = next((each for each in live if each.name == point.name), None)
+        if known is None:
+            if sum(each.owner == point.owner for each in live) >= SAFE_POINTS_PER_CALLER_MAX:
+                raise LimitExceeded(
+                    f"one caller holds at most {SAFE_POINTS_PER_CALLER_MAX:,} safe points; release some, or "
+                    "wait until their lifetimes are over"
+                )
+            return
+        adopts = known.owner is None and known.namespace == point.namespace
+        if known.owner != point.owner and not adopts:
+            raise NotAllowed(
+                f"safe point {point.name!r} was set by another caller; choose another name, or ask an "
+                "administrator of the whole site to release it",
+                name=point.name,
+            )
+
+    def release(self, name: str, owner: str = SITE_OWNER) -> None:
+        """Let go of a named safe point.  That of another owner is not found."""
         with self._storage.settled(), self.lock:
-            known = [point.name for point in self.list()]
+            known = [point.name for point in self.list() if owner in (SITE_OWNER, point.owner)]
             if name not in known:
                 listed = ", ".join(known) or "none"
                 raise SafePointNotFound(f"no safe point {name!r}; there are: {listed}", name=name)

@@ -41,6 +41,8 @@ from floodmark.feed.feeds import (
 )
 from floodmark.feed.feeds_checks import check
 from floodmark.feed.safepoints import LIFETIME, SafePoints
+from floodmark.model.access import Role
+from floodmark.model.actions import Action, Scope
 from floodmark.model.errors import (
     FeedExists,
     FeedNotFound,
@@ -72,18 +74,24 @@ _log = logging.getLogger("floodmark.feed")
 class FeedStore(Protocol):
     """The feeds of a site.  Arguments and results are plain data: these calls cross process borders."""
 
+    @Action(
+        Role.ADMIN, Scope.NAMESPACE, audited=True, namespaces=lambda arguments: (arguments["spec"].namespace,)
+    )
     def create(self, spec: FeedSpec) -> Feed:
         """Add a feed.  If its first changes were collected, `VersionCollected` is raised at once."""
         ...
 
+    @Action(Role.READ, Scope.FEED, repeatable=True)
     def find(self, name: str) -> Feed:
         """The feed of a name."""
         ...
 
+    @Action(Role.ADMIN, Scope.FEED, audited=True)
     def pause(self, name: str) -> Feed:
         """Stop a feed; its runner notices within about a second."""
         ...
 
+    @Action(Role.ADMIN, Scope.FEED, audited=True)
     def resume(self, name: str, since: Version | None = None) -> Feed:
         """Let a feed go on from its checkpoint, or from another version.
 
@@ -92,26 +100,32 @@ class FeedStore(Protocol):
         """
         ...
 
+    @Action(Role.ADMIN, Scope.FEED, audited=True)
     def update(self, name: str, update: FeedUpdate) -> Feed:
         """Change a feed that does not run."""
         ...
 
+    @Action(Role.ADMIN, Scope.FEED, audited=True)
     def remove(self, name: str) -> None:
         """Forget a feed, and let garbage collection go on."""
         ...
 
+    @Action(Role.ADMIN, Scope.FEED, audited=True)
     def rebalance(self, name: str) -> Feed:
         """Cut a feed into ranges anew, along the present partitions.  Its checkpoint stays where it is."""
         ...
 
+    @Action(Role.READ, Scope.FEED, repeatable=True)
     def statistics(self, name: str) -> FeedStatistics:
         """How far a feed lags behind its site."""
         ...
 
+    @Action(Role.WRITE, Scope.FEED)
     def acquire(self, name: str, holder: str, seconds: float) -> Feed:
         """Take the lease of a feed; `LeaseHeld` if there is one already."""
         ...
 
+    @Action(Role.WRITE, Scope.FEED, repeatable=True)
     def report(self, name: str, holder: str, progress: list[RangeProgress], error: FeedError | None) -> Feed:
         """Renew the lease, and store how far the runner is and what troubles it.
 
@@ -119,10 +133,12 @@ class FeedStore(Protocol):
         """
         ...
 
+    @Action(Role.WRITE, Scope.FEED, may_be_gone=True, repeatable=True)
     def release(self, name: str, holder: str) -> None:
         """Give the lease back, if it is still the holder's."""
         ...
 
+    @Action(Role.READ, shown_by=lambda feed: feed.spec.namespace, repeatable=True)
     def list(self) -> list[Feed]:
         """All feeds by name."""
         ...

@@ -19,6 +19,8 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.acknowledgement import LiveCommit, Position, Progress
 from floodmark.feed.feeds import Lease
 from floodmark.feed.pending import PendingAcknowledgement
+from floodmark.model.access import Role
+from floodmark.model.actions import Action, Scope
 from floodmark.model.errors import InvalidArgument, InvalidRange, LeaseHeld
 from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
@@ -121,6 +123,7 @@ class SubscriptionStore(Protocol):
     with `LeaseHeld`: the subscription was opened or moved since.
     """
 
+    @Action(Role.WRITE, Scope.NAMESPACE, namespaces=lambda arguments: (arguments["spec"].namespace,))
     def open(
         self, spec: SubscriptionSpec, start: Version, holder: str, lease_seconds: float
     ) -> SubscriptionRow:
@@ -130,6 +133,7 @@ class SubscriptionStore(Protocol):
         """
         ...
 
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True)
     def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
         """Store what a consumer got and acknowledges, and renew its lease.
 
@@ -139,14 +143,17 @@ class SubscriptionStore(Protocol):
         """
         ...
 
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True)
     def renew(self, name: str, epoch: int) -> None:
         """Hold the lease for another while."""
         ...
 
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, may_be_gone=True, repeatable=True)
     def release(self, name: str, epoch: int) -> None:
         """Give the lease back, if it is still the caller's."""
         ...
 
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, audited=True)
     def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
         """Go on behind a version, as if nothing above it was delivered and all else acknowledged.
 
@@ -156,10 +163,12 @@ class SubscriptionStore(Protocol):
         """
         ...
 
+    @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
     def find(self, name: str) -> SubscriptionRow:
         """The subscription of a name."""
         ...
 
+    @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
     def pending(self, name: str) -> list[PendingAcknowledgement]:
         """What transactions have acknowledged of a subscription and are not committed or aborted yet.
 
@@ -168,6 +177,7 @@ class SubscriptionStore(Protocol):
         """
         ...
 
+    @Action(Role.ADMIN, Scope.SUBSCRIPTION, audited=True)
     def remove(self, name: str) -> None:
         """Forget a subscription, which must not have a consumer, and let garbage collection go on.
 
@@ -175,10 +185,12 @@ class SubscriptionStore(Protocol):
         """
         ...
 
+    @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True, lengthy=True)
     def statistics(self, name: str) -> SubscriptionStatistics:
         """How far a subscription is, and how much is left."""
         ...
 
+    @Action(Role.READ, shown_by=lambda row: row.spec.namespace, repeatable=True)
     def list(self) -> list[SubscriptionRow]:
         """All subscriptions by name."""
         ...

@@ -1,4 +1,4 @@
-"""What a caller may do, as three steps of one stair: each role includes the ones below it."""
+"""What a caller may do, as the steps of one stair: each role includes the ones below it."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 class Role(IntEnum):
     """How much a caller may do.  Roles compare: a higher one may do all that a lower one may.
 
-    >>> Role.READ < Role.WRITE < Role.ADMIN
+    >>> Role.READ < Role.WRITE < Role.REPLICATE < Role.ADMIN
     True
     >>> str(Role.WRITE), Role.parse("write") is Role.WRITE
     ('write', True)
@@ -14,7 +14,9 @@ class Role(IntEnum):
 
     READ = 1
     WRITE = 2
-    ADMIN = 3
+    # For replication jobs: what a site believes to have of others is moved by them, and by no writer.
+    REPLICATE = 3
+    ADMIN = 4
 
     def __str__(self) -> str:
         return self.name.lower()

@@ -28,6 +28,8 @@ PARTITIONS_MAX: Final = 10_000
 SITE_IDS_MAX: Final = 255
 NODES_MAX: Final = 64
 SAFE_POINTS_MAX: Final = 10_000
+# What one caller of a server that does not administer the site may have of them.
+SAFE_POINTS_PER_CALLER_MAX: Final = 1_000
 
 FEEDS_MAX: Final = 1_000
 FEED_RANGES_MAX: Final = 64
@@ -54,6 +56,12 @@ TRANSACTION_PARTICIPANTS_MAX: Final = 64
 
 STREAMS_MAX: Final = 1_000
 STREAMS_PER_CALLER_MAX: Final = 500
+# Channels carry small calls, and a client has one for each thread that calls at once.
+CHANNELS_MAX: Final = 4_000
+CHANNELS_PER_CALLER_MAX: Final = 2_000
+# Versions that clients keep from garbage collection while they read.
+LEASES_MAX: Final = 10_000
+LEASES_PER_CALLER_MAX: Final = 2_500
 REQUEST_BYTES_MAX: Final = 1 * MIB
 
 TTL_MAX: Final = timedelta(days=36_500)

@@ -66,8 +66,8 @@ class Caller:
         if not self.may(role, namespace):
             raise NotAllowed(
                 f"{self.name!r} has role {self.role} {_say_where(self.namespaces)}, and this needs role "
-                f"{role} {_say_where(None if namespace is None else {namespace})}; ask whoever keeps the "
-                "server's access file for a wider entry",
+                f"{role} {_say_where(None if namespace is None else {namespace})}; ask for a wider entry in "
+                "the server's access file",
                 caller=self.name,
                 role=str(role),
                 namespace=namespace,

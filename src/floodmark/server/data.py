@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from floodmark.model.access import Role
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Partition
@@ -23,6 +22,7 @@ from floodmark.server.checks import (
 )
 from floodmark.server.guard import Guard
 from floodmark.server.leases import Leases
+from floodmark.server.logs import log_action
 from floodmark.site.host import Host
 from floodmark.wire.messages import (
     APPLY,
@@ -132,17 +132,17 @@ class DataPlane:
     # Reads
 
     def _get(self, caller: Caller, request: GetRequest) -> bytes | None:
-        partition = self._readable(caller, request.partition, (request.key,), request.at)
+        partition = self._readable(caller, GET, request.partition, (request.key,), request.at)
         return partition.get(request.key, request.at)
 
     def _find(self, caller: Caller, request: GetRequest) -> Versioned | None:
-        partition = self._readable(caller, request.partition, (request.key,), request.at)
+        partition = self._readable(caller, FIND, request.partition, (request.key,), request.at)
         return partition.find(request.key, request.at)
 
     def _get_many(self, caller: Caller, request: GetManyRequest) -> list[bytes | None]:
         if len(request.keys) > GET_MANY_KEYS_MAX:
             raise LimitExceeded(f"one request may ask for at most {GET_MANY_KEYS_MAX:,} keys")
-        partition = self._readable(caller, request.partition, request.keys, request.at)
+        partition = self._readable(caller, GET_MANY, request.partition, request.keys, request.at)
         values: list[bytes | None] = []
         size = 0
         for key in request.keys:
@@ -155,18 +155,23 @@ class DataPlane:
 
     def _hold(self, caller: Caller, request: HoldRequest) -> int:
         check_version(request.version)
-        self._guard.require_namespace(caller, Role.READ, request.namespace)
+        self._guard.require_namespace(caller, HOLD.action.role, request.namespace)
         return self._leases.hold(caller.name, request.version, request.namespace, request.lease)
 
     def _release(self, caller: Caller, request: ReleaseRequest) -> None:
         self._leases.release(caller.name, request.lease)
 
     def _readable(
-        self, caller: Caller, partition_id: int, keys: Sequence[bytes], at: Version | None
+        self,
+        caller: Caller,
+        method: Method[Any, Any],
+        partition_id: int,
+        keys: Sequence[bytes],
+        at: Version | None,
     ) -> Partition:
         check_keys(keys)
         check_version(at)
-        self._guard.require_keys(caller, Role.READ, keys)
+        self._guard.require_keys(caller, method.action.role, keys)
         partition = self._guard.partition(partition_id)
         check_inside(partition, keys)
         return partition
@@ -174,33 +179,33 @@ class DataPlane:
     # Writes
 
     def _put(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, request.partition, request.keys)
+        partition, policies = self._writable(caller, PUT, request.partition, request.keys)
         check_mergeable(request.keys, policies, merges=False)
         check_values(request.keys, request.values, policies, with_origin=False)
         check_commit(partition, request.keys, request.values)
         return partition.put(request.keys, request.values, durable=request.durable)
 
     def _merge(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, request.partition, request.keys)
+        partition, policies = self._writable(caller, MERGE, request.partition, request.keys)
         check_mergeable(request.keys, policies, merges=True)
         check_values(request.keys, request.values, policies, with_origin=False)
         check_commit(partition, request.keys, request.values)
         return partition.merge(request.keys, request.values, durable=request.durable)
 
     def _apply(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, request.partition, request.keys)
+        partition, policies = self._writable(caller, APPLY, request.partition, request.keys)
         check_values(request.keys, request.values, policies, with_origin=True)
         check_commit(partition, request.keys, request.values)
         return partition.apply(request.keys, request.values, durable=request.durable)
 
     def _load(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, request.partition, request.keys, Role.ADMIN)
+        partition, policies = self._writable(caller, LOAD, request.partition, request.keys)
         check_values(request.keys, request.values, policies, with_origin=True)
         check_commit(partition, request.keys, request.values)
         return partition.load(request.keys, request.values, durable=request.durable)
 
     def _put_unchanged(self, caller: Caller, request: PutUnchangedRequest) -> int:
-        partition, policies = self._writable(caller, request.partition, request.keys)
+        partition, policies = self._writable(caller, PUT_UNCHANGED, request.partition, request.keys)
         check_position(request.since)
         check_values(request.keys, request.values, policies, with_origin=False)
         check_commit(partition, request.keys, request.values)
@@ -208,23 +213,25 @@ class DataPlane:
 
     def _compare_and_set(self, caller: Caller, request: CompareAndSetRequest) -> Version:
         keys, values = (request.key,), (request.value,)
-        partition, policies = self._writable(caller, request.partition, keys)
+        partition, policies = self._writable(caller, COMPARE_AND_SET, request.partition, keys)
         check_values(keys, values, policies, with_origin=False)
         return partition.compare_and_set(
             request.key, request.expected, request.value, durable=request.durable
         )
 
     def _delete_unchanged(self, caller: Caller, request: DeleteUnchangedRequest) -> int:
-        partition, _ = self._writable(caller, request.partition, request.keys)
+        partition, _ = self._writable(caller, DELETE_UNCHANGED, request.partition, request.keys)
         check_position(request.since)
         check_commit(partition, request.keys, ())
         return partition.delete_unchanged(request.keys, request.since, durable=request.durable)
 
     def _writable(
-        self, caller: Caller, partition_id: int, keys: Sequence[bytes], role: Role = Role.WRITE
+        self, caller: Caller, method: Method[Any, Any], partition_id: int, keys: Sequence[bytes]
     ) -> tuple[Partition, Policies]:
         check_keys(keys)
-        policies = self._guard.require_keys(caller, role, keys)
+        policies = self._guard.require_keys(caller, method.action.role, keys)
         partition = self._guard.partition(partition_id)
         check_inside(partition, keys)
+        if method.action.audited:
+            log_action(caller, method.name, method.action, {"partition": partition_id, "keys": len(keys)})
         return partition, policies

@@ -7,17 +7,18 @@ has vanished holds nothing for long.  Leases are not stored: after a restart a c
 """
 
 import secrets
+from collections import Counter
 from contextlib import ExitStack
 from threading import Lock
 from typing import Final, NamedTuple
 
 from floodmark.clock import TimeSource
 from floodmark.model.errors import Retryable
+from floodmark.model.limits import LEASES_MAX, LEASES_PER_CALLER_MAX
 from floodmark.model.version import Version
 from floodmark.site.host import Host
 
 LEASE_MS: Final = 60_000
-LEASES_MAX: Final = 10_000
 
 
 class _Lease(NamedTuple):
@@ -34,6 +35,7 @@ class Leases:
         self._time_source = time_source
         self._lease_ms = lease_ms
         self._leases: dict[int, _Lease] = {}
+        self._held_by: Counter[str] = Counter()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -46,12 +48,20 @@ class Leases:
         """
         if len(self._leases) >= LEASES_MAX:
             raise Retryable(f"clients hold {LEASES_MAX:,} versions, and no more can be held; try again later")
+        renewed = None if earlier is None else self._leases.get(earlier)
+        is_renewal = renewed is not None and renewed.caller == caller
+        if not is_renewal and self._held_by[caller] >= LEASES_PER_CALLER_MAX:
+            raise Retryable(
+                f"{caller!r} holds {LEASES_PER_CALLER_MAX:,} versions, and may hold no more; close some "
+                "scans and readers, or try again later"
+            )
         held = ExitStack()
         held.enter_context(self._host.reading(version, namespace))
         number = secrets.randbits(62)
         with self._lock:
             expires_at_ms = self._time_source() + self._lease_ms
             self._leases[number] = _Lease(caller, expires_at_ms, held)
+            self._held_by[caller] += 1
         if earlier is not None:
             self.release(caller, earlier)
         return number
@@ -62,7 +72,7 @@ class Leases:
             lease = self._leases.get(number)
             if lease is None or lease.caller != caller:
                 return
-            del self._leases[number]
+            self._remove(number)
         lease.held.close()
 
     def expire(self) -> None:
@@ -70,13 +80,19 @@ class Leases:
         now_ms = self._time_source()
         with self._lock:
             over = [number for number, lease in self._leases.items() if lease.expires_at_ms <= now_ms]
-            leases = [self._leases.pop(number) for number in over]
+            leases = [self._remove(number) for number in over]
         for lease in leases:
             lease.held.close()
 
     def close(self) -> None:
         """Let go of everything."""
         with self._lock:
-            leases, self._leases = list(self._leases.values()), {}
+            leases = [self._remove(number) for number in list(self._leases)]
         for lease in leases:
             lease.held.close()
+
+    def _remove(self, number: int) -> _Lease:
+        lease = self._leases.pop(number)
+        self._held_by[lease.caller] -= 1
+        self._held_by += Counter()
+        return lease

@@ -18,6 +18,7 @@ from typing import Final, TextIO
 
 import msgspec
 
+from floodmark.model.actions import Action
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.server.access import Caller
 
@@ -98,6 +99,12 @@ def configure_logging(
             logger.propagate = before[1]
 
     return undo
+
+
+def log_action(caller: Caller, name: str, action: Action, arguments: Mapping[str, object]) -> None:
+    """Note that a caller was let do what it asked for.  Arguments that hold values are left out."""
+    said = {key: value for key, value in arguments.items() if key not in action.unsaid}
+    log_administration(caller, name, said)
 
 
 def log_administration(caller: Caller, action: str, arguments: Mapping[str, object]) -> None:

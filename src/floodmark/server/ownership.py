@@ -1,4 +1,5 @@
-"""Whose a transaction is.  Only its owner, or an administrator, commits or aborts it or acknowledges in it.
+"""Whose a transaction is, a safe point, or a stream of epochs.  Only its owner, or an administrator of the
+site, commits or aborts a transaction or acknowledges in it, moves or releases a safe point, opens an epoch.
 
 The id of a transaction is no secret.  Whoever may read a namespace sees which transactions have acknowledged
 changes of a subscription, an error names the transaction that is in the way, and logs are read by many.  Who
@@ -19,6 +20,7 @@ import hashlib
 import re
 from typing import Final
 
+from floodmark.feed.safepoints import SITE_OWNER
 from floodmark.model.access import Role
 from floodmark.model.errors import NotAllowed
 from floodmark.server.access import Caller
@@ -35,6 +37,11 @@ def mark_of(caller: Caller) -> str:
     '70fa78e5ae555639'
     """
     return hashlib.sha256(caller.name.encode()).hexdigest()[:MARK_DIGITS]
+
+
+def owner_of(caller: Caller) -> str:
+    """The owner of the safe points and streams of a caller; an administrator of the site is the site."""
+    return SITE_OWNER if caller.may(Role.ADMIN, None) else mark_of(caller)
 
 
 def require_owner(caller: Caller, transaction: str) -> None:

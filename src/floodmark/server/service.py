@@ -9,7 +9,13 @@ from pyarrow import flight
 
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.model.errors import FloodmarkError, WireMismatch
-from floodmark.model.limits import REQUEST_BYTES_MAX, STREAMS_MAX, STREAMS_PER_CALLER_MAX
+from floodmark.model.limits import (
+    CHANNELS_MAX,
+    CHANNELS_PER_CALLER_MAX,
+    REQUEST_BYTES_MAX,
+    STREAMS_MAX,
+    STREAMS_PER_CALLER_MAX,
+)
 from floodmark.server.access import Access
 from floodmark.server.calls import call_handlers
 from floodmark.server.channel import Channels
@@ -22,12 +28,7 @@ from floodmark.server.memory import FreedMemory, keep_little
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams
-from floodmark.server.visits import (
-    CHANNELS_MAX,
-    Gate,
-    Reception,
-    StreamPlaces,
-)
+from floodmark.server.visits import Gate, Reception, StreamPlaces
 from floodmark.server.writes import Writes
 from floodmark.site.host import Host
 from floodmark.wire.channels import CHANNEL_COMMAND
@@ -77,7 +78,7 @@ class Service(flight.FlightServerBase):
         self._places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
         self._streams = Streams(host, guard, monotonic_ms=time_source)
         self._writes = Writes(host, guard, self.metrics)
-        self._channel_places = StreamPlaces(CHANNELS_MAX, CHANNELS_MAX)
+        self._channel_places = StreamPlaces(CHANNELS_MAX, CHANNELS_PER_CALLER_MAX)
         self._channels = Channels(self._handlers, self.gate, self.metrics)
         super().__init__(
             location,

@@ -14,7 +14,7 @@ import pyarrow
 from floodmark.clock import TimeSource
 from floodmark.codec.columns import records_schema
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.model.access import Role
+from floodmark.model.actions import declared
 from floodmark.model.errors import InvalidArgument, InvalidRange, PartitionMoved
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange
@@ -24,14 +24,13 @@ from floodmark.server.guard import Guard
 from floodmark.server.visits import Visit
 from floodmark.site.host import Host
 from floodmark.wire.columns import PAIRS, changes_schema, cut_records, encode_changes, encode_pairs
-from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket
+from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket, Ticket
 
 # A stream of changes that has nothing to tell says so this often: how far it is, and that it is alive.
 IDLE_MS: Final = 1_000
 
 Rows: TypeAlias = pyarrow.RecordBatch | tuple[pyarrow.RecordBatch, bytes]
 Batches: TypeAlias = Generator[Rows, None, None]
-Ticket: TypeAlias = ScanTicket | RecordsTicket | ChangesTicket
 
 
 class Streams:
@@ -91,7 +90,7 @@ class Streams:
         keys = ticket.keys
         check_namespace_range(keys.start[:NAMESPACE_BYTES], keys)
         check_version(ticket.at)
-        self._guard.require_keys(visit.caller, Role.READ, (keys.start,))
+        self._guard.require_keys(visit.caller, declared(type(ticket)).role, (keys.start,))
         return self._guard.partition(ticket.partition)
 
     def _changes(self, visit: Visit, request: ChangesRequest) -> Batches:
@@ -123,7 +122,7 @@ class Streams:
     def _check_changes(self, visit: Visit, request: ChangesRequest) -> None:
         check_position(request.since)
         check_position(request.until)
-        self._guard.require_namespace(visit.caller, Role.READ, request.namespace)
+        self._guard.require_namespace(visit.caller, declared(ChangesTicket).role, request.namespace)
         if request.namespace is not None:
             check_namespace_range(encode_namespace(request.namespace), request.keys)
         elif request.keys != KeyRange():

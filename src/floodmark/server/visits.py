@@ -23,8 +23,6 @@ from floodmark.server.metrics import ServerMetrics, outcome_of
 from floodmark.server.stalled import Activity, Watchdog
 from floodmark.wire.errors import to_flight_error
 
-# Channels carry small calls, and a client has one for each thread that calls at once.
-CHANNELS_MAX: Final = 4_000
 # How often somebody with an open stream is asked again for their rights.
 RENEW_MS: Final = 5_000
 

@@ -18,10 +18,11 @@ from floodmark.codec.packed import pack
 from floodmark.codec.pairs import Pairs
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import HAS_ORIGIN
-from floodmark.model.access import Role
+from floodmark.model.actions import declared
 from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Unreachable
 from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.partition import WriteStream
+from floodmark.server.calls import require_role
 from floodmark.server.checks import (
     Policies,
     check_keys,
@@ -32,6 +33,7 @@ from floodmark.server.checks import (
 )
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import Guard
+from floodmark.server.logs import log_action
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
 from floodmark.site.catalog import LAST_WRITE
@@ -69,6 +71,10 @@ class Writes:
         """Take batches until there are no more."""
         if not reader.schema.equals(PAIRS):
             raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
+        action = declared(type(command))
+        require_role(visit.caller, action.role)
+        if action.audited:
+            log_action(visit.caller, f"stream.{type(command).__struct_config__.tag}", action, {})
         answered = 0
         try:
             with closing(self._open(command)) as stream:
@@ -116,7 +122,7 @@ class Writes:
             return self._take_in(visit, command, stream, batch)
         keys, values = decode_columns(batch)
         check_keys(keys)
-        policies = self._guard.require_keys(visit.caller, Role.WRITE, keys)
+        policies = self._guard.require_keys(visit.caller, declared(type(command)).role, keys)
         if isinstance(command, WriteStreamCommand | MergeStreamCommand):
             check_mergeable(keys, policies, merges=isinstance(command, MergeStreamCommand))
         check_values(keys, values, policies, with_origin=False)
@@ -129,7 +135,7 @@ class Writes:
         pairs = Pairs(batch.column(0), batch.column(1))
         keys, values = pairs.columns()
         check_keys(keys)
-        role = Role.ADMIN if isinstance(command, LoadStreamCommand) else Role.WRITE
+        role = declared(type(command)).role
         _check_copies(keys, values, self._guard.require_keys(visit.caller, role, keys))
         return stream.send(pairs).result()
 

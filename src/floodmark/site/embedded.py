@@ -13,6 +13,7 @@ from msgspec import UNSET
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import ChangeReader, SafePoint, SafePoints
 from floodmark.feed.cut import ChangesCut, CutRequest, cut_changes
+from floodmark.feed.safepoints import SITE_OWNER
 from floodmark.feed.store import LocalFeedStore
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.model.change import Heartbeat
@@ -143,8 +144,8 @@ class LocalAdministration:
 
     # Streams
 
-    def open_epoch(self, namespace: str, stream: str, epoch: int) -> Version:
-        return self._epochs.open(self._catalog.get(namespace).id, stream, epoch)
+    def open_epoch(self, namespace: str, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
+        return self._epochs.open(self._catalog.get(namespace).id, stream, epoch, owner)
 
     def cut_changes(
         self,
@@ -170,13 +171,18 @@ class LocalAdministration:
     # Garbage collection
 
     def hold_safe_point(
-        self, name: str, version: Version, lifetime: timedelta, namespace: str | None
+        self,
+        name: str,
+        version: Version,
+        lifetime: timedelta,
+        namespace: str | None,
+        owner: str = SITE_OWNER,
     ) -> SafePoint:
         scope = None if namespace is None else self._catalog.get(namespace).id
-        return self._safe_points.hold(name, version, lifetime, scope)
+        return self._safe_points.hold(name, version, lifetime, scope, owner)
 
-    def release_safe_point(self, name: str) -> None:
-        self._safe_points.release(name)
+    def release_safe_point(self, name: str, owner: str = SITE_OWNER) -> None:
+        self._safe_points.release(name, owner)
 
     def safe_points(self) -> list[SafePoint]:
         return self._safe_points.list()

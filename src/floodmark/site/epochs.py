@@ -18,7 +18,8 @@ import msgspec
 from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import WriteRow
-from floodmark.model.errors import InvalidArgument, InvalidName, LimitExceeded
+from floodmark.feed.safepoints import SITE_OWNER
+from floodmark.model.errors import InvalidArgument, InvalidName, LimitExceeded, NotAllowed
 from floodmark.model.limits import (
     EPOCH_STREAM_IDLE_MAX,
     EPOCH_STREAMS_MAX,
@@ -45,6 +46,8 @@ class StreamRow(msgspec.Struct, frozen=True):
     stream: str
     used_at_ms: int
     epochs: dict[int, Version]
+    # The mark of the caller that writes it.  None if it was begun by a release that knew of no owners.
+    owner: str | None = None
 
 
 class Epochs:
@@ -69,13 +72,17 @@ class Epochs:
         rows = load_metadata(self._storage.engine, _EPOCHS, StreamRow)
         self._streams = {_key(row.namespace, row.stream): row for row in rows}
 
-    def open(self, namespace: int, stream: str, epoch: int) -> Version:
-        """The version of an epoch, drawn if it is new.  Epochs are opened in their order."""
+    def open(self, namespace: int, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
+        """The version of an epoch, drawn if it is new.  Epochs are opened in their order.
+
+        Raises NotAllowed if the stream is another owner's.
+        """
         require_stream(stream)
         if type(epoch) is not int or not 0 <= epoch <= _EPOCH_MAX:
             raise InvalidArgument(f"an epoch of stream {stream!r} is a number from 0 on, not {epoch!r:.60}")
         key, now_ms = _key(namespace, stream), self._time_source()
         row = self._streams.get(key)
+        _require_own(row, owner)
         if row is not None and epoch in row.epochs and now_ms - row.used_at_ms < _NOTED_EVERY_MS:
             return row.epochs[epoch]
         # Above everything that was written before the call.  If another opens the epoch meanwhile, its
@@ -84,13 +91,16 @@ class Epochs:
         with self._storage.settled():
             self._storage.require_not_dropped((encode_namespace(namespace),))
             known = self._streams.get(key)
+            _require_own(known, owner)
             epochs = {} if known is None else dict(known.epochs)
             if epoch not in epochs:
                 self._storage.require_wanted()
                 _require_next(stream, epoch, epochs)
                 epochs[epoch] = version
             last = dict(sorted(epochs.items())[-EPOCHS_REMEMBERED_MAX:])
-            self._store(key, StreamRow(namespace, stream, now_ms, last))
+            # An administrator who steps in does not become the owner.
+            keeper = owner if known is None or known.owner is None else known.owner
+            self._store(key, StreamRow(namespace, stream, now_ms, last, keeper))
             return last[epoch]
 
     def oldest_version(self, namespace: int) -> Version:
@@ -128,6 +138,16 @@ def require_stream(stream: object) -> None:
         )
     for part in stream.split("/"):
         require_name(part, "stream")
+
+
+def _require_own(row: StreamRow | None, owner: str) -> None:
+    if row is None or owner == SITE_OWNER or row.owner in (None, owner):
+        return
+    raise NotAllowed(
+        f"stream {row.stream!r} is written by another caller, and only that one, or an administrator of the "
+        "whole site, opens its epochs; write under another name (in Spark, with a new checkpoint location)",
+        stream=row.stream,
+    )
 
 
 def _require_next(stream: str, epoch: int, epochs: dict[int, Version]) -> None:

@@ -8,15 +8,18 @@ partitions, found by the router, and streams of changes.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from floodmark.feed import SafePoint
 from floodmark.feed.cut import ChangesCut
+from floodmark.feed.safepoints import READERS_LIFETIME_MAX, READERS_SAFE_POINTS, SITE_OWNER
 from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.model.access import Role
+from floodmark.model.actions import Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, InvalidVersion
 from floodmark.model.partition import LinkGuard, WriteStream
@@ -48,78 +51,107 @@ class NamespaceUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     retention: timedelta | UnsetType = UNSET
 
 
+READERS: Final = Exempt(
+    Role.READ,
+    lambda arguments: (
+        arguments["name"].startswith(READERS_SAFE_POINTS)
+        and arguments["lifetime"] <= READERS_LIFETIME_MAX
+        and arguments["namespace"] is not None
+    ),
+    f"`read` for names that begin with `{READERS_SAFE_POINTS}`, for at most {READERS_LIFETIME_MAX.days} days",
+)
+
+
 class Administration(Protocol):
     """What can be asked of a site besides reading and writing."""
 
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True)
     def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
         """Add a namespace."""
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def find_namespace(self, namespace: str) -> NamespaceRow:
         """The namespace of a name."""
         ...
 
+    @Action(Role.READ, shown_by=lambda row: row.name, repeatable=True)
     def list_namespaces(self) -> list[NamespaceRow]:
         """All namespaces by name."""
         ...
 
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True)
     def update_namespace(self, namespace: str, update: NamespaceUpdate) -> NamespaceRow:
         """Change settings of a namespace."""
         ...
 
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
     def drop_namespace(self, namespace: str) -> None:
         """Drop a namespace."""
         ...
 
+    @Action(Role.READ, repeatable=True)
     def read_version(self) -> Version:
         """The version at which a reader sees everything that was acknowledged."""
         ...
 
+    @Action(Role.READ, repeatable=True)
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
         ...
 
+    @Action(Role.READ, repeatable=True)
     def now(self) -> Version:
         """A fresh version."""
         ...
 
+    @Action(Role.READ, repeatable=True)
     def observe(self, version: Version) -> None:
         """Move the clock past a version, which must not be in the future."""
         ...
 
+    @Action(Role.WRITE, repeatable=True)
     def sync(self) -> None:
         """Make durable what was written with durability "async"."""
         ...
 
+    @Action(Role.ADMIN, Scope.SITE, audited=True)
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat now."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def partitions(self) -> list[PartitionStatistics]:
         """The partitions in order of keys."""
         ...
 
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
         """Cut a partition in two, before a key."""
         ...
 
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def merge(self, left: int, right: int) -> int:
         """Join two neighbouring partitions."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def heat(self) -> list[PartitionHeat]:
         """How busy each partition was over the last minutes."""
         ...
 
-    def open_epoch(self, namespace: str, stream: str, epoch: int) -> Version:
+    @Action(Role.WRITE, Scope.NAMESPACE, audited=True, repeatable=True, owned=Owned.STREAM)
+    def open_epoch(self, namespace: str, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
         """The version of an epoch of a stream from outside that is written into a namespace.
 
         It is drawn when the epoch is opened for the first time, above everything that was written before,
         and is the same ever after.  A stream's epochs are opened in their order; the last 16 are
-        remembered, until the stream was not used for 30 days.
+        remembered, until the stream was not used for 30 days.  It belongs to the owner that opened its first
+        epoch: with a version that another drew too early, what the owner writes would lose.
         """
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True, lengthy=True)
     def cut_changes(
         self,
         namespace: str,
@@ -135,48 +167,71 @@ class Administration(Protocol):
         """
         ...
 
+    @Action(
+        Role.ADMIN,
+        Scope.NAMESPACE,
+        audited=True,
+        repeatable=True,
+        exempt=READERS,
+        owned=Owned.SAFE_POINT,
+    )
     def hold_safe_point(
-        self, name: str, version: Version, lifetime: timedelta, namespace: str | None
+        self,
+        name: str,
+        version: Version,
+        lifetime: timedelta,
+        namespace: str | None,
+        owner: str = SITE_OWNER,
     ) -> SafePoint:
-        """Keep what a reader at `version` sees."""
+        """Keep what a reader at `version` sees.  `NotAllowed` if another owner has one of this name."""
         ...
 
-    def release_safe_point(self, name: str) -> None:
-        """Let garbage collection go on."""
+    @Action(Role.READ, audited=True, owned=Owned.SAFE_POINT)
+    def release_safe_point(self, name: str, owner: str = SITE_OWNER) -> None:
+        """Let garbage collection go on.  Only the owner of a safe point, or the site, releases it."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def safe_points(self) -> list[SafePoint]:
         """The safe points that hold now."""
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def oldest_version(self, namespace: str | None) -> Version:
         """The version after which every change of one namespace, or of all, is still there."""
         ...
 
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def collect_garbage(self) -> GarbageReport:
         """Remove versions and changes behind the safe points."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def topology(self) -> Topology | None:
         """The sites and the namespaces that they share, as known here; None if this site shares nothing."""
         ...
 
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
     def set_topology(self, topology: Topology) -> None:
         """Put a topology in force, and make its namespaces that are missing here."""
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def rewritable_version(self, namespace: str) -> Version:
         """All that other sites wrote into a namespace up to here is in; 0 if one of them sent nothing yet."""
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def shared_since(self, namespace: str, position: Version) -> Version:
         """All that a site which is at a position still needs of a namespace was written after this."""
         ...
 
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True)
     def note_rewritten(self, namespace: str, since: Version) -> None:
         """Remember that all data of a namespace was written again above a version: it may be shared."""
         ...
 
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
     def declare_loaded(self, namespace: str) -> Version:
         """End the loading of a namespace: its history begins here, and this is its first version.
 
@@ -185,38 +240,68 @@ class Administration(Protocol):
         """
         ...
 
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
     def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
         """Let links go on from where the site stood from which a namespace was loaded."""
         ...
 
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
     def finish_rejoining(self) -> list[str]:
         """Let a site that was restored take part again, unless it lacks namespaces: these."""
         ...
 
+    @Action(Role.READ, shown_by=lambda link: link.namespace, repeatable=True)
     def links(self) -> list[LinkPosition]:
         """How far this site is with the changes of others, by source and namespace."""
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, namespaces=lambda arguments: arguments["namespaces"], repeatable=True)
     def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
         """How far this site is with some namespaces of one source; those that are not here are left out."""
         ...
 
+    @Action(
+        Role.READ,
+        Scope.NAMESPACE,
+        namespaces=lambda arguments: arguments["positions"],
+        repeatable=True,
+        lengthy=True,
+    )
     def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
         """Where the next step of a link ends that is at some positions with namespaces of this site."""
         ...
 
+    @Action(
+        Role.REPLICATE,
+        Scope.NAMESPACE,
+        audited=True,
+        unsaid=("applied",),
+        repeatable=True,
+        # A site that was away brings along all heartbeats that it has missed.
+        large=True,
+        namespaces=lambda arguments: [part.name for part in arguments["step"].namespaces] or [None],
+    )
     def advance_link(self, step: LinkStep, applied: Applied) -> None:
         """Take note of a step whose changes are applied and durable.  The same again does nothing."""
         ...
 
+    @Action(
+        Role.REPLICATE,
+        Scope.NAMESPACE,
+        audited=True,
+        repeatable=True,
+        namespaces=lambda arguments: arguments["namespaces"] or [None],
+    )
     def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
         """Say why a link does not go on.  Shown until it does."""
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         """Up to which versions of other sites their changes were in, now or as of a version of this one."""
         ...
 
+    @Action(Role.READ, Scope.NAMESPACE, large=True, repeatable=True)
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
     ) -> list[FoundRecord | None]:
@@ -226,6 +311,7 @@ class Administration(Protocol):
         """
         ...
 
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, unsaid=("repairs",), large=True)
     def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
         """Store records, with the stamps that they carry, under keys that still have what was seen.
 
@@ -233,14 +319,17 @@ class Administration(Protocol):
         """
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def replication(self) -> ReplicationStatistics:
         """How the changes of other sites come in."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
         ...
 
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, lengthy=True)
     def examine(self, quick: bool) -> list[Finding]:
         """Look for everything that is not as it should be; unless it is to be quick, in every record."""
         ...

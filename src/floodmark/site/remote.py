@@ -1,6 +1,6 @@
 """A site behind a server: the same `Site`, with everything that it stands on at the other end of a wire."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Condition, Lock, Thread
 from typing import Any, Final, cast
@@ -26,73 +26,6 @@ from floodmark.wire import (
     read_changes,
 )
 from floodmark.wire.messages import HOLD, HOLD_ON, RELEASE, Hello, HoldRequest, Method, ReleaseRequest
-
-# Calls that may be made twice without harm, and are, when the first got no answer.
-REPEATABLE: Final[Mapping[str, Sequence[str]]] = {
-    "administration": (
-        "find_namespace",
-        "list_namespaces",
-        "read_version",
-        "resolved_version",
-        "now",
-        "observe",
-        "sync",
-        "partitions",
-        "heat",
-        "open_epoch",
-        "cut_changes",
-        "hold_safe_point",
-        "safe_points",
-        "oldest_version",
-        "topology",
-        "set_topology",
-        "rewritable_version",
-        "shared_since",
-        "note_rewritten",
-        "declare_loaded",
-        "adopt_watermark",
-        "finish_rejoining",
-        "links",
-        "link_positions",
-        "cut_link",
-        "advance_link",
-        "stall_link",
-        "watermark",
-        "find_records",
-        "replication",
-        "statistics",
-        "examine",
-    ),
-    "feeds": ("find", "list", "statistics", "report", "release"),
-    "subscriptions": ("find", "list", "pending", "statistics", "acknowledge", "renew", "release"),
-    # All but a commit, of which it must be known whether it has happened.
-    "transactions": (
-        "begin",
-        "acknowledge",
-        "abort",
-        "list",
-        "show",
-        "logs",
-        "log_records",
-        "batching",
-        "set_batching",
-    ),
-}
-
-LENGTHY: Final[Mapping[str, Sequence[str]]] = {
-    "administration": (
-        "drop_namespace",
-        "split",
-        "merge",
-        "cut_changes",
-        "cut_link",
-        "collect_garbage",
-        "examine",
-    ),
-    "feeds": (),
-    "subscriptions": ("statistics",),
-    "transactions": ("commit", "abort"),
-}
 
 # How long the server's clock is taken to run like this machine's before it is asked again.
 CLOCK_MS_MAX: Final = 60_000
@@ -207,8 +140,7 @@ class RemoteAdministration:
 
 
 def _calls(connection: Connection, protocol: type, prefix: str) -> RemoteCalls:
-    specs = call_specs(protocol, prefix, repeatable=REPEATABLE[prefix], lengthy=LENGTHY[prefix])
-    return RemoteCalls(connection, specs.values())
+    return RemoteCalls(connection, call_specs(protocol, prefix).values())
 
 
 class ServerClock:

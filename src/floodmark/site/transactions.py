@@ -9,6 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.log import BatchSettings, LogStatistics, Segment
+from floodmark.model.access import Role
+from floodmark.model.actions import Action, Owned, Scope
 from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 
@@ -87,6 +89,7 @@ class TransactionCounts(msgspec.Struct, frozen=True, kw_only=True):
 class Transactions(Protocol):
     """What can be asked of a site about transactions.  Each call may be repeated."""
 
+    @Action(Role.WRITE, repeatable=True, owned=Owned.TRANSACTION)
     def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
         """Open a transaction, which is aborted if it is not decided in time; its id.
 
@@ -95,40 +98,56 @@ class Transactions(Protocol):
         """
         ...
 
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, owned=Owned.TRANSACTION, repeatable=True)
     def acknowledge(
         self, transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement
     ) -> None:
         """Acknowledge changes of a subscription if, and when, the transaction is committed."""
         ...
 
+    @Action(
+        Role.WRITE,
+        Scope.NAMESPACE,
+        large=True,
+        owned=Owned.TRANSACTION,
+        namespaces=lambda arguments: [each.namespace for each in arguments["writes"]],
+        lengthy=True,
+    )
     def commit(self, transaction: str, writes: list[NamespaceWrites]) -> Version:
         """Commit, and return when everything is in effect; the version of it."""
         ...
 
+    @Action(Role.WRITE, audited=True, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
     def abort(self, transaction: str, reason: str) -> None:
         """Abort, and return when everything is as it was."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def show(self, transaction: str) -> TransactionStatistics:
         """One of them, also if it has ended lately."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def logs(self) -> list[LogReport]:
         """All logs, those of coordinators first."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def log_records(self, log: LogKind, owner: str, limit: int) -> list[LogRecord]:
         """The first live records of a log."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def batching(self, log: LogKind) -> BatchSettings:
         """How records are put into entries, in all logs of a kind."""
         ...
 
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
     def set_batching(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
         """Change that, for good."""
         ...
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
     def list(self, older_than: timedelta) -> list[TransactionStatistics]:
         """Those that have not ended, the oldest first."""
         ...

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from floodmark.feed import ChangeStatistics
+from floodmark.feed.safepoints import SITE_OWNER
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import (
     InvalidArgument,
@@ -169,11 +170,11 @@ class AdministrationContract(SiteContractBase):
     ) -> None:
         versions = [users.put(b"key", b"%d" % index) for index in range(4)]
         held = site.hold_safe_point("second", versions[1])
-        assert held == SafePoint("second", versions[1], START_MS + DAY_MS, None)
+        assert held == SafePoint("second", versions[1], START_MS + DAY_MS, None, SITE_OWNER)
         assert type(held) is SafePoint
         site.hold_safe_point("first", versions[2], lifetime=HOUR * 3)
         assert site.safe_points() == [
-            SafePoint("first", versions[2], START_MS + 3 * HOUR_MS, None),
+            SafePoint("first", versions[2], START_MS + 3 * HOUR_MS, None, SITE_OWNER),
             held,
         ]
         age(site, time)

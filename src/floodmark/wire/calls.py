@@ -2,7 +2,8 @@
 
 A port such as `Administration` is written down once, as a `Protocol`.  Its methods' names and types are
 all that a client needs to call them and a server to offer them: the arguments travel as a structure with
-the parameters as fields, checked against their types where they arrive, and so does the result.
+the parameters as fields, checked against their types where they arrive, and so does the result.  What a call
+needs, and whether it may be repeated, its declaration says (`model/actions.py`).
 """
 
 import inspect
@@ -12,6 +13,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
+from floodmark.model.actions import declared
 from floodmark.wire.connection import Connection
 from floodmark.wire.messages import Method
 
@@ -22,15 +24,16 @@ TIMEOUT_SECONDS: Final = 600.0
 class CallSpec:
     """One method of a protocol, as it travels."""
 
-    def __init__(self, prefix: str, function: Callable[..., object], *, writes: bool, lengthy: bool) -> None:
+    def __init__(self, prefix: str, function: Callable[..., object]) -> None:
         self.name = function.__name__
-        self.timeout_seconds = TIMEOUT_SECONDS if lengthy else None
+        self.action = declared(function)
+        self.timeout_seconds = TIMEOUT_SECONDS if self.action.lengthy else None
         self.signature = _without_self(function)
         hints = get_type_hints(function)
         fields = [_field(parameter, hints) for parameter in self.signature.parameters.values()]
         self._structure = msgspec.defstruct(f"{self.name}_arguments", fields, frozen=True)
         self.method: Method[Any, Any] = Method(
-            f"{prefix}.{self.name}", self._structure, hints["return"], writes=writes
+            f"{prefix}.{self.name}", self._structure, hints["return"], self.action
         )
 
     def bind(self, *args: object, **kwargs: object) -> object:
@@ -46,34 +49,14 @@ class CallSpec:
         return getattr(target, self.name)(**self.arguments(request))
 
 
-def call_specs(
-    protocol: type, prefix: str, *, repeatable: Iterable[str] = (), lengthy: Iterable[str] = ()
-) -> Mapping[str, CallSpec]:
-    """The methods of a protocol by their names on the wire.
-
-    Those that are `repeatable` change nothing, or nothing that a second call would change again; all others
-    are never repeated when no answer comes.  What is `lengthy` may take longer than other calls.
-    """
-    return _call_specs(protocol, prefix, frozenset(repeatable), frozenset(lengthy))
-
-
 @cache
-def _call_specs(
-    protocol: type, prefix: str, again: frozenset[str], long: frozenset[str]
-) -> Mapping[str, CallSpec]:
-    """To read type hints takes far longer than to connect: it is done once for all connections."""
-    functions = {
-        name: function
-        for name, function in inspect.getmembers(protocol, inspect.isfunction)
-        if not name.startswith("_")
-    }
-    unknown = (again | long) - functions.keys()
-    if unknown:
-        raise TypeError(f"{protocol.__name__} has no methods {sorted(unknown)}")
-    specs = [
-        CallSpec(prefix, function, writes=name not in again, lengthy=name in long)
-        for name, function in functions.items()
-    ]
+def call_specs(protocol: type, prefix: str) -> Mapping[str, CallSpec]:
+    """The methods of a protocol by their names on the wire; a TypeError if one has no declaration.
+
+    To read type hints takes far longer than to connect: it is done once for all connections.
+    """
+    functions = inspect.getmembers(protocol, inspect.isfunction)
+    specs = [CallSpec(prefix, function) for name, function in functions if not name.startswith("_")]
     return {spec.method.name: spec for spec in specs}
 
 

@@ -9,6 +9,8 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from floodmark.model.access import Role
+from floodmark.model.actions import Action, Scope
 from floodmark.model.errors import FloodmarkError, InvalidArgument, WireMismatch
 from floodmark.model.limits import MIB
 from floodmark.model.partition import CommitLimits, Content, LinkGuard
@@ -29,6 +31,12 @@ TOKEN_SCHEME: Final = "Bearer "
 REQUEST_MARGIN_BYTES: Final = 8 * MIB
 GET_MANY_KEYS_MAX: Final = 10_000
 
+# What the requests of the data plane need.  The first is for what tells nothing.
+OPEN: Final = Action(Role.READ, repeatable=True)
+READS: Final = Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+WRITES: Final = Action(Role.WRITE, Scope.NAMESPACE)
+LOADS: Final = Action(Role.ADMIN, Scope.NAMESPACE, audited=True)
+
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -36,15 +44,16 @@ Reply = TypeVar("Reply")
 class Method(Generic[Request, Reply]):
     """Something that can be asked of a server.
 
-    `writes` says whether it changes something: then nobody may repeat it when no answer came.  What is
-    `frequent` goes over a channel that stays open.
+    `action` says what it needs, and whether it may be repeated when no answer came; if not, it `writes`.
+    What is `frequent` goes over a channel that stays open.
     """
 
     def __init__(
-        self, name: str, request: Any, reply: Any, *, writes: bool = False, frequent: bool = False
+        self, name: str, request: Any, reply: Any, action: Action, *, frequent: bool = False
     ) -> None:
         self.name = name
-        self.writes = writes
+        self.action = action
+        self.writes = not action.repeatable
         self.frequent = frequent
         self._requests = msgspec.msgpack.Decoder(request)
         self._replies = msgspec.msgpack.Decoder(reply)
@@ -221,6 +230,7 @@ class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True):
     lease: int
 
 
+@READS
 class ScanTicket(msgspec.Struct, frozen=True, tag="scan"):
     """The live pairs of a range of one namespace in one partition, as of a version."""
 
@@ -231,6 +241,7 @@ class ScanTicket(msgspec.Struct, frozen=True, tag="scan"):
     reverse: bool = False
 
 
+@READS
 class RecordsTicket(msgspec.Struct, frozen=True, tag="records"):
     """The records of a range of one namespace in one partition, as of a version, as they are stored."""
 
@@ -241,24 +252,28 @@ class RecordsTicket(msgspec.Struct, frozen=True, tag="records"):
     content: Content = Content.WHOLE
 
 
+@READS
 class ChangesTicket(msgspec.Struct, frozen=True, tag="changes"):
     """A stream of changes."""
 
     request: ChangesRequest
 
 
+@WRITES
 class WriteStreamCommand(msgspec.Struct, frozen=True, tag="write"):
     """A stream of writes."""
 
     durable: bool
 
 
+@WRITES
 class MergeStreamCommand(msgspec.Struct, frozen=True, tag="merge"):
     """A stream of unstamped states, each to be merged into what its key holds."""
 
     durable: bool
 
 
+@WRITES
 class ApplyStreamCommand(msgspec.Struct, frozen=True, tag="apply"):
     """A stream of changes that carry their origin, and maybe of what a link supposes."""
 
@@ -266,12 +281,14 @@ class ApplyStreamCommand(msgspec.Struct, frozen=True, tag="apply"):
     link: LinkGuard | None = None
 
 
+@LOADS
 class LoadStreamCommand(msgspec.Struct, frozen=True, tag="load"):
     """A stream of records that carry their origin, and are no changes here."""
 
     durable: bool
 
 
+@WRITES
 class PutUnchangedStreamCommand(msgspec.Struct, frozen=True, tag="put_unchanged"):
     """A stream of writes of keys that were not changed since a version."""
 
@@ -279,36 +296,35 @@ class PutUnchangedStreamCommand(msgspec.Struct, frozen=True, tag="put_unchanged"
     since: Version
 
 
-HELLO: Final = Method[Nothing, Hello]("hello", Nothing, Hello)
-MAP: Final = Method[Nothing, MapReply]("map", Nothing, MapReply)
-GET: Final = Method[GetRequest, bytes | None]("get", GetRequest, bytes | None, frequent=True)
-FIND: Final = Method[GetRequest, Versioned | None]("find", GetRequest, Versioned | None, frequent=True)
+HELLO: Final = Method[Nothing, Hello]("hello", Nothing, Hello, OPEN)
+MAP: Final = Method[Nothing, MapReply]("map", Nothing, MapReply, OPEN)
+GET: Final = Method[GetRequest, bytes | None]("get", GetRequest, bytes | None, READS, frequent=True)
+FIND: Final = Method[GetRequest, Versioned | None]("find", GetRequest, Versioned | None, READS, frequent=True)
 GET_MANY: Final = Method[GetManyRequest, list[bytes | None]](
-    "get_many", GetManyRequest, list[bytes | None], frequent=True
+    "get_many", GetManyRequest, list[bytes | None], READS, frequent=True
 )
-PUT: Final = Method[PutRequest, Version]("put", PutRequest, Version, writes=True, frequent=True)
-MERGE: Final = Method[PutRequest, Version]("merge", PutRequest, Version, writes=True, frequent=True)
-APPLY: Final = Method[PutRequest, Version]("apply", PutRequest, Version, writes=True, frequent=True)
-LOAD: Final = Method[PutRequest, Version]("load", PutRequest, Version, writes=True, frequent=True)
+PUT: Final = Method[PutRequest, Version]("put", PutRequest, Version, WRITES, frequent=True)
+MERGE: Final = Method[PutRequest, Version]("merge", PutRequest, Version, WRITES, frequent=True)
+APPLY: Final = Method[PutRequest, Version]("apply", PutRequest, Version, WRITES, frequent=True)
+LOAD: Final = Method[PutRequest, Version]("load", PutRequest, Version, LOADS, frequent=True)
 COMPARE_AND_SET: Final = Method[CompareAndSetRequest, Version](
-    "compare_and_set", CompareAndSetRequest, Version, writes=True, frequent=True
+    "compare_and_set", CompareAndSetRequest, Version, WRITES, frequent=True
 )
 DELETE_UNCHANGED: Final = Method[DeleteUnchangedRequest, int](
-    "delete_unchanged", DeleteUnchangedRequest, int, writes=True, frequent=True
+    "delete_unchanged", DeleteUnchangedRequest, int, WRITES, frequent=True
 )
 PUT_UNCHANGED: Final = Method[PutUnchangedRequest, int](
-    "put_unchanged", PutUnchangedRequest, int, writes=True, frequent=True
+    "put_unchanged", PutUnchangedRequest, int, WRITES, frequent=True
 )
-RESOLVED: Final = Method[ResolvedRequest, Version]("resolved", ResolvedRequest, Version)
-HOLD: Final = Method[HoldRequest, int]("hold", HoldRequest, int, frequent=True)
+RESOLVED: Final = Method[ResolvedRequest, Version]("resolved", ResolvedRequest, Version, OPEN)
+HOLD: Final = Method[HoldRequest, int]("hold", HoldRequest, int, READS, frequent=True)
 # Somebody who pauses for long asks again now and then, and needs no open channel for that.
-HOLD_ON: Final = Method[HoldRequest, int]("hold", HoldRequest, int)
-RELEASE: Final = Method[ReleaseRequest, None]("release", ReleaseRequest, None, frequent=True)
+HOLD_ON: Final = Method[HoldRequest, int]("hold", HoldRequest, int, READS)
+RELEASE: Final = Method[ReleaseRequest, None]("release", ReleaseRequest, None, OPEN, frequent=True)
 
-# Tickets and commands are told apart by their tag.
-TICKET: Final = Method[ScanTicket | RecordsTicket | ChangesTicket, None](
-    "stream", ScanTicket | RecordsTicket | ChangesTicket, None
-)
+# Tickets and commands are told apart by their tag, and declare what they need each for itself.
+Ticket: TypeAlias = ScanTicket | RecordsTicket | ChangesTicket
+TICKET: Final = Method[Ticket, None]("stream", Ticket, None, OPEN)
 StreamCommand: TypeAlias = (
     WriteStreamCommand
     | MergeStreamCommand
@@ -316,4 +332,4 @@ StreamCommand: TypeAlias = (
     | LoadStreamCommand
     | PutUnchangedStreamCommand
 )
-COMMAND: Final = Method[StreamCommand, None]("write stream", StreamCommand, None, writes=True)
+COMMAND: Final = Method[StreamCommand, None]("write stream", StreamCommand, None, WRITES)

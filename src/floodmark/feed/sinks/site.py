@@ -18,6 +18,8 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.feed.sinks.address import SinkAddress
 from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.model.access import Role
+from floodmark.model.actions import Action, Scope
 from floodmark.model.change import Change
 from floodmark.model.errors import ClockSkew, Closed, InvalidArgument, SinkFailed, WrongPolicy
 from floodmark.model.limits import MIB
@@ -54,6 +56,7 @@ class NamespaceId(msgspec.Struct, frozen=True):
 class Namespaces(Protocol):
     """The part of a site's administration that a sink needs."""
 
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def find_namespace(self, namespace: str) -> NamespaceId:
         """The namespace of a name."""
         ...
@@ -129,7 +132,7 @@ def open_sink(address: SinkAddress, context: SinkContext) -> Sink:
                 f"feed {context.feed!r} would write {namespace!r} of site {context.site!r} into itself; "
                 "name another site or another namespace"
             )
-        specs = call_specs(Namespaces, "administration", repeatable=["find_namespace"])
+        specs = call_specs(Namespaces, "administration")
         calls = cast(Namespaces, RemoteCalls(connection, specs.values()))
         found = calls.find_namespace(namespace)
         if found.merge != "last_write":
