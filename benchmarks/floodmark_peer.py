@@ -47,6 +47,7 @@ from floodmark.model.errors import Unreachable
 from floodmark.model.stream import ChangesRequest
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.partition.families import LOG
+from floodmark.server import hash_token
 from floodmark.site import open_engine
 from floodmark.site.connecting import connect
 
@@ -142,9 +143,10 @@ class ServedSite(SiteServer):
     """The address of a server; each client has a connection of its own."""
 
     url: str
+    token: str | None = None
 
     def opened(self) -> AbstractContextManager[Site]:
-        return connect(self.url)
+        return connect(self.url, token=self.token)
 
     def create_namespace(self) -> None:
         with self.opened() as site:
@@ -258,9 +260,12 @@ class Embedded(Floodmark):
 
 
 class Served(Floodmark):
-    """A site in a directory, served by a process of its own."""
+    """A site in a directory, served by a process of its own; with `tokens`, to the callers of these."""
 
     name = SERVED
+
+    def __init__(self, tokens: Sequence[str] = ()) -> None:
+        self.tokens = tokens
 
     @contextmanager
     def running(self, directory: Path) -> Iterator[ServedSite]:
@@ -271,11 +276,21 @@ class Served(Floodmark):
         home.mkdir()
         listen = f"{LOOPBACK}:{free_port()}"
         command: list[str | Path] = [program, "serve", home / "site", "--site", SITE, "--listen", listen]
+        if self.tokens:
+            command += ["--access", self._write_access(home / "access.toml")]
         with server_process(self.name, command, home) as process:
-            server = ServedSite(url=f"grpc://{listen}")
+            server = ServedSite(url=f"grpc://{listen}", token=next(iter(self.tokens), None))
             process.wait_until_ready(server.facts, (Unreachable,))
             server.create_namespace()
             yield server
+
+    def _write_access(self, path: Path) -> Path:
+        entries = [
+            f'[[access]]\nname = "{token}"\nrole = "admin"\ntoken_sha256 = "{hash_token(token)}"\n'
+            for token in self.tokens
+        ]
+        path.write_text("".join(entries), "utf-8")
+        return path
 
 
 # Turns

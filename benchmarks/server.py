@@ -7,17 +7,20 @@ A section has a directory and servers of its own.  How the peers are set up stan
 
     points     get and synced put of single records, by 1 and by 32 clients, who have processes of their own
     streams    loading durably in batches of 1,000, and scanning
+    followers  put by 1 client, beside 1,000 readers that follow a namespace which is not written
 """
 
 import argparse
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -36,7 +39,7 @@ from benchmarks.floodmark_peer import (
     running,
     within,
 )
-from benchmarks.harness import BATCH, MICROSECONDS, Pair, Target, make_pairs, tell
+from benchmarks.harness import BATCH, MICROSECONDS, Measure, Pair, Target, make_pairs, tell
 from benchmarks.peers import (
     PEERS,
     KeyServer,
@@ -50,16 +53,20 @@ from benchmarks.peers import (
 )
 from benchmarks.peers.measure import Operation
 
+from floodmark.site.connecting import connect
+
 STORES: Final = ("postgres", "redis")
 CLIENTS: Final = (1, 32)
 OPERATIONS: Final[tuple[Operation, ...]] = ("get", "put")
 P99_US_MAX: Final = 10_000
+FOLLOWERS: Final = 1_000
+IDLE_NAMESPACE: Final = "idle"
 # Those of the point operations; more would only take longer to fill.
 POINT_RECORDS_MAX: Final = 100_000
 
 
 def main() -> None:
-    sections = {"points": points, "streams": streams}
+    sections = {"points": points, "streams": streams, "followers": followers}
     parser = base_parser(__doc__, sections)
     parser.add_argument("--seconds", type=float, help="of point operations in a turn; 5, with --quick 3")
     options = parse(parser)
@@ -159,6 +166,42 @@ def rows_per_second(server: ServedSite, expected: int) -> float:
     if seen != expected:
         raise PeerFailed(f"the scan gave {seen:,} rows of {expected:,}")
     return seen / seconds
+
+
+# Followers
+
+
+def followers(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """What a writer pays for readers that wait for something else."""
+    pairs = make_pairs(1_000, seed=42)
+    # A caller may have half of all the streams.
+    callers = ("first", "second")
+    with Served(callers).running(directory) as server:
+        with server.opened() as site:
+            site.create_namespace(IDLE_NAMESPACE)
+        put = partial(measure_points, server.client, "put", pairs, clients=1, seconds=options.seconds)
+
+        def put_beside() -> Points:
+            with ExitStack() as stack:
+                for caller in callers:
+                    site = stack.enter_context(connect(server.url, token=caller))
+                    for _ in range(FOLLOWERS // len(callers)):
+                        stream: Any = site.changes(IDLE_NAMESPACE, since="now", follow=True)
+                        stack.enter_context(closing(stream))
+                return put()
+
+        sides: dict[str, Callable[[], Points]] = {"alone": put, f"beside {FOLLOWERS:,}": put_beside}
+        samples = in_turns("put", sides, options.repetitions)
+    alone = [each.latency.p50 * MICROSECONDS for each in samples["alone"]]
+    for name, points in samples.items():
+        times = [each.latency.p50 * MICROSECONDS for each in points]
+        ratio = Measure.of(times).median / Measure.of(alone).median
+        target = None if name == "alone" else Target(limit=1.2, unit="x alone")
+        yield replace(
+            line("put, 1 client: p50", name, "µs", times, against=("alone", Measure.of(alone))),
+            target="" if target is None else str(target),
+            verdict="" if target is None else target.verdict(ratio),
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from tests.site.support import HANG_SECONDS, HookedEngine, host_of, node_of
 
 from floodmark.model.errors import StorageFailed
+from floodmark.model.ranges import KeyRange
 from floodmark.site import open_engine
 from floodmark.testing import SimulatedTime
 
@@ -18,9 +19,11 @@ def test_heartbeats_publish_async_writes_and_end_with_the_site(
     monkeypatch.setattr("floodmark.site.background.HEARTBEAT_SECONDS", 0.01)
     with open_engine(engine, site="oslo", background=True) as site:
         version = site.create_namespace("users").put(b"key", b"1", durability="async")
-        committer = node_of(site).committer
-        while site.resolved_version() < version:
-            committer.wait_published(committer.publications, HANG_SECONDS)
+        followers = node_of(site).committer.followers
+        with followers.joining(KeyRange(), heartbeats=True) as follower:
+            while site.resolved_version() < version:
+                follower.expect()
+                followers.wait(follower, HANG_SECONDS, 0)
         thread = host_of(site).background._thread
     assert not thread.is_alive()
 

@@ -11,11 +11,11 @@ Behind what garbage collection has kept there is no way, and the reader is told 
 
 A slow reader must cost the writers nothing.  A stream holds one batch in memory, takes no lock that
 writers wait for, and gathers what is committed within a few milliseconds instead of being woken for
-every commit.
+every commit; a commit to other keys does not wake it at all (`partition/following.py`).
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import count, pairwise
 from pathlib import Path
 from threading import Event, RLock
@@ -34,7 +34,7 @@ from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import SORT_BYTES_MAX
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version, physical_ms
-from floodmark.partition import LogLine, Node, version_of
+from floodmark.partition import Follower, LogLine, Node, version_of
 
 # How long a follower waits before it looks around by itself, as for a site that was closed.
 FOLLOW_SECONDS: Final = 0.2
@@ -149,7 +149,6 @@ class _Stream:
             partial=request.partial,
             keys_only=request.keys_only,
         )
-        self._rest = Event()
 
     def statistics(self) -> ReaderStatistics:
         now_ms = self._node.clock.physical_ms()
@@ -166,10 +165,11 @@ class _Stream:
         """Batches until the end that was asked for, or for ever."""
         request, committer = self._request, self._node.committer
         committer.sync()
-        with self._following():
+        with self._following() as follower:
             while request.until is None or self._position < request.until:
                 self._node.require_open()
-                publications = committer.publications
+                if follower is not None:
+                    follower.expect()
                 resolved = self._node.resolved_version()
                 target = resolved if request.until is None else min(request.until, resolved)
                 if target > self._position:
@@ -181,28 +181,27 @@ class _Stream:
                         yield batch
                         self._position = max(self._position, batch.through)
                         advance(self._position)
-                elif request.follow:
+                elif follower is not None:
                     yield ChangeBatch(through=self._position, way=self._way)
-                if not request.follow:
+                if follower is None:
                     return
                 if target == resolved:
-                    self._wait(publications)
+                    committer.followers.wait(follower, FOLLOW_SECONDS, GATHER_SECONDS)
 
-    def _following(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _following(self) -> Iterator[Follower | None]:
+        """Keep the tail, and be woken, while the block lasts; None for a stream that ends."""
+        request, committer = self._request, self._node.committer
+        if not request.follow:
+            yield None
+            return
         # Heartbeats are only in the log.
-        if self._request.follow and not self._request.heartbeats:
-            return self._node.committer.tail.following(lambda: self._node.clock.latest)
-        return nullcontext()
-
-    def _wait(self, publications: int) -> None:
-        """Return soon after something was published, or after a while."""
-        committer = self._node.committer
-        self._rest.wait(GATHER_SECONDS)
-        if committer.publications == publications:
-            committer.wait_published(publications, FOLLOW_SECONDS)
-            if committer.publications == publications:
-                # What was written without waiting for the disk is not published by itself.
-                committer.sync()
+        latest = lambda: self._node.clock.latest  # noqa: E731
+        with (
+            nullcontext() if request.heartbeats else committer.tail.following(latest),
+            committer.followers.joining(request.keys, heartbeats=request.heartbeats) as follower,
+        ):
+            yield follower
 
     def _catch_up(self, since: Version, target: Version) -> Iterator[ChangeBatch]:
         """Everything in `(since, target]`; the last batch goes through `target`."""

@@ -3,6 +3,7 @@
 from floodmark.partition.changelog import LogLine, version_of
 from floodmark.partition.collect import Collected
 from floodmark.partition.families import FAMILIES, FILTERED_BYTES, META, READ_FAMILIES
+from floodmark.partition.following import Follower
 from floodmark.partition.heat import HeatSample
 from floodmark.partition.layout import load_metadata
 from floodmark.partition.node import EngineBound, Node
@@ -19,6 +20,7 @@ __all__ = [
     "READ_FAMILIES",
     "Collected",
     "EngineBound",
+    "Follower",
     "HeatSample",
     "LocalPartition",
     "LogLine",

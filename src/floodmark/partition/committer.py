@@ -15,7 +15,7 @@ there.  Only if that fails too is an outcome unknown; the floor then stays where
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain as chain_rows
-from threading import Condition, Lock
+from threading import Lock
 from typing import Final
 
 from floodmark.clock import HybridClock
@@ -35,6 +35,7 @@ from floodmark.partition.commit import (
     tally_one,
 )
 from floodmark.partition.families import DATA, LOG
+from floodmark.partition.following import Followers
 from floodmark.partition.heartbeat import fold_tallies
 from floodmark.partition.prepared import PreparedWrites
 from floodmark.partition.preparing import Place
@@ -62,8 +63,6 @@ class Committer:
         self.counters = CommitCounters()
         # Commits at or below this may have gone by uncounted: no heartbeat vouches for what begins before it.
         self.uncounted_through: Version = clock.latest
-        # How often something was published; `wait_published` waits for it to change.
-        self.publications = 0
         self._storage = storage
         self._engine = storage.engine
         self._turn = storage.turn
@@ -80,8 +79,7 @@ class Committer:
         self._tallies_max = TALLIES_MAX
         self._announced: Version = 0
         self._announcing = Lock()
-        self._watchers = 0
-        self._published = Condition(Lock())
+        self.followers = Followers(self.tail, self.resolved_version, self.sync)
         storage.on_recovery.append(self._begin_anew)
 
     def commit(self, commit: Commit) -> Version:
@@ -225,22 +223,6 @@ class Committer:
             if not self._storage.stopped:
                 self._settle_floors(synced=True)
         return version
-
-    def wait_published(self, seen: int, timeout: float) -> None:
-        """Sleep while `publications` is still what was seen, at most for `timeout` seconds."""
-        with self._published:
-            self._watchers += 1
-            try:
-                if self.publications == seen:
-                    self._published.wait(timeout)
-            finally:
-                self._watchers -= 1
-
-    def wake_watchers(self) -> None:
-        """Let everyone in `wait_published` look again."""
-        if self._watchers:
-            with self._published:
-                self._published.notify_all()
 
     # The round
 
@@ -398,10 +380,8 @@ class Committer:
         elif self._unsynced_floor is None:
             self._unsynced_floor = self._open_floor
         self._open_floor = None
-        if synced:
-            self.publications += 1
-            if self._watchers:
-                self.wake_watchers()
+        if synced and self.followers.is_watched:
+            self.followers.tell()
 
     # Failure
 

@@ -384,7 +384,7 @@ class Node:
                 self.clock.close()
         finally:
             self.engine.close()
-            self.committer.wake_watchers()
+            self.committer.followers.wake_all()
 
 
 def _closed() -> Closed:

@@ -1,0 +1,213 @@
+"""Readers that wait for changes of some keys, and how they are woken.
+
+A commit must not pay for the readers of other keys.  So one of the waiting readers is the *lookout*, and a
+commit notifies it alone, which costs the same however many readers wait.  The lookout searches the tail for
+what was published since the last search and wakes the readers whose keys are in it; then it lets commits
+gather for a moment before it searches again.  A lookout that leaves, because its own keys were written or its
+time is up, appoints another waiting reader.
+
+Waking a reader for nothing costs a little time; not waking one delays its changes.  In doubt it is woken.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, RLock
+from typing import Final
+
+from floodmark.clock import monotonic_seconds
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.version import Version
+from floodmark.partition.tail import LiveTail, TailEntry
+
+# Up to so many readers wake by themselves as often as they ask to; more of them wake less often, so that all
+# together cost the same.
+_IMPATIENT_MAX: Final = 50
+# What was written without waiting for the disk is published after so long, if nothing else publishes it.
+SYNC_SECONDS: Final = 0.2
+# Bisections that one search may take; beyond, all readers of the namespaces that were written are woken.
+_BISECTIONS_MAX: Final = 10_000
+
+
+class Follower:
+    """One reader.  Its thread calls `expect`, reads what there is, and waits."""
+
+    __slots__ = ("_bell", "_is_woken", "heartbeats", "keys", "namespace")
+
+    def __init__(self, keys: KeyRange, *, heartbeats: bool) -> None:
+        self.keys = keys
+        self.heartbeats = heartbeats
+        prefix = keys.start[:NAMESPACE_BYTES]
+        is_inside = (
+            len(prefix) == NAMESPACE_BYTES and KeyRange(prefix, prefix_end(prefix)).intersect(keys) == keys
+        )
+        # The prefix of the one namespace that the keys are in; None if they may be in several.
+        self.namespace = prefix if is_inside else None
+        self._is_woken = False
+        self._bell = Event()
+
+    def expect(self) -> None:
+        """Be woken by what is published from now on."""
+        self._is_woken = False
+
+    def is_woken(self) -> bool:
+        """Whether some of its keys may have been written since `expect`."""
+        return self._is_woken
+
+    def wake(self) -> None:
+        """Let the reader read."""
+        self._is_woken = True
+        self._bell.set()
+
+    def prod(self) -> None:
+        """Let the reader find out that it is the lookout."""
+        self._bell.set()
+
+    def rest(self, timeout_seconds: float) -> None:
+        """Sleep until somebody wakes or prods."""
+        self._bell.wait(timeout_seconds)
+        # Before the caller looks at what has woken it: a call in between is seen then.
+        self._bell.clear()
+
+    def wants(self, entries: Sequence[TailEntry]) -> bool:
+        """Whether one of its keys is among those of commits."""
+        start, end = self.keys
+        for entry in entries:
+            index = bisect_left(entry.keys, start)
+            if index < len(entry.keys) and (end is None or entry.keys[index] < end):
+                return True
+        return False
+
+
+class Followers:
+    """All readers that wait for changes of a node."""
+
+    def __init__(
+        self, tail: LiveTail, resolved_version: Callable[[], Version], sync: Callable[[], None]
+    ) -> None:
+        # Whether a publication is to be told; looked at by each of them.
+        self.is_watched = False
+        self._tail = tail
+        self._resolved_version = resolved_version
+        self._sync = sync
+        # A stream may be collected, and so leave, in a thread that is here already.
+        self._lock = RLock()
+        self._count = 0
+        self._joined: dict[bytes | None, set[Follower]] = {}
+        self._waiting: dict[Follower, None] = {}
+        self._lookout: Follower | None = None
+        self._published = Event()
+        self._searched_through: Version = 0
+        self._searched_at = 0.0
+
+    @contextmanager
+    def joining(self, keys: KeyRange, *, heartbeats: bool = False) -> Iterator[Follower]:
+        """A reader of some keys, for as long as the block lasts."""
+        follower = Follower(keys, heartbeats=heartbeats)
+        with self._lock:
+            self._count += 1
+            self._joined.setdefault(follower.namespace, set()).add(follower)
+        try:
+            yield follower
+        finally:
+            with self._lock:
+                self._count -= 1
+                group = self._joined[follower.namespace]
+                group.discard(follower)
+                if not group:
+                    del self._joined[follower.namespace]
+
+    def tell(self) -> None:
+        """Something was published.  Whoever calls looks at `is_watched` first."""
+        if not self._published.is_set():
+            self._published.set()
+
+    def wake_all(self) -> None:
+        """Let every reader look again."""
+        for follower in self._find(None):
+            follower.wake()
+        self._published.set()
+
+    def wait(self, follower: Follower, timeout_seconds: float, gather_seconds: float) -> None:
+        """Return soon after a key of the reader was written, or after a while.
+
+        What was written without waiting for the disk is not published by itself: the lookout sees to it.
+        """
+        timeout_seconds *= max(1.0, self._count / _IMPATIENT_MAX)
+        deadline = monotonic_seconds() + timeout_seconds
+        with self._lock:
+            self._waiting[follower] = None
+            if self._lookout is None:
+                self._appoint(follower)
+        try:
+            while not follower.is_woken():
+                left = deadline - monotonic_seconds()
+                if self._lookout is follower:
+                    self._look_out(follower, min(left, timeout_seconds), gather_seconds)
+                elif left > 0:
+                    follower.rest(left)
+                if left <= 0:
+                    return
+        finally:
+            with self._lock:
+                del self._waiting[follower]
+                if self._lookout is follower:
+                    self._appoint(next(iter(self._waiting), None))
+
+    def _appoint(self, follower: Follower | None) -> None:
+        self._lookout = follower
+        self.is_watched = follower is not None
+        if follower is not None:
+            # While there was no lookout, nobody was told.
+            self._published.set()
+            follower.prod()
+
+    def _look_out(self, follower: Follower, left_seconds: float, gather_seconds: float) -> None:
+        """One turn as the lookout: gather commits, or wait for one and search."""
+        pause_seconds = self._searched_at + gather_seconds - monotonic_seconds()
+        if pause_seconds > 0 and left_seconds > 0:
+            follower.rest(min(pause_seconds, left_seconds))
+            return
+        is_published = self._published.wait(max(0.0, min(left_seconds, SYNC_SECONDS)))
+        if follower.is_woken():
+            return
+        if is_published:
+            self._published.clear()
+            self._search()
+        if not is_published or left_seconds <= 0:
+            self._sync()
+
+    def _search(self) -> None:
+        """Wake the readers of what was published since the last search."""
+        resolved = self._resolved_version()
+        entries = self._tail.between(self._searched_through, resolved)
+        self._searched_through, self._searched_at = resolved, monotonic_seconds()
+        for follower in self._find(entries):
+            follower.wake()
+
+    def _find(self, entries: Sequence[TailEntry] | None) -> list[Follower]:
+        """The readers of some commits; all, if the commits are not known."""
+        written = _namespaces_of(entries) if entries else None
+        with self._lock:
+            groups = [
+                [*group]
+                for namespace, group in [*self._joined.items()]
+                if written is None or namespace is None or namespace in written
+            ]
+        followers = [follower for group in groups for follower in group]
+        if entries is None or len(followers) * len(entries) > _BISECTIONS_MAX:
+            return followers
+        if not entries:
+            # What is published without a commit is a heartbeat, which the tail does not hold.
+            return [follower for follower in followers if follower.heartbeats]
+        return [follower for follower in followers if follower.wants(entries)]
+
+
+def _namespaces_of(entries: Sequence[TailEntry]) -> set[bytes]:
+    """The prefixes of the namespaces that commits have written to; their keys are in order."""
+    written: set[bytes] = set()
+    for entry in entries:
+        first, last = entry.keys[0][:NAMESPACE_BYTES], entry.keys[-1][:NAMESPACE_BYTES]
+        written |= {first} if first == last else {key[:NAMESPACE_BYTES] for key in entry.keys}
+    return written
