@@ -1,4 +1,4 @@
-"""txn on the command line, and the way back to a version that reads only bare entries."""
+"""txn on the command line, and what a reader finds that knows only bare entries."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ from floodmark.engine.rocks import RocksEngine
 from floodmark.feed.pending import decode_pending
 from floodmark.log import EngineStore, StoredLedger, list_ledgers
 from floodmark.partition import FAMILIES
+from floodmark.site import Transaction
 from floodmark.transaction.records import decode_record
 
 HOUR = timedelta(hours=1)
@@ -26,9 +27,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def leave_open(data: Path) -> str:
-    """A transaction that is open, with an acknowledgement, when its site is closed."""
+    """A transaction of a server's client that is open, with an acknowledgement, when its site is closed."""
     with floodmark.open(data) as site:
-        transaction = site.transaction(timeout=HOUR)
+        transaction = Transaction(site.transactions, site.transactions.begin(HOUR, 0, owner="c" * 16))
         options = SubscriptionOptions(follow=False)
         with site.subscribe("counting", "messages", options=options) as subscription:
             transaction.acknowledge(next(subscription))
@@ -36,7 +37,7 @@ def leave_open(data: Path) -> str:
 
 
 def read_bare(data: Path) -> list[str]:
-    """Whose records an older version finds: each entry is a record to it."""
+    """Whose records a reader finds that knows only bare entries: each entry is a record to it."""
     engine = RocksEngine(data / "engine", FAMILIES)
     try:
         found = []
@@ -90,7 +91,7 @@ def test_a_transaction_that_is_not_there_is_a_finding(data: Path, wrong: tuple[s
     assert "floodmark txn list" in failed.errors
 
 
-def test_an_older_version_can_read_the_logs_once_nothing_batched_is_left(data: Path) -> None:
+def test_a_reader_of_bare_entries_reads_the_logs_once_nothing_batched_is_left(data: Path) -> None:
     batched = leave_open(data)
     with pytest.raises(floodmark.FloodmarkError):
         read_bare(data)
@@ -103,7 +104,8 @@ def test_an_older_version_can_read_the_logs_once_nothing_batched_is_left(data: P
     run("txn", "abort", data, batched)
     bare = leave_open(data)
     status = run("txn", "batch-log", data)
-    assert "an older version can read these logs" in status.text
+    assert "a reader of bare entries can read these logs" in status.text
+    assert "version" not in status.text, "an earlier release refuses the format of this one"
     assert status.text.count("disabled") == 4
     assert set(read_bare(data)) == {bare}
     # And back: what was written bare is read, and batches go on from there.
@@ -124,8 +126,8 @@ def test_a_script_sees_what_is_left_however_it_asks(data: Path, switch: str) -> 
     assert [(each["log"], each["holds_batches"]) for each in shown["logs"]] == [("coordinator", True)]
 
 
-def test_nothing_is_said_of_older_versions_where_batching_is_enabled(data: Path) -> None:
-    assert "older version" not in run("txn", "batch-log", data, "--log", "coordinator", "--enable").text
+def test_nothing_is_said_of_bare_entries_where_batching_is_enabled(data: Path) -> None:
+    assert "bare" not in run("txn", "batch-log", data, "--log", "coordinator", "--enable").text
     half = run("txn", "batch-log", data, "--log", "coordinator", "--disable").text
     assert "cannot read these logs yet: disable pending-ack as well\n" in half
 

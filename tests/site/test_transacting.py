@@ -13,11 +13,13 @@ from floodmark.clock import monotonic_ms
 from floodmark.feed import subscription_store
 from floodmark.log import BatchedWriter, OpenLog, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
-from floodmark.model.errors import AcknowledgementConflict, Closed, Retryable
+from floodmark.model.errors import AcknowledgementConflict, Closed, Retryable, TransactionEnded
 from floodmark.model.transaction import TransactionState, TransactionStatistics
-from floodmark.site import open_engine, transacting, transaction_logs
+from floodmark.model.version import Version
+from floodmark.site import Transaction, open_engine, transacting, transaction_logs
 from floodmark.site.transacting import LocalTransactions
 from floodmark.site.transactions import BatchUpdate, LogKind, OwnTransactions
+from floodmark.testing import SimulatedCrash
 from floodmark.transaction import TransactionCoordinator, open_coordinator
 
 HOUR, NO_AGE = timedelta(hours=1), timedelta(0)
@@ -167,6 +169,65 @@ def test_a_log_of_acknowledgements_that_is_opened_meanwhile_is_switched_too(
 # Opening
 
 
+def begin_for_client(site: Site) -> Transaction:
+    """A transaction as a server begins it, whose client outlives the process."""
+    return Transaction(site.transactions, site.transactions.begin(HOUR, 0, owner="c" * 16))
+
+
+def cut_off_in_its_commit(transaction: Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a commit end between its prepared write and its decision, as kill -9 does."""
+
+    def kill(*_: Any, **__: Any) -> Version:
+        raise SimulatedCrash("kill -9")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionCoordinator, "commit", kill)
+        with pytest.raises(SimulatedCrash):
+            transaction.commit()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_commit_that_a_crash_cut_off_holds_nothing_back_once_the_site_is_opened_again(
+    engine: HookedEngine, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_site(engine) as site:
+        users = site.create_namespace("users")
+        users.put(b"ada", b"before")
+        with site.subscribe("counting", "users", options=SubscriptionOptions(follow=False)) as subscription:
+            transaction = begin_for_client(site)
+            transaction.acknowledge(next(subscription))
+            transaction.put(users, b"ada", b"countess")
+            cut_off_in_its_commit(transaction, monkeypatch)
+        assert site.resolved_version() < site.now() - 1
+        crashed = engine.crashed()
+    # Whatever the sweeps do, they come later.
+    monkeypatch.setattr(TransactionCoordinator, "wait_work", lambda _: False)
+    with open_site(crashed, background=background) as again:
+        before = again.now()
+        assert again.resolved_version() >= before
+        assert dict(again.namespace("users").scan()) == {b"ada": b"before"}
+        own(again).sweep()
+        assert pending(again) == []
+        with pytest.raises(TransactionEnded, match="restarted in the middle of its commit"):
+            again.transactions.commit(transaction.id, [])
+        assert again.transactions.show(transaction.id).state is TransactionState.ABORTED
+
+
+def test_what_a_process_acknowledged_that_has_ended_is_available_again_at_once(engine: HookedEngine) -> None:
+    with open_site(engine) as site:
+        site.create_namespace("messages").put(b"ada/1", b"hello")
+        with site.subscribe(
+            "counting", "messages", options=SubscriptionOptions(follow=False)
+        ) as subscription:
+            transaction = site.transaction(timeout=HOUR)
+            transaction.acknowledge(next(subscription))
+        assert pending(site) == [transaction.id]
+    engine.reopen()
+    with open_site(engine) as again:
+        assert pending(again) == []
+        assert again.transactions.show(transaction.id).reason == "the process that began it has ended"
+
+
 def leave_half_way(site: Site, count: int) -> list[str]:
     """Transactions with an acknowledgement each: committed, aborted and open ones.  Nobody was told."""
     messages = site.create_namespace("messages")
@@ -175,7 +236,7 @@ def leave_half_way(site: Site, count: int) -> list[str]:
     ids: list[str] = []
     with site.subscribe("counting", "messages", options=SubscriptionOptions(follow=False)) as subscription:
         for delivery in subscription:
-            transaction = site.transaction(timeout=HOUR)
+            transaction = begin_for_client(site)
             transaction.acknowledge(delivery)
             ids.append(transaction.id)
     coordinator = own(site)._coordinators[0]

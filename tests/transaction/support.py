@@ -78,6 +78,7 @@ class World:
         self.growing = SimulatedTime(1_000_000)
         self.names = count(1)
         self.settings = BatchSettings(enabled=enabled)
+        self.is_abandoned: Callable[[str], bool] = lambda _: False
         self.coordinator = self.open()
 
     def open(self, engine: Engine | None = None) -> TransactionCoordinator:
@@ -90,6 +91,7 @@ class World:
             time_source=self.wall,
             growing_ms=self.growing,
             wait_seconds_max=0.001,
+            is_abandoned=self.is_abandoned,
         )
 
     def restart(self) -> TransactionCoordinator:

@@ -125,15 +125,29 @@ def run_script(callers: Callers) -> None:
     callers.join(callers.begin(LONG), Q)
 
 
-def check(callers: Callers, coordinator: TransactionCoordinator) -> None:
+def fates_of(told: Told, *, is_recovered: bool) -> set[Decision]:
+    """What a coordinator may say of a transaction.
+
+    One that has recovered aborts what was cut off in the middle of its commit, in which a partition joined.
+    """
+    may = {told.outcome} if told.outcome else told.perhaps | {Decision.UNDECIDED}
+    if told.timeout is SHORT:
+        may |= {Decision.ABORT}
+    if is_recovered and Decision.UNDECIDED in may:
+        if {P, Q} & (told.joined | told.perhaps_joined):
+            may |= {Decision.ABORT}
+        if {P, Q} & told.joined:
+            may -= {Decision.UNDECIDED}
+    return may
+
+
+def check(callers: Callers, coordinator: TransactionCoordinator, *, is_recovered: bool = False) -> None:
     """What a coordinator says agrees with what was told, by the last one and to the participants."""
     listed = {each.id: each for each in coordinator.transactions()}
     for transaction, told in callers.told.items():
         fate = coordinator.fate(transaction).decision
         heard = {decision for decision, _ in callers.parts.decisions(transaction)}
-        may = {told.outcome} if told.outcome else told.perhaps | {Decision.UNDECIDED}
-        if told.timeout is SHORT:
-            may |= {Decision.ABORT}
+        may = fates_of(told, is_recovered=is_recovered)
         if transaction in listed:
             assert fate in may
             shown = listed[transaction]
@@ -170,7 +184,7 @@ def check_images(callers: Callers) -> None:
     for keep in range(callers.faulty.unsynced + 1):
         image = callers.faulty.crash(keep=keep)
         coordinator = callers.open(image)
-        check(callers, coordinator)
+        check(callers, coordinator, is_recovered=True)
         finish(callers, coordinator)
         # Another image, another future.
         callers.parts.told = dict(told)

@@ -32,12 +32,12 @@ from floodmark.engine.rocks import RocksEngine
 from floodmark.log import FAMILY
 from floodmark.model.errors import PartlyDone, TransactionEnded, TransactionNotFound
 from floodmark.model.partition import Decision, Fate
-from floodmark.model.transaction import Participant, TransactionState
+from floodmark.model.transaction import Participant, ParticipantKind, TransactionState
 from floodmark.testing import FaultyEngine
 from floodmark.transaction import coordinator
 from floodmark.transaction.book import TransactionBook
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import PAUSE_MS_MAX
+from floodmark.transaction.held import PAUSE_MS_MAX, Held
 
 COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 PARTICIPANTS = [partition("0a"), partition("0b"), subscription("indexer")]
@@ -55,6 +55,8 @@ class Life:
     wall_deadline_ms: int
     state: TransactionState = OPEN
     version: int = 0
+    # Whether the decision is a record of the log, and not that of a restart.
+    is_logged: bool = False
     # It has ended, and the coordinator was restarted since.
     is_forgotten: bool = False
     joined: list[Participant] = field(default_factory=list)
@@ -64,8 +66,12 @@ class Life:
     def has_ended(self) -> bool:
         return self.state in WAYS.values()
 
-    def decide(self, state: TransactionState, version: int = 0) -> None:
-        self.state, self.version = state, version
+    @property
+    def wrote(self) -> bool:
+        return any(each.kind is ParticipantKind.PARTITION for each in self.joined)
+
+    def decide(self, state: TransactionState, version: int = 0, *, is_logged: bool = True) -> None:
+        self.state, self.version, self.is_logged = state, version, is_logged
         self.waiting = set(self.joined)
 
     def tell(self, failing: set[Participant]) -> None:
@@ -239,11 +245,16 @@ class Lives(RuleBasedStateMachine):
         self._come_back()
 
     def _come_back(self) -> None:
-        """Known after a restart is what the log says: a deadline by the wall, and nothing of who was told."""
+        """Known after a restart is what the log says: a deadline by the wall, and nothing of who was told.
+
+        What was cut off in the middle of its commit, in which a partition joins, is aborted.
+        """
         for life in self.lives.values():
             left_ms = min(max(0, life.wall_deadline_ms - self.world.wall()), life.timeout_ms)
             life.expires_ms = self.world.growing() + left_ms
             life.is_forgotten = life.has_ended
+            if life.state is OPEN and life.wrote:
+                life.decide(ABORTING, is_logged=False)
             if life.state in WAYS:
                 life.waiting = set(life.joined)
 
@@ -276,7 +287,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def the_log_holds_what_has_not_ended_and_nothing_else(self) -> None:
         expected = {
-            transaction: 1 + len(life.joined) + (life.state is not OPEN)
+            transaction: 1 + len(life.joined) + life.is_logged
             for transaction, life in self.lives.items()
             if not life.has_ended
         }
@@ -352,6 +363,10 @@ def forget_at_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "replay", lambda *_, **__: ({}, []))
 
 
+def leave_open_at_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Held, "wrote", property(lambda _: False))
+
+
 def tell_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ending, "_tell_one", lambda *_: None)
 
@@ -360,7 +375,7 @@ def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionBook, "is_late", lambda *_: False)
 
 
-@pytest.mark.parametrize("sabotage", [forget_at_restart, tell_nobody, never_late])
+@pytest.mark.parametrize("sabotage", [forget_at_restart, leave_open_at_restart, tell_nobody, never_late])
 def test_the_model_finds_its_canaries(
     sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.transaction.support import (
     ABORT,
+    ABORTING,
     COMMIT,
     COMMITTING,
     LONG,
@@ -19,7 +20,9 @@ from tests.transaction.support import (
 from floodmark.clock import system_time_ms
 from floodmark.engine.rocks import RocksEngine
 from floodmark.log import FAMILY, BatchSettings, EngineStore, holds_batches, list_ledgers
+from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision, Fate
+from floodmark.model.transaction import TransactionState
 from floodmark.testing import FaultyEngine
 from floodmark.transaction import open_coordinator
 
@@ -31,7 +34,8 @@ def test_recovery_answers_at_once_and_finishes_in_the_background(enabled: bool) 
     world = World(enabled=enabled)
     coordinator = world.coordinator
     opened, committing, aborting, ended = (coordinator.begin(LONG) for _ in range(4))
-    for transaction in (opened, committing, aborting, ended):
+    coordinator.join(opened, S)
+    for transaction in (committing, aborting, ended):
         coordinator.join(transaction, P)
         coordinator.join(transaction, S)
     coordinator.commit(ended, 4)
@@ -49,7 +53,9 @@ def test_recovery_answers_at_once_and_finishes_in_the_background(enabled: bool) 
     assert again.show(aborting).reason == "on purpose"
     assert again.show(committing).version == 5
     assert [(each.id, each.participants) for each in again.transactions()] == [
-        (each, [P, S]) for each in (opened, committing, aborting)
+        (opened, [S]),
+        (committing, [P, S]),
+        (aborting, [P, S]),
     ]
     assert again.begin(LONG) not in (opened, committing, aborting, ended)
     assert len(world.parts.calls) == told, "nobody was asked for all of this"
@@ -64,6 +70,38 @@ def test_recovery_answers_at_once_and_finishes_in_the_background(enabled: bool) 
     assert again.commit(opened, 6) == 6
     again.close()
     assert not world.parts.wrong
+
+
+def test_an_open_transaction_that_was_cut_off_in_its_commit_is_aborted_at_once() -> None:
+    """A partition joins only inside a commit.  Others stay open for the clients that began them."""
+    world = World()
+    begun, acknowledged, cut_off = (world.coordinator.begin(LONG) for _ in range(3))
+    world.coordinator.join(acknowledged, S)
+    world.coordinator.join(cut_off, S)
+    world.coordinator.join(cut_off, P)
+    # The abort is in no log, and the next restart comes to the same decision.
+    for _ in range(3):
+        world.restart()
+        assert world.states() == {begun: OPEN, acknowledged: OPEN, cut_off: ABORTING}
+        assert world.coordinator.fate(cut_off).decision is ABORT
+    world.coordinator.sweep()
+    assert world.parts.told == {(cut_off, S): (ABORT, 0), (cut_off, P): (ABORT, 0)}
+    with pytest.raises(TransactionEnded, match=r"is aborted \(the site was restarted in the middle"):
+        world.coordinator.commit(cut_off, 5)
+    assert world.coordinator.show(cut_off).state is TransactionState.ABORTED
+    assert world.coordinator.commit(acknowledged, 6) == 6
+    world.coordinator.close()
+
+
+def test_an_open_transaction_of_a_process_that_has_ended_is_aborted_at_once() -> None:
+    world = World()
+    own, other = world.coordinator.begin(LONG, "own"), world.coordinator.begin(LONG, "other")
+    world.coordinator.join(own, S)
+    world.is_abandoned = lambda transaction: transaction.endswith("-own")
+    world.restart()
+    assert world.states() == {own: ABORTING, other: OPEN}
+    assert world.coordinator.show(own).reason == "the process that began it has ended"
+    world.coordinator.close()
 
 
 def test_what_was_ended_before_a_power_cut_is_ended_once_more() -> None:
@@ -92,7 +130,7 @@ def rows_after(finished: int, *, enabled: bool) -> int:
     opened = []
     for first in range(0, finished, 50):
         begun = [future.result() for future in [coordinator.begin_soon(LONG) for _ in range(50)]]
-        for join in [coordinator.join_soon(each, P) for each in begun]:
+        for join in [coordinator.join_soon(each, S) for each in begun]:
             join.result()
         ending = begun[1:] if first < 250 else begun
         opened += begun[: len(begun) - len(ending)]
@@ -143,7 +181,7 @@ def test_a_log_on_disk_outlives_its_process_and_mixes_both_kinds_of_entries(tmp_
         world.coordinator.log.enabled = enabled
         ids.append(world.coordinator.begin(LONG))
         for transaction in ids:
-            world.coordinator.join(transaction, P)
+            world.coordinator.join(transaction, S)
     assert holds_batches(world.ledger())
     world.coordinator.close()
     engine.close()

@@ -1,7 +1,7 @@
 """A node: the partitions that one process serves from one engine, under one clock."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Final
 
@@ -37,7 +37,7 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
-from floodmark.partition.prepared import conflict
+from floodmark.partition.prepared import conflict, remove_rows
 from floodmark.partition.records import VersionsPage, find_before, scan_versions
 from floodmark.partition.recounting import recount
 from floodmark.partition.retention import Retention
@@ -273,6 +273,23 @@ class Node:
     def settle_by(self, settler: Settler) -> None:
         """Let someone say how the transactions end that have prepared something here."""
         self.committer.prepared.settler = settler
+
+    def forget_prepared(self, aborted: Set[str]) -> None:
+        """Remove what some transactions had prepared that are aborted, without a sync for each of them.
+
+        A power cut may undo it; then the transactions are found again, and aborted once more.  A failure is
+        only logged: their coordinator ends each of these writes as well.
+        """
+        prepared = self.committer.prepared
+        writes = [write for write in prepared.all() if write.transaction in aborted]
+        try:
+            for write in writes:
+                self.storage.remove(remove_rows(write))
+            if writes:
+                with self.storage.settled():
+                    prepared.load()
+        except FloodmarkError as failure:
+            _log.warning("writes that aborted transactions had prepared are not removed yet: %s", failure)
 
     def _settle_stale(self) -> None:
         """End what was prepared long ago and has been decided since, though nobody came to carry it out."""

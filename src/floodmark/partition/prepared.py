@@ -153,6 +153,10 @@ class PreparedWrites:
                 "have ended"
             )
 
+    def all(self) -> list[OpenWrite]:
+        """All writes, the oldest first."""
+        return list(self._writes.values())
+
     def versions(self) -> list[Version]:
         """The p of each write, in order."""
         return list(self._writes)

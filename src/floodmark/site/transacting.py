@@ -1,6 +1,8 @@
 """The transactions of a node of this process: its coordinators, and the way from them to those who take part.
 
 A site that is opened again knows of each transaction that was open, and goes on with those that were decided.
+Those that no caller can still commit are aborted (`transaction/recovery.py`), and what they had prepared is
+gone when the site has been opened: the resolved version waits for no deadline.
 """
 
 from collections import Counter
@@ -113,7 +115,12 @@ class LocalTransactions:
             self._open(number)
         node.settle_by(self.fate)
         subscriptions.settle_by(self.fate)
+        node.forget_prepared(
+            {each.id for each in self.list(timedelta(0)) if each.state is TransactionState.ABORTING}
+        )
         subscriptions.settle_pending(self._fate_at_opening if sweeps else self.fate)
+        if not sweeps:
+            self.sweep()
 
     # What transactions do
 
@@ -253,6 +260,7 @@ class LocalTransactions:
             settings=self._logs.settings.coordinator,
             mint=self._mint,
             time_source=self._node.clock.time_source,
+            is_abandoned=_is_own,
         )
         self._logs.opened(LogKind.COORDINATOR, coordinator.log)
         self._coordinators = {**self._coordinators, number: coordinator}
@@ -281,6 +289,11 @@ class LocalTransactions:
             for each in coordinator.transactions(older_than=older_than)
         ]
         return sorted(found, key=lambda each: -each.age_ms)
+
+
+def _is_own(transaction: str) -> bool:
+    """Whether a process began a transaction that had the site open itself."""
+    return transaction.endswith(f"-{OWN_MARK}")
 
 
 def _prepare(partition: LocalPartition, transaction: str, rows: Mapping[bytes, bytes]) -> Version:

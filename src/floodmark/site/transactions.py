@@ -53,9 +53,8 @@ class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class LogReport(msgspec.Struct, frozen=True, kw_only=True):
     """A log at this moment.
 
-    `owner` is the number of a coordinator, or the name of a subscription.  While `holds_batches`, a version
-    that knows only bare entries cannot read it.  `oldest_live`
-    is the entry of its oldest live record.
+    `owner` is the number of a coordinator, or the name of a subscription.  While `holds_batches`, a reader
+    that knows only bare entries cannot read it.  `oldest_live` is the entry of its oldest live record.
     """
 
     log: LogKind

@@ -11,9 +11,9 @@ another (`log/base.py`), so the next decision is the only one.
 **Nothing stays half-way.**  Once decided, the participants are told until all of them have done their part:
 at once, by whoever decided and waits; else, with growing pauses, by `sweep` (`ending.py`).
 
-**Recovery** reads the live records, which is what was open or half-way, and answers at once; `sweep` does the
-rest.  Whoever asks about a transaction that is not known hears that it is aborted: one that was committed is
-let go only when no participant has anything left to ask about.
+**Recovery** reads the live records, which is what was open or half-way, aborts what no caller can still
+commit (`recovery.py`), and answers at once; `sweep` does the rest.  A transaction that is not known was
+aborted: one that was committed is let go only when no participant has anything left to ask about.
 
 **Time** is that of a clock that only grows.  A deadline that is read from the log is never further away than
 the timeout that the transaction had.
@@ -81,7 +81,8 @@ class TransactionCoordinator:
 
     Each call returns when its step is durable; those that end in `_soon` return at once, with a future, so
     that a few threads can have many transactions in flight.  `live` are the records that the log holds, and
-    `mint` gives names that were never given before.
+    `mint` gives names that were never given before.  `is_abandoned` says of a transaction that was found open
+    whether the process that began it has ended.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class TransactionCoordinator:
         time_source: TimeSource = system_time_ms,
         growing_ms: TimeSource = monotonic_ms,
         wait_seconds_max: float = WAIT_SECONDS_MAX,
+        is_abandoned: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.number = number
         self.log = log
@@ -102,7 +104,9 @@ class TransactionCoordinator:
         self._time_source = time_source
         self._growing_ms = growing_ms
         self._wait_seconds_max = wait_seconds_max
-        held, orphans = replay(number, live, now_ms=growing_ms(), wall_ms=time_source())
+        held, orphans = replay(
+            number, live, now_ms=growing_ms(), wall_ms=time_source(), is_abandoned=is_abandoned
+        )
         log.acknowledge(orphans)
         self._book = TransactionBook(held, growing_ms)
         self._lock = self._book.lock

@@ -27,6 +27,7 @@ def open_coordinator(
     time_source: TimeSource,
     growing_ms: TimeSource = monotonic_ms,
     wait_seconds_max: float = WAIT_SECONDS_MAX,
+    is_abandoned: Callable[[str], bool] = lambda _: False,
 ) -> TransactionCoordinator:
     """The coordinator of a number, as its log says."""
     log = open_log(
@@ -46,6 +47,7 @@ def open_coordinator(
         time_source=time_source,
         growing_ms=growing_ms,
         wait_seconds_max=wait_seconds_max,
+        is_abandoned=is_abandoned,
     )
 
 
