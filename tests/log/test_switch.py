@@ -88,8 +88,8 @@ def test_the_format_version_is_checked_whenever_a_log_is_read() -> None:
         live_records(ledger)
 
 
-def test_the_way_down_to_a_version_that_knows_only_bare_entries() -> None:
-    """Switch off, wait until no batch is left, start the older version; then up again."""
+def test_the_way_to_a_reader_that_knows_only_bare_entries_and_back() -> None:
+    """Switch off, wait until no batch is left, let it read and write; then switch on again."""
     ledger = GatedLedger()
     writer = BatchedWriter[bytes](ledger)
     with busy(writer, ledger) as plug:
@@ -99,9 +99,7 @@ def test_the_way_down_to_a_version_that_knows_only_bare_entries() -> None:
     writer.enabled = False
     bare = [writer.write(b"bare %d" % number) for number in range(2)]
     assert holds_batches(ledger)
-    assert any(entry.startswith(MAGIC) for entry in read_as_before(ledger)), (
-        "the older one must not start yet"
-    )
+    assert any(entry.startswith(MAGIC) for entry in read_as_before(ledger)), "it cannot read this yet"
 
     for position in open_positions[:-1]:
         writer.acknowledge([position])
@@ -111,18 +109,18 @@ def test_the_way_down_to_a_version_that_knows_only_bare_entries() -> None:
     writer.close()
     assert read_as_before(ledger) == [b"bare 0", b"bare 1"]
 
-    ledger.append(b"written by the older one")
+    ledger.append(b"written by that one")
     acknowledgements = Acknowledgements(ledger)
     assert [record for _, record in acknowledgements.recover()] == [
         b"bare 0",
         b"bare 1",
-        b"written by the older one",
+        b"written by that one",
     ]
     again = BatchedWriter[bytes](ledger, acknowledgements=acknowledgements)
     again.acknowledge(bare)
     again.write(b"batched again")
     again.close()
-    assert records_of(ledger) == [b"written by the older one", b"batched again"]
+    assert records_of(ledger) == [b"written by that one", b"batched again"]
 
 
 def test_a_flush_waits_for_what_came_before_and_for_nothing_else() -> None:

@@ -136,8 +136,8 @@ def batch_log(
 
     It takes effect at once, and for good. Limits hold for logs that are opened from then on.
 
-    An older version reads only bare entries. Disable batching of both logs, and start it when
-    `--status` says that no batched entry is left.
+    A reader that knows only bare entries can read the logs when batching of both is disabled
+    and `--status` says that no batched entry is left.
 
     \b
     Examples:
@@ -159,7 +159,7 @@ def batch_log(
     with open_site(location) as site:
         if log is not None and update != BatchUpdate():
             site.transactions.set_batching(log, update)
-        # Both kinds, whichever is named: what an older version can read depends on all logs.
+        # Both kinds, whichever is named: what a reader of bare entries can read depends on all logs.
         found = _Batching(
             settings={kind: site.transactions.batching(kind) for kind in LogKind},
             reports=site.transactions.logs(),
@@ -262,10 +262,10 @@ def _print_batching(found: _Batching, kinds: list[LogKind], *, status: bool) -> 
 
 
 def _say_readable(found: _Batching) -> str:
-    """Whether an older version could be started now, and if not, what is missing."""
+    """Whether a reader of bare entries can read all logs from now on, and if not, what is missing."""
     enabled = [f"disable {kind} as well" for kind, each in found.settings.items() if each.enabled]
     left = any(report.holds_batches for report in found.reports)
     missing = enabled + ["wait until the transactions have ended"] * left
     if not missing:
-        return "an older version can read these logs"
-    return f"an older version cannot read these logs yet: {' and '.join(missing)}"
+        return "a reader of bare entries can read these logs"
+    return f"a reader of bare entries cannot read these logs yet: {' and '.join(missing)}"
