@@ -8,6 +8,9 @@ A coordinator's transaction is begun, joined by two participants and committed, 
 next; then its participants, which have nothing to do, are told, and its records go.  At most eight threads
 drive all that are in flight.  A thread that has one waits for each step; one that has several hands over the
 same step of all of them, then waits for all.
+
+At a site, a transaction takes a change from a subscription, writes a record and acknowledges the change, or
+only writes.  Each thread has one in flight.
 """
 
 import argparse
@@ -29,6 +32,7 @@ from typing import Final, TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import (
+    BATCH,
     MICROSECONDS,
     Measure,
     Row,
@@ -56,11 +60,18 @@ from floodmark.log import (
 from floodmark.log.statistics import FlushCounter
 from floodmark.model.transaction import Participant, ParticipantKind
 from floodmark.model.version import Version
+from floodmark.partition import FAMILIES, FILTERED_BYTES
+from floodmark.site import open_engine
+from floodmark.site.transactions import BatchUpdate, LogKind
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator, start_sweeping
 
 LEVELS: Final = (1, 8, 64, 512)
 THREADS_MAX: Final = 8
 TURNS: Final = 20
+SITE_LEVELS: Final = (1, 64)
+SITE_TURNS: Final = 3
+# What a subscription has before it: more than a turn consumes.
+MESSAGES: Final = 50_000
 RECORD_BYTES: Final = 60
 SYNC_SECONDS: Final = 0.002
 FINISHED, OPEN = 100_000, 1_000
@@ -139,6 +150,7 @@ def main() -> None:
     machine = describe_machine()
     sections: dict[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
         "transactions": transaction_rows,
+        "site": site_rows,
         "entries": entry_rows,
         "recovery": recovery_rows,
         "cost": cost_rows,
@@ -156,7 +168,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each side in each repetition")
     parser.add_argument("--repeat", type=int, default=5, help="repetitions")
     parser.add_argument("--level", type=int, action="append", help="transactions in flight (1, 8, 64, 512)")
-    parser.add_argument("--only", action="append", help="transactions, entries, recovery or cost")
+    parser.add_argument("--only", action="append", help="transactions, site, entries, recovery or cost")
     parser.add_argument("--disk", action="append", choices=list(DISKS), help="of the transactions")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the disk to measure")
     parser.add_argument("--json", action="store_true", help="for machines")
@@ -251,6 +263,88 @@ def level_rows(work: str, level: int, disk: str, runs: Mapping[str, Sequence[Run
 
 def percentile(samples: Sequence[float], percent: int) -> float:
     return median(samples) if len(samples) < 2 else quantiles(samples, n=100, method="inclusive")[percent - 1]
+
+
+# Transactions of a site
+
+
+class SiteSide:
+    """A site whose transactions are logged one way, with a subscription that all threads consume."""
+
+    def __init__(self, engine: RocksEngine, side: str) -> None:
+        self.site = open_engine(engine, site=side, background=True)
+        for log in LogKind:
+            self.site.transactions.set_batching(log, BatchUpdate(enabled=side == BATCHED))
+        messages = self.site.create_namespace("messages")
+        for first in range(0, MESSAGES, BATCH):
+            messages.put_many({b"%06d" % each: b"message" for each in range(first, first + BATCH)})
+        self._counts = self.site.create_namespace("counts")
+        self._subscription = self.site.subscribe("counting", "messages")
+        self.works = {"write": self.write, "consume, write, acknowledge": self.consume}
+
+    def write(self, thread: int) -> None:
+        with self.site.transaction() as transaction:
+            transaction.put(self._counts, b"%d" % thread, b"1")
+
+    def consume(self, thread: int) -> None:
+        delivery = next(self._subscription)
+        with self.site.transaction() as transaction:
+            transaction.put(self._counts, b"%d" % thread, b"1")
+            transaction.acknowledge(delivery)
+
+    def drive(self, work: str, level: int, seconds: float, run: Run) -> None:
+        """Let threads work for a while, from the first message on."""
+        self._subscription.seek("beginning")
+        do = self.works[work]
+        begun: list[float] = []
+        barrier = Barrier(level, action=lambda: begun.append(perf_counter()))
+
+        def repeat(thread: int) -> list[float]:
+            latencies: list[float] = []
+            barrier.wait()
+            while (start := perf_counter()) < begun[0] + seconds:
+                do(thread)
+                latencies.append(perf_counter() - start)
+            return latencies
+
+        with ThreadPoolExecutor(level) as pool:
+            for latencies in pool.map(repeat, range(level)):
+                run.latencies += latencies
+        run.seconds += perf_counter() - begun[0]
+
+    def close(self) -> None:
+        self._subscription.close()
+        self.site.close()
+
+
+def site_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
+    for disk in options.disk or DISKS:
+        sides: dict[str, SiteSide] = {}
+        for side in (BARE, BATCHED):
+            path = directory / disk.replace(" ", "-") / side
+            sides[side] = SiteSide(DISKS[disk](path, FAMILIES, prefix_bytes=FILTERED_BYTES), side)
+        for work, level in product(sides[BARE].works, options.level or SITE_LEVELS):
+            tell(f"{work}, {level} threads, {disk}")
+            for each in sides.values():
+                each.drive(work, level, options.seconds / 5, Run())
+            runs = {name: [Run() for _ in range(options.repeat)] for name in sides}
+            for repetition, turn in product(range(options.repeat), range(SITE_TURNS)):
+                for name in (BARE, BATCHED)[:: 1 if (repetition + turn) % 2 else -1]:
+                    sides[name].drive(work, level, options.seconds / SITE_TURNS, runs[name][repetition])
+            yield from site_level_rows(f"{work}, {level} threads, {disk}", level, runs)
+        for each in sides.values():
+            each.close()
+
+
+def site_level_rows(work: str, level: int, runs: Mapping[str, Sequence[Run]]) -> Iterator[Row]:
+    rates = {side: Measure.of([run.transactions_per_second for run in runs[side]]) for side in runs}
+    target = Target(limit=5, unit="x bare", at_least=True) if level == 64 else None
+    yield compare(work, "transactions/s", rates[BARE], rates[BATCHED], target)
+    times = {
+        side: Measure.of([percentile(run.latencies, 99) * MILLISECONDS for run in runs[side]])
+        for side in runs
+    }
+    yield compare("  p99", "ms", times[BARE], times[BATCHED])
 
 
 # Entries and bytes
