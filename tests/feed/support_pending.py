@@ -7,6 +7,7 @@ from typing import Final
 from tests.feed.support_subscription import Stage, make_stage
 from tests.site.support import host_of
 
+from floodmark.clock import HybridClock
 from floodmark.feed.acknowledgement import Acknowledgement, Deliveries, LiveCommit, Position, Progress
 from floodmark.feed.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
 from floodmark.feed.safepoints import SafePoints
@@ -15,10 +16,12 @@ from floodmark.feed.subscription_telling import SendIn
 from floodmark.feed.subscriptions import OpenChanges, SubscriptionSpec
 from floodmark.log import Acknowledgements, BatchSettings, OpenLog, StoredLedger, open_log
 from floodmark.model.errors import OutcomeUnknown
+from floodmark.model.limits import COMMIT_BYTES_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
-from floodmark.partition import FAMILIES, Retention, Storage
+from floodmark.partition import FAMILIES, EngineBound, Retention, Storage
+from floodmark.partition.committer import Committer
 from floodmark.partition.ledgers import LedgerStore
 from floodmark.testing import FaultyEngine, SimulatedTime
 
@@ -53,10 +56,13 @@ class Desk:
     def start(self) -> None:
         storage = Storage(self.engine)
         self._ledgers = LedgerStore(storage)
+        clock = HybridClock(self.time, upper_bound=EngineBound(self.engine))
+        self.committer = Committer(storage, clock, 7, round_bytes_max=COMMIT_BYTES_MAX)
         self.store = LocalSubscriptionStore(
             storage,
             SafePoints(storage, self.time, lambda: [NAMESPACE], Retention(storage)),
             self.time,
+            take=self.committer.commit,
             resolve_namespace=self.namespace,
             resolved_version=self.resolved,
             open_changes=self.open_changes,

@@ -297,6 +297,7 @@ def test_without_a_log_nothing_is_acknowledged_in_a_transaction(desk: Desk) -> N
         desk.store._storage,
         desk.store._safe_points,
         desk.time,
+        take=desk.committer.commit,
         resolve_namespace=desk.namespace,
         resolved_version=desk.resolved,
         open_changes=desk.open_changes,

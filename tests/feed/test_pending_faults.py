@@ -11,14 +11,16 @@ from typing import Final
 import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, settler
 
+from floodmark.engine import WriteRow
 from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
 from floodmark.feed.pending import PendingRecord
 from floodmark.feed.pending_ledger import PendingLedger, Writing
+from floodmark.feed.subscription_changes import Judge, Standing, SubscriptionChange
 from floodmark.feed.subscription_store import LocalSubscriptionStore
-from floodmark.feed.subscriptions import SubscriptionRow
 from floodmark.log import BatchSettings
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.model.partition import Decision
+from floodmark.model.version import Version
 from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, SimulatedCrash
 
 A, B, C = (Position(10, index) for index in range(3))
@@ -167,35 +169,33 @@ def test_every_step_may_fail(
 
 
 def let_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log forgets before the row knows."""
-    store_row = LocalSubscriptionStore._store
+    """The log forgets before the subscription knows."""
+    change_one = LocalSubscriptionStore._change
 
-    def store(self: LocalSubscriptionStore, row: SubscriptionRow, **settings: bool) -> SubscriptionRow:
-        ledger = self._pending.find(row.name)
+    def change(self: LocalSubscriptionStore, name: str, judge: Judge) -> None:
+        ledger = self._pending.find(name)
         if ledger is not None:
             ledger.log.writer.acknowledge(ledger._positions.get("mine", ()))
-        return store_row(self, row, **settings)
+        change_one(self, name, judge)
 
-    monkeypatch.setattr(LocalSubscriptionStore, "_store", store)
+    monkeypatch.setattr(LocalSubscriptionStore, "_change", change)
 
 
 def keep_commits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    store_row = LocalSubscriptionStore._store
+    change_one = Standing.change
 
-    def store(self: LocalSubscriptionStore, row: SubscriptionRow, **settings: bool) -> SubscriptionRow:
-        known = self._rows.get(row.name)
-        if known is None or known.lease != row.lease:
-            return store_row(self, row, **settings)
-        self._rows[row.name] = row
-        return row
+    def change(self: Standing, version: Version, change: SubscriptionChange) -> tuple[WriteRow, bool]:
+        (family, key, encoded), is_last = change_one(self, version, change)
+        return (family, key, encoded if change.expires_at_ms is not None else None), is_last
 
-    monkeypatch.setattr(LocalSubscriptionStore, "_store", store)
+    monkeypatch.setattr(Standing, "change", change)
 
 
 def keep_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(self: PendingLedger, record: PendingRecord) -> None:
-        if self.is_writing(record.transaction):
-            self._end_writing(record)
+        with self.lock:
+            if self.is_writing(record.transaction):
+                self._end_writing(record)
 
     monkeypatch.setattr(PendingLedger, "give_up", give_up)
 
@@ -204,10 +204,11 @@ def write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     write = Writing.write
 
     def write_others(self: Writing) -> None:
-        assert self._begun is not None
-        ledger, record = self._begun
+        record = self._record
+        assert record is not None
         if record.transaction == "mine":
-            ledger._end_writing(record)
+            with self._ledger.lock:
+                self._ledger._end_writing(record)
         else:
             write(self)
 

@@ -75,6 +75,8 @@ class Content(TypedDict):
     epoch: NotRequired[int]
     watermarks: NotRequired[dict[str, dict[str, int]]]
     open_transactions: NotRequired[list[str]]
+    # By subscription, the versions that it got and did not acknowledge.
+    unacknowledged: NotRequired[dict[str, list[int]]]
 
 
 class Author:
@@ -233,6 +235,7 @@ def write_site(path: Path) -> Content:
     author.heartbeat()
     author.put("users", {b"user19": b"the last one"}, durability="async")
     transactions = _leave_transactions_open(author)
+    unacknowledged = _leave_unacknowledged(author)
     author.site.close()
     return {
         "site": "oslo",
@@ -249,6 +252,7 @@ def write_site(path: Path) -> Content:
         "epoch": TOPOLOGY.epoch,
         "watermarks": author.watermarks,
         "open_transactions": transactions,
+        "unacknowledged": unacknowledged,
     }
 
 
@@ -339,9 +343,28 @@ def _leave_transactions_open(author: Author) -> list[str]:
         batched.acknowledge(next(reader))
     site.transactions.set_batching(LogKind.COORDINATOR, BatchUpdate(enabled=False))
     bare = site.transaction(timeout=OPEN_FOR)
-    (held,) = [point for point in site.safe_points() if point.name == "subscription/indexer"]
-    author.safe_points.append((held.name, held.version, held.expires_at_ms, held.namespace))
+    _note_safe_point(author, "indexer")
     return [batched.id, bare.id]
+
+
+def _leave_unacknowledged(author: Author) -> dict[str, list[int]]:
+    """A subscription that is not closed in order: its last acknowledgements are changes of its row."""
+    written = [write["version"] for write in author.writes if write["namespace"] == "counts"]
+    options = SubscriptionOptions(follow=False, background=False)
+    reader = author.site.subscribe("counting", "counts", start=written[0] - 1, options=options)
+    deliveries = list(reader)
+    reader.flush()
+    for number in (0, 2):
+        author.pass_time()
+        deliveries[number].acknowledge()
+        reader.flush()
+    _note_safe_point(author, "counting")
+    return {"counting": [version for number, version in enumerate(written) if number not in (0, 2)]}
+
+
+def _note_safe_point(author: Author, subscription: str) -> None:
+    (held,) = [point for point in author.site.safe_points() if point.name == f"subscription/{subscription}"]
+    author.safe_points.append((held.name, held.version, held.expires_at_ms, held.namespace))
 
 
 def main() -> None:

@@ -353,3 +353,8 @@ def test_merged_records_go_on_from_what_they_were(golden: Golden, site: Site) ->
     assert profiles.get(b"ada") == b'{"name":"Ada King","tags":[1,  2],"title":"countess"}'
     counts.add(b"home", -2)
     assert counts.get(b"home") == b"40"
+
+
+def test_subscriptions_go_on_from_what_was_acknowledged(golden: Golden, site: Site) -> None:
+    for name, versions in golden.content.get("unacknowledged", {}).items():
+        assert [commit.version for commit in site.host.subscriptions.find(name).live] == versions

@@ -134,6 +134,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     delivered: list[LiveCommit] = []
     acknowledgement: Acknowledgement = Acknowledgement()
 
+    def is_news(self, through: Version) -> bool:
+        """Whether it can tell something to a site that knows of all deliveries up to a version.
+
+        >>> Progress(through=7).is_news(6), Progress(through=7).is_news(7)
+        (True, False)
+        """
+        return self.through > through or bool(self.delivered) or self.acknowledgement != Acknowledgement()
+
     def require_sound(self) -> None:
         """Refuse what no consumer can have meant, before anything is made of it."""
         versions = [commit.version for commit in self.delivered]
@@ -289,6 +297,13 @@ class Deliveries:
         return any(
             commit.runs and (commit.version < through.version or commit.runs[0] <= through.index)
             for commit in self._up_to(through.version)
+        )
+
+    def has_any_live(self, acknowledgement: Acknowledgement) -> bool:
+        """Whether an acknowledgement changes something."""
+        through = acknowledgement.through
+        return any(map(self.is_live, acknowledgement.positions)) or (
+            through is not None and self.has_live(through)
         )
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> int:

@@ -1,16 +1,16 @@
 """The log of a subscription's pending acknowledgements, and what it holds, in memory.
 
-An acknowledgement is judged and entered first, so that nobody else can take the same changes; then it is
-written, without holding anybody up, so that many become one entry; and if it cannot be written, it is taken
-out again.  Until it is durable its transaction counts as being *written*, and is not ended.  All this is done
-by a promise of the log, so that it comes to its end though Ctrl-C ends the wait for it.
+An acknowledgement is judged and entered first, so that no other transaction can take the same changes; then
+it is written, without a lock, so that many become one entry; and if it cannot be written, it is taken out
+again.  Until it is durable its transaction counts as being *written*, and is not ended.  All this is done by
+a promise of the log, so that it comes to its end though Ctrl-C ends the wait for it.
 
 Letting go of records is durable only with the next append (`log/acknowledgement.py`).  So a crash may bring
 those of ended transactions back; whoever opens the log asks what became of them.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from threading import Condition, Lock
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -29,14 +29,18 @@ OpenPendingLog: TypeAlias = Callable[[str], OpenLog[PendingRecord]]
 
 
 class PendingLedger:
-    """One subscription's, for whoever holds the lock of the store.  Its log may be written to without that.
+    """One subscription's.  Its lock is taken last of all, for a moment, and never while the log is written.
 
     Records from before `epoch`, in which the subscription was last moved, are let go.
     """
 
     def __init__(self, name: str, log: OpenLog[PendingRecord], epoch: int) -> None:
         self.log = log
+        self.lock = Lock()
+        # To be used with the lock, as all that says nothing else.
         self.pending = Pending(name)
+        self._name = name
+        self._written = Condition(self.lock)
         self._positions: dict[str, list[LogPosition]] = {}
         # By transaction, the records that are on their way to the log.  Those of two calls may be equal.
         self._writing: dict[str, dict[int, PendingRecord]] = {}
@@ -53,35 +57,52 @@ class PendingLedger:
         """Whether something that a transaction acknowledged is on its way to the log."""
         return transaction in self._writing
 
+    def wait_written(self, transaction: str) -> None:
+        """Wait until nothing of a transaction is on its way to the log.  Takes the lock."""
+        with self.lock:
+            if self._written.wait_for(lambda: transaction not in self._writing, WRITE_SECONDS_MAX):
+                return
+        raise Retryable(
+            f"an acknowledgement of subscription {self._name!r} in transaction {transaction} has been on its "
+            f"way to the log for more than {WRITE_SECONDS_MAX:g} s; look after the disk, then try again",
+            subscription=self._name,
+            transaction=transaction,
+        )
+
     def begin(self, record: PendingRecord) -> None:
         """Enter what is written next.  Whoever is interrupted in it gives it up."""
         self._writing.setdefault(record.transaction, {})[id(record)] = record
         self.pending.add(record.transaction, record.acknowledgement)
 
     def finish(self, record: PendingRecord, position: LogPosition) -> None:
-        """Note that it is written.  May be called again."""
-        if id(record) in self._writing.get(record.transaction, ()):
-            self._positions.setdefault(record.transaction, []).append(position)
-            self._end_writing(record)
+        """Note that it is written.  May be called again.  Takes the lock."""
+        with self.lock:
+            if id(record) in self._writing.get(record.transaction, ()):
+                self._positions.setdefault(record.transaction, []).append(position)
+                self._end_writing(record)
 
     def give_up(self, record: PendingRecord) -> None:
-        """Note that it is not written.  May be called again."""
-        if id(record) in self._writing.get(record.transaction, ()):
-            self.pending.take_back(record.transaction, record.acknowledgement)
-            self._end_writing(record)
+        """Note that it is not written.  May be called again.  Takes the lock."""
+        with self.lock:
+            if id(record) in self._writing.get(record.transaction, ()):
+                self.pending.take_back(record.transaction, record.acknowledgement)
+                self._end_writing(record)
 
     def let_go(self, transaction: str) -> None:
-        """Forget a transaction that has ended, and its records."""
-        self.pending.remove(transaction)
+        """Forget a transaction that has ended, and its records.  Takes the lock."""
+        with self.lock:
+            self.pending.remove(transaction)
+            positions = self._positions.pop(transaction, ())
         # A closed log keeps the records: they are found again, and the transaction is ended once more.
         with suppress(Closed):
-            self.log.writer.acknowledge(self._positions.pop(transaction, ()))
+            self.log.writer.acknowledge(positions)
 
     def _end_writing(self, record: PendingRecord) -> None:
         writing = self._writing[record.transaction]
         del writing[id(record)]
         if not writing:
             del self._writing[record.transaction]
+        self._written.notify_all()
 
 
 class Writing(Promise[None]):
@@ -91,11 +112,10 @@ class Writing(Promise[None]):
     taken the record.
     """
 
-    def __init__(self, lock: Lock, written: Condition) -> None:
+    def __init__(self, ledger: PendingLedger) -> None:
         super().__init__()
-        self._lock = lock
-        self._written = written
-        self._begun: tuple[PendingLedger, PendingRecord] | None = None
+        self._ledger = ledger
+        self._record: PendingRecord | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -106,23 +126,19 @@ class Writing(Promise[None]):
         if not self.is_taken:
             self._give_up()
 
-    def begin(self, ledger: PendingLedger, record: PendingRecord) -> None:
-        """Enter a record; the lock is held."""
-        self._begun = ledger, record
-        ledger.begin(record)
+    def begin(self, record: PendingRecord) -> None:
+        """Enter a record; the lock of the ledger is held."""
+        self._record = record
+        self._ledger.begin(record)
 
     def write(self) -> None:
         """Write what was entered, if anything was, without the lock, so that many become one entry."""
-        if self._begun is not None:
-            ledger, record = self._begun
-            ledger.log.writer.write_for(record, self)
+        if self._record is not None:
+            self._ledger.log.writer.write_for(self._record, self)
 
     def complete(self, position: LogPosition) -> None:
-        if self._begun is not None:
-            ledger, record = self._begun
-            with self._lock:
-                ledger.finish(record, position)
-                self._written.notify_all()
+        if self._record is not None:
+            self._ledger.finish(self._record, position)
         self.set_result(None)
 
     def fail(self, failure: BaseException) -> None:
@@ -130,23 +146,17 @@ class Writing(Promise[None]):
         self.set_exception(failure)
 
     def _give_up(self) -> None:
-        if self._begun is not None:
-            ledger, record = self._begun
-            with self._lock:
-                ledger.give_up(record)
-                self._written.notify_all()
+        if self._record is not None:
+            self._ledger.give_up(self._record)
 
 
 class PendingLedgers:
-    """Those of all subscriptions.  They are opened when they are there, or needed; one writer each.
+    """Those of all subscriptions.  They are opened when they are there, or needed; one writer each."""
 
-    Whoever uses them holds the lock, save for `writing`.
-    """
-
-    def __init__(self, lock: Lock, open_log: OpenPendingLog | None) -> None:
+    def __init__(self, open_log: OpenPendingLog | None) -> None:
         self._open_log = open_log
-        self._lock = lock
-        self._written = Condition(lock)
+        # Held by a thread that opens one.
+        self._opening = Lock()
         self._ledgers: dict[str, PendingLedger] = {}
 
     def load(self, engine: Engine, epochs: Mapping[str, int]) -> None:
@@ -160,34 +170,45 @@ class PendingLedgers:
 
     def open(self, name: str, epoch: int) -> PendingLedger:
         """The one of a subscription."""
-        found = self._ledgers.get(name)
-        if found is None:
-            if self._open_log is None:
-                raise InvalidArgument(
-                    "there is no log for acknowledgements in transactions here; acknowledge without one"
-                )
-            found = self._ledgers[name] = PendingLedger(name, self._open_log(name), epoch)
-        return found
+        with self._opening:
+            found = self._ledgers.get(name)
+            if found is None:
+                if self._open_log is None:
+                    raise InvalidArgument(
+                        "there is no log for acknowledgements in transactions here; acknowledge without one"
+                    )
+                found = self._ledgers[name] = PendingLedger(name, self._open_log(name), epoch)
+            return found
 
     def find(self, name: str) -> PendingLedger | None:
         """The one of a subscription, if it is open."""
         return self._ledgers.get(name)
 
-    def of(self, name: str) -> Pending:
-        """What is pending on a subscription."""
+    @contextmanager
+    def looking(self, name: str) -> Iterator[Pending]:
+        """What is pending on a subscription, while it does not change."""
         found = self._ledgers.get(name)
-        return Pending(name) if found is None else found.pending
+        if found is None:
+            yield Pending(name)
+        else:
+            with found.lock:
+                yield found.pending
 
     def transactions(self) -> list[tuple[str, str]]:
         """All transactions, each with a subscription of which it has acknowledged something."""
-        return [(name, each) for name, found in self._ledgers.items() for each in found.pending.transactions]
+        return [(name, each) for name in list(self._ledgers) for each in self.transactions_of(name)]
+
+    def transactions_of(self, name: str) -> list[str]:
+        """The transactions that have acknowledged something of a subscription."""
+        with self.looking(name) as pending:
+            return pending.transactions
 
     def logs(self) -> dict[str, OpenLog[PendingRecord]]:
         """The logs, by the names of their subscriptions."""
-        return {name: found.log for name, found in self._ledgers.items()}
+        return {name: found.log for name, found in list(self._ledgers.items())}
 
     def delete(self, name: str) -> None:
-        """Remove the log of a subscription, in which nothing is pending."""
+        """Remove the log of a subscription, in which nothing is pending and nobody can enter anything."""
         found = self._ledgers.pop(name, None)
         if found is not None:
             found.log.writer.close()
@@ -195,30 +216,11 @@ class PendingLedgers:
 
     def require_none(self, name: str) -> None:
         """Refuse to go on while something is pending on a subscription."""
-        first = next(iter(self.of(name).transactions), None)
+        first = next(iter(self.transactions_of(name)), None)
         if first is not None:
             raise AcknowledgementConflict(
                 f"changes of subscription {name!r} are acknowledged in transactions that have not ended, "
                 f"such as {first}; commit or abort them first, or floodmark txn abort {first}",
                 subscription=name,
                 transaction=first,
-            )
-
-    def writing(self) -> Writing:
-        """The way of a record that is entered next, if one is."""
-        return Writing(self._lock, self._written)
-
-    def wait_written(self, name: str, transaction: str) -> None:
-        """Wait until nothing of a transaction is on its way to the log."""
-
-        def is_written() -> bool:
-            ledger = self._ledgers.get(name)
-            return ledger is None or not ledger.is_writing(transaction)
-
-        if not self._written.wait_for(is_written, WRITE_SECONDS_MAX):
-            raise Retryable(
-                f"an acknowledgement of subscription {name!r} in transaction {transaction} has been on its "
-                f"way to the log for more than {WRITE_SECONDS_MAX:g} s; look after the disk, then try again",
-                subscription=name,
-                transaction=transaction,
             )

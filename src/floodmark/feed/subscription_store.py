@@ -3,27 +3,39 @@
 The order of steps keeps what a subscription needs through crashes: a safe point is set *before* a row that
 relies on it is stored, and moved on only *after* the row that allows it.
 
-What is acknowledged in a transaction goes to a log of the subscription, and into the row, in one step, when
-the transaction is committed: *before* the log lets go of it.  So whatever a crash brings back of a
-transaction that was committed is not live any more, and ending it once more, either way, changes nothing.
+What is acknowledged in a transaction goes to a log of the subscription, and becomes a change of the
+subscription when the transaction is committed: *before* the log lets go of it.  So whatever a crash brings
+back of a transaction that was committed is not live any more, and ending it once more, either way, changes
+nothing.
+
+What consumers and transactions do is a change of one subscription, in a round of group commit
+(`subscription_changes.py`).  To open, move or remove a subscription is rare, and writes its whole row.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from threading import Lock
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from floodmark.clock import TimeSource
 from floodmark.feed.acknowledgement import Acknowledgement, Deliveries, Position, Progress
 from floodmark.feed.feeds import Lease, require_lease_seconds
 from floodmark.feed.pending import PendingAcknowledgement, PendingRecord
-from floodmark.feed.pending_ledger import OpenPendingLog, PendingLedgers
+from floodmark.feed.pending_ledger import OpenPendingLog, PendingLedger, PendingLedgers, Writing
 from floodmark.feed.safepoints import LIFETIME, SafePoints
+from floodmark.feed.subscription_changes import (
+    Changes,
+    ChangeStep,
+    Judge,
+    Standing,
+    SubscriptionChange,
+    load_subscription,
+    load_subscriptions,
+)
 from floodmark.feed.subscription_statistics import measure
 from floodmark.feed.subscriptions import (
     OpenChanges,
@@ -51,14 +63,13 @@ from floodmark.model.limits import SUBSCRIPTIONS_MAX
 from floodmark.model.names import require_name
 from floodmark.model.partition import Decision, Fate, Settler
 from floodmark.model.version import VERSION_MAX, Version, moment_of, physical_ms
-from floodmark.partition import META, Storage, load_metadata
+from floodmark.partition import Storage
+from floodmark.partition.commit import Step
 
 # A safe point moves with its subscription, but not more often than this.
 HOLD_EVERY_MS: Final = 60_000
 # Whoever moves or removes a subscription waits for the end of so many transactions at most.
 SETTLED_MAX: Final = 1_000
-
-_SUBSCRIPTIONS: Final = b"subscriptions/"
 
 _log = logging.getLogger("floodmark.feed")
 
@@ -66,13 +77,12 @@ _log = logging.getLogger("floodmark.feed")
 class LocalSubscriptionStore:
     """Keeps subscriptions in the metadata of an engine of this process.
 
-    `resolve_namespace` gives a namespace's id and the version at which it was created; from
-    `open_changes` a backlog is counted.  `open_log` opens the log of a subscription's pending
-    acknowledgements; without it, nothing can be acknowledged in a transaction.
+    `take` takes a step in a round.  `resolve_namespace` gives a namespace's id and the version at which it
+    was created; from `open_changes` a backlog is counted.  `open_log` opens the log of a subscription's
+    pending acknowledgements; without it, nothing can be acknowledged in a transaction.
 
-    What is kept in memory changes only in the turn to write; the lock makes the steps of one call one
-    step for the others, and is taken before the turn.  The deliveries of a row are kept beside it, because
-    to make them of a row takes time for each change that is not acknowledged.
+    Of the locks, the first is held while a subscription is opened, moved or removed, and while its safe point
+    is moved; then comes the turn to write, then the lock of a subscription, and then that of its log.
     """
 
     def __init__(
@@ -81,6 +91,7 @@ class LocalSubscriptionStore:
         safe_points: SafePoints,
         time_source: TimeSource,
         *,
+        take: Callable[[Step], object],
         resolve_namespace: Callable[[str], tuple[int, Version]],
         resolved_version: Callable[[], Version],
         open_changes: OpenChanges,
@@ -89,25 +100,41 @@ class LocalSubscriptionStore:
         self._storage = storage
         self._safe_points = safe_points
         self._time_source = time_source
+        self._take = take
         self._resolve_namespace = resolve_namespace
         self._resolved_version = resolved_version
         self._open_changes = open_changes
         # What became of a transaction, as far as anybody here knows.
         self._fate: Settler = lambda _: Fate(Decision.UNDECIDED)
         self._lock = Lock()
-        self._rows: dict[str, SubscriptionRow] = {}
-        # By subscription, the row of which they were made, and its deliveries.
-        self._deliveries: dict[str, tuple[SubscriptionRow, Deliveries]] = {}
+        self._standings: dict[str, Standing] = {}
         # When each safe point was last set, as far as this process knows.
         self._held_at_ms: dict[str, int] = {}
         self._load()
         storage.on_recovery.append(self._load)
-        self._pending = PendingLedgers(self._lock, open_log)
-        self._pending.load(storage.engine, {row.name: row.moved for row in self._rows.values()})
+        self._pending = PendingLedgers(open_log)
+        epochs = {name: standing.row.moved for name, standing in self._standings.items()}
+        self._pending.load(storage.engine, epochs)
 
     def _load(self) -> None:
-        rows = load_metadata(self._storage.engine, _SUBSCRIPTIONS, SubscriptionRow)
-        self._rows = {row.name: row for row in rows}
+        """Make memory what the engine says."""
+        found = {row.name: (row, changes) for row, changes in load_subscriptions(self._storage.engine)}
+        for name, (row, changes) in found.items():
+            self._load_one(name, row, changes)
+        for name in self._standings.keys() - found.keys():
+            del self._standings[name]
+
+    def _reload(self, name: str) -> None:
+        found = load_subscription(self._storage.engine, name)
+        if found is not None:
+            self._load_one(name, *found)
+
+    def _load_one(self, name: str, row: SubscriptionRow, changes: Changes) -> None:
+        standing = self._standings.get(name)
+        if standing is None:
+            self._standings[name] = Standing(row, changes)
+        else:
+            standing.load(row, changes)
 
     # What consumers do
 
@@ -116,65 +143,79 @@ class LocalSubscriptionStore:
     ) -> SubscriptionRow:
         lifetime_ms = require_lease_seconds(lease_seconds) // timedelta(milliseconds=1)
         require_name(holder, "holder of a lease")
-        with self._settled():
-            known = self._rows.get(spec.name)
+        with self._lock:
+            known = self._look(spec.name)
             row = known or self._make(spec, start)
             self._require_same(row, spec)
             self._require_free(row, holder)
             # First the safe point, which fails if something is gone already; from then on nothing goes.
             self._hold(row, row.needed_version)
-            lease = Lease(
-                holder=holder, expires_at_ms=self._time_source() + lifetime_ms, lifetime_ms=lifetime_ms
-            )
-            opened = replace(row, spec=spec, epoch=row.epoch + 1, lease=lease)
-            return self._store(opened) if known else self._enter(opened)
+            expires_at_ms = self._time_source() + lifetime_ms
+            lease = Lease(holder=holder, expires_at_ms=expires_at_ms, lifetime_ms=lifetime_ms)
+            if known is None:
+                return self._enter(replace(row, epoch=row.epoch + 1, lease=lease))
+
+            def open_now(row: SubscriptionRow) -> SubscriptionRow:
+                self._require_free(row, holder)
+                return replace(row, spec=spec, epoch=row.epoch + 1, lease=lease)
+
+            return self._store(spec.name, open_now)
 
     def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
         progress.require_sound()
-        with self._settled():
-            row = self._require_holder(name, epoch)
-            deliveries, acknowledged = self._learn(row, progress)
-            self._keep(row, deliveries)
-            return acknowledged
+        self._require_resolved(name, progress.through)
+        acknowledged: list[Position] = []
 
-    def _learn(self, row: SubscriptionRow, progress: Progress) -> tuple[Deliveries, list[Position]]:
-        """The deliveries of a row with what a consumer tells, and what of it was acknowledged before."""
-        known = self._deliveries_of(row)
-        if progress == Progress(through=row.through):
-            return known, []
-        if progress.through > row.through:
-            self._require_resolved(progress.through)
-        deliveries = known.copy()
+        def judge(standing: Standing) -> SubscriptionChange:
+            lease = self._require_lease(standing.row, epoch)
+            acknowledged.extend(self._learn(standing, progress))
+            return SubscriptionChange(progress, self._time_source() + lease.lifetime_ms)
+
+        self._change(name, judge)
+        self._move_on_if_due(name, epoch)
+        return acknowledged
+
+    def _learn(self, standing: Standing, progress: Progress) -> list[Position]:
+        """Judge what a consumer tells, without changing anything; what of it was acknowledged before."""
+        row, deliveries = standing.row, standing.deliveries
+        if not progress.is_news(deliveries.through):
+            return []
         unacked_max = max(deliveries.unacked, row.spec.unacked_max)
-        deliveries.learn(progress)
-        deliveries.require_delivered(progress.acknowledgement)
-        self._pending.of(row.name).require_none(progress.acknowledgement, deliveries)
-        acknowledged = deliveries.find_acknowledged(progress.acknowledgement)
-        deliveries.acknowledge(progress.acknowledgement)
-        if deliveries.unacked > unacked_max:
+        learned = deliveries.copy()
+        learned.learn(progress)
+        learned.require_delivered(progress.acknowledgement)
+        with self._pending.looking(row.name) as pending:
+            pending.require_none(progress.acknowledgement, learned)
+        acknowledged = learned.find_acknowledged(progress.acknowledgement)
+        learned.acknowledge(progress.acknowledgement)
+        if learned.unacked > unacked_max:
             raise LimitExceeded(
                 f"subscription {row.name!r} keeps at most {unacked_max:,} changes that were delivered and "
                 "not acknowledged; acknowledge some first",
                 subscription=row.name,
             )
-        return deliveries, acknowledged
+        return acknowledged
 
     def renew(self, name: str, epoch: int) -> None:
-        with self._settled():
-            row = self._require_holder(name, epoch)
-            self._keep(row, self._deliveries_of(row))
+        def judge(standing: Standing) -> SubscriptionChange:
+            lease = self._require_lease(standing.row, epoch)
+            nothing = Progress(through=standing.deliveries.through)
+            return SubscriptionChange(nothing, self._time_source() + lease.lifetime_ms)
+
+        self._change(name, judge)
+        self._move_on_if_due(name, epoch)
 
     def release(self, name: str, epoch: int) -> None:
-        with self._settled():
-            row = self._rows.get(name)
+        with self._lock:
+            row = self._look(name)
             if row is not None and row.epoch == epoch and row.lease is not None:
-                self._store(replace(row, lease=None))
+                self._store(name, lambda row: replace(row, lease=None))
 
     def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
         self._end_decided(name)
-        with self._settled():
-            row = self._require_unused(name) if epoch is None else self._require_holder(name, epoch)
-            self._pending.require_none(name)
+        with self._lock:
+            self._look(name)
+            row = self._require_movable(name, epoch)
             version = max(version, self._require_namespace(row))
             self._require_reached(version)
             try:
@@ -182,10 +223,26 @@ class LocalSubscriptionStore:
                 self._hold(row, min(version, row.needed_version))
             except VersionCollected:
                 self._hold(row, version)
-            next_epoch = row.epoch + 1
-            moved = self._store(replace(row, through=version, live=[], epoch=next_epoch, moved=next_epoch))
+
+            def move(_: SubscriptionRow) -> SubscriptionRow:
+                row = self._require_movable(name, epoch)
+                next_epoch = row.epoch + 1
+                return replace(row, through=version, live=[], epoch=next_epoch, moved=next_epoch)
+
+            moved = self._store(name, move)
             self._move_on(moved)
             return moved
+
+    def _require_movable(self, name: str, epoch: int | None) -> SubscriptionRow:
+        """The subscription, of which nothing is pending, as it may be moved or removed."""
+        row = self.find(name)
+        if epoch is None:
+            self._require_free(row, None)
+            row = replace(row, lease=None)
+        else:
+            self._require_lease(row, epoch)
+        self._pending.require_none(name)
+        return row
 
     # What transactions do
 
@@ -203,41 +260,65 @@ class LocalSubscriptionStore:
         another transaction.  The same again changes nothing either.  The caller sees to it that the
         transaction is not ended meanwhile.
         """
-        progress.require_sound()
-        with self._pending.writing() as writing:
-            with self._settled():
-                self._pending.wait_written(name, transaction)
-                row = self._require_holder(name, epoch)
-                ledger = self._pending.open(name, row.moved)
-                deliveries, _ = self._learn(row, progress)
-                deliveries.require_delivered(acknowledgement)
-                part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
-                if deliveries is not self._deliveries_of(row) or self._is_lease_old(row):
-                    self._keep(row, deliveries)
-                if part is not None:
-                    writing.begin(ledger, PendingRecord(transaction, epoch, part))
+        standing = self._find(name)
+        if progress.is_news(standing.deliveries.through) or self._is_lease_old(standing.row):
+            self.acknowledge(name, epoch, progress)
+        with standing.lock:
+            self._require_lease(standing.row, epoch)
+            ledger = self._pending.open(name, standing.row.moved)
+        with Writing(ledger) as writing:
+            while not self._begin(writing, ledger, transaction, name, epoch, acknowledgement):
+                ledger.wait_written(transaction)
             writing.write()
+
+    def _begin(
+        self,
+        writing: Writing,
+        ledger: PendingLedger,
+        transaction: str,
+        name: str,
+        epoch: int,
+        acknowledgement: Acknowledgement,
+    ) -> bool:
+        """Enter what of an acknowledgement is new; False if the transaction has something on its way."""
+        standing = self._find(name)
+        with standing.lock, ledger.lock:
+            if ledger.is_writing(transaction):
+                return False
+            self._require_lease(standing.row, epoch)
+            deliveries = standing.deliveries
+            deliveries.require_delivered(acknowledgement)
+            part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
+            if part is not None:
+                writing.begin(PendingRecord(transaction, epoch, part))
+            return True
 
     def commit_pending(self, name: str, transaction: str) -> None:
         """Acknowledge what a transaction has acknowledged.  Doing it again is harmless."""
-        with self._settled():
-            self._pending.wait_written(name, transaction)
-            ledger, row = self._pending.find(name), self._rows.get(name)
-            if ledger is None:
-                return
-            if row is not None:
-                deliveries = self._deliveries_of(row).copy()
-                if deliveries.acknowledge(ledger.pending.of(transaction)):
-                    self._store_delivered(row, deliveries)
-            ledger.let_go(transaction)
+        ledger = self._pending.find(name)
+        if ledger is None:
+            return
+        ledger.wait_written(transaction)
+        with ledger.lock:
+            acknowledgement = ledger.pending.of(transaction)
+
+        def judge(standing: Standing) -> SubscriptionChange | None:
+            deliveries = standing.deliveries
+            if not deliveries.has_any_live(acknowledgement):
+                return None
+            return SubscriptionChange(Progress(through=deliveries.through, acknowledgement=acknowledgement))
+
+        if acknowledgement != Acknowledgement():
+            with suppress(SubscriptionNotFound):
+                self._change(name, judge)
+        ledger.let_go(transaction)
 
     def abort_pending(self, name: str, transaction: str) -> None:
         """Make available again what a transaction has acknowledged.  Doing it again is harmless."""
-        with self._settled():
-            self._pending.wait_written(name, transaction)
-            ledger = self._pending.find(name)
-            if ledger is not None:
-                ledger.let_go(transaction)
+        ledger = self._pending.find(name)
+        if ledger is not None:
+            ledger.wait_written(transaction)
+            ledger.let_go(transaction)
 
     def settle_by(self, fate: Settler) -> None:
         """Name who knows what became of a transaction."""
@@ -245,8 +326,7 @@ class LocalSubscriptionStore:
 
     def settle_pending(self, fate: Settler) -> None:
         """End what is pending in transactions that have ended, as a restart may find it."""
-        with self._lock:
-            found = self._pending.transactions()
+        found = self._pending.transactions()
         for name, transaction in found:
             self._end_if_decided(name, transaction, fate)
 
@@ -256,8 +336,7 @@ class LocalSubscriptionStore:
         Their coordinator does so too, in its own time; nobody else should have to wait for that, and least
         of all be told to abort what is committed.
         """
-        with self._lock:
-            found = self._pending.of(name).transactions
+        found = self._pending.transactions_of(name)
         for transaction in found[:SETTLED_MAX]:
             if not self._end_if_decided(name, transaction, self._fate):
                 return
@@ -278,8 +357,7 @@ class LocalSubscriptionStore:
 
     def pending_logs(self) -> Mapping[str, OpenLog[PendingRecord]]:
         """The logs of pending acknowledgements, by subscription."""
-        with self._lock:
-            return self._pending.logs()
+        return self._pending.logs()
 
     def close(self) -> None:
         """Write what is on its way to the logs, then refuse."""
@@ -293,37 +371,38 @@ class LocalSubscriptionStore:
     # What people do
 
     def find(self, name: str) -> SubscriptionRow:
-        row = self._rows.get(name)
-        if row is None:
-            known = ", ".join(sorted(self._rows)[:20]) or "none yet"
-            raise SubscriptionNotFound(
-                f"no subscription {name!r:.200}; there are: {known}", subscription=name
-            )
-        return row
+        return self._find(name).show()
 
     def pending(self, name: str) -> list[PendingAcknowledgement]:
-        self.find(name)
-        with self._lock:
-            return self._pending.of(name).acknowledgements()
+        self._find(name)
+        with self._pending.looking(name) as pending:
+            return pending.acknowledgements()
 
     def remove(self, name: str) -> None:
         self._end_decided(name)
-        with self._settled():
-            self._require_unused(name)
-            self._pending.require_none(name)
-            self._pending.delete(name)
-            with self._storage.settled():
-                self._storage.store([(META, _key(name), None)])
-                self._rows.pop(name, None)
-                self._deliveries.pop(name, None)
+        with self._lock:
+            standing = self._find(name)
+            with self._storage.settled(), standing.lock:
+                row, unused = standing.row, self._require_movable(name, None)
+                # Nobody can enter anything any more.
+                standing.row = replace(row, lease=unused.lease)
+            try:
+                self._pending.delete(name)
+                with self._storage.settled():
+                    self._storage.store(standing.remove())
+                    self._standings.pop(name, None)
+            except BaseException:
+                with standing.lock:
+                    standing.row = row
+                raise
             self._let_go(name)
 
     def statistics(self, name: str) -> SubscriptionStatistics:
         row = self.find(name)
         deliveries = Deliveries(row.through, row.live)
-        with self._lock:
-            pending = self._pending.of(name).count(deliveries)
-        return measure(row, deliveries.unacked, pending, self._open_changes, self._time_source())
+        with self._pending.looking(name) as pending:
+            count = pending.count(deliveries)
+        return measure(row, deliveries.unacked, count, self._open_changes, self._time_source())
 
     # Safe points
 
@@ -346,14 +425,21 @@ class LocalSubscriptionStore:
         with suppress(SafePointNotFound, Retryable, OutcomeUnknown):
             self._safe_points.release(_safe_point(name))
 
-    def _keep(self, row: SubscriptionRow, deliveries: Deliveries) -> None:
-        """Store a row with its deliveries and its lease renewed; now and then let its safe point follow."""
-        now_ms, lease = self._time_source(), row.lease
-        assert lease is not None
-        renewed = replace(row, lease=replace(lease, expires_at_ms=now_ms + lease.lifetime_ms))
-        stored = self._store_delivered(renewed, deliveries)
-        if not 0 <= now_ms - self._held_at_ms.get(row.name, 0) < HOLD_EVERY_MS:
-            self._move_on(stored)
+    def _move_on_if_due(self, name: str, epoch: int) -> None:
+        """Let the safe point of a subscription follow, now and then."""
+        if self._is_held_lately(name):
+            return
+        with self._lock:
+            try:
+                row = self._look(name)
+            except FloodmarkError:
+                # The next call brings another chance.
+                return
+            if row is not None and row.epoch == epoch and not self._is_held_lately(name):
+                self._move_on(row)
+
+    def _is_held_lately(self, name: str) -> bool:
+        return 0 <= self._time_source() - self._held_at_ms.get(name, 0) < HOLD_EVERY_MS
 
     def _move_on(self, row: SubscriptionRow) -> None:
         """Move the safe point to where a row that is stored allows it to be."""
@@ -365,61 +451,69 @@ class LocalSubscriptionStore:
 
     # Checks and storage
 
-    @contextmanager
-    def _settled(self) -> Iterator[None]:
-        """Be the only one, with rows that are what the engine holds."""
-        with self._lock:
-            if self._storage.stopped:
-                with self._storage.settled():
-                    pass
-            yield
+    def _find(self, name: str) -> Standing:
+        standing = self._standings.get(name)
+        if standing is None:
+            known = ", ".join(sorted(self._standings)[:20]) or "none yet"
+            raise SubscriptionNotFound(
+                f"no subscription {name!r:.200}; there are: {known}", subscription=name
+            )
+        return standing
+
+    def _look(self, name: str) -> SubscriptionRow | None:
+        """A subscription, if it is there, as it is on disk: in the turn, no change is under way."""
+        with self._storage.settled():
+            standing = self._standings.get(name)
+            return None if standing is None else standing.show()
+
+    def _change(self, name: str, judge: Judge) -> None:
+        """Change a subscription in a round; now and then write its whole row anew."""
+        step = ChangeStep(self._storage.engine, lambda: self._find(name), judge, lambda: self._reload(name))
+        self._take(step)
+        if step.is_last:
+            try:
+                self._store(name, lambda row: row)
+            except FloodmarkError as error:
+                # The change is stored, and there will be another last one.
+                _log.warning("the changes of subscription %r could not be put together: %s", name, error)
 
     def _make(self, spec: SubscriptionSpec, start: Version) -> SubscriptionRow:
-        if len(self._rows) >= SUBSCRIPTIONS_MAX:
+        if len(self._standings) >= SUBSCRIPTIONS_MAX:
             raise LimitExceeded(f"a site has at most {SUBSCRIPTIONS_MAX:,} subscriptions; remove some first")
         namespace, created_at = self._resolve_namespace(spec.namespace)
         self._require_reached(start)
+        # Above every epoch of a subscription that had this name before.
+        epoch = self._resolved_version()
         return SubscriptionRow(
-            spec=spec,
-            namespace_id=namespace,
-            through=max(start, created_at),
-            # Above every epoch of a subscription that had this name before.
-            epoch=self._resolved_version(),
+            spec=spec, namespace_id=namespace, through=max(start, created_at), epoch=epoch, moved=epoch
         )
 
     def _enter(self, row: SubscriptionRow) -> SubscriptionRow:
         """Store a new row; without it, nobody needs the safe point."""
+        standing = Standing(row)
+        _, rows = standing.store(row)
         try:
-            return self._store(row, wanted=True)
+            with self._storage.settled():
+                self._storage.require_wanted()
+                self._storage.store(rows)
+                self._standings[row.name] = standing
         except OutcomeUnknown:
             raise
         except FloodmarkError:
             self._let_go(row.name)
             raise
-
-    def _store(self, row: SubscriptionRow, *, wanted: bool = False) -> SubscriptionRow:
-        """Enter a row.  `wanted` for what is refused while the disk is nearly full."""
-        encoded = msgspec.json.encode(row)
-        with self._storage.settled():
-            if wanted:
-                self._storage.require_wanted()
-            self._storage.store([(META, _key(row.name), encoded)])
-            self._rows[row.name] = row
         return row
 
-    def _store_delivered(self, row: SubscriptionRow, deliveries: Deliveries) -> SubscriptionRow:
-        """Enter a row with its deliveries, which nobody changes from then on."""
-        stored = self._store(replace(row, through=deliveries.through, live=deliveries.live()))
-        self._deliveries[row.name] = stored, deliveries
-        return stored
-
-    def _deliveries_of(self, row: SubscriptionRow) -> Deliveries:
-        """The deliveries of a row that is stored; not to be changed.  Those of another row are forgotten."""
-        made_of, deliveries = self._deliveries.get(row.name, (None, None))
-        if deliveries is None or made_of is not row:
-            deliveries = Deliveries(row.through, row.live)
-            self._deliveries[row.name] = row, deliveries
-        return deliveries
+    def _store(self, name: str, change: Callable[[SubscriptionRow], SubscriptionRow]) -> SubscriptionRow:
+        """Write a whole row anew, without its changes; what `change` refuses is not stored."""
+        with self._storage.settled():
+            standing = self._find(name)
+            with standing.lock:
+                row = change(standing.show())
+                stored, rows = standing.store(row)
+                self._storage.store(rows)
+                standing.load(stored)
+        return row
 
     def _require_same(self, row: SubscriptionRow, spec: SubscriptionSpec) -> None:
         if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
@@ -441,22 +535,17 @@ class LocalSubscriptionStore:
             )
         return created_at
 
-    def _require_holder(self, name: str, epoch: int) -> SubscriptionRow:
-        row = self.find(name)
+    def _require_lease(self, row: SubscriptionRow, epoch: int) -> Lease:
+        """The lease of a consumer; refuse one that has lost it."""
         if row.lease is None:
             raise LeaseHeld(
-                f"nobody holds the lease of subscription {name!r} any more; subscribe again to go on",
-                subscription=name,
+                f"nobody holds the lease of subscription {row.name!r} any more; subscribe again to go on",
+                subscription=row.name,
                 holder=None,
             )
         if row.epoch != epoch:
             raise lease_held(row, row.lease)
-        return row
-
-    def _require_unused(self, name: str) -> SubscriptionRow:
-        row = self.find(name)
-        self._require_free(row, None)
-        return replace(row, lease=None)
+        return row.lease
 
     def _require_free(self, row: SubscriptionRow, holder: str | None) -> None:
         lease = row.lease
@@ -474,8 +563,9 @@ class LocalSubscriptionStore:
                 version=version,
             )
 
-    def _require_resolved(self, through: Version) -> None:
-        if through > self._resolved_version():
+    def _require_resolved(self, name: str, through: Version) -> None:
+        """Refuse a consumer that cannot have got what it tells."""
+        if through > self._find(name).deliveries.through and through > self._resolved_version():
             raise InvalidVersion(
                 f"a consumer tells that it got everything through {through}, which this site has not "
                 "resolved yet",
@@ -483,12 +573,8 @@ class LocalSubscriptionStore:
             )
 
     def list(self) -> list[SubscriptionRow]:
-        return sorted(self._rows.values(), key=lambda row: row.name)
+        return [standing.show() for _, standing in sorted(self._standings.items())]
 
 
 def _safe_point(name: str) -> str:
     return f"subscription/{name}"
-
-
-def _key(name: str) -> bytes:
-    return _SUBSCRIPTIONS + name.encode()

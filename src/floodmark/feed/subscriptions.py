@@ -61,7 +61,10 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscription as it is stored and shown.  `moved` is the epoch since which it has not been moved."""
+    """A subscription as it is stored and shown.  `moved` is the epoch since which it has not been moved.
+
+    As it is stored, changes up to and including the version `changed` are in it.
+    """
 
     spec: SubscriptionSpec
     namespace_id: int
@@ -70,6 +73,7 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     lease: Lease | None = None
     moved: int = 0
+    changed: Version = 0
 
     @property
     def name(self) -> str:

@@ -102,8 +102,10 @@ Decide: TypeAlias = Callable[[Mint], Writes | None]
 
 
 class Commit(Waiter):
-    """One commit on its way through a round.  Without a writer it only wants the turn."""
+    """One commit on its way through a round.  Without a writer it only wants the turn, or is a step."""
 
+    # Whether it is written on a disk that is nearly full as well, because it lets something be freed.
+    frees = False
     version: Version = 0
     error: FloodmarkError | None = None
     tallies: Sequence[CommitTally] = ()
@@ -125,13 +127,13 @@ class Commit(Waiter):
 class Step(Commit):
     """Something else than a plain commit that takes part in a round and shares its sync: always durable.
 
-    It has a version once it has something to write.
+    It has a version once it has something to write.  One that writes no records has no writer.
     """
 
     # Whether it makes changes.
     is_commit = False
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer | None) -> None:
         super().__init__(writer, None, durable=True, decide=lambda _: None)
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
@@ -141,6 +143,9 @@ class Step(Commit):
     def is_written(self) -> bool:
         """Whether it has happened, after a failure."""
         raise NotImplementedError
+
+    def undo(self) -> None:
+        """Make memory what the engine says, after a failure that the engine has got over."""
 
     def finish(self) -> None:
         """Publish what is written and synced.  Called before the round's floor goes."""

@@ -260,19 +260,15 @@ class Committer:
         def fits(commit: Commit) -> bool:
             nonlocal size
             size += commit.writes.size if commit.writes else 0
-            return commit.writer is not None and size <= self._round_bytes_max
+            has_work = commit.writer is not None or isinstance(commit, Step)
+            return has_work and size <= self._round_bytes_max
 
         batch += self._turn.take_line(fits)
 
     def _run(self, batch: list[Commit]) -> None:
-        storage = self._storage
-        if storage.is_unusual:
-            try:
-                storage.require_wanted()
-                storage.recover_if_stopped()
-            except FloodmarkError as error:
-                for commit in batch:
-                    commit.error = error.again()
+        if self._storage.is_unusual:
+            batch = self._admit(batch)
+            if not batch:
                 return
         if self._open_floor is None:
             self._open_floor = self._clock.latest
@@ -294,14 +290,31 @@ class Committer:
             self._open_floor = None
         self._count(batch)
 
+    def _admit(self, batch: list[Commit]) -> list[Commit]:
+        """The commits that may be written now; the others are told why they may not."""
+        admitted = batch
+        try:
+            try:
+                self._storage.require_wanted()
+            except FloodmarkError as refusal:
+                admitted = [commit for commit in batch if commit.frees]
+                for commit in batch:
+                    commit.error = None if commit.frees else refusal.again()
+            if admitted:
+                self._storage.recover_if_stopped()
+        except FloodmarkError as failure:
+            for commit in admitted:
+                commit.error = failure.again()
+            return []
+        return admitted
+
     def _write(self, batch: list[Commit]) -> bool:
         """Hand all commits to the engine; whether one of them asks for a sync."""
         rows: list[Iterable[WriteRow]] = []
         durable = False
         for commit in batch:
             writer = commit.writer
-            assert writer is not None
-            if writer.retired:
+            if writer is not None and writer.retired:
                 commit.error = moved(writer)
                 continue
             if commit.decide is not None and rows:
@@ -398,6 +411,9 @@ class Committer:
                     commit.error = refused(failure)
                 elif not commit.version and commit.error is None:
                     commit.error = refused(failure)
+            for commit in batch:
+                if isinstance(commit, Step):
+                    commit.undo()
             # First: what is no longer prepared is published from there on.
             self._forget_tail()
             self.prepared.load()

@@ -16,6 +16,7 @@ from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.changelog import LogLine, look_up_value, read_logs
+from floodmark.partition.commit import Step
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
     CLOCK_BOUND,
@@ -379,6 +380,11 @@ class Node:
         """Refuse to go on after `close`."""
         if isinstance(self.map, ClosedMap):
             raise _closed()
+
+    def take(self, step: Step) -> None:
+        """Take a step that writes no records in the next round; returns when it is durable."""
+        self.require_open()
+        self.committer.commit(step)
 
     def sample_heat(self) -> None:
         """Close an interval of every partition's heat."""

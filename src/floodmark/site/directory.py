@@ -9,6 +9,7 @@ Floodmark that knows only earlier ones, so a directory says first that it may ho
 
 1    records with one stamp each; heartbeats of fixed width (kind 2)
 2    records that are merged (flag HAS_STAMPS), heartbeats of kind 3, topologies and links
+3    subscriptions whose last changes stand in rows of their own, which earlier releases would pass over
 
 Whoever opens a site for writing raises its format to the present one, durably and before the database is
 touched.  All earlier formats are read for ever.  There is no way down: an earlier Floodmark refuses the
@@ -39,7 +40,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import SITE_IDS_MAX
 from floodmark.model.names import require_name
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 _IDENTITY: Final = "floodmark.json"
 _OWNER: Final = "owner"

@@ -368,6 +368,7 @@ class EmbeddedHost:
             node.storage,
             self.safe_points,
             node.clock.time_source,
+            take=node.take,
             resolve_namespace=self._resolve_namespace,
             resolved_version=node.resolved_version,
             open_changes=self.changes,

@@ -17,6 +17,7 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_ms, version_at
 from floodmark.partition import HeatSample
 from floodmark.site import GarbageReport, Namespace, SafePoint, Site, SiteStatistics
+from floodmark.site.directory import FORMAT
 from floodmark.site.statistics import NamespaceStatistics, PartitionHeat, PartitionStatistics
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.site_contract_base import (
@@ -331,7 +332,7 @@ class AdministrationContract(SiteContractBase):
         version = users.put_many({b"ada": b"programmer", b"bob": b"builder"})
         users.delete(b"bob")
         found = site.statistics()
-        assert (found.site, found.site_id, found.format) == (SITE, SITE_ID, 2)
+        assert (found.site, found.site_id, found.format) == (SITE, SITE_ID, FORMAT)
         assert min(found.version, found.resolved_version) >= version
         assert found.commits - empty.commits == 3
         assert (found.changes, found.recoveries, found.clock_ahead_ms) == (4, 0, 0)
