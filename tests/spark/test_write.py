@@ -3,13 +3,14 @@
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -19,6 +20,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from tests.server.support import cut_everything, in_threads
 from tests.spark.conftest import Served
 from tests.spark.processes import SparkProcess
+from tests.spark.support_stream import write_files
 from tests.spark.support_write import Pairs, batches_of, write_in_process
 
 from floodmark.codec.joining import join_values, qualify_keys
@@ -321,6 +323,19 @@ def test_a_frame_becomes_json_values(users: Namespace, spark: SparkSession, url:
     writer = frame.write.format("floodmark").mode("append").option("namespace", "users")
     writer.option("valueFormat", "json").save(url)
     assert contents(users) == {b"ada": b'{"name":"Ada","life":{"born":1815}}'}
+
+
+def test_a_frame_and_a_stream_are_written_from_a_thread_that_has_not_made_the_session(
+    users: Namespace, spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    frame = spark.createDataFrame([(b"a", b"1")], PAIRS)
+    pyarrow.parquet.write_table(pyarrow.table({"key": [b"b"], "value": [b"2"]}), tmp_path / "b.parquet")
+    writer = frame.write.mode("append").option("namespace", "users")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(writer.save, url, format="floodmark").result()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_files, spark, url, tmp_path, tmp_path / "state").result()
+    assert contents(users) == {b"a": b"1", b"b": b"2"}
 
 
 def test_a_value_that_is_read_with_metadata_and_changed_is_refused_and_not_dropped(

@@ -19,6 +19,7 @@ from floodmark.spark.changes import changes_schema, open_changes_reader
 from floodmark.spark.options import reads_changes
 from floodmark.spark.snapshot import open_snapshot_reader, snapshot_schema
 from floodmark.spark.stream import open_stream_reader
+from floodmark.spark.threads import follow_threads
 from floodmark.spark.writing import open_stream_writer, open_writer
 
 FORMAT = "floodmark"
@@ -50,5 +51,6 @@ class FloodmarkSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `floodmark` known to a session, where Spark has not found it by itself."""
+    """Make the format `floodmark` known to a session, and to every thread that writes with it."""
     spark.dataSource.register(FloodmarkSource)
+    follow_threads(FORMAT)

@@ -35,6 +35,7 @@ from floodmark.spark.jobs.quick_notes import quick_notes
 from floodmark.spark.links import DIRECT, FORMAT, OPTION, LinksSource, encode_links
 from floodmark.spark.links_planning import LinkOptions
 from floodmark.spark.links_sites import Sites, at_once
+from floodmark.spark.threads import make_active
 
 _log = logging.getLogger("floodmark.replication")
 
@@ -258,9 +259,7 @@ class _Work:
             self._end()
 
     def _begin(self) -> None:
-        # A stream's writer looks for its format in the session that is active in this thread, and another
-        # thread may have made the session.  Making a frame makes it active.
-        self._spark.createDataFrame([], "nothing string")
+        make_active(self._spark)
         option = encode_links([link.options for link in self._links])
         reader = self._spark.readStream.format(FORMAT).option(OPTION, option)
         if self._transform is None:

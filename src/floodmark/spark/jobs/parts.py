@@ -26,7 +26,7 @@ from floodmark.spark.jobs.files import Directory, find_full_disk
 from floodmark.spark.jobs.manifest import ColumnType, Manifest, RowCounts, RowSums
 from floodmark.spark.schemas import RECORDS, record_columns
 from floodmark.spark.session import open_session
-from floodmark.spark.source import FloodmarkSource
+from floodmark.spark.source import register
 from floodmark.spark.writing import KEEP_STAMPS, PORTION
 
 # Each page of a Parquet file has a checksum, which Spark looks at only if it is told to.
@@ -45,7 +45,7 @@ def use_session(spark: SparkSession | None, name: str) -> Iterator[SparkSession]
         with open_session(name=name) as session:
             yield session
     else:
-        spark.dataSource.register(FloodmarkSource)
+        register(spark)
         yield spark
 
 

@@ -147,9 +147,6 @@ class _Replication:
 
     def run(self, names: Sequence[str], progress: Progress, stop: Event) -> "list[_Tally]":
         """Let a query for each name run until its end."""
-        # A stream's writer looks for its format in the session that is active in this thread, and another
-        # thread may have made the session.  Making a frame makes it active.
-        self._spark.createDataFrame([], "nothing string")
         tallies = [_Tally(namespace=name, before=self._load_checks(name)) for name in names]
         with _listening(self._spark, tallies, progress):
             for tally in tallies:
