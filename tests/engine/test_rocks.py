@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 from rocksdict import DbClosedError, Rdict
 
-from floodmark.engine import WriteRow
+from floodmark.engine import WriteRow, rocks
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model.errors import (
     CannotOpen,
@@ -112,6 +112,24 @@ def test_a_locked_directory_is_refused_and_its_owner_goes_on(engine: RocksEngine
         RocksEngine(path, FAMILIES)
     assert engine.get(DATA, b"a") == b"1"
     assert engine.write([(DATA, b"a", b"2")])
+
+
+def test_marks_of_many_removed_rows_do_not_stay_in_memory(
+    engine: RocksEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file RocksDB compacts them away; in memory every scan passes over them."""
+    monkeypatch.setattr(rocks, "REMOVED_ROWS_MAX", 50)
+    keys = [b"%02d" % number for number in range(60)]
+    engine.write([(DATA, key, b"1") for key in keys])
+    for key in keys[:49]:
+        engine.write([(DATA, key, None), (LOG, key, b"kept")])
+    data, log = engine._columns[DATA], engine._columns[LOG]
+    assert data.property_int_value("rocksdb.num-deletes-active-mem-table") == 49
+    engine.write([(DATA, keys[49], None), (LOG, keys[49], b"kept")])
+    assert data.property_int_value("rocksdb.num-deletes-active-mem-table") == 0
+    assert log.property_int_value("rocksdb.num-entries-active-mem-table") == 50
+    assert keys_of(engine) == keys[50:]
+    assert keys_of(engine, LOG) == keys[:50]
 
 
 # Failing writes.  RocksDB fails when the machine does, so a stand-in raises what it would raise.

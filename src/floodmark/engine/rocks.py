@@ -43,6 +43,9 @@ from floodmark.model.limits import MIB
 
 BLOCK_CACHE_BYTES: Final = 64 * MIB
 WRITE_BUFFER_BYTES: Final = 32 * MIB
+# Passing over so many removed rows in memory takes a scan some ten milliseconds.
+REMOVED_ROWS_MAX: Final = 20_000
+_WINDOW_ROWS: Final = 1_024
 
 # Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
 # The first is small, in case that a few rows make a page.
@@ -168,6 +171,7 @@ class _Database:
                 gulp = list(islice(rows, wanted))
                 page += gulp
                 size += sum(map(len, chain.from_iterable(gulp)))
+                # Not by a lower bound: rocksdict's `set_iterate_lower_bound` sets the upper one.
                 if reverse and gulp and gulp[-1][0] < start:
                     return [row for row in page if row[0] >= start]
                 if len(gulp) < wanted:
@@ -291,6 +295,8 @@ class RocksEngine(_Database):
             access=AccessType.read_write(),
         )
         self._guard_lock = Lock()
+        # How many rows were removed from each family since it was last tidied up.
+        self._removed = dict.fromkeys(families, 0)
         path.mkdir(parents=True, exist_ok=True)
         self._open()
 
@@ -299,32 +305,52 @@ class RocksEngine(_Database):
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
         put = batch.put
+        removed = ""
         try:
             for family, key, value in rows:
                 if value is None:
                     batch.delete(key, handles[family])
+                    self._removed[family] += 1
+                    removed = family
                 else:
                     put(key, value, handles[family])
         except KeyError as error:
+            if handles:
+                raise
             # A recovery or `close` has taken the families away meanwhile.
             raise self._unavailable() from error
         if guard is None:
             self._apply(database, batch)
-            return True
-        with self._guard_lock:
-            if self.get(guard.family, guard.key) != guard.expected:
-                return False
-            self._apply(database, batch)
-            return True
+        else:
+            with self._guard_lock:
+                if self.get(guard.family, guard.key) != guard.expected:
+                    return False
+                self._apply(database, batch)
+        if removed and self._removed[removed] >= REMOVED_ROWS_MAX:
+            self._tidy(removed)
+        return True
+
+    def _tidy(self, family: str) -> None:
+        """Let RocksDB write the marks of removed rows to a file, which it then compacts by itself.
+
+        Until then, a scan has to pass over every mark.
+        """
+        self._removed[family] = 0
+        # What is written stays written, whatever becomes of this.
+        with suppress(Exception):
+            self._columns[family].flush(False)
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         database = self._writable()
         if start >= end:
             return
         batch = WriteBatch(raw_mode=True)
+        handles = self._handles
         try:
-            batch.delete_range(start, end, self._handles[family])
+            batch.delete_range(start, end, handles[family])
         except KeyError as error:
+            if handles:
+                raise
             raise self._unavailable() from error
         self._apply(database, batch)
 
@@ -470,6 +496,8 @@ def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYT
     options.set_block_based_table_factory(table)
     options.set_write_buffer_size(write_buffer_bytes)
     options.set_max_total_wal_size(8 * write_buffer_bytes)
+    # A table in which removed rows stand close together is compacted soon: a scan passes over each of them.
+    options.add_compact_on_deletion_collector_factory(_WINDOW_ROWS, _WINDOW_ROWS // 2, 0.0)
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(4 * MIB)
     return options
