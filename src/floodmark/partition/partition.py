@@ -147,6 +147,8 @@ class LocalPartition:
             )
             self._require_kept(namespace, at)
             self.heat.reads += len(page.rows)
+            # Many dead keys one after the other are passed in ever larger pages.
+            page_rows = min(2 * page_rows, PAGE_ROWS_MAX)
             yield page.rows
             resume = page.resume
             if resume is not None:

@@ -17,11 +17,11 @@ from floodmark.engine import Engine, Row, WriteRow
 from floodmark.merge.pruning import Pruned, prune_record
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
-from floodmark.model.ranges import after, prefix_end
+from floodmark.model.ranges import prefix_end
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.families import DATA
 from floodmark.partition.node import Node
-from floodmark.partition.records import require_sound
+from floodmark.partition.records import behind_versions, require_sound
 
 
 def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callable[[], bool]) -> int:
@@ -62,7 +62,7 @@ def _newest_states(engine: Engine, namespace: int) -> Iterator[list[Row]]:
                 newest.append((engine_key, stored))
             seen = prefix
         yield newest
-        start = after(page[-1][0])
+        start = behind_versions(page[-1][0])
 
 
 def _prune(engine_key: bytes, stored: bytes, settled: Version, now_ms: int) -> Pruned | None:

@@ -1,5 +1,6 @@
 """Reading versioned records.  All versions of a key stand side by side, newest first."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -22,7 +23,7 @@ from floodmark.codec.ordered import (
     user_key_shape,
 )
 from floodmark.codec.states import decode_state, render_value
-from floodmark.codec.values import PLAIN, decode_value
+from floodmark.codec.values import PLAIN, TOMBSTONE, decode_value
 from floodmark.engine import Engine, Row
 from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
@@ -37,6 +38,9 @@ _BEHIND_OLDEST = b"\xff" * VERSION_BYTES + b"\x00"
 
 # Columns are worth their while from some thousands of rows on; still, a page is about a megabyte.
 RECORDS_PAGE_ROWS_MAX: Final = 8_192
+# So many versions of one key at the end of a page are worth a seek, and a short read behind it.
+MANY_VERSIONS: Final = 8
+SHORT_READ_ROWS: Final = 8
 
 
 class Page(NamedTuple):
@@ -117,17 +121,101 @@ def scan_page(
     reverse: bool,
 ) -> Page:
     """Some of the live records as of `at`, between two engine keys."""
-    wanted = min(rows_max, PAGE_ROWS_MAX)
-    rows = engine.scan(DATA, start, end, rows_max=wanted, bytes_max=PAGE_BYTES_MAX, reverse=reverse)
-    if not rows:
-        return Page([], None)
+    read = _read_backward if reverse else _read_forward
+    suffix = encode_version(at)
+    rows, resume = read(engine, start, end, suffix, min(rows_max, PAGE_ROWS_MAX))
+    found = _newest(rows, suffix, physical_ms)
     if reverse:
-        return _newest_backward(engine, rows, encode_version(at), physical_ms)
-    return _newest_forward(rows, encode_version(at), physical_ms)
+        found.reverse()
+    return Page(found, resume)
 
 
-def _newest_forward(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> Page:
-    """The first version at or below the snapshot of each key.
+def _read_forward(
+    engine: Engine, start: bytes, end: bytes, suffix: bytes, rows_max: int
+) -> tuple[list[Row], bytes | None]:
+    """Rows that hold the newest version at or below a snapshot of each key, and where to go on.
+
+    Walking is quicker than seeking where a key has a few versions.  Where it has many, those above the
+    snapshot and those behind the one that is wanted are jumped over, and the next read is short.
+    """
+    rows: list[Row] = []
+    wanted, size = rows_max, 0
+    while page := engine.scan(DATA, start, end, rows_max=wanted, bytes_max=PAGE_BYTES_MAX - size):
+        is_whole = len(page) == wanted
+        last = page[-1][0]
+        prefix = last[:-VERSION_BYTES]
+        start = prefix + (_BEHIND_OLDEST if last[-VERSION_BYTES:] >= suffix else suffix)
+        if is_whole and page[-min(wanted, MANY_VERSIONS)][0].startswith(prefix):
+            page, wanted = _pick(page, suffix), SHORT_READ_ROWS
+        rows += page
+        if not is_whole or _is_enough(rows, rows_max):
+            return rows, start
+        size += _size_of(page)
+        if size >= PAGE_BYTES_MAX:
+            return rows, start
+        wanted = min(2 * wanted, rows_max)
+    return rows, None
+
+
+def _read_backward(
+    engine: Engine, start: bytes, end: bytes, suffix: bytes, rows_max: int
+) -> tuple[list[Row], bytes | None]:
+    """The same from the end of a range, where the versions of a key come oldest first.
+
+    Rows stand in order of keys also here.  A read may end in the middle of a key's versions, with the
+    newest ones still below.  One look-up finds the right one, and the next read begins below the whole key.
+    If it finds none, the key was dead, and has been collected since: what was read of it is older than its
+    tombstone.
+    """
+    rows: list[Row] = []
+    wanted, size = rows_max, 0
+    while page := engine.scan(
+        DATA, start, end, rows_max=wanted, bytes_max=PAGE_BYTES_MAX - size, reverse=True
+    ):
+        is_whole = len(page) == wanted
+        end = page[-1][0][:-VERSION_BYTES]
+        has_many = is_whole and page[-min(wanted, MANY_VERSIONS)][0].startswith(end)
+        page.reverse()
+        newest = engine.ceiling(DATA, end + suffix, end)
+        page[: bisect_left(page, end + _BEHIND_OLDEST, key=_key_of)] = [] if newest is None else [newest]
+        if has_many:
+            page, wanted = _pick(page, suffix), SHORT_READ_ROWS
+        rows[:0] = page
+        if not is_whole or _is_enough(rows, rows_max):
+            return rows, end
+        size += _size_of(page)
+        if size >= PAGE_BYTES_MAX:
+            return rows, end
+        wanted = min(2 * wanted, rows_max)
+    return rows, None
+
+
+def _pick(rows: Sequence[Row], suffix: bytes) -> list[Row]:
+    """The first row at or behind a suffix of each key."""
+    picked: list[Row] = []
+    done = b""
+    for row in rows:
+        prefix = row[0][:-VERSION_BYTES]
+        if prefix != done and row[0][-VERSION_BYTES:] >= suffix:
+            picked.append(row)
+            done = prefix
+    return picked
+
+
+def _is_enough(rows: Sequence[Row], rows_max: int) -> bool:
+    return 2 * len(rows) >= rows_max
+
+
+def _size_of(rows: Sequence[Row]) -> int:
+    return sum(len(engine_key) + len(stored) for engine_key, stored in rows)
+
+
+def _key_of(row: Row) -> bytes:
+    return row[0]
+
+
+def _newest(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> list[Row]:
+    """The live ones among the first versions at or below the snapshot of each key.
 
     Suffixes are inverted versions, so "at or below" is "at or after" among the bytes.
     """
@@ -146,42 +234,13 @@ def _newest_forward(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: in
                 if markers != shape:
                     shape, unpack = markers, user_key_shape(markers)
                 append((join(unpack(prefix)), stored[:-1]))
-            else:
+            elif stored != TOMBSTONE:
                 live = read_record(engine_key, stored, physical_ms)
                 if live is not None:
                     append((decode_user_key(prefix), live[1]))
     except StructError as error:
         raise Corruption(f"engine key {engine_key.hex()} is not made of whole groups") from error
-    last = rows[-1][0]
-    if last[:-VERSION_BYTES] == done:
-        return Page(found, done + _BEHIND_OLDEST)
-    return Page(found, last + b"\x00")
-
-
-def _newest_backward(engine: Engine, rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> Page:
-    """The same against the order of keys, where the versions of a key come oldest first.
-
-    The page may end in the middle of a key's versions: its newest ones lie below.  One more look-up
-    finds the right one, and the next page begins below the whole key.  If it finds none, the key was dead,
-    and has been collected since the page was read: what the page has of it is older than its tombstone.
-    """
-    prefixes = dict.fromkeys(engine_key[:-VERSION_BYTES] for engine_key, _ in rows)
-    last = rows[-1][0][:-VERSION_BYTES]
-    newest: dict[bytes, Row] = {}
-    for engine_key, stored in rows:
-        if engine_key[-VERSION_BYTES:] >= earliest_suffix:
-            newest[engine_key[:-VERSION_BYTES]] = engine_key, stored
-    newest.pop(last, None)
-    cut = engine.ceiling(DATA, last + earliest_suffix, last)
-    if cut is not None:
-        newest[last] = cut
-    found: list[Row] = []
-    for prefix in prefixes:
-        if prefix in newest:
-            live = read_record(*newest[prefix], physical_ms)
-            if live is not None:
-                found.append((decode_user_key(prefix), live[1]))
-    return Page(found, last)
+    return found
 
 
 class RecordsPage(NamedTuple):
@@ -199,9 +258,9 @@ def scan_records_page(
     The newest record at or below `at` of each key; tombstones and what has expired only with `dead`.
     If `content` is not whole, they come without values, and digests stand beside them.
     """
-    rows = engine.scan(DATA, start, end, rows_max=RECORDS_PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX)
+    rows, resume = _read_forward(engine, start, end, encode_version(at), RECORDS_PAGE_ROWS_MAX)
     if not rows:
-        return RecordsPage(pyarrow.RecordBatch.from_pylist([], schema=records_schema(content)), None)
+        return RecordsPage(pyarrow.RecordBatch.from_pylist([], schema=records_schema(content)), resume)
     columns = StoredRows(rows)
     reached = columns.versions <= at
     # The versions of a key descend: the first that is reached follows one that is not, or another key.
@@ -221,8 +280,6 @@ def scan_records_page(
     except Corruption:
         _require_sound(rows, chosen)
         raise
-    last = rows[-1][0]
-    resume = last[:-VERSION_BYTES] + _BEHIND_OLDEST if reached[-1] else after(last)
     return RecordsPage(batch, resume)
 
 
@@ -263,8 +320,21 @@ def scan_versions(engine: Engine, keys: KeyRange, since: Version, until: Version
             for engine_key, stored in page
             if newest <= engine_key[-VERSION_BYTES:] < behind_oldest
         ]
-        yield VersionsPage(rows, sum(len(engine_key) + len(stored) for engine_key, stored in page))
-        start = after(page[-1][0])
+        yield VersionsPage(rows, _size_of(page))
+        start = _next_wanted(page[-1][0], newest, behind_oldest)
+
+
+def _next_wanted(last: bytes, newest: bytes, behind_oldest: bytes) -> bytes:
+    """Where to go on behind an engine key, without the versions that lie above or below what is wanted."""
+    prefix, suffix = last[:-VERSION_BYTES], last[-VERSION_BYTES:]
+    if suffix < newest:
+        return prefix + newest
+    return after(last) if suffix < behind_oldest else prefix + _BEHIND_OLDEST
+
+
+def behind_versions(engine_key: bytes) -> bytes:
+    """The engine key behind all versions of the same key."""
+    return engine_key[:-VERSION_BYTES] + _BEHIND_OLDEST
 
 
 def _qualified(prefix: bytes) -> bytes:
