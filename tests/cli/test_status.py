@@ -11,6 +11,7 @@ import floodmark
 from floodmark.cli.status import Look, draw, look_at
 from floodmark.cli.text import BARS
 from floodmark.feed import ChangeStatistics, ReaderStatistics
+from floodmark.model.partition import Hold, HoldKind
 from floodmark.model.stream import Way
 from floodmark.partition import HeatSample
 from floodmark.site.statistics import PartitionHeat
@@ -34,6 +35,17 @@ def test_feeds_are_shown(directory: Path) -> None:
     (feed,) = run("status", directory, "--json").json["feeds"]
     assert (feed["name"], feed["state"], feed["holder"]) == ("lake", "normal", None)
     assert isinstance(feed["checkpoint"], str)
+
+
+def test_what_holds_the_resolved_version_back_is_an_alarm(directory: Path) -> None:
+    now = look(directory)
+    hold = Hold(kind=HoldKind.PREPARED, version=7, age_ms=2_500, transaction="0-9")
+    held = replace(now, statistics=replace(now.statistics, held_back_by=[hold]))
+    (alarm,) = [line for line in drawn(now, held) if line.startswith("alarm")]
+    assert alarm.endswith(
+        "the prepared write of transaction 0-9 has held the resolved version at 7 for 2.5 s"
+    )
+    assert run("status", directory, "--json").json["held_back_by"] == []
 
 
 def test_open_readers_of_a_server_are_shown_by_their_way(server: Server) -> None:

@@ -120,6 +120,7 @@ def test_every_type_is_as_known_traffic_needs_it(page: MetricsPage) -> None:
         "floodmark_data_bytes": "gauge",
         "floodmark_change_log_bytes": "gauge",
         "floodmark_resolved_version_lag_seconds": "gauge",
+        "floodmark_resolved_version_held_seconds": "gauge",
         "floodmark_clock_ahead_seconds": "gauge",
         "floodmark_background_failing": "gauge",
         "floodmark_garbage_runs": "counter",
@@ -161,6 +162,16 @@ def test_site_is_shown_as_its_statistics_say(page: MetricsPage, site: Site, time
     assert value(page, "floodmark_partition_writes_total", partition=label) == 4
     assert value(page, "floodmark_partition_reads_total", partition=label) == partition.reads > 0
     assert value(page, "floodmark_partition_written_bytes_total", partition=label) == partition.bytes_written
+
+
+def test_what_holds_the_resolved_version_back_is_shown(
+    page: MetricsPage, site: Site, time: SimulatedTime
+) -> None:
+    site.create_namespace("users").put(b"ada", b"countess", durability="async")
+    assert value(page, "floodmark_resolved_version_held_seconds", by="unsynced") == 0
+    time.advance(2_500)
+    assert value(page, "floodmark_resolved_version_held_seconds", by="unsynced") == 2.5
+    assert value(page, "floodmark_resolved_version_held_seconds", by="prepared") == 0
 
 
 def test_each_partition_has_its_own_numbers(page: MetricsPage, site: Site) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from tests.server.processes import wait_until
-from tests.server.support import HANG_SECONDS, connected, in_threads, restartable
+from tests.server.support import HANG_SECONDS, connected, in_threads, qualify, restartable, stored
+from tests.site.support import node_of
 
 from floodmark.model.errors import OutcomeUnknown
+from floodmark.model.partition import Decision, Fate, HoldKind
+from floodmark.partition import holds
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
@@ -54,6 +57,19 @@ def test_the_clock_of_the_server_is_never_told_too_early(connection: Connection)
     assert clock.physical_ms() <= answered + 800
     time.advance(1_000)
     assert clock.physical_ms() >= answered + 1_400
+
+
+def test_what_holds_the_resolved_version_back_is_named_to_a_client(
+    site: Site, remote: Site, users: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "HOLD_MS_MAX", -1)
+    node = node_of(site)
+    node.settle_by(lambda _: Fate(Decision.UNDECIDED))
+    version = node.map.route(b"").prepare("0-7", [qualify(users, b"ada")], [stored(b"countess")])
+    (hold,) = remote.statistics().held_back_by
+    assert (hold.kind, hold.version, hold.transaction) == (HoldKind.PREPARED, version - 1, "0-7")
+    found = {finding.check: finding for finding in remote.host.administration.examine(True)}
+    assert "transaction 0-7 has held the resolved version" in found["resolved"].message
 
 
 def test_the_clock_is_asked_for_again_after_a_while(connection: Connection) -> None:

@@ -5,18 +5,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.site.support import HookedEngine, host_of, node_of, open_memory
+from tests.site.support import HookedEngine, host_of, node_of, nothing, open_memory
 
 from floodmark.codec.changelog import encode_log_key
-from floodmark.codec.ordered import encode_key
+from floodmark.codec.ordered import encode_key, encode_namespace
+from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine, WriteRow
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.feed.feeds import FeedError
 from floodmark.feed.subscriptions import SubscriptionSpec
-from floodmark.model.errors import StorageFull
+from floodmark.model.errors import OutcomeUnknown, StorageFull
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
+from floodmark.model.partition import Decision, Fate, HoldKind
 from floodmark.partition import FAMILIES
 from floodmark.partition.families import DATA, LOG, META, PARTITIONS
+from floodmark.partition.holds import HOLDS_SHOWN_MAX
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.site.examination import EXAMPLES_MAX, Examination, Finding, Severity, examine
 from floodmark.testing.clock import SimulatedTime
@@ -29,6 +32,7 @@ CHECKS = [
     "storage",
     "background",
     "heartbeat",
+    "resolved",
     "partitions",
     "retention",
     "safe points",
@@ -269,6 +273,69 @@ def test_a_clock_that_was_set_back_is_a_warning(site: Site, users: Namespace, ti
     finding = only(site)
     assert (finding.check, finding.severity) == ("clock", Severity.WARNING)
     assert "5,000 ms ahead" in finding.message
+
+
+def prepare(site: Site, transaction: str, key: bytes) -> int:
+    qualified = encode_namespace(site.host.administration.find_namespace("users").id) + key
+    (partition,) = node_of(site).map.partitions
+    return partition.prepare(transaction, [qualified], [encode_value(b"countess")])
+
+
+def test_a_prepared_write_that_holds_the_resolved_version_back_is_named(
+    site: Site, users: Namespace, time: SimulatedTime
+) -> None:
+    users.put(b"bob", b"builder")
+    node_of(site).settle_by(lambda _: Fate(Decision.UNDECIDED))
+    version = prepare(site, "0-7", b"ada")
+    time.advance(2_000)
+    assert findings(site, quick=True) == []
+    assert site.statistics().held_back_by == []
+    time.advance(500)
+    finding = only(site, quick=True)
+    assert (finding.check, finding.severity) == ("resolved", Severity.WARNING)
+    assert finding.message == (
+        f"the prepared write of transaction 0-7 has held the resolved version at {version - 1} for 2.5 s"
+    )
+    assert "floodmark txn abort 0-7" in finding.advice
+    (hold,) = site.statistics().held_back_by
+    assert (hold.kind, hold.transaction, hold.age_ms) == (HoldKind.PREPARED, "0-7", 2_500)
+    assert hold.version == site.resolved_version()
+
+
+def test_unsynced_commits_and_failed_ones_that_hold_it_back_are_named(
+    site: Site, users: Namespace, engine: HookedEngine, time: SimulatedTime
+) -> None:
+    time.advance(HOUR_MS)
+    users.put(b"ada", b"countess", durability="async")
+    assert site.statistics().held_back_by == [], "however long ago the version is at which it stands"
+    time.advance(2_001)
+    assert [hold.kind for hold in site.statistics().held_back_by] == [HoldKind.UNSYNCED]
+    assert "a commit that is not synced to disk" in only(site, quick=True).message
+    site.sync()
+    assert site.statistics().held_back_by == []
+
+    def fail(operation: str) -> None:
+        if operation in ("sync", "recover"):
+            raise OutcomeUnknown("the disk hangs")
+
+    engine.before = fail
+    with pytest.raises(OutcomeUnknown):
+        users.put(b"ada", b"countess")
+    assert node_of(site).holds.long() == []
+    time.advance(2_001)
+    assert [hold.kind for hold in node_of(site).holds.long()] == [HoldKind.COMMIT]
+    engine.before = nothing
+
+
+@pytest.mark.usefixtures("users")
+def test_only_the_oldest_of_many_holds_are_named(site: Site, time: SimulatedTime) -> None:
+    node_of(site).settle_by(lambda _: Fate(Decision.UNDECIDED))
+    for number in range(HOLDS_SHOWN_MAX + 1):
+        prepare(site, f"0-{number}", b"%d" % number)
+        time.advance(1)
+    time.advance(3_000)
+    shown = [hold.transaction for hold in site.statistics().held_back_by]
+    assert shown == [f"0-{number}" for number in range(HOLDS_SHOWN_MAX)]
 
 
 def test_heartbeats_that_stay_away_are_a_problem(site: Site, time: SimulatedTime) -> None:

@@ -37,8 +37,9 @@ def doctor(
     """Check a site, and say what to do.
 
     Looks at its format, clock, disk, lock, heartbeats, partitions, safe points, feeds and
-    subscriptions, and reads every record and every row of the change log. Changes nothing. A
-    server is examined while it serves; a large one may need floodmark --timeout 1h doctor.
+    subscriptions, names what has held the resolved version back for more than two seconds, and
+    reads every record and every row of the change log. Changes nothing. A server is examined
+    while it serves; a large one may need floodmark --timeout 1h doctor.
 
     The exit code is 0 if all is well, 1 if there is a finding, and 2 if it could not be told, as
     when another process has the directory open.

@@ -159,6 +159,7 @@ def _pairs(location: str, look: Look) -> list[tuple[str, str]]:
         ("server" if is_url(location) else "directory", show_location(location)),
         ("version", show_version(statistics.version)),
         ("resolved", show_version(statistics.resolved_version)),
+        *[("alarm", str(hold)) for hold in statistics.held_back_by],
         ("data", f"{show_size(statistics.data_bytes)}, change log {show_size(statistics.log_bytes)}"),
         ("namespaces", ", ".join(each.name for each in statistics.namespaces) or "none yet"),
         ("partitions", f"{len(statistics.partitions):,}"),

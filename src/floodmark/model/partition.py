@@ -173,6 +173,42 @@ class PreparedWrite(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class HoldKind(StrEnum):
+    """What can hold the resolved version back."""
+
+    COMMIT = "commit"
+    """A round of commits at work, or one that failed and has not been recovered from."""
+
+    UNSYNCED = "unsynced"
+    """Commits that were written without waiting for the disk."""
+
+    PREPARED = "prepared"
+    """The prepared write of a transaction."""
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that keeps the resolved version at or below `version`, for `age_ms` so far.
+
+    >>> print(Hold(kind=HoldKind.PREPARED, version=7, age_ms=2_500, transaction="0-9"))
+    the prepared write of transaction 0-9 has held the resolved version at 7 for 2.5 s
+    """
+
+    kind: HoldKind
+    version: Version
+    age_ms: int
+    transaction: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case HoldKind.COMMIT:
+                what = "a commit that has not come to its end"
+            case HoldKind.UNSYNCED:
+                what = "a commit that is not synced to disk"
+            case HoldKind.PREPARED:
+                what = f"the prepared write of transaction {self.transaction}"
+        return f"{what} has held the resolved version at {self.version} for {self.age_ms / 1000:,.1f} s"
+
+
 class PreparingPartition(Protocol):
     """A partition that takes part in transactions.  Every call may be repeated, also after a failure."""
 

@@ -23,6 +23,7 @@ from floodmark.codec.changelog import encode_log_key, encode_single
 from floodmark.codec.ordered import encode_version
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError, NamespaceNotFound, OutcomeUnknown, PartitionMoved
+from floodmark.model.partition import HoldKind
 from floodmark.model.version import Version
 from floodmark.partition.commit import (
     Commit,
@@ -385,6 +386,11 @@ class Committer:
             if floor is not None and floor < version:
                 version = floor
         return version
+
+    def floors(self) -> dict[HoldKind, Version]:
+        """The floors that rounds have set, which resolved versions do not pass."""
+        floors = {HoldKind.COMMIT: self._open_floor, HoldKind.UNSYNCED: self._unsynced_floor}
+        return {kind: floor for kind, floor in floors.items() if floor is not None}
 
     def _settle_floors(self, *, synced: bool) -> None:
         # A reader looks at the open floor first, so the other must be in place before it goes.

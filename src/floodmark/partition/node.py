@@ -23,6 +23,7 @@ from floodmark.partition.families import (
     LOG,
 )
 from floodmark.partition.heartbeat import drain_sums, fold_tallies
+from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
     LogRow,
     PartitionRow,
@@ -85,6 +86,7 @@ class Node:
         self.storage = Storage(engine)
         self.committer = Committer(self.storage, clock, site_id, round_bytes_max=self._limits.bytes_max)
         self.site_id = site_id
+        self.holds = Holds(self.committer, clock)
         self.retention = Retention(self.storage)
         # Up to where heartbeats have counted; 0 says that nobody knows.
         self._counted_through: Version = 0

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from floodmark.feed.feeds import FeedStatistics
 from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
+from floodmark.model.partition import HoldKind
 from floodmark.model.stream import Way
 from floodmark.model.version import Version, physical_ms
 from floodmark.server.metrics_links import check_families, link_families
@@ -361,6 +362,15 @@ def _site_families(statistics: SiteStatistics) -> Iterator[Metric]:
         value = value_of(statistics)
         if value is not None:
             yield _gauge(name, text, site, value)
+    held = GaugeMetricFamily(
+        "floodmark_resolved_version_held_seconds",
+        "For how long the resolved version has been held back, by what; 0 up to two seconds.",
+        labels=("site", "by"),
+    )
+    for kind in HoldKind:
+        ages_ms = [hold.age_ms for hold in statistics.held_back_by if hold.kind is kind]
+        held.add_metric((site, kind.value), max(ages_ms, default=0) / 1000)
+    yield held
     delivered = CounterMetricFamily(
         "floodmark_delivered_changes", "Changes that readers were given, by way.", labels=("site", "way")
     )

@@ -92,6 +92,8 @@ class Background:
         full = self.watch_disk()
         self._watch_clock()
         self._node.sample_heat()
+        # Before the heartbeat, which waits for the round at work.
+        self._node.holds.look()
         if not full:
             self._node.heartbeat()
         now_ms = self._node.clock.time_source()

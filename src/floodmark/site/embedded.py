@@ -293,6 +293,7 @@ class LocalAdministration:
             partitions=self.partitions(),
             garbage=self._garbage.total,
             readers=self._reader.statistics(),
+            held_back_by=node.holds.long(),
         )
 
     def examine(self, quick: bool) -> list[Finding]:

@@ -26,6 +26,7 @@ from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.feed.subscriptions import SubscriptionRow
 from floodmark.model.errors import Corruption, FloodmarkError
 from floodmark.model.limits import KEY_BYTES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.partition import HoldKind
 from floodmark.model.ranges import after
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition import Node
@@ -49,6 +50,15 @@ EXAMPLES_MAX: Final = 5
 PAUSE_SECONDS: Final = 0.005
 
 _RESTORE: Final = "restore the site from a backup"
+
+
+_HOLD_ADVICE: Final = {
+    HoldKind.COMMIT: "look for errors of the disk in the system's log; feeds wait until the commit has ended",
+    HoldKind.UNSYNCED: "site.sync() makes it durable; a site does so each second, unless it was opened with "
+    "background=False",
+    HoldKind.PREPARED: "floodmark txn show {transaction} says what it waits for; floodmark txn abort "
+    "{transaction} ends it, if it is open",
+}
 
 
 class Severity(StrEnum):
@@ -131,6 +141,7 @@ class Examination:
             ("storage", self._check_storage),
             ("background", self._check_background),
             ("heartbeat", self._check_heartbeat),
+            ("resolved", self._check_resolved),
             ("partitions", self._check_partitions),
             ("retention", self._check_retention),
             ("safe points", self._check_safe_points),
@@ -213,6 +224,11 @@ class Examination:
             yield _ok(f"the last one was {_show_age(age_ms)} ago")
 
     # What the site keeps about itself
+
+    def _check_resolved(self) -> Iterator[Judgement]:
+        for hold in self._node.holds.long():
+            yield _warning(str(hold), _HOLD_ADVICE[hold.kind].format(transaction=hold.transaction))
+        yield _ok("nothing holds the resolved version back")
 
     def _check_partitions(self) -> Iterator[Judgement]:
         with self._node.storage.exclusive():

@@ -1,10 +1,11 @@
 """What a site says about itself.  The command line and the metrics only render these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from floodmark.feed import ChangeStatistics
+from floodmark.model.partition import Hold
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import HeatSample
@@ -58,7 +59,10 @@ class GarbageReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteStatistics:
-    """A site at one moment."""
+    """A site at one moment.
+
+    `held_back_by` names what has held the resolved version back for more than two seconds, the longest first.
+    """
 
     site: str
     site_id: int
@@ -79,6 +83,7 @@ class SiteStatistics:
     partitions: list[PartitionStatistics]
     garbage: GarbageReport
     readers: ChangeStatistics
+    held_back_by: list[Hold] = field(default_factory=list)
 
 
 class AlarmKind(StrEnum):
