@@ -155,11 +155,15 @@ def test_a_feed_of_some_keys_says_that_it_is_not_checked(directory: Path) -> Non
 def test_once_delivers_everything_up_to_the_present_and_ends(directory: Path, tmp_path: Path) -> None:
     exports = tmp_path / "exports"
     run("feed", "create", directory, "lake", "users", "--sink", f"parquet:{exports}")
-    outcome = run("feed", "run", directory, "lake", "--once")
+    refused = run("feed", "run", directory, "lake", "--once", "--allow", f"parquet:{tmp_path}/else")
+    assert (refused.code, exports.exists()) == (77, False)
+    assert f"may not write to the feed's sink parquet:{exports}" in refused.errors
+    allowed = ["--allow", f"parquet:{tmp_path}", "--once"]
+    outcome = run("feed", "run", directory, "lake", *allowed)
     assert (outcome.code, outcome.errors) == (0, "")
     assert outcome.text.startswith("lake is normal: 3 changes delivered, up to ")
     assert list(exports.rglob("*.parquet"))
-    assert run("feed", "run", directory, "lake", "--once").text.startswith("lake is normal: 0 changes")
+    assert run("feed", "run", directory, "lake", *allowed).text.startswith("lake is normal: 0 changes")
     assert run("feed", "show", directory, "lake", "--json").json["holder"] is None
 
 

@@ -9,6 +9,7 @@ import sys
 
 from floodmark.feed import Decoder
 from floodmark.feed.runner import FeedRunner
+from floodmark.feed.sinks import open_sink
 from floodmark.site.connecting import connect
 
 
@@ -25,6 +26,7 @@ def run(url: str, feed: str, holder: str) -> None:
             holder=holder,
             open_changes=host.changes,
             decode=Decoder(site.id, lambda: names, host.physical_ms).decode,
+            open_sink=open_sink,
             wait_for_lease=True,
             lease_seconds=1,
             report_seconds=0.05,

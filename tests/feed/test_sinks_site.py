@@ -140,7 +140,7 @@ def test_a_feed_copies_a_namespace_to_another_site(served: tuple[Site, Server]) 
             users.put(b"%c%d" % (b"az"[number % 2], number % 9), b"%d" % number)
         until = users.delete(b"a0")
         source.feeds.create("copy", "users", uri(server), until=until)
-        assert source.feeds.runner("copy").run() is FeedState.FINISHED
+        assert source.feeds.runner("copy", sinks=[uri(server)]).run() is FeedState.FINISHED
         assert dict(copy.namespace("copies").scan()) == dict(users.scan())
         wanted = [(each.key, each.value, each.stamp) for each in source.changes("users")]
         arrived = [(each.key, each.value, each.stamp) for each in copy.changes("copies")]
@@ -169,7 +169,7 @@ def test_a_feed_carries_whole_records_of_fields(served: tuple[Site, Server]) -> 
         people.put(b"ada", {"name": "Ada"})
         until = people.update(b"ada", {"city": "London"})
         source.feeds.create("copy", "people", uri(server), until=until)
-        assert source.feeds.runner("copy").run() is FeedState.FINISHED
+        assert source.feeds.runner("copy", sinks=[uri(server)]).run() is FeedState.FINISHED
         assert dict(copy.namespace("copies").scan()) == dict(people.scan())
 
 

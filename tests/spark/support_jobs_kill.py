@@ -126,7 +126,9 @@ def run_the_feed(session: Any, arguments: Arguments) -> Any:
     if arguments.point == "writing":
         die_when(lambda: any(Path(arguments.target).glob("changes-*.parquet")))
     source = SiteAddress(location=arguments.url)
-    return run_feed(source, arguments.feed, spark=session, lease_seconds=arguments.lease_seconds)
+    return run_feed(
+        source, arguments.feed, sinks=["parquet:"], spark=session, lease_seconds=arguments.lease_seconds
+    )
 
 
 def main(text: str) -> None:

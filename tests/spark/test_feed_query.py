@@ -23,12 +23,15 @@ from floodmark.model.errors import (
     FeedStateConflict,
     InvalidArgument,
     LeaseHeld,
+    NotAllowed,
     VersionCollected,
 )
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import FeedRunSummary, run_feed
 from floodmark.spark.jobs.feed_tasks import LOOK_MS, LeaseWatch
+
+ANYWHERE = ("parquet:", "floodmark:")
 
 
 @pytest.fixture
@@ -57,7 +60,9 @@ class Running:
     def run(self, served: Served, name: str, spark: SparkSession, **options: Any) -> Iterator["Running"]:
         def work() -> None:
             try:
-                self.summary = run_feed(address_of(served.url), name, spark=spark, stop=self.stop, **options)
+                self.summary = run_feed(
+                    address_of(served.url), name, sinks=ANYWHERE, spark=spark, stop=self.stop, **options
+                )
             except BaseException as error:
                 self.failure = error
 
@@ -84,7 +89,7 @@ def expected(site: Site, until: Version) -> list[tuple[Version, bytes, bytes | N
 
 
 def run_once(served: Served, spark: SparkSession, name: str = "copy", **options: Any) -> FeedRunSummary:
-    return run_feed(address_of(served.url), name, once=True, spark=spark, **options)
+    return run_feed(address_of(served.url), name, sinks=ANYWHERE, once=True, spark=spark, **options)
 
 
 def test_files_get_each_change_once_and_the_site_keeps_the_checkpoint(
@@ -143,7 +148,7 @@ def test_a_feed_ends_at_its_target_and_stays_so(
     until = served.site.now()
     users.put(b"later", b"x")
     served.site.feeds.create("copy", "users", f"parquet:{files}", until=until)
-    summary = run_feed(address_of(served.url), "copy", spark=spark)
+    summary = run_feed(address_of(served.url), "copy", sinks=ANYWHERE, spark=spark)
     assert (summary.state, summary.checkpoint) == (FeedState.FINISHED, until)
     assert delivered(files) == expected(served.site, until)
     with pytest.raises(FeedStateConflict, match="finished"):
@@ -208,6 +213,15 @@ def test_a_feed_whose_changes_are_gone_has_failed(
 
 
 @pytest.mark.usefixtures("users")
+def test_a_sink_that_the_runner_does_not_allow_is_refused_before_anything_is_read(
+    served: Served, spark: SparkSession, files: Path
+) -> None:
+    served.site.feeds.create("copy", "users", f"parquet:{files}")
+    with pytest.raises(NotAllowed, match="sinks="):
+        run_feed(address_of(served.url), "copy", sinks=[f"parquet:{files}-elsewhere"], once=True, spark=spark)
+    assert not files.exists()
+
+
 def test_a_sink_that_says_no_for_good_ends_the_run(served: Served, spark: SparkSession, files: Path) -> None:
     served.site.feeds.create("copy", "users", f"parquet:{files}")
     served.site.feeds.create("other", "users", f"parquet:{files}")

@@ -21,7 +21,7 @@ def run_all(spark: SparkSession, source: str, target: str, directory: str) -> Su
         export(oslo, "users", f"{directory}/history", format="parquet", spark=spark),
         export(oslo, "users", f"{directory}/current", view="current", spark=spark),
         replicate(oslo, bergen, ["users"], checkpoint=f"{directory}/checkpoint", once=True, spark=spark),
-        run_feed(oslo, "copy", once=True, spark=spark),
+        run_feed(oslo, "copy", sinks=["parquet:"], once=True, spark=spark),
     )
 
 

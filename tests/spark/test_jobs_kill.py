@@ -126,7 +126,11 @@ def test_a_feed_whose_runner_is_killed_is_taken_over(
 
     def take_over() -> bool:
         try:
-            checkpoints.append(run_feed(address_of(served.url), "copy", once=True, spark=spark).checkpoint)
+            checkpoints.append(
+                run_feed(
+                    address_of(served.url), "copy", sinks=["parquet:"], once=True, spark=spark
+                ).checkpoint
+            )
         except LeaseHeld:
             return False
         return True

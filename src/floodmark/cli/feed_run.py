@@ -1,7 +1,7 @@
 """feed run: a feed in the foreground, with a line that says how it goes."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Final
@@ -31,14 +31,16 @@ _SOUND: Final = (FeedState.NORMAL, FeedState.STOPPED, FeedState.FINISHED)
 Show = Callable[[RunnerStatistics], None]
 
 
-def run_feed(site: floodmark.Site, name: str, *, once: bool, wait_for_lease: bool, json: bool) -> int:
+def run_feed(
+    site: floodmark.Site, name: str, *, sinks: Sequence[str], once: bool, wait_for_lease: bool, json: bool
+) -> int:
     """Run a feed until it is told to stop, and say how it went; the exit code."""
     scheme = parse_sink(site.feeds.show(name).spec.sink).scheme
     # A sink that writes to stdout has it for itself.
     stream = sys.stderr if scheme == "stdout" else sys.stdout
     output = Output(json=json, flush=True, stream=stream)
     target = site.resolved_version() if once else None
-    runner = site.feeds.runner(name, wait_for_lease=wait_for_lease)
+    runner = site.feeds.runner(name, sinks=sinks, wait_for_lease=wait_for_lease)
     with (
         _showing(output, is_stdout_taken=scheme == "stdout") as show,
         on_stop_signal(runner.request_stop),
@@ -55,11 +57,13 @@ def run_feed(site: floodmark.Site, name: str, *, once: bool, wait_for_lease: boo
     return DONE if state in _SOUND else FINDING
 
 
-def run_feed_on_spark(location: str, name: str, choice: SparkChoice, *, once: bool, json: bool) -> int:
+def run_feed_on_spark(
+    location: str, name: str, choice: SparkChoice, *, sinks: Sequence[str], once: bool, json: bool
+) -> int:
     """Run a feed as a Spark query until it is told to stop, and say how it went; the exit code."""
     with reach(location) as (source,), spark_job(choice, "feed", in_order=True) as job:
         summary = job.functions.run_feed(
-            source, name, once=once, spark=job.session, progress=job.progress, stop=job.stop
+            source, name, sinks=sinks, once=once, spark=job.session, progress=job.progress, stop=job.stop
         )
     print_summary(Output(json=json), summary)
     return DONE if summary.state in _SOUND else FINDING

@@ -331,6 +331,14 @@ def run(
         bool,
         typer.Option("--no-wait", help="Fail if another process runs it, instead of waiting to take over."),
     ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="URI",
+            help="A sink that may be written to: the beginning of its URI. May be given several times.",
+        ),
+    ] = None,
     runner: Annotated[
         str, typer.Option("--runner", metavar="process|spark", help="In this process, or as a Spark query.")
     ] = "process",
@@ -341,6 +349,11 @@ def run(
 ) -> None:
     """Run a feed, until Ctrl-C.
 
+    The feed's sink is written with the rights of this process, so it must be allowed here, unless
+    it is stdout: or blackhole:. --allow names a place, and covers what lies below it. Files with
+    credentials are named here as well, and not by the feed: floodmark://…?token_file=FILE, and
+    likewise tls_root_file, tls_certificate_file and tls_key_file.
+
     Ctrl-C and SIGTERM end it cleanly: what is being written is finished, and the checkpoint is
     stored. One process at a time runs a feed; another waits, and takes over when the first is
     gone. With --json, a line a second says how far it is. The sink stdout: has stdout for
@@ -348,20 +361,20 @@ def run(
 
     \b
     Examples:
-      floodmark feed run data/oslo lake
-      floodmark feed run grpc://127.0.0.1:7100 lake --once --json
-      floodmark feed run grpc://127.0.0.1:7100 lake --runner spark --master spark://rome:7077
+      floodmark feed run data/oslo lake --allow parquet:exports
+      floodmark feed run grpc://127.0.0.1:7100 copy --allow floodmark://bergen:7100?token_file=bergen.token
+      floodmark feed run grpc://127.0.0.1:7100 copy --allow … --runner spark --master spark://rome:7077
     """
     if runner not in ("process", "spark"):
         raise Usage(f"--runner is process or spark, not {runner!r:.60}", "floodmark feed run --help")
     choice = SparkChoice(master=master, remote=remote, conf=conf)
     if runner == "spark":
-        code = run_feed_on_spark(location, name, choice, once=once, json=json)
+        code = run_feed_on_spark(location, name, choice, sinks=allow or (), once=once, json=json)
     elif choice != SparkChoice(master=None, remote=None, conf=None):
         raise Usage("--master, --remote and --conf are for Spark", "floodmark feed run --runner spark")
     else:
         with open_site(location, background=True) as site:
-            code = run_feed(site, name, once=once, wait_for_lease=not no_wait, json=json)
+            code = run_feed(site, name, sinks=allow or (), once=once, wait_for_lease=not no_wait, json=json)
     if code:
         raise typer.Exit(code)
 

@@ -20,7 +20,7 @@ from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
 from floodmark.feed.feeds import Feed, FeedError, FeedSpec, FeedState, RangeProgress
 from floodmark.feed.runner_backoff import BUDGET_MS
 from floodmark.feed.runner_round import Counters, Round, Surroundings
-from floodmark.feed.sinks import OpenSink, open_sink
+from floodmark.feed.sinks import AllowedSinks, OpenSink
 from floodmark.feed.store import FeedStore
 from floodmark.model.change import Change
 from floodmark.model.errors import (
@@ -42,6 +42,8 @@ REPORT_SECONDS: Final = 1.0
 # Rates are those of the last few seconds.
 _RATE_MS: Final = 10_000
 _RUNNING: Final = (FeedState.NORMAL, FeedState.ERROR)
+# What is not told where it may write writes nowhere.
+_NO_PLACE: Final = AllowedSinks()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ class FeedRunner:
         holder: str,
         open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]],
         decode: Callable[[ChangeBatch], Sequence[Change]],
-        open_sink: OpenSink = open_sink,
+        open_sink: OpenSink = _NO_PLACE.open,
         wait_for_lease: bool = False,
         lease_seconds: float = LEASE_SECONDS,
         report_seconds: float = REPORT_SECONDS,

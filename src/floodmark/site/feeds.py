@@ -1,12 +1,12 @@
 """The named feeds and the subscriptions of a site, as users see them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from floodmark.feed import Decoder
 from floodmark.feed.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
 from floodmark.feed.runner import FeedRunner
-from floodmark.feed.sinks import require_sink
+from floodmark.feed.sinks import AllowedSinks, require_sink
 from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
@@ -112,8 +112,19 @@ class Feeds:
         require_name(name, "feed")
         return self._host().feeds.statistics(name)
 
-    def runner(self, name: str, *, wait_for_lease: bool = False, holder: str | None = None) -> FeedRunner:
+    def runner(
+        self,
+        name: str,
+        *,
+        sinks: Sequence[str] = (),
+        wait_for_lease: bool = False,
+        holder: str | None = None,
+    ) -> FeedRunner:
         """Something that runs a feed in this process: call its `run`.
+
+        The runner writes with the rights of this process, so it writes only to `sinks`: beginnings of URIs,
+        such as `parquet:exports` or `floodmark://bergen:7100?token_file=secret`, whose parameters are added
+        to the feed's.  For any other sink `run` raises `NotAllowed`.
 
         One runner at a time works on a feed.  Another one raises `LeaseHeld`, or waits and takes over when
         the first is gone.
@@ -127,6 +138,7 @@ class Feeds:
             holder=holder or self._holder,
             open_changes=self._host().changes,
             decode=self._decoder().decode,
+            open_sink=AllowedSinks(sinks).open,
             wait_for_lease=wait_for_lease,
             time_source=self._host().physical_ms,
         )

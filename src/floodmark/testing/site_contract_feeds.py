@@ -287,10 +287,10 @@ class FeedContract(SiteContractBase):
         until = users.put(b"zoe", b"x" * 10_000, ttl=100)
         target = tmp_path / "changes"
         site.feeds.create("export", "users", f"parquet:{target}", until=middle)
-        assert site.feeds.runner("export").run() is FeedState.FINISHED
+        assert site.feeds.runner("export", sinks=[f"parquet:{tmp_path}"]).run() is FeedState.FINISHED
         site.feeds.update("export", until=until)
         site.feeds.resume("export")
-        assert site.feeds.runner("export").run() is FeedState.FINISHED
+        assert site.feeds.runner("export", sinks=[f"parquet:{tmp_path}"]).run() is FeedState.FINISHED
         rows = pyarrow.parquet.read_table(target).to_pylist()
         found = sorted(
             (row["_commit_version"], row["key"], row["value"], row["_change_type"]) for row in rows

@@ -25,7 +25,7 @@ from floodmark.feed.counting import Counted, count_idle
 from floodmark.feed.feeds import Feed, FeedError, FeedState, RangeProgress
 from floodmark.feed.runner import LEASE_SECONDS, REPORT_SECONDS
 from floodmark.feed.runner_backoff import Backoff
-from floodmark.feed.sinks import parse_sink, require_sink
+from floodmark.feed.sinks import AllowedSinks, parse_sink, require_sink
 from floodmark.model.errors import (
     FeedNotFound,
     FloodmarkError,
@@ -71,6 +71,7 @@ def run_feed(
     source: SiteAddress,
     name: str,
     *,
+    sinks: Sequence[str] = (),
     once: bool = False,
     spark: SparkSession | None = None,
     progress: Progress | None = None,
@@ -79,20 +80,24 @@ def run_feed(
 ) -> FeedRunSummary:
     """Run a feed until it is told to stop, or the feed is paused, finished, failed or taken away.
 
-    With `once` it stops when everything is delivered that was there when it began.  Raises `LeaseHeld` if
-    another runner has the feed, `VersionCollected` if changes are gone, and what the sink said if it refuses
-    for good.
+    It writes only to `sinks`, which are beginnings of URIs (`site.feeds.runner` says more); where they name
+    files, the workers read them.  With `once` it stops when everything is delivered that was there when it
+    began.  Raises `LeaseHeld` if another runner has the feed, `NotAllowed` if its sink is not among `sinks`,
+    `VersionCollected` if changes are gone, and what the sink said if it refuses for good.
     """
     source.require_url("fed from")
     with source.connect() as site:
-        _require_workers_can(site.feeds.show(name))
+        _require_workers_can(site.feeds.show(name), sinks)
         with use_session(spark, f"floodmark feed {name}") as session, raising_floodmark_errors():
-            run = _FeedRun(session, source, site, name, lease_seconds, progress or SILENT, stop or Event())
+            run = _FeedRun(
+                session, source, site, name, sinks, lease_seconds, progress or SILENT, stop or Event()
+            )
             return run.run(once=once)
 
 
-def _require_workers_can(feed: Feed) -> None:
+def _require_workers_can(feed: Feed, sinks: Sequence[str]) -> None:
     require_sink(feed.spec.sink)
+    AllowedSinks(sinks).admit(feed.spec.sink)
     if parse_sink(feed.spec.sink).scheme == "stdout":
         raise InvalidArgument(
             f"feed {feed.name!r} writes to stdout:, which nobody sees where Spark's tasks run; run it with "
@@ -109,6 +114,7 @@ class _FeedRun:
         source: SiteAddress,
         site: Site,
         name: str,
+        sinks: Sequence[str],
         lease_seconds: float,
         progress: Progress,
         stop: Event,
@@ -119,6 +125,7 @@ class _FeedRun:
         self._administration = site.host.administration
         self._store = site.host.feeds
         self._name = name
+        self._sinks = sinks
         self._holder = f"spark-{gethostname()}-{getpid()}-{uuid4().hex[:8]}"
         self._lease_seconds = lease_seconds
         self._report_seconds = min(REPORT_SECONDS, lease_seconds / 10)
@@ -229,6 +236,7 @@ class _FeedRun:
         work = Work(
             source=self._source,
             feed=feed,
+            sinks=self._sinks,
             holder=self._holder,
             lease_seconds=self._lease_seconds,
             through=through,

@@ -23,7 +23,7 @@ from floodmark.feed.feeds import Feed, FeedState, RangeProgress
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.runner_buffer import Batch, RangeBuffer, measure_bytes
 from floodmark.feed.runner_round import user_keys
-from floodmark.feed.sinks import Sink, SinkContext, open_sink
+from floodmark.feed.sinks import AllowedSinks, Sink, SinkContext
 from floodmark.feed.store import FeedStore
 from floodmark.model.change import Change
 from floodmark.model.errors import (
@@ -79,6 +79,7 @@ class Work:
 
     source: SiteAddress
     feed: Feed
+    sinks: Sequence[str]
     holder: str
     lease_seconds: float
     through: Version
@@ -107,7 +108,7 @@ class Work:
             for number, progress in enumerate(ranges):
                 # What is left of the time is for the ranges that are left.
                 left_ms = max(0, began_ms + ROUND_MS - monotonic_ms()) // (len(ranges) - number)
-                delivery = RangeDelivery(site, self.feed, progress, lease, rate)
+                delivery = RangeDelivery(site, self.feed, AllowedSinks(self.sinks), progress, lease, rate)
                 yield delivery.run(self.through, monotonic_ms() + left_ms)
 
 
@@ -166,10 +167,17 @@ class RangeDelivery:
     """Delivers one range for a while."""
 
     def __init__(
-        self, site: Site, feed: Feed, progress: RangeProgress, lease: LeaseWatch, rate: RateLimit
+        self,
+        site: Site,
+        feed: Feed,
+        sinks: AllowedSinks,
+        progress: RangeProgress,
+        lease: LeaseWatch,
+        rate: RateLimit,
     ) -> None:
         self._site = site
         self._feed = feed
+        self._sinks = sinks
         self._progress = progress
         self._lease = lease
         self._rate = rate
@@ -211,7 +219,7 @@ class RangeDelivery:
     def _deliver(self, through: Version, end_ms: int) -> None:
         if not self._lease.goes_on(self._progress.id):
             return
-        sink = _from_sink(lambda: open_sink(self._feed.spec.sink, self._context()))
+        sink = _from_sink(lambda: self._sinks.open(self._feed.spec.sink, self._context()))
         try:
             with closing(self._batches_up_to(through)) as batches:
                 for batch in batches:
