@@ -18,7 +18,7 @@ SETTINGS = [
     "spark.driver.bindAddress",
     "spark.driver.host",
     "spark.master",
-    "spark.sql.python.filterPushdown.enabled",
+    "spark.sql.execution.arrow.maxRecordsPerBatch",
     "spark.sql.session.timeZone",
     "spark.sql.shuffle.partitions",
     "spark.ui.enabled",

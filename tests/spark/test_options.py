@@ -28,7 +28,7 @@ def test_unknown_option_is_refused_with_the_nearest_one() -> None:
 
 
 def test_unknown_option_like_no_other_is_refused_with_all_of_them() -> None:
-    with pytest.raises(InvalidOption, match="there are: endKey, filterPushdown, metadata"):
+    with pytest.raises(InvalidOption, match="there are: endKey, metadata"):
         read_snapshot_options(BASE | {"q": "1"})
 
 
@@ -41,10 +41,15 @@ def test_option_of_changes_names_the_one_that_is_missing(option: str) -> None:
 @pytest.mark.parametrize(
     ("option", "text", "said"),
     [
-        ("versionAsOf", "yesterday", "neither a version nor a time"),
+        ("versionAsOf", "yesterday", "it is a version"),
+        ("versionAsOf", "2026-01-01T00:00:00Z", "it is a version"),
         ("versionAsOf", "0", "up to 64 bits"),
         ("versionAsOf", str(1 << 64), "up to 64 bits"),
         ("timestampAsOf", "2026-01-01T00:00:00", "no time zone"),
+        ("timestampAsOf", "1767225600", "not the number '1767225600'"),
+        ("timestampAsOf", "1767225600.5", "not the number '1767225600.5'"),
+        ("timestampAsOf", "-1", "not the number '-1'"),
+        ("filterPushdown", "true", "startKey, endKey or prefix"),
         ("rows", "some", "one of live, all, digests"),
         ("metadata", "yes", "true or false"),
         ("minPartitions", "0", "a number of 1 or more"),

@@ -109,7 +109,7 @@ def read_setting(session: SparkSession, key: str) -> str | None:
 
 def test_connect_session_is_made_and_reused(connect: SparkProcess) -> None:
     assert connect.run(reuse_connect) == (True, 3)
-    assert connect.run(read_setting, "spark.sql.python.filterPushdown.enabled") == "true"
+    assert connect.run(read_setting, "spark.sql.session.timeZone") == "UTC"
     assert "on 127.0.0.1 is active" in connect.run(refuse_elsewhere)
 
 
@@ -175,7 +175,7 @@ def test_session_is_made_where_there_is_no_java(bare: dict[str, str], tmp_path: 
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.master": "local[*]",
-        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
         "spark.sql.session.timeZone": "Asia/Tokyo",
         "spark.sql.shuffle.partitions": "7",
         "spark.ui.enabled": "false",
@@ -202,5 +202,5 @@ def test_submitted_job_takes_what_was_submitted(bare: dict[str, str], tmp_path: 
     assert first["spark.master"] == "local[1]"
     assert first["spark.sql.session.timeZone"] == "Asia/Tokyo"
     assert first["spark.sql.shuffle.partitions"] == "5"
-    assert first["spark.sql.python.filterPushdown.enabled"] == "true"
+    assert first["spark.sql.execution.arrow.maxRecordsPerBatch"] == "16384"
     assert second["spark.sql.shuffle.partitions"] == "4"

@@ -26,6 +26,7 @@ from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     FloodmarkError,
+    InvalidVersion,
     NamespaceNotFound,
     NotAllowed,
     NotASite,
@@ -84,15 +85,14 @@ def test_rows_through_spark_keep_their_types(spark: SparkSession, url: str, user
 
 
 def read_elsewhere(spark: SparkSession, url: str) -> tuple[dict[bytes, bytes], list[str], int]:
-    """For another process: a snapshot, the changes, and a filter that is pushed down."""
+    """For another process: a snapshot, the changes, and a filter."""
     reader = spark.read.format("floodmark").option("namespace", "users")
     rows = reader.option("minPartitions", "3").load(url).collect()
     changes = reader.option("readChangeFeed", "true").load(url).orderBy("_commit_version").collect()
-    pushing = spark.read.format("floodmark").options(namespace="users", filterPushdown="true").load(url)
     return (
         {bytes(row.key): bytes(row.value) for row in rows},
         [row._change_type for row in changes],
-        pushing.where("key < X'62'").count(),
+        reader.load(url).where("key < X'62'").count(),
     )
 
 
@@ -106,6 +106,21 @@ def test_site_is_read_on_a_cluster_and_over_connect(
     process: SparkProcess = request.getfixturevalue(session)
     expected = {b"a": b"xa", b"b": b"xb"}, ["upsert", "upsert", "upsert", "delete"], 1
     assert process.run(read_elsewhere, url) == expected
+
+
+def test_dataframe_that_is_used_with_several_filters_gets_the_rows_of_each(
+    spark: SparkSession, url: str, users: Namespace
+) -> None:
+    users.put_many({b"a": b"1", b"b": b"2"})
+    pushdown = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(pushdown, "true")
+    try:
+        frame = spark.read.format("floodmark").option("namespace", "users").load(url)
+        first, second = frame.where("key = X'61'"), frame.where("key = X'62'")
+        assert [each.count() for each in (first, second, frame, first)] == [1, 1, 2, 1]
+        assert [bytes(row.key) for row in first.union(second).collect()] == [b"a", b"b"]
+    finally:
+        spark.conf.unset(pushdown)
 
 
 def test_digests_equal_those_of_spark(spark: SparkSession, url: str, users: Namespace) -> None:
@@ -159,10 +174,18 @@ def test_past_is_read_by_version_and_by_time(
     assert read_pairs(place) == {b"ada": b"programmer"}
 
 
-def test_before_its_time_a_namespace_is_empty(url: str, site: Site) -> None:
+def test_a_version_from_before_the_namespace_was_made_is_refused(
+    location: Callable[[], str], site: Site
+) -> None:
     before = site.now()
-    site.create_namespace("users").put(b"a", b"1")
-    assert read_pairs(url, versionAsOf=before) == {}
+    while physical_ms(site.now()) <= physical_ms(before):
+        pass
+    created = site.create_namespace("users").put(b"a", b"1")
+    place = location()
+    for options in ({"versionAsOf": before}, {"timestampAsOf": moment_of(before).isoformat()}):
+        with pytest.raises(InvalidVersion, match="is older than namespace 'users', which was made at"):
+            plan(place, **options)
+    assert read_pairs(place, versionAsOf=created) == {b"a": b"1"}
 
 
 def test_keys_are_limited_by_options(location: Callable[[], str], users: Namespace) -> None:

@@ -5,12 +5,12 @@ attempt of it, finds the same.  The rows of a batch have no order, so more tasks
 (`minPartitions`) share the versions, and not the keys: a change log is read by version.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from floodmark.codec.ordered import encode_namespace
@@ -22,7 +22,6 @@ from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.site.site import BEGINNING_ATTEMPTS
 from floodmark.spark.address import SiteAddress
-from floodmark.spark.filters import is_pushing, narrow
 from floodmark.spark.options import CHANGES, EARLIEST, HEARTBEATS, LATEST, STREAM, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.planning import plan_ranges, plan_versions
@@ -44,7 +43,6 @@ class ChangesOptions:
     before_images: bool
     value_format: str | None
     partitions_min: int | None
-    pushdown: bool
     heartbeats: bool = False
 
 
@@ -66,14 +64,13 @@ class ChangesReader(DataSourceReader):
     def __init__(self, options: ChangesOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._keys = options.keys
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with closing(options.address.open_reader()) as reader:
             namespace = reader.find_namespace(options.namespace)
             since, until = fix_versions(reader, namespace, options)
-            keys = qualify_range(encode_namespace(namespace.id), self._keys)
+            keys = qualify_range(encode_namespace(namespace.id), options.keys)
             ranges = plan_ranges(reader.partition_ranges(), keys)
             count = -((options.partitions_min or 1) // -len(ranges))
             now_ms = reader.physical_ms()
@@ -94,14 +91,6 @@ class ChangesReader(DataSourceReader):
             before_images=options.before_images,
             heartbeats=options.heartbeats,
         )
-
-
-class FilteringChangesReader(ChangesReader):
-    """The same for a session that pushes filters down, and a DataFrame that wants it."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._keys, left = narrow(self._keys, filters)
-        return left
 
 
 def read_interval(
@@ -145,7 +134,6 @@ def read_changes_options(given: Mapping[str, str], *, streaming: bool = False) -
         before_images=options.flag("beforeImages"),
         value_format=options.value_format(),
         partitions_min=options.number("minPartitions"),
-        pushdown=options.flag("filterPushdown"),
         heartbeats=options.flag(HEARTBEATS),
     )
 
@@ -162,8 +150,7 @@ def open_changes_reader(given: Mapping[str, str], schema: StructType) -> DataSou
     """A reader of changes.  What cannot be read is refused here."""
     options = read_changes_options(given)
     check_schema(schema, AVAILABLE[ALL], options.value_format)
-    kind = FilteringChangesReader if options.pushdown and is_pushing() else ChangesReader
-    return kind(options, schema)
+    return ChangesReader(options, schema)
 
 
 def fix_versions(

@@ -4,6 +4,7 @@ Spark passes options as text and ignores case.  What is unknown is refused: an o
 passed over would read or write something else than was asked for.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
@@ -19,7 +20,7 @@ from floodmark.spark.address import FILES, SiteAddress
 
 COMMON: Final = frozenset({"path", "namespace", *FILES})
 KEYS: Final = frozenset({"startKey", "endKey", "prefix"})
-READING: Final = COMMON | KEYS | {"readChangeFeed", "valueFormat", "minPartitions", "filterPushdown"}
+READING: Final = COMMON | KEYS | {"readChangeFeed", "valueFormat", "minPartitions"}
 SNAPSHOT: Final = READING | {"versionAsOf", "timestampAsOf", "rows", "metadata"}
 CHANGES: Final = READING | {
     "startingVersion",
@@ -69,8 +70,8 @@ class Options:
         return self._read(name, _read_number)
 
     def version(self, name: str) -> Version | None:
-        """An option that is a version, or a moment with its time zone."""
-        return self._read(name, _read_at)
+        """An option that is a version."""
+        return self._read(name, _read_version)
 
     def value_format(self) -> str | None:
         """What values are read or written as; None if it is not said."""
@@ -182,11 +183,6 @@ def _read_flag(text: str) -> bool:
     return _TRUE[text.lower()]
 
 
-def _read_at(text: str) -> Version:
-    """A version, or the version of a moment."""
-    return _read_version(text) if text.isdigit() else read_at(text)
-
-
 def _read_version(text: str) -> Version:
     if not (text.isascii() and text.isdigit() and len(text) < 21 and 0 < int(text) <= VERSION_MAX):
         raise ValueError(f"it is a version, a number of up to 64 bits, not {text!r:.60}")
@@ -203,9 +199,10 @@ def _read_starting_version(text: str) -> Version:
 
 
 def _read_moment(text: str) -> Version:
-    if text.isdigit():
-        raise ValueError(f"it is a time such as 2026-01-31T12:00:00Z, not {text!r:.60}")
-    return _read_at(text)
+    # A number could be seconds, milliseconds or a version.
+    if re.fullmatch(r"\s*[+-]?[\d_.]+\s*", text):
+        raise ValueError(f"it is a time such as 2026-01-31T12:00:00Z, not the number {text!r:.60}")
+    return read_at(text)
 
 
 def _read_number(text: str) -> int:
@@ -219,6 +216,12 @@ def _unknown(written: str, names: Mapping[str, str]) -> InvalidOption:
         option = _OF_CHANGES[written.lower()]
         return InvalidOption(
             f'the option {option} is for changes; add .option("readChangeFeed", "true")', option=option
+        )
+    if written.lower() == "filterpushdown":
+        return InvalidOption(
+            "there is no option filterPushdown: Spark would give one query the rows of another. Name the "
+            "keys with startKey, endKey or prefix",
+            option=written,
         )
     near = get_close_matches(written.lower(), names, n=1)
     hint = f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(sorted(names.values()))}"

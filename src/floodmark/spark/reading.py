@@ -15,7 +15,7 @@ import pyarrow
 
 from floodmark.clock import system_time_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.model.errors import InvalidConfiguration, VersionCollected, VersionInFuture
+from floodmark.model.errors import InvalidConfiguration, InvalidVersion, VersionCollected, VersionInFuture
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
@@ -229,8 +229,15 @@ class LocalReader:
 
 
 def require_kept(version: Version, oldest: Version, namespace: NamespaceRow) -> None:
-    """Refuse a version that garbage collection has passed.  Before its time a namespace was empty."""
-    if namespace.created_at < oldest and version < oldest:
+    """Refuse a version from before the namespace was made, and one that garbage collection has passed."""
+    if version < namespace.created_at:
+        raise InvalidVersion(
+            f"version {version} ({moment_of(version).isoformat()}) is older than namespace "
+            f"{namespace.name!r}, which was made at version {namespace.created_at} "
+            f"({moment_of(namespace.created_at).isoformat()}); read at that or later",
+            version=version,
+        )
+    if version < oldest:
         raise VersionCollected(
             f"version {version} of {namespace.name!r} was collected; the oldest that can be read is {oldest} "
             f"({moment_of(oldest).isoformat()}). Keep history longer with the namespace's `retention` or a "

@@ -36,8 +36,6 @@ _LOG4J: Final = "log4j2.properties"
 
 # Wherever the session runs.
 _EVERYWHERE: Final = {
-    # Pushes key ranges down to the site; Spark leaves it off.
-    "spark.sql.python.filterPushdown.enabled": "true",
     # Versions are moments in UTC: what is shown and written does not depend on where it was run.
     "spark.sql.session.timeZone": "UTC",
     # What a worker is handed at once, to be written: large batches, but of a bounded size.

@@ -3,14 +3,18 @@
 The driver fixes the version once, and every task reads at it: so all rows belong together, whatever is
 written meanwhile and however the site is cut into partitions.  Spark keeps the plan for as long as the
 DataFrame lives, so that a DataFrame which is used twice shows the same twice.
+
+No filters are pushed down.  Spark 4.3 keeps one plan of a Python source for a DataFrame, the one with the
+filters that were pushed last, and uses it also for queries with other filters or with none, of which it tells
+the source nothing: they would get the rows of another query.  `startKey`, `endKey` and `prefix` are safe.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from floodmark.codec.ordered import encode_namespace
@@ -21,7 +25,6 @@ from floodmark.model.version import Version, physical_ms
 from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.spark.address import SiteAddress
-from floodmark.spark.filters import is_pushing, narrow
 from floodmark.spark.options import SNAPSHOT, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.planning import plan_ranges
@@ -42,7 +45,6 @@ class SnapshotOptions:
     metadata: bool
     value_format: str | None
     partitions_min: int | None
-    pushdown: bool
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ class SnapshotReader(DataSourceReader):
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._keys = options.keys
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -69,7 +70,7 @@ class SnapshotReader(DataSourceReader):
             version = fix_version(reader, namespace, options.at)
             ranges = plan_ranges(
                 reader.partition_ranges(),
-                qualify_range(encode_namespace(namespace.id), self._keys),
+                qualify_range(encode_namespace(namespace.id), options.keys),
                 options.partitions_min,
                 lambda keys: reader.sample_keys(keys, version),
             )
@@ -91,14 +92,6 @@ class SnapshotReader(DataSourceReader):
                     yield snapshot_rows(batch, rows, physical_ms(partition.version))
 
 
-class FilteringSnapshotReader(SnapshotReader):
-    """The same for a session that pushes filters down, and a DataFrame that wants it."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._keys, left = narrow(self._keys, filters)
-        return left
-
-
 def read_snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
     """What the options of a snapshot say."""
     options = Options(given, SNAPSHOT)
@@ -108,12 +101,11 @@ def read_snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
         address=options.address(),
         namespace=options.namespace(),
         keys=options.keys(),
-        at=options.version("versionAsOf") or options.version("timestampAsOf"),
+        at=options.version("versionAsOf") or options.moment("timestampAsOf"),
         rows=rows,
         metadata=options.flag("metadata"),
         value_format=options.value_format(),
         partitions_min=options.number("minPartitions"),
-        pushdown=options.flag("filterPushdown"),
     )
 
 
@@ -127,8 +119,7 @@ def open_snapshot_reader(given: Mapping[str, str], schema: StructType) -> DataSo
     """A reader of a snapshot.  What cannot be read is refused here."""
     options = read_snapshot_options(given)
     check_schema(schema, AVAILABLE[options.rows], options.value_format)
-    kind = FilteringSnapshotReader if options.pushdown and is_pushing() else SnapshotReader
-    return kind(options, schema)
+    return SnapshotReader(options, schema)
 
 
 def fix_version(reader: SiteReader, namespace: NamespaceRow, at: Version | None) -> Version:
