@@ -23,6 +23,7 @@ from floodmark.model import errors
 from floodmark.partition import FAMILIES
 from floodmark.site import open_engine
 from floodmark.site.directory import FORMAT
+from floodmark.site.secondary import open_directory
 
 HOUR_MS = 3_600_000
 NOBODY = 65534
@@ -269,7 +270,9 @@ def test_interrupted_creation_continues(tmp_path: Path, step: str) -> None:
     if step == "identity half":
         (path / "floodmark.json.new").write_text('{"site": "os')
     if step in ("identity", "engine", "bound"):
-        (path / "floodmark.json").write_text('{"site": "oslo", "site_id": 7, "format": 1}\n')
+        (path / "floodmark.json").write_text(
+            '{"site": "oslo", "site_id": 7, "format": 2, "unfinished": true}\n'
+        )
     if step in ("engine", "bound"):
         engine = RocksEngine(path / "engine", FAMILIES)
         if step == "bound":
@@ -277,6 +280,71 @@ def test_interrupted_creation_continues(tmp_path: Path, step: str) -> None:
         engine.close()
     make_site(path)
     require_usable(path)
+
+
+# A database that is not the site's own
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("left", ["nothing", "an empty directory"])
+def test_site_without_its_database_is_refused_and_not_made_anew(
+    tmp_path: Path, left: str, create: bool
+) -> None:
+    """As on a disk that is not mounted."""
+    path = tmp_path / "site"
+    make_site(path)
+    (path / "engine").rename(tmp_path / "unmounted")
+    if left == "an empty directory":
+        (path / "engine").mkdir()
+    with pytest.raises(errors.CannotOpen, match=r"'oslo'.*database is gone.*[Mm]ount"):
+        open_site(path, create=create)
+    if left == "an empty directory":
+        assert not list((path / "engine").iterdir())
+        (path / "engine").rmdir()
+    (tmp_path / "unmounted").rename(path / "engine")
+    require_usable(path)
+
+
+@pytest.mark.parametrize("changed", [{"site_id": 5}, {"site": "osln"}], ids=str)
+def test_changed_identity_is_refused_and_its_copy_named(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """One bit of `site_id` would change the origin of every later write."""
+    make_site(tmp_path)
+    identity = tmp_path / "floodmark.json"
+    kept = identity.read_bytes()
+    identity.write_text(json.dumps(json.loads(kept) | changed))
+    with pytest.raises(errors.Corruption, match=r"the database belongs to 'oslo' with id 7"):
+        open_site(tmp_path)
+    with pytest.raises(errors.Corruption, match="belongs to 'oslo' with id 7"):
+        open_directory(tmp_path)
+    identity.write_bytes(kept)
+    require_usable(tmp_path)
+
+
+def test_database_of_another_site_is_refused(tmp_path: Path) -> None:
+    make_site(tmp_path / "oslo")
+    with open_site(tmp_path / "rome", site="rome", site_id=9):
+        pass
+    shutil.rmtree(tmp_path / "rome" / "engine")
+    shutil.copytree(tmp_path / "oslo" / "engine", tmp_path / "rome" / "engine")
+    (tmp_path / "rome" / "witness").unlink()
+    with pytest.raises(errors.Corruption, match=r"'rome' with id 9.*belongs to 'oslo' with id 7"):
+        open_site(tmp_path / "rome")
+
+
+def test_site_of_an_earlier_floodmark_gets_its_identity_and_its_witness_when_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    make_site(tmp_path)
+    (tmp_path / "witness").unlink()
+    engine = RocksEngine(tmp_path / "engine", FAMILIES)
+    engine.write([("meta", b"identity", None)])
+    engine.close()
+    require_usable(tmp_path)
+    assert (tmp_path / "witness").exists()
+    identity = tmp_path / "floodmark.json"
+    identity.write_text(json.dumps(json.loads(identity.read_bytes()) | {"site_id": 8}))
+    with pytest.raises(errors.Corruption, match="belongs to"):
+        open_site(tmp_path)
 
 
 # What reopening keeps

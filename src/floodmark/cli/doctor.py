@@ -9,15 +9,28 @@ import floodmark
 from floodmark.cli.arguments import Json, Location
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN
 from floodmark.cli.fields import location_fields, plain
-from floodmark.cli.opening import open_site
+from floodmark.cli.opening import open_site, require_site
 from floodmark.cli.output import Output, progress, tracked
 from floodmark.cli.text import show_count
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
-from floodmark.model.errors import Corruption, FormatTooNew, NotASite, SiteLocked
+from floodmark.model.errors import (
+    CannotOpen,
+    Corruption,
+    FloodmarkError,
+    FormatTooNew,
+    NotASite,
+    SiteLocked,
+)
 from floodmark.model.version import physical_ms
 from floodmark.site.embedded import EmbeddedHost
 from floodmark.site.examination import Examination, Finding, Severity
+from floodmark.site.opening import open_accepting_loss
+
+_AFTER_LOSS: Final = (
+    "compare the site with a peer, floodmark verify --repair, or take what is missing from a backup "
+    "(docs/operations/damage.md)"
+)
 
 _STYLES: Final = {
     Severity.OK: "green",
@@ -32,14 +45,22 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Do not read every record and every row of the change log.")
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Open a site that is refused because acknowledged writes are missing, without them.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check a site, and say what to do.
 
     Looks at its format, clock, disk, lock, heartbeats, partitions, safe points, feeds and
     subscriptions, names what has held the resolved version back for more than two seconds, and
-    reads every record and every row of the change log. Changes nothing. A server is examined
-    while it serves; a large one may need floodmark --timeout 1h doctor.
+    reads every record and every row of the change log. Changes nothing, unless a loss is
+    accepted. A server is examined while it serves; a large one may need floodmark --timeout 1h
+    doctor.
 
     The exit code is 0 if all is well, 1 if there is a finding, and 2 if it could not be told, as
     when another process has the directory open.
@@ -48,8 +69,10 @@ def doctor(
     Examples:
       floodmark doctor data/oslo
       floodmark doctor grpc://127.0.0.1:7100 --quick
+      floodmark doctor data/oslo --accept-loss
     """
-    findings = examine_site(location, quick=quick)
+    findings = accept_losses(location) if accept_loss else []
+    findings += examine_site(location, quick=quick)
     code = judge(findings)
     output = Output(json=json)
     if json:
@@ -74,6 +97,23 @@ def judge(findings: Sequence[Finding]) -> int:
     return UNKNOWN if Severity.UNKNOWN in severities else DONE
 
 
+def accept_losses(location: str) -> list[Finding]:
+    """Make a site open again that has lost acknowledged writes; what is missing, as a finding."""
+    directory = require_site(location)
+    try:
+        floodmark.open(directory, background=False).close()
+    except Corruption as error:
+        missing = error.details.get("what")
+        if missing is None:
+            return []
+        open_accepting_loss(directory).close()
+        return [Finding("loss", Severity.WARNING, f"accepted: {missing}", _AFTER_LOSS)]
+    except FloodmarkError:
+        # The examination meets it too, and tells.
+        return []
+    return [Finding("loss", Severity.OK, "no acknowledged write is known to be missing")]
+
+
 def examine_site(location: str, *, quick: bool) -> list[Finding]:
     """All findings about a site.  One that cannot be opened is a finding if that says something about it."""
     try:
@@ -85,8 +125,11 @@ def examine_site(location: str, *, quick: bool) -> list[Finding]:
         return [Finding("lock", Severity.UNKNOWN, message, advice)]
     except (FormatTooNew, Corruption) as error:
         return [Finding("format", Severity.PROBLEM, str(error))]
-    except NotASite as error:
-        if error.details.get("missing"):
+    except CannotOpen as error:
+        # A site that is not there is a mistake in the command; a site without its database is a finding.
+        if error.details.get("missing") != "engine" and (
+            not isinstance(error, NotASite) or error.details.get("missing")
+        ):
             raise
         return [Finding("format", Severity.PROBLEM, str(error))]
 

@@ -5,8 +5,14 @@ write, a flush lets other threads run while the disk works, which is what makes 
 
 After a failed write RocksDB refuses all others, and whether the failed one is in its log is open.
 `recover` reopens the database; what it then holds is what happened.
+
+RocksDB opens a database with a damaged write-ahead log and drops everything behind the damage.  With a
+witness (`witness.py`) the engine first asks for a log without any flaw, which changes nothing on disk if
+there is one.  Only a flaw that a crash can have left is then passed over: one behind everything that the
+witness saw, and, while the machine has not restarted, only a last record that was cut short.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,12 +22,14 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
+import msgspec
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
     Cache,
     ColumnFamily,
     DbClosedError,
+    DBRecoveryMode,
     Options,
     Rdict,
     RdictIter,
@@ -31,6 +39,18 @@ from rocksdict import (
 )
 
 from floodmark.engine.base import RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.witness import (
+    Witness,
+    WitnessFile,
+    damaged_log,
+    find_flaws,
+    missing_logs,
+    read_boot,
+    read_files,
+    require_files,
+    require_logs,
+    require_sequence,
+)
 from floodmark.model.errors import (
     Closed,
     Corruption,
@@ -40,6 +60,7 @@ from floodmark.model.errors import (
     StorageFull,
 )
 from floodmark.model.limits import MIB
+from floodmark.model.version import Version
 
 BLOCK_CACHE_BYTES: Final = 64 * MIB
 WRITE_BUFFER_BYTES: Final = 32 * MIB
@@ -65,6 +86,10 @@ _REOPEN_PAUSE_SECONDS: Final = 0.01
 _CLOSE_TRIES: Final = 6_000
 _BORROWED: Final = "Already borrowed"
 _BEING_CLOSED: Final = "Already mutably borrowed"
+
+_OLDEST_LOG: Final = "rocksdb.min-log-number-to-keep"
+
+_log = logging.getLogger("floodmark.engine")
 
 
 class _Database:
@@ -210,17 +235,22 @@ class _Database:
         return _translate(error, otherwise=StorageFailed)
 
     def _open(self) -> None:
+        self._adopt(self._connect(self._access, self._families, DBRecoveryMode.point_in_time()))
+
+    def _connect(self, access: AccessType, families: Iterable[str], mode: DBRecoveryMode) -> Rdict:
+        options = self._options(0)
+        options.set_wal_recovery_mode(mode)
         try:
-            database = Rdict(
+            return Rdict(
                 os.fspath(self._path),
-                self._options(0),
-                column_families={
-                    name: self._options(self._prefix_bytes.get(name, 0)) for name in self._families
-                },
-                access_type=self._access,
+                options,
+                column_families={name: self._options(self._prefix_bytes.get(name, 0)) for name in families},
+                access_type=access,
             )
         except Exception as error:
             raise _translate(error, otherwise=StorageFailed) from error
+
+    def _adopt(self, database: Rdict) -> None:
         self._handles = {name: database.get_column_family_handle(name) for name in self._families}
         self._columns = {name: database.get_column_family(name) for name in self._families}
         self._database = database
@@ -275,7 +305,10 @@ class _Database:
 
 
 class RocksEngine(_Database):
-    """A RocksDB database in a directory, which is made if it is missing."""
+    """A RocksDB database in a directory, which is made if it is missing.
+
+    With a file for a witness it is refused if it holds less than the witness saw, unless `accept_loss`.
+    """
 
     def __init__(
         self,
@@ -285,6 +318,9 @@ class RocksEngine(_Database):
         prefix_bytes: Mapping[str, int] | None = None,
         block_cache_bytes: int = BLOCK_CACHE_BYTES,
         write_buffer_bytes: int = WRITE_BUFFER_BYTES,
+        witness: Path | None = None,
+        accept_loss: bool = False,
+        boot: Callable[[], str] = read_boot,
     ) -> None:
         super().__init__(
             path,
@@ -297,8 +333,164 @@ class RocksEngine(_Database):
         self._guard_lock = Lock()
         # How many rows were removed from each family since it was last tidied up.
         self._removed = dict.fromkeys(families, 0)
+        self._witness_file = None if witness is None else WitnessFile(witness)
+        self._witness: Witness | None = None
+        self._accepts_loss = accept_loss
+        self._boot = boot() if witness else ""
+        self._recovers = False
         path.mkdir(parents=True, exist_ok=True)
+        self._witness = self._load_witness()
         self._open()
+        try:
+            self.sync_witnessed(self.witnessed_version)
+        except BaseException:
+            with suppress(Exception):
+                self._release()
+            raise
+        self._accepts_loss = False
+
+    # The witness
+
+    @property
+    def witnessed_version(self) -> Version:
+        """No version above this was ever minted, as far as the witness knows; 0 if there is none."""
+        return 0 if self._witness is None else self._witness.version
+
+    def sync_witnessed(self, version: Version) -> None:
+        """`sync`, and then let the witness say that all of it is on disk, and that `version` is the bound."""
+        if self._witness_file is None:
+            self.sync()
+            return
+        database = self._writable()
+        try:
+            # Looked at before the sync, which then covers all that was seen.
+            files = read_files(self._path, None if self._witness is None else self._witness.files.manifest)
+            sequence = database.latest_sequence_number()
+            database.flush_wal(True)
+            self._store_witness(Witness(version=version, sequence=sequence, files=files, boot=self._boot))
+        except FloodmarkError:
+            raise
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot write {self._witness_file.path}: {error.strerror}; make room, then call again"
+            ) from error
+        except Exception as error:
+            raise self._write_error(error) from error
+
+    def _load_witness(self) -> Witness | None:
+        if self._witness_file is None:
+            return None
+        try:
+            return self._witness_file.load()
+        except Corruption:
+            if not self._accepts_loss:
+                raise
+            return None
+
+    def _store_witness(self, witness: Witness) -> None:
+        assert self._witness_file is not None
+        self._witness_file.store(witness)
+        self._witness = witness
+
+    def _store_closed_witness(self, sequence: int) -> None:
+        """Say that the database is exactly what it is now.  Without it, the last witness claims less."""
+        if self._witness_file is None or self._witness is None:
+            return
+        try:
+            files = read_files(self._path, self._witness.files.manifest)
+            self._store_witness(
+                msgspec.structs.replace(self._witness, sequence=sequence, files=files, closed=True)
+            )
+        except (OSError, Corruption) as error:
+            _log.warning("%s was closed, and its witness could not be written: %s", self._path, error)
+
+    def _open(self) -> None:
+        if not (self._path / "CURRENT").exists() and self._witness is None:
+            super()._open()
+            return
+        if self._accepts_loss:
+            self._cut_flaws(find_flaws(self._path))
+            super()._open()
+            return
+        witness = self._witness
+        was_closed = witness is not None and require_files(self._path, witness)
+        self._require_readable(was_closed=was_closed)
+        if witness is not None and missing_logs(self._path, witness):
+            # Before it is opened for writing: then it no longer tells which logs it needs.
+            _, oldest_log = self._look(DBRecoveryMode.point_in_time())
+            require_logs(self._path, witness, oldest_log)
+        try:
+            database = self._connect(self._access, self._families, DBRecoveryMode.absolute_consistency())
+        except Corruption as flaw:
+            self._require_torn(flaw, was_closed=was_closed)
+            database = self._connect(self._access, self._families, DBRecoveryMode.point_in_time())
+        if witness is not None:
+            try:
+                require_sequence(self._path, witness, database.latest_sequence_number())
+            except Corruption:
+                database.close()
+                raise
+        self._adopt(database)
+
+    @property
+    def _may_be_scattered(self) -> bool:
+        """Whether the bytes behind those that were synced may be anything.
+
+        After a power cut or a failed write they may.  While the machine runs, a file holds what was written.
+        """
+        same_boot = self._witness is not None and self._witness.boot == self._boot != ""
+        return self._recovers or not same_boot
+
+    def _require_readable(self, *, was_closed: bool) -> None:
+        """Refuse logs that RocksDB cannot read to their end, or cut them where a power cut has torn them."""
+        # Without a witness nothing tells zeros that a power cut has left from others.
+        flaws = find_flaws(self._path, zeros=self._witness is not None)
+        seen = {} if self._witness is None else self._witness.files.logs
+        for name, position in flaws.items():
+            is_torn = name.endswith(".log") and self._may_be_scattered and not was_closed
+            if not is_torn or position < seen.get(name, 0) or self._witness is None:
+                raise damaged_log(self._path, f"{name} at byte {position:,}", flaws)
+        self._cut_flaws(flaws)
+
+    def _cut_flaws(self, flaws: Mapping[str, int]) -> None:
+        for name, position in flaws.items():
+            if name.endswith(".log"):
+                _log.warning("%s is cut to %d bytes, behind which it is damaged", self._path / name, position)
+                os.truncate(self._path / name, position)
+
+    def _require_torn(self, flaw: Corruption, *, was_closed: bool) -> None:
+        """Refuse a log with a flaw that no crash can have left there.  Changes nothing on disk."""
+        sequence, _ = self._look(DBRecoveryMode.point_in_time())
+        if self._witness is not None:
+            logs = self._witness.files.logs
+            if was_closed:
+                raise damaged_log(self._path, flaw, logs)
+            require_sequence(self._path, self._witness, sequence)
+            if not self._may_be_scattered:
+                try:
+                    self._look(DBRecoveryMode.tolerate_corrupted_tail_records())
+                except Corruption as error:
+                    raise damaged_log(self._path, error, logs) from error
+        _log.warning(
+            "%s: the last records of the write-ahead log were torn by a crash and are left out (%s); "
+            "the last sequence number is %d",
+            self._path,
+            flaw,
+            sequence,
+        )
+
+    def _look(self, mode: DBRecoveryMode) -> tuple[int, int]:
+        """Recover the database in memory only: its last sequence number, and the oldest log that it needs."""
+        try:
+            families = set(Rdict.list_cf(os.fspath(self._path), self._options(0)))
+        except Exception as error:
+            raise _translate(error, otherwise=StorageFailed) from error
+        held = [name for name in self._families if name in families]
+        database = self._connect(AccessType.read_only(), held, mode)
+        try:
+            return database.latest_sequence_number(), database.property_int_value(_OLDEST_LOG) or 0
+        finally:
+            database.close()
 
     def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
         database = self._writable()
@@ -368,8 +560,13 @@ class RocksEngine(_Database):
         self._require_room()
         with suppress(Exception):
             self._release()
-        # RocksDB lets go of the files only when the last reader has left them.
-        self._reopen("lock hold by current process")
+        # A failed write may leave anything behind what was synced before it.
+        self._recovers = True
+        try:
+            # RocksDB lets go of the files only when the last reader has left them.
+            self._reopen("lock hold by current process")
+        finally:
+            self._recovers = False
 
     def _require_room(self) -> None:
         """Make sure that RocksDB can write what it writes when it opens."""
@@ -396,11 +593,13 @@ class RocksEngine(_Database):
             return
         try:
             self._database.flush_wal(True)
+            sequence = self._database.latest_sequence_number()
             self._release()
         except Exception as error:
             with suppress(Exception):
                 self._release()
             raise self._write_error(error) from error
+        self._store_closed_witness(sequence)
 
     def _writable(self) -> Rdict:
         if self._database is None:
@@ -448,6 +647,9 @@ class RocksSecondary(_Database):
         # rocksdict would make the directory.
         if not (path / "CURRENT").exists():
             raise StorageFailed(f"{path} holds no database; restore the site from a backup")
+        if flaws := find_flaws(path, zeros=False):
+            name, position = next(iter(flaws.items()))
+            raise damaged_log(path, f"{name} at byte {position:,}", flaws)
         self._reopen("No such file")
 
     def catch_up(self) -> None:

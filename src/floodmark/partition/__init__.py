@@ -2,7 +2,7 @@
 
 from floodmark.partition.changelog import LogLine, version_of
 from floodmark.partition.collect import Collected
-from floodmark.partition.families import FAMILIES, FILTERED_BYTES, META, READ_FAMILIES
+from floodmark.partition.families import FAMILIES, FILTERED_BYTES, IDENTITY, META, READ_FAMILIES
 from floodmark.partition.following import Follower
 from floodmark.partition.heat import HeatSample
 from floodmark.partition.layout import load_metadata
@@ -16,6 +16,7 @@ from floodmark.partition.tail import TailEntry
 __all__ = [
     "FAMILIES",
     "FILTERED_BYTES",
+    "IDENTITY",
     "META",
     "READ_FAMILIES",
     "Collected",

@@ -16,6 +16,7 @@ READ_FAMILIES: Final = (DATA, LOG, META)
 # The first two groups of a record's key: namespace and the first twelve bytes of the user's key.
 FILTERED_BYTES: Final = {DATA: 18}
 
+IDENTITY: Final = b"identity"
 CLOCK_BOUND: Final = b"clock/bound"
 LOG_TRIMMED: Final = b"log/trimmed"
 LOGS: Final = b"logs/"

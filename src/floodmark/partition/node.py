@@ -53,17 +53,25 @@ _log = logging.getLogger("floodmark.partition")
 
 
 class EngineBound:
-    """Keeps the clock's upper bound in the engine, always synced."""
+    """Keeps the clock's upper bound in the engine, always synced.
 
-    def __init__(self, engine: Engine) -> None:
+    `sync` may keep a copy of it elsewhere, which is `floor` when the engine is opened again: an engine that
+    has lost its last writes must not mint their versions a second time.
+    """
+
+    def __init__(
+        self, engine: Engine, *, sync: Callable[[Version], None] | None = None, floor: Version = 0
+    ) -> None:
         self._engine = engine
+        self._sync = sync or (lambda _: engine.sync())
+        self._floor = floor
 
     def load(self) -> Version:
-        return load_version(self._engine, CLOCK_BOUND)
+        return max(self._floor, load_version(self._engine, CLOCK_BOUND))
 
     def store(self, bound: Version) -> None:
         self._engine.write([store_version(CLOCK_BOUND, bound)])
-        self._engine.sync()
+        self._sync(bound)
 
 
 class ClosedMap(PartitionMap[LocalPartition]):

@@ -2,7 +2,8 @@
 
 floodmark.json    name, id and format version of the site; what makes a directory a site
 owner             held locked by the process that has the site open, and naming it
-engine/           the database
+witness           what the database is known to hold (engine/witness.py)
+engine/           the database, which holds name and id of the site too
 
 The format says which rows may stand in the database.  A row of a later format looks like damage to a
 Floodmark that knows only earlier ones, so a directory says first that it may hold such rows:
@@ -31,6 +32,7 @@ import msgspec
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.model.errors import (
     CannotOpen,
+    Corruption,
     FormatTooNew,
     InvalidName,
     NotASite,
@@ -45,18 +47,23 @@ FORMAT: Final = 3
 _IDENTITY: Final = "floodmark.json"
 _OWNER: Final = "owner"
 _ENGINE: Final = "engine"
+_WITNESS: Final = "witness"
 
 _log = logging.getLogger("floodmark.site")
 
 _OWNER_TEXT: Final = re.compile(r"process (?P<id>\d+) on (?P<host>.+)")
 
 
-class Identity(msgspec.Struct, frozen=True):
-    """Who a site is.  Name and id never change after the site was made; the format only rises."""
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who a site is.  Name and id never change after the site was made; the format only rises.
+
+    A site is unfinished until its database is there: only then may that be made.
+    """
 
     site: str
     site_id: int
     format: int
+    unfinished: bool = False
 
     def require_possible(self) -> None:
         """Refuse a name, an id or a format that no site can have."""
@@ -65,6 +72,18 @@ class Identity(msgspec.Struct, frozen=True):
             raise InvalidName(f"a site id is a number from 1 to {SITE_IDS_MAX}, not {self.site_id!r}")
         if self.format < 1:
             raise InvalidName(f"formats begin with 1, not {self.format}")
+
+
+class EngineIdentity(msgspec.Struct, frozen=True):
+    """The copy of a site's identity in its database."""
+
+    site: str
+    site_id: int
+
+
+def encode_engine_identity(identity: Identity) -> bytes:
+    """The row that says in the database whose it is."""
+    return msgspec.json.encode(EngineIdentity(site=identity.site, site_id=identity.site_id))
 
 
 def new_identity(site: str, site_id: int | None) -> Identity:
@@ -91,6 +110,7 @@ class SiteDirectory:
             self._lock()
             self.identity = _load_identity(path) or self._make_identity(site, site_id)
             self._require_identity(site, site_id)
+            self._require_engine()
             self._raise_format()
         except BaseException:
             os.close(self._owner)
@@ -100,6 +120,17 @@ class SiteDirectory:
     def engine_path(self) -> Path:
         """Where the database lives."""
         return engine_path(self.path)
+
+    @property
+    def witness_path(self) -> Path:
+        """Where the witness of the database stands."""
+        return witness_path(self.path)
+
+    def finish(self) -> None:
+        """Say that the database is made.  From here on the site is refused without it."""
+        if self.identity.unfinished:
+            self.identity = msgspec.structs.replace(self.identity, unfinished=False)
+            _write_identity(self.path, self.identity)
 
     def release(self) -> None:
         """Let another process own the directory."""
@@ -121,9 +152,23 @@ class SiteDirectory:
         os.pwrite(self._owner, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
     def _make_identity(self, site: str | None, site_id: int | None) -> Identity:
-        identity = new_identity(self.path.resolve().name if site is None else site, site_id)
+        made = new_identity(self.path.resolve().name if site is None else site, site_id)
+        identity = msgspec.structs.replace(made, unfinished=True)
         _write_identity(self.path, identity)
         return identity
+
+    def _require_engine(self) -> None:
+        """Refuse a site whose database is gone, as on a disk that is not mounted: it is not made anew."""
+        path = self.engine_path
+        if self.identity.unfinished or (path.is_dir() and any(path.iterdir())):
+            return
+        raise CannotOpen(
+            f"{self.path} is site {self.identity.site!r}, and its database is gone: {path} is missing or "
+            "empty. Mount its disk, restore the site from a backup, or remove the directory if the site was "
+            "never used",
+            path=str(self.path),
+            missing=_ENGINE,
+        )
 
     def _raise_format(self) -> None:
         """Say that the database may hold rows of the present format, before the first of them is there."""
@@ -167,9 +212,32 @@ def read_identity(path: Path) -> Identity:
     return identity
 
 
+def require_same_identity(identity: Identity, stored: bytes, path: object) -> None:
+    """Refuse a database that says it is another site's: it, or floodmark.json, is not what it was."""
+    try:
+        held = msgspec.json.decode(stored, type=EngineIdentity)
+    except msgspec.MsgspecError as error:
+        raise Corruption(
+            f"{path}: the site's name and id in the database are damaged: {error}. Restore it from a backup"
+        ) from error
+    if (held.site, held.site_id) != (identity.site, identity.site_id):
+        raise Corruption(
+            f"{path}: {_IDENTITY} says site {identity.site!r} with id {identity.site_id}, and the database "
+            f"belongs to {held.site!r} with id {held.site_id}. Either {_IDENTITY} was damaged: restore it "
+            "with the name and id of the database; or the database of another site stands here: mount the "
+            "right one",
+            missing=_IDENTITY,
+        )
+
+
 def engine_path(path: Path) -> Path:
     """Where the database of a site's directory lives."""
     return path / _ENGINE
+
+
+def witness_path(path: Path) -> Path:
+    """Where the witness of a site's database stands."""
+    return path / _WITNESS
 
 
 class Ownership(NamedTuple):

@@ -5,13 +5,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from floodmark.clock import HybridClock, TimeSource, system_time_ms
+from floodmark.clock import HybridClock, TimeSource, UpperBound, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import Engine
-from floodmark.partition import EngineBound, Node
+from floodmark.partition import IDENTITY, META, EngineBound, Node
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.background import Background
-from floodmark.site.directory import new_identity
+from floodmark.site.directory import (
+    Identity,
+    encode_engine_identity,
+    new_identity,
+    require_same_identity,
+)
 from floodmark.site.embedded import EmbeddedHost
 from floodmark.site.garbage import GarbageCollection
 from floodmark.site.site import Site
@@ -32,6 +37,7 @@ def open_engine(
     disk: Path | None = None,
     disk_reserve_bytes: int = 0,
     time_source: TimeSource = system_time_ms,
+    bound: UpperBound | None = None,
     release: Callable[[], None] = lambda: None,
 ) -> Site:
     """Open a site on any engine.  The site owns the engine from here on and closes it.
@@ -51,8 +57,10 @@ def open_engine(
         return work
 
     try:
-        clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=EngineBound(engine))
         identity = new_identity(site, site_id)
+        _keep_identity(engine, identity, disk or "the engine")
+        upper_bound = EngineBound(engine) if bound is None else bound
+        clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
         host = EmbeddedHost(
             identity,
             Node(engine, clock, identity.site_id),
@@ -65,3 +73,13 @@ def open_engine(
     except BaseException:
         engine.close()
         raise
+
+
+def _keep_identity(engine: Engine, identity: Identity, path: object) -> None:
+    """Compare the engine's copy of the site's identity; an engine of an earlier Floodmark gets one now."""
+    stored = engine.get(META, IDENTITY)
+    if stored is None:
+        engine.write([(META, IDENTITY, encode_engine_identity(identity))])
+        engine.sync()
+    else:
+        require_same_identity(identity, stored, path)

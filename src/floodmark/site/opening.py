@@ -8,7 +8,7 @@ from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.engine.rocks import RocksEngine
-from floodmark.partition import FAMILIES, FILTERED_BYTES
+from floodmark.partition import FAMILIES, FILTERED_BYTES, EngineBound
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.directory import SiteDirectory
 from floodmark.site.embedding import COLLECT_EVERY, open_engine
@@ -40,8 +40,10 @@ def open(
     check_durability(durability)
     directory = SiteDirectory(Path(path), site, site_id, create=create)
     try:
+        engine = _open_database(directory)
         return open_engine(
-            RocksEngine(directory.engine_path, FAMILIES, prefix_bytes=FILTERED_BYTES),
+            engine,
+            bound=_bound(engine),
             site=directory.identity.site,
             site_id=directory.identity.site_id,
             durability=durability,
@@ -57,3 +59,41 @@ def open(
     except BaseException:
         directory.release()
         raise
+
+
+def open_accepting_loss(path: str | os.PathLike[str]) -> Site:
+    """Open a site that has lost acknowledged writes, without them; from then on it opens as any other."""
+    directory = SiteDirectory(Path(path), None, None, create=False)
+    try:
+        engine = _open_database(directory, accept_loss=True)
+        return open_engine(
+            engine,
+            bound=_bound(engine),
+            site=directory.identity.site,
+            site_id=directory.identity.site_id,
+            disk=directory.path,
+            release=directory.release,
+        )
+    except BaseException:
+        directory.release()
+        raise
+
+
+def _open_database(directory: SiteDirectory, *, accept_loss: bool = False) -> RocksEngine:
+    engine = RocksEngine(
+        directory.engine_path,
+        FAMILIES,
+        prefix_bytes=FILTERED_BYTES,
+        witness=directory.witness_path,
+        accept_loss=accept_loss,
+    )
+    try:
+        directory.finish()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _bound(engine: RocksEngine) -> EngineBound:
+    return EngineBound(engine, sync=engine.sync_witnessed, floor=engine.witnessed_version)

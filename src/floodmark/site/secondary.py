@@ -24,6 +24,7 @@ from floodmark.codec.changelog import decode_log_key, decode_row, encode_log_ran
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_namespace, encode_prefix
 from floodmark.engine import Row
 from floodmark.engine.rocks import RocksSecondary
+from floodmark.engine.witness import WitnessFile, require_files
 from floodmark.feed.columns import Columns
 from floodmark.feed.reader import gather_lines
 from floodmark.model.change import Heartbeat
@@ -40,14 +41,21 @@ from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX, Version, moment_of
-from floodmark.partition import FILTERED_BYTES, READ_FAMILIES
+from floodmark.partition import FILTERED_BYTES, IDENTITY, META, READ_FAMILIES
 from floodmark.partition.changelog import look_up_value, read_logs
 from floodmark.partition.families import COLLECTED, DATA, LOG, LOG_TRIMMED
 from floodmark.partition.layout import LogRow, load_logs, load_partitions, load_version
 from floodmark.partition.node import NODE
 from floodmark.partition.records import find_before, require_kept, scan_records_page
 from floodmark.site.catalog import NamespaceRow, load_namespaces
-from floodmark.site.directory import Identity, engine_path, read_identity, read_ownership
+from floodmark.site.directory import (
+    Identity,
+    engine_path,
+    read_identity,
+    read_ownership,
+    require_same_identity,
+    witness_path,
+)
 
 # Whether somebody opens or closes the site while it is looked at is tried so often.
 _LOOKS_MAX: Final = 100
@@ -71,7 +79,12 @@ class DirectoryReader:
         self._complete: Version = 0
         self._scratch = TemporaryDirectory(prefix="floodmark-", ignore_cleanup_errors=True)
         try:
+            witness = WitnessFile(witness_path(path)).load()
+            if witness is not None:
+                # Loaded before the files are looked at: they only grow.
+                require_files(engine_path(path), witness)
             self._engine = _open_engine(engine_path(path), Path(self._scratch.name))
+            self._require_own()
         except BaseException:
             self._scratch.cleanup()
             raise
@@ -94,6 +107,16 @@ class DirectoryReader:
         """Let go.  Closing twice is harmless."""
         self._engine.close()
         self._scratch.cleanup()
+
+    def _require_own(self) -> None:
+        """Refuse the database of another site.  One of an earlier Floodmark does not say whose it is."""
+        try:
+            stored = self._engine.get(META, IDENTITY)
+            if stored is not None:
+                require_same_identity(self.identity, stored, self._path)
+        except BaseException:
+            self._engine.close()
+            raise
 
     # What is there
 
