@@ -21,7 +21,8 @@ from floodmark.model.change import Change
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.model.stream import Way
 from floodmark.model.version import VERSION_MAX, Version
-from floodmark.partition import FAMILIES, Storage, turn
+from floodmark.partition import FAMILIES, Storage, TailEntry, turn
+from floodmark.partition import tail as tail_module
 from floodmark.partition.committer import Committer
 from floodmark.partition.tail import LiveTail
 
@@ -65,6 +66,82 @@ def test_window_gives_all_that_lies_between_or_says_that_it_cannot(
         else:
             assert since >= 100
             assert [entry.version for entry in found] == wanted
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 2),
+            st.integers(0, 5),
+            st.dictionaries(
+                st.integers(0, 9), st.dictionaries(st.sampled_from("abc"), st.none() | st.text())
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_window_takes_commits_in_below_others(
+    inserts: list[tuple[int, int, dict[int, dict[str, str | None]]]],
+) -> None:
+    """Commits at 10, 20, … of two partitions in turn, and others that come late and change what is above."""
+    tail = LiveTail(Storage(MemoryEngine(FAMILIES)))
+    model: dict[Version, tuple[int, dict[bytes, bytes]]] = {}
+    with tail.following(lambda: 5):
+        for number in range(1, 10):
+            model[10 * number] = number % 2 + 1, {b"a": b"%d" % number, b"b": b""}
+            tail.add(10 * number, number % 2 + 1, *_columns(model[10 * number][1]))
+        for late, (partition, place, corrections) in enumerate(inserts):
+            version = 10 * place + 1 + late % 9
+            if version in model:
+                continue
+            corrected = {
+                10 * number: {
+                    key.encode(): None if to is None else to.encode() for key, to in changes.items()
+                }
+                for number, changes in corrections.items()
+                if number > place
+            }
+            for at, changes in corrected.items():
+                if at in model and model[at][0] == partition:
+                    values = {key: changes.get(key, value) for key, value in model[at][1].items()}
+                    model[at] = partition, {key: value for key, value in values.items() if value is not None}
+            if version > 5:
+                model[version] = partition, {b"late": b"%d" % late}
+            tail.insert(TailEntry(version, partition, [b"late"], [b"%d" % late]), corrected)
+            found = tail.between(5, 1_000)
+            assert found is not None
+            expected = [
+                TailEntry(at, owner, *_columns(pairs))
+                for at, (owner, pairs) in sorted(model.items())
+                if pairs
+            ]
+            assert [
+                entry._replace(keys=list(entry.keys), values=list(entry.values)) for entry in found
+            ] == expected
+            assert tail._bytes == sum(tail_module._size(entry.keys, entry.values) for entry in found)
+
+
+def _columns(pairs: dict[bytes, bytes]) -> tuple[list[bytes], list[bytes]]:
+    return list(pairs), list(pairs.values())
+
+
+def test_to_take_a_commit_in_below_others_costs_nothing_for_those_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tail = LiveTail(Storage(MemoryEngine(FAMILIES)))
+    with tail.following(lambda: 100):
+        for version in range(101, 1_101):
+            tail.add(version, 1, (b"key",), (b"value",))
+        measured: list[Sequence[bytes]] = []
+        size = tail_module._size
+
+        def measure(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
+            measured.append(keys)
+            return size(keys, values)
+
+        monkeypatch.setattr(tail_module, "_size", measure)
+        tail.insert(TailEntry(1_099, 2, [b"key"], [b"value"]), {1_100: {b"key": None}})
+        assert len(measured) < 5
 
 
 def test_window_stays_within_its_bytes() -> None:

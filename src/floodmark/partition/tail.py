@@ -9,7 +9,7 @@ entries moves that mark first and replaces the list second.  A commit that comes
 prepared does, replaces the list too: it lies above all that readers were told, as does what it changes.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
@@ -88,21 +88,32 @@ class LiveTail:
     def insert(self, inserted: TailEntry, corrected: Mapping[Version, Mapping[bytes, bytes | None]]) -> None:
         """Enter a commit below others, and what it changes of those in its partition; None takes out.
 
-        The caller has the turn.
+        The caller has the turn.  All of it lies above the resolved version, and so behind what a reader may
+        be looking for: the entries can change in their place.
         """
-        entries = [
-            _correct(entry, corrected[entry.version])
-            if entry.version in corrected and entry.partition == inserted.partition
-            else entry
-            for entry in self._entries
-        ]
+        for version, changes in corrected.items():
+            self._correct(version, inserted.partition, changes)
         # What lies further back is read from the log.
         if inserted.version > self._since:
-            insort(entries, inserted, key=_version)
-        self._entries = [entry for entry in entries if entry.keys]
-        self._bytes = sum(_size(entry.keys, entry.values) for entry in self._entries)
+            insort(self._entries, inserted, key=_version)
+            self._bytes += _size(inserted.keys, inserted.values)
         if self._bytes > self._bytes_max:
             self._forget_half()
+
+    def _correct(self, version: Version, partition: int, changes: Mapping[bytes, bytes | None]) -> None:
+        entries = self._entries
+        place = bisect_left(entries, version, key=_version)
+        while place < len(entries) and entries[place].version == version:
+            entry = entries[place]
+            if entry.partition == partition:
+                corrected = _correct(entry, changes)
+                self._bytes -= _size(entry.keys, entry.values)
+                if not corrected.keys:
+                    del entries[place]
+                    continue
+                self._bytes += _size(corrected.keys, corrected.values)
+                entries[place] = corrected
+            place += 1
 
     def reset(self, since: Version) -> None:
         """Forget everything; what comes from now on lies above `since`.  The caller has the turn."""
