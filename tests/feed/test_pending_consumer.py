@@ -15,7 +15,7 @@ from tests.feed.support_subscription import (
 )
 
 from floodmark.feed import subscription as subscription_module
-from floodmark.feed.acknowledgement import Position
+from floodmark.feed.acknowledgement import Position, Progress
 from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.feed.subscription import Delivery, SubscriptionOptions
 from floodmark.feed.subscriptions import SubscriptionStore
@@ -255,6 +255,57 @@ def test_the_thread_of_a_consumer_finds_an_end_out(monkeypatch: pytest.MonkeyPat
         world.acknowledge("t", *deliveries)
         world.abort("t")
         assert keys_of(take(subscription, 5)) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_the_thread_of_a_consumer_that_took_over_finds_an_end_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_module, "LOOK_SECONDS", 0.01)
+    world.acknowledge("t", *take(world.subscription, 5))
+    # Its lease is not renewed within the time that the test waits, and nothing else happens to it.
+    options = SubscriptionOptions(flush_seconds=0.01, lease_seconds=3_600.0)
+    found: list[bytes] = []
+    with world.stage.subscribe(options=options) as successor:
+        thread = Thread(target=lambda: found.extend(keys_of(take(successor, 5))), daemon=True)
+        thread.start()
+        world.abort("t")
+        thread.join(HANG_SECONDS)
+    assert found == [b"a", b"b", b"c", b"d", b"e"]
+
+
+# What a consumer tells
+
+
+def test_an_acknowledgement_tells_of_deliveries_only_if_its_own_are_not_known(world: World) -> None:
+    """Threads that acknowledge need not wait for each other: one tells of all deliveries there are."""
+    told: list[Progress] = []
+
+    class Listening:
+        def __getattr__(self, name: str) -> object:
+            return getattr(world.desk.store, name)
+
+        def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
+            told.append(progress)
+            return world.desk.store.acknowledge(name, epoch, progress)
+
+    world.stage.store = Listening()  # type: ignore[assignment]
+    world.reopen()
+    a, b, c = take(world.subscription, 3)
+    world.acknowledge("t", a)
+    assert [each.version for each in told[0].delivered] == [a.position.version, c.position.version]
+    d = next(world.subscription)
+    world.acknowledge("u", b)
+    world.acknowledge("v", c)
+    assert len(told) == 1
+    world.acknowledge("w", d)
+    assert [each.version for each in told[1].delivered] == [d.position.version]
+    take(world.subscription, 1)
+    for transaction in "tu":
+        world.abort(transaction)
+        world.subscription.settle(transaction, committed=False)
+    world.acknowledge("v", c, through=True)
+    assert len(told) == 2
+    assert world.desk.pending() == {"v": [a.position, b.position, c.position], "w": [d.position]}
 
 
 def test_a_new_consumer_does_not_deliver_what_is_pending(world: World) -> None:

@@ -170,6 +170,8 @@ class Subscription(Telling):
             if options.background
             else None
         )
+        # What the consumer before acknowledged in a transaction may come back when that has ended.
+        self._look_soon()
 
     def __enter__(self) -> "Subscription":
         return self
