@@ -142,6 +142,22 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.through > through or bool(self.delivered) or self.acknowledgement != Acknowledgement()
 
+    def tells_of(self, acknowledgement: Acknowledgement) -> bool:
+        """Whether one of the deliveries is among what is acknowledged.
+
+        >>> progress = Progress(through=7, delivered=[LiveCommit(7, 2, [1, 2])])
+        >>> progress.tells_of(Acknowledgement(positions=[Position(7, 1)]))
+        True
+        """
+        versions = [commit.version for commit in self.delivered]
+        for position in acknowledgement.positions:
+            place = bisect_left(versions, position.version)
+            commits = self.delivered[place : place + 1]
+            if any(each.version == position.version and each.is_live(position.index) for each in commits):
+                return True
+        through = acknowledgement.through
+        return bool(versions) and through is not None and versions[0] <= through.version
+
     def require_sound(self) -> None:
         """Refuse what no consumer can have meant, before anything is made of it."""
         versions = [commit.version for commit in self.delivered]
@@ -362,7 +378,7 @@ class Account:
         self.deliveries = Deliveries(through, live)
         # How many acknowledgements the site has not been told.
         self.untold = 0
-        self._told_through = through
+        self.told_through = through
         # How many changes of each commit the site knows of.  Commits that are done with may be among them.
         self._told = {commit.version: commit.count for commit in self.deliveries.live()}
         # Commits of which there are more, in order; the values mean nothing.
@@ -390,6 +406,13 @@ class Account:
             self._through = through
         self.untold += acknowledged
 
+    def is_told(self, acknowledgement: Acknowledgement) -> bool:
+        """Whether all deliveries that are acknowledged were told."""
+        through, untold = acknowledgement.through, next(iter(self._grown), None)
+        return all(
+            position.index < self._told.get(position.version, 0) for position in acknowledgement.positions
+        ) and (through is None or untold is None or untold > through.version)
+
     def take(self) -> Progress | None:
         """What is to be told now; None if nothing is.  It counts as told from here on."""
         delivered = list(self._take_grown())
@@ -401,10 +424,10 @@ class Account:
             self.untold > 0
             or bool(delivered)
             or acknowledgement != Acknowledgement()
-            or progress.through > self._told_through
+            or progress.through > self.told_through
         )
         self.untold = 0
-        self._told_through = progress.through
+        self.told_through = progress.through
         self._positions, self._through = [], None
         return progress if is_news else None
 

@@ -29,8 +29,7 @@ class _Sending(NamedTuple):
     transaction: str
     acknowledgement: Acknowledgement
     epoch: int
-    # What is new, if something is, and all that the site has to know.
-    news: Progress | None
+    # What the site was told before.
     progress: Progress
     held: list[Position]
 
@@ -123,36 +122,56 @@ class Telling:
     def _acknowledge_in(
         self, send: SendIn, transaction: str, acknowledgement: Acknowledgement, check: Callable[[], None]
     ) -> None:
-        """Tell the site what is acknowledged in a transaction, if the check in the bookkeeping holds."""
+        """Tell the site what is acknowledged in a transaction, if the check in the bookkeeping holds.
+
+        The site must know of the deliveries.  One thread tells it of all that were noted when it began, and
+        those that wait for that go on together: their acknowledgements become one entry of the log.
+        """
+        with self._changed:
+            check()
+            is_ready = self._is_ready(transaction, acknowledgement)
+        if not is_ready:
+            self._get_ready(transaction, acknowledgement)
+        with self._changed:
+            check()
+            self._require_not_held(acknowledgement, but=transaction)
+            sending = self._begin(transaction, acknowledgement)
+        self._send_in(send, sending)
+
+    def _is_ready(self, transaction: str, acknowledgement: Acknowledgement) -> bool:
+        """Whether the site knows of the deliveries, and only the transaction holds any of them.
+
+        The bookkeeping is locked.
+        """
+        unanswered = self._unanswered
+        return (
+            self._account.is_told(acknowledgement)
+            and (unanswered is None or not unanswered.tells_of(acknowledgement))
+            and self._find_held(acknowledgement, but=transaction) is None
+        )
+
+    def _get_ready(self, transaction: str, acknowledgement: Acknowledgement) -> None:
         with self._sending:
             self._send_unanswered()
             with self._changed:
-                check()
+                if not self._account.is_told(acknowledgement):
+                    self._unanswered = self._account.take()
+            self._send_unanswered()
+            with self._changed:
                 is_held = self._find_held(acknowledgement, but=transaction) is not None
             if is_held:
                 # The other transaction may have ended since.
                 self._ask()
-            with self._changed:
-                self._require_not_held(acknowledgement, but=transaction)
-                sending = self._begin(transaction, acknowledgement)
-            if sending.news is not None:
-                self._unanswered = sending.news
-                self._send_in(send, sending)
-                self._unanswered = None
-        if sending.news is None:
-            self._send_in(send, sending)
 
     def _begin(self, transaction: str, acknowledgement: Acknowledgement) -> _Sending:
         """Hold what is to be told.  The bookkeeping is locked."""
-        deliveries = self._account.deliveries
-        deliveries.require_delivered(acknowledgement)
+        self._account.deliveries.require_delivered(acknowledgement)
         held = self._held.begin(transaction, self._covered(acknowledgement))
-        news = self._account.take()
-        progress = news or Progress(through=deliveries.through)
-        return _Sending(transaction, acknowledgement, self._epoch, news, progress, held)
+        progress = Progress(through=self._account.told_through)
+        return _Sending(transaction, acknowledgement, self._epoch, progress, held)
 
     def _send_in(self, send: SendIn, sending: _Sending) -> None:
-        transaction, acknowledgement, epoch, _, progress, held = sending
+        transaction, acknowledgement, epoch, progress, held = sending
         try:
             send(transaction, self.name, epoch, progress, acknowledgement)
         except (Retryable, Terminal) as error:
