@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 from tests.site.support import HookedEngine, node_of, open_memory, run_threads
@@ -21,6 +21,7 @@ from floodmark.model.errors import (
 from floodmark.model.partition import Decision, Fate, PreparingPartition
 from floodmark.model.version import Version
 from floodmark.partition import LocalPartition, prepared, settling
+from floodmark.partition import partition as partition_module
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -54,6 +55,11 @@ def partition(users: Namespace, site: Site) -> LocalPartition:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "ASK_SECONDS", 0.0)
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_module, "PREPARE_ASKS_MAX", settling.ASKS_MAX)
 
 
 def qualify(users: Namespace, key: bytes) -> bytes:
@@ -295,6 +301,7 @@ def test_writes_that_depend_on_what_is_unchanged_settle_it(
         assert users.get(b"a") == b"1"
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_second_prepare_on_a_key_is_refused_until_the_first_is_decided(
     users: Namespace, partition: LocalPartition, coordinator: Coordinator
 ) -> None:
@@ -307,6 +314,61 @@ def test_second_prepare_on_a_key_is_refused_until_the_first_is_decided(
     assert users.get(b"a") == b"1"
     partition.commit_prepared("v", second)
     assert users.get(b"a") == b"2"
+
+
+@pytest.mark.usefixtures("_patient")
+def test_second_prepare_on_a_key_waits_for_the_first_to_end(
+    users: Namespace, partition: LocalPartition, coordinator: Coordinator
+) -> None:
+    first = prepare(partition, users, "t", a=b"1")
+    second: list[Version] = []
+
+    def decide() -> None:
+        assert coordinator.asked.wait(60)
+        partition.commit_prepared("t", first)
+
+    run_threads(lambda: second.append(prepare(partition, users, "u", a=b"2")), decide)
+    assert second[0] > first
+    partition.commit_prepared("u", second[0])
+    assert users.get(b"a") == b"2"
+
+
+@pytest.mark.usefixtures("coordinator", "_patient")
+def test_those_that_wait_for_keys_get_them_in_order_of_arrival(
+    users: Namespace, partition: LocalPartition, site: Site
+) -> None:
+    """Also one that comes when the key is free and others stand in line."""
+    lines = node_of(site).committer.prepared.lines
+    keys = [qualify(users, b"a")]
+    order: list[str] = []
+
+    def take(name: str) -> None:
+        version = prepare(partition, users, name, a=name.encode())
+        order.append(name)
+        partition.commit_prepared(name, version)
+
+    with lines.standing(keys, seconds_max=0):
+        threads = [Thread(target=take, args=(name,)) for name in "xyz"]
+        for number, thread in enumerate(threads, start=2):
+            thread.start()
+            while len(lines._lines[keys[0]]) < number:
+                Event().wait(0.001)
+    for thread in threads:
+        thread.join(60)
+    assert order == ["x", "y", "z"]
+    assert users.get(b"a") == b"z"
+    assert lines.is_free(keys)
+
+
+@pytest.mark.usefixtures("coordinator", "_impatient")
+def test_one_that_others_wait_for_does_not_stand_in_line_behind_them(
+    users: Namespace, partition: LocalPartition, site: Site
+) -> None:
+    version = prepare(partition, users, "t", a=b"1")
+    with node_of(site).committer.prepared.lines.standing([qualify(users, b"a")], seconds_max=0):
+        assert prepare(partition, users, "t", a=b"1") == version
+        with pytest.raises(Retryable, match="other transactions are in line"):
+            prepare(partition, users, "u", a=b"1")
 
 
 @pytest.mark.usefixtures("coordinator")

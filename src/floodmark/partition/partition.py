@@ -57,9 +57,11 @@ from floodmark.partition.records import (
     scan_records_page,
 )
 from floodmark.partition.repairing import find_rows, write_where_seen
-from floodmark.partition.settling import settle_writes, try_settle
+from floodmark.partition.settling import settle_writes, try_settle, wait_seconds_max
 from floodmark.partition.stamps import newest_stamps
 
+# How often one that prepares asks about a write that is in its way, and stands in line before.
+PREPARE_ASKS_MAX: Final = 40
 # How often one call settles what is prepared on its keys, before it gives way to those who prepare more.
 SETTLES_MAX: Final = 100
 
@@ -398,16 +400,26 @@ class LocalPartition:
     def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
         writes = _distinct_writes(keys, values)
         require_preparable(self, writes)
-        for _ in range(SETTLES_MAX):
-            step = Prepare(self._committer.place, self, transaction, writes)
-            self._committer.commit(step)
+        lines = self._prepared.lines
+        # Those in line may wait for what this transaction has prepared itself.
+        if lines.is_free(writes.keys) or self._prepared.find(transaction, self.range) is not None:
+            step = self._try_prepare(transaction, writes)
             if not step.blocking:
                 return step.version
-            for write in step.blocking:
-                # Two transactions that wait for each other would wait until a deadline.
-                if not try_settle(self, write, self._prepared.settler):
-                    raise conflict(write)
+        with lines.standing(writes.keys, seconds_max=wait_seconds_max(PREPARE_ASKS_MAX)):
+            for _ in range(SETTLES_MAX):
+                step = self._try_prepare(transaction, writes)
+                if not step.blocking:
+                    return step.version
+                # Not for long: two transactions that wait for each other would wait until a deadline.
+                settle_writes(self, step.blocking, self._prepared.settler, asks=PREPARE_ASKS_MAX)
         raise conflict(step.blocking[0])
+
+    def _try_prepare(self, transaction: str, writes: Writes) -> Prepare:
+        """Prepare a write unless others are in its way; the step that was taken."""
+        step = Prepare(self._committer.place, self, transaction, writes)
+        self._committer.commit(step)
+        return step
 
     def commit_prepared(self, transaction: str, version: Version) -> bool:
         self._committer.observe(version)

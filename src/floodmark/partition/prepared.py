@@ -50,6 +50,7 @@ from floodmark.model.partition import Decision, Fate, PreparedWrite, Settler
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.families import META
+from floodmark.partition.lines import KeyLines
 
 PREPARED: Final = b"prepared/"
 
@@ -101,6 +102,8 @@ class PreparedWrites:
         self.floor: Version | None = None
         # Who knows how transactions end.
         self.settler: Settler = _undecided
+        # Those that wait for keys which others have prepared.
+        self.lines = KeyLines()
         self._engine = engine
         self._writes: Mapping[Version, OpenWrite] = {}
         self._by_key: dict[bytes, OpenWrite] = {}

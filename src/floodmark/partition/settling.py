@@ -19,6 +19,11 @@ ASK_SECONDS: Final = 0.05
 ASKS_MAX: Final = 1_200
 
 
+def wait_seconds_max(asks: int) -> float:
+    """For how long a transaction is waited for that is asked about so often."""
+    return asks * ASK_SECONDS
+
+
 class SettlingPartition(Protocol):
     """What settling needs of the partition that a write is prepared in."""
 
