@@ -137,6 +137,20 @@ def test_a_write_is_not_the_one_to_find_out_that_the_server_was_restarted(
         assert len(list(users.scan())) == 3
 
 
+def test_a_commit_is_asked_for_until_a_server_that_is_restarted_answers() -> None:
+    with restartable() as (start, stop), connect(start()) as client:
+        users = client.create_namespace("users")
+        transaction = client.transaction()
+        transaction.put(users, b"ada", b"countess")
+        stop()
+        committing = Thread(target=transaction.commit)
+        committing.start()
+        start()
+        committing.join(HANG_SECONDS)
+        assert transaction.version > 0
+        wait_until(lambda: users.get(b"ada") == b"countess", HANG_SECONDS, "the server does not come back")
+
+
 def test_closing_ends_calls_that_wait(server: Server) -> None:
     service: Any = server._service
     handler, reached, let_go = service._handlers["put"], Event(), Event()

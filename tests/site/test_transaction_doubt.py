@@ -10,6 +10,7 @@ from tests.site.support import HookedEngine
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
+    NamespaceNotFound,
     OutcomeUnknown,
     PartlyDone,
     Retryable,
@@ -17,10 +18,14 @@ from floodmark.model.errors import (
     TransactionNotFound,
     Unreachable,
 )
+from floodmark.model.transaction import TransactionStatistics
 from floodmark.site import Site, open_engine
-from floodmark.site.transaction import Transaction, run_transaction
+from floodmark.site.transaction import Pace, Transaction, run_transaction
 from floodmark.site.transactions import NamespaceWrites
-from floodmark.transaction import book
+from floodmark.testing import SimulatedCrash
+from floodmark.transaction import TransactionCoordinator, book
+
+HOUR = timedelta(hours=1)
 
 
 class Line:
@@ -34,6 +39,15 @@ class Line:
         # What happens with each commit in turn; those that come later go through.
         self.plan: list[Callable[[str, list[NamespaceWrites]], int]] = []
         self.abort_failures: list[FloodmarkError] = []
+        self.show_failures: list[FloodmarkError] = []
+        # The time of the caller, which passes while it sleeps.
+        self.seconds = 0.0
+        self.pauses: list[float] = []
+        self.pace = Pace(time_seconds=lambda: self.seconds, sleep=self.sleep, random=lambda: 1.0)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.seconds += seconds
 
     def open(self) -> Site:
         return open_engine(self.engine, site="oslo", site_id=7, background=False)
@@ -56,6 +70,11 @@ class Line:
             raise self.abort_failures.pop(0)
         self.site.transactions.abort(transaction, reason)
 
+    def show(self, transaction: str) -> TransactionStatistics:
+        if self.show_failures:
+            raise self.show_failures.pop(0)
+        return self.site.transactions.show(transaction)
+
     # What may happen with a commit
 
     def lose_answer(self, transaction: str, writes: list[NamespaceWrites]) -> int:
@@ -68,9 +87,31 @@ class Line:
     def refuse(self, transaction: str, writes: list[NamespaceWrites]) -> int:
         raise Unreachable("nobody is there")
 
+    def refuse_for_good(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+        self.seconds += HOUR.total_seconds()
+        raise Unreachable("nobody is there")
+
+    def lose_for_good(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+        self.seconds += HOUR.total_seconds()
+        raise OutcomeUnknown("the connection was lost")
+
+    def cut_off(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+        """The server is killed between the prepared write and the decision, and started again."""
+
+        def kill(*_: object, **__: object) -> int:
+            raise SimulatedCrash("kill -9")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TransactionCoordinator, "commit", kill)
+            with pytest.raises(SimulatedCrash):
+                self.site.transactions.commit(transaction, writes)
+        self.restart()
+        raise OutcomeUnknown("the connection was lost")
+
     def begin_counting(self, number: int = 1) -> Transaction:
         # As a server begins it, for a client that outlives a restart.
-        transaction = Transaction(self, self.site.transactions.begin(timedelta(hours=1), 0, owner="c" * 16))
+        began = self.site.transactions.begin(HOUR, 0, owner="c" * 16)
+        transaction = Transaction(self, began, timeout=HOUR, pace=self.pace)
         transaction.add(self.site.namespace("counts"), b"ada", number)
         return transaction
 
@@ -93,6 +134,62 @@ def test_an_answer_that_was_lost_is_got_by_asking_again(line: Line) -> None:
     assert (line.commits, line.count) == (2, b"1")
 
 
+def test_it_is_asked_for_again_until_its_time_is_over_with_growing_pauses(line: Line) -> None:
+    line.plan = [line.lose_question, line.refuse] * 10
+    assert line.begin_counting().commit() > 0
+    assert line.pauses == [min(1.0, 0.01 * 2**number) for number in range(20)]
+    assert (line.commits, line.count) == (21, b"1")
+    line.plan = [line.lose_question, line.lose_for_good]
+    with pytest.raises(OutcomeUnknown, match="the connection was lost"):
+        line.begin_counting().commit()
+    line.plan = [line.refuse, line.refuse_for_good]
+    with pytest.raises(Unreachable):
+        line.begin_counting().commit()
+    assert line.count == b"1"
+
+
+def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> None:
+    line.plan = [line.cut_off]
+    with pytest.raises(TransactionEnded, match="restarted in the middle of its commit") as raised:
+        line.begin_counting().commit()
+    assert raised.value.details["restarted"]
+    assert line.count is None
+
+
+def test_work_that_a_restart_cut_off_is_done_again(line: Line) -> None:
+    line.plan = [line.cut_off]
+    assert run_transaction(line.begin_counting, lambda _: "done", pace=line.pace) == "done"
+    assert line.count == b"1"
+
+
+def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
+    def end(transaction: Transaction) -> None:
+        line.site.transactions.abort(transaction.id, "by an operator")
+
+    with pytest.raises(TransactionEnded, match="by an operator"):
+        run_transaction(line.begin_counting, end, pace=line.pace)
+    assert line.count is None
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_commit_that_can_no_longer_be_asked_for_is_confirmed(line: Line, by_another: bool) -> None:
+    def commit_without_writes(transaction: str, _: list[NamespaceWrites]) -> int:
+        line.site.transactions.commit(transaction, [])
+        raise OutcomeUnknown("the connection was lost")
+
+    def drop(*_: object) -> int:
+        raise NamespaceNotFound("it was dropped since")
+
+    line.plan = [commit_without_writes if by_another else line.lose_answer, drop]
+    transaction = line.begin_counting()
+    if by_another:
+        with pytest.raises(OutcomeUnknown, match="to ask again failed"):
+            transaction.commit()
+    else:
+        assert transaction.commit() == line.site.transactions.show(transaction.id).version
+    assert line.count == (None if by_another else b"1")
+
+
 def test_one_that_the_site_has_forgotten_by_a_restart_is_unknown_and_not_missing(line: Line) -> None:
     def lose_answer_and_restart(transaction: str, writes: list[NamespaceWrites]) -> int:
         line.site.transactions.commit(transaction, writes)
@@ -112,7 +209,7 @@ def test_one_that_the_site_has_forgotten_over_later_ones_is_unknown(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(book, "ENDED_REMEMBERED", 3)
-    line.plan = [line.lose_answer, line.lose_question, line.lose_question]
+    line.plan = [line.lose_answer, line.lose_question, line.lose_for_good]
     transaction = line.begin_counting()
     with pytest.raises(OutcomeUnknown, match="the connection was lost"):
         transaction.commit()
@@ -135,8 +232,9 @@ def test_one_that_was_never_in_doubt_is_missing(line: Line) -> None:
 
 def test_to_fail_to_ask_again_does_not_make_it_undone(line: Line) -> None:
     """Whoever heard `Unreachable` would do it all again, and count twice."""
-    line.plan = [line.lose_answer, line.refuse]
+    line.plan = [line.lose_answer, line.refuse_for_good]
     line.abort_failures = [Unreachable("nobody is there")]
+    line.show_failures = [Unreachable("nobody is there")]
     transaction = line.begin_counting()
     with pytest.raises(OutcomeUnknown, match=r"to ask again failed.*commit it once more to find out"):
         transaction.commit()
@@ -145,7 +243,9 @@ def test_to_fail_to_ask_again_does_not_make_it_undone(line: Line) -> None:
 
 
 def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
-    line.plan = [line.lose_answer, line.refuse]
+    line.plan = [line.lose_answer, line.refuse_for_good]
+    line.abort_failures = [Unreachable("nobody is there")]
+    line.show_failures = [Unreachable("nobody is there")]
     begun: list[Transaction] = []
 
     def begin() -> Transaction:
@@ -153,14 +253,14 @@ def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
         return begun[-1]
 
     with pytest.raises(OutcomeUnknown):
-        run_transaction(begin, lambda _: None)
+        run_transaction(begin, lambda _: None, pace=line.pace)
     assert len(begun) == 1
     assert line.count == b"1"
 
 
 @pytest.mark.parametrize("partly", [True, False])
 def test_an_abort_makes_sure_that_it_was_not_done(line: Line, partly: bool) -> None:
-    line.plan = [line.lose_question, line.refuse]
+    line.plan = [line.lose_question, line.refuse_for_good]
     if partly:
         line.abort_failures = [PartlyDone("it is aborting, and stays so")]
     transaction = line.begin_counting()
@@ -186,7 +286,7 @@ def test_an_interrupted_commit_is_in_doubt_too(line: Line) -> None:
 
 
 def test_what_was_refused_is_in_doubt_no_more(line: Line) -> None:
-    line.plan = [line.refuse]
+    line.plan = [line.refuse_for_good]
     line.abort_failures = [Unreachable("nobody is there")]
     with pytest.raises(Retryable):
         line.begin_counting().commit()

@@ -51,7 +51,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction at this moment."""
+    """A transaction at this moment; `wrote` says whether a partition has a part in it."""
 
     id: str
     coordinator: int
@@ -62,3 +62,4 @@ class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     participants: list[Participant]
     waiting_for: list[Waiting]
+    wrote: bool = False

@@ -387,7 +387,7 @@ class Site:
         (b'-5', b'5')
         """
         transactions = self.host.transactions
-        return Transaction(transactions, transactions.begin(timeout, coordinator))
+        return Transaction(transactions, transactions.begin(timeout, coordinator), timeout=timeout)
 
     def run_transaction(
         self, work: Callable[[Transaction], Result], *, timeout: timedelta = TIMEOUT

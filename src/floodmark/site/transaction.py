@@ -13,13 +13,15 @@ Writes are gathered here and sent with the commit; nobody sees any of them befor
 to the site at once, which refuses those that are taken, and keeps the others for this transaction.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
+from secrets import SystemRandom
 from threading import Event
 from types import TracebackType
 from typing import Final, TypeVar
 
+from floodmark.clock import monotonic_seconds
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.subscription import Delivery, Subscription
 from floodmark.model.errors import (
@@ -42,8 +44,6 @@ from floodmark.site.policies import Fields
 from floodmark.site.transactions import NamespaceWrites, Transactions
 
 TIMEOUT: Final = timedelta(minutes=1)
-# How often a commit is sent that gets no answer.
-COMMIT_ATTEMPTS_MAX: Final = 3
 # How often something is done again that met another transaction, and the pauses in between.
 ATTEMPTS_MAX: Final = 10
 PAUSE_SECONDS_FIRST: Final = 0.01
@@ -54,14 +54,52 @@ _COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a caller waits before it tries again: the time, how it sleeps, and its randomness.
+
+    >>> slept = []
+    >>> pauses = Pace(sleep=slept.append, random=lambda: 0.5).pauses(first=1.0, longest=3.0)
+    >>> for _ in range(4):
+    ...     next(pauses)
+    >>> slept
+    [0.75, 1.5, 2.25, 2.25]
+    """
+
+    time_seconds: Callable[[], float] = monotonic_seconds
+    sleep: Callable[[float], object] = Event().wait
+    random: Callable[[], float] = SystemRandom().random
+
+    def pauses(
+        self, *, first: float = PAUSE_SECONDS_FIRST, longest: float = PAUSE_SECONDS_MAX
+    ) -> Iterator[None]:
+        """Sleep at each step, twice as long each time, by between half and all of that.
+
+        Callers that met each other would meet again if they all slept equally long.
+        """
+        pause = first
+        while True:
+            self.sleep(pause * (0.5 + self.random() / 2))
+            yield
+            pause = min(2 * pause, longest)
+
+
+PACE: Final = Pace()
+
+
 class Transaction:
     """Writes and acknowledgements that wait for their commit.  Made by `Site.transaction`; for one thread.
 
     As a `with` block it commits at the end, and aborts if the block fails.  Its writes are to one partition.
     """
 
-    def __init__(self, transactions: Transactions, transaction: str) -> None:
+    def __init__(
+        self, transactions: Transactions, transaction: str, *, timeout: timedelta = TIMEOUT, pace: Pace = PACE
+    ) -> None:
         self.id = transaction
+        self._pace = pace
+        # After this the site has aborted it, unless it is decided.
+        self._until_seconds = pace.time_seconds() + timeout.total_seconds()
         # At which version it was committed; 0 before.
         self.version: Version = 0
         self._transactions = transactions
@@ -175,8 +213,9 @@ class Transaction:
     def commit(self) -> Version:
         """Make everything effective; its version.
 
-        If the outcome is unknown, committing again finds it out, or goes on; unless the site has ended the
-        transaction since and does not know of it any more.
+        If no answer comes, or the site cannot be reached, it is asked for again until the transaction's
+        timeout is over.  If the outcome is unknown then, committing again finds it out, or goes on; unless
+        the site has ended the transaction since and does not know of it any more.
         """
         self._require_open()
         writes = [
@@ -192,25 +231,31 @@ class Transaction:
             self._settle(committed=None)
             raise
         except TransactionEnded as error:
-            # If somebody else committed it, without these writes, its acknowledgements are in effect.
+            # If another caller committed it, without these writes, its acknowledgements are in effect.
             is_committed = error.details.get("state") in _COMMITS
+            if error.details.get("state") == TransactionState.ABORTING:
+                # Returns when what it acknowledged is available again.
+                self._abort("its commit failed")
             self._end(committed=None if is_committed else False)
             raise
         except FloodmarkError as error:
-            self._give_up(error)
-            raise
+            self.version = self._give_up(error, wrote=bool(writes))
         self._end(committed=True)
         return self.version
 
-    def _give_up(self, error: FloodmarkError) -> None:
-        """What was not committed for a reason of its own is not left to its timeout.
+    def _give_up(self, error: FloodmarkError, *, wrote: bool) -> Version:
+        """End what was not committed for a reason of its own, rather than leave it to its timeout.
 
-        If an earlier attempt got no answer, only an abort makes sure that it was not committed by that one.
+        If an earlier attempt got no answer, only an abort makes sure that it was not committed by that one;
+        and an abort that is refused because it was committed confirms it.
         """
         is_aborted = self._abort("its commit failed")
         if is_aborted or not self._in_doubt:
             self._end(committed=False if is_aborted else None)
-        elif isinstance(error, TransactionNotFound):
+            raise error
+        if version := self._confirm(wrote=wrote):
+            return version
+        if isinstance(error, TransactionNotFound):
             self._end(committed=None)
             raise OutcomeUnknown(
                 f"a commit of transaction {self.id} got no answer, and the site, asked again, does not know "
@@ -218,24 +263,33 @@ class Transaction:
                 "do it again",
                 transaction=self.id,
             ) from error
-        else:
-            self._settle(committed=None)
-            raise OutcomeUnknown(
-                f"a commit of transaction {self.id} got no answer, and to ask again failed ({error}); commit "
-                "it once more to find out, or read what it writes before you do it again",
-                transaction=self.id,
-            ) from error
+        self._settle(committed=None)
+        raise OutcomeUnknown(
+            f"a commit of transaction {self.id} got no answer, and to ask again failed ({error}); commit "
+            "it once more to find out, or read what it writes before you do it again",
+            transaction=self.id,
+        ) from error
+
+    def _confirm(self, *, wrote: bool) -> Version:
+        """The version at which the site says that it is committed, with its writes; 0 if it does not."""
+        try:
+            shown = self._transactions.show(self.id)
+        except FloodmarkError:
+            return 0
+        return shown.version if shown.state in _COMMITS and shown.wrote == wrote else 0
 
     def _commit(self, writes: list[NamespaceWrites]) -> Version:
-        """Commit, and ask again if no answer comes: it is committed once."""
-        for _ in range(COMMIT_ATTEMPTS_MAX - 1):
+        """Commit, and ask again while no answer comes and its time is not over: it is committed once."""
+        pauses = self._pace.pauses()
+        while True:
             try:
                 return self._send(writes)
             except PartlyDone:
                 raise
-            except OutcomeUnknown:
-                pass
-        return self._send(writes)
+            except (OutcomeUnknown, Unreachable):
+                if self._pace.time_seconds() >= self._until_seconds:
+                    raise
+            next(pauses)
 
     def _send(self, writes: list[NamespaceWrites]) -> Version:
         """Ask for the commit once.  Until there is an answer, it may have happened."""
@@ -277,13 +331,23 @@ class Transaction:
             raise Closed(f"transaction {self.id} has ended; begin another one with site.transaction()")
 
 
-def run_transaction(begin: Callable[[], Transaction], work: Callable[[Transaction], Result]) -> Result:
-    """Do work in a transaction and commit it; once more, in another one, if it met with a conflict."""
-    pause = PAUSE_SECONDS_FIRST
+def run_transaction(
+    begin: Callable[[], Transaction], work: Callable[[Transaction], Result], *, pace: Pace = PACE
+) -> Result:
+    """Do work in a transaction and commit it; once more, in another one, if it met with a conflict.
+
+    The same if the site was restarted in the middle of the commit, and has aborted it.
+    """
+    pauses = pace.pauses()
     for _ in range(ATTEMPTS_MAX - 1):
-        with suppress(Retryable), begin() as transaction:
-            return work(transaction)
-        Event().wait(pause)
-        pause = min(2 * pause, PAUSE_SECONDS_MAX)
+        try:
+            with begin() as transaction:
+                return work(transaction)
+        except Retryable:
+            pass
+        except TransactionEnded as error:
+            if not error.details.get("restarted"):
+                raise
+        next(pauses)
     with begin() as transaction:
         return work(transaction)

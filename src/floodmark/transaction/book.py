@@ -9,6 +9,7 @@ from floodmark.clock import TimeSource
 from floodmark.model.errors import Closed, FloodmarkError, TransactionEnded, TransactionNotFound
 from floodmark.transaction.agenda import NEVER_MS, Agenda
 from floodmark.transaction.held import Ended, Held
+from floodmark.transaction.recovery import RESTARTED
 
 # How many ended transactions are remembered, for those who ask once more how it went.
 ENDED_REMEMBERED: Final = 10_000
@@ -114,6 +115,8 @@ class TransactionBook:
             f"transaction {transaction} is {known.state}{why}; begin another one",
             transaction=transaction,
             state=str(known.state),
+            # The same work in another transaction may succeed.
+            **({"restarted": True} if known.reason == RESTARTED else {}),
         )
 
     # Those who sweep

@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from msgspec import structs
+
 from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
 from floodmark.log import BatchedWriter, Position
 from floodmark.model.errors import (
@@ -226,8 +228,8 @@ class TransactionCoordinator:
             if isinstance(known, Held):
                 return known.statistics(self.number, now_ms)
         shown = Held(transaction, now_ms, now_ms)
-        _, shown.state, shown.version, shown.reason, _ = known
-        return shown.statistics(self.number, now_ms)
+        _, shown.state, shown.version, shown.reason, wrote = known
+        return structs.replace(shown.statistics(self.number, now_ms), wrote=wrote)
 
     # What goes on by itself
 

@@ -121,6 +121,7 @@ class Held:
             reason="" if is_open else self.reason,
             participants=list(self.participants),
             waiting_for=[] if is_open else list(self.waiting.values()),
+            wrote=self.wrote,
         )
 
     def age_ms(self, now_ms: int) -> int:
