@@ -19,7 +19,7 @@ from floodmark.site.arguments import qualify_range
 from floodmark.site.host import Administration
 from floodmark.site.site import BEGINNING_ATTEMPTS
 from floodmark.spark.address import SiteAddress
-from floodmark.spark.patience import ask_patiently
+from floodmark.spark.patience import Wait, ask_patiently
 from floodmark.spark.planning import plan_ranges
 
 # A safe point moves at most this often; one with a short lifetime is renewed more often.
@@ -39,6 +39,7 @@ class Query:
         lifetime: timedelta,
         *,
         monotonic: TimeSource = monotonic_ms,
+        wait: Wait | None = None,
     ) -> None:
         self._lifetime = lifetime
         self._namespace = namespace
@@ -49,7 +50,8 @@ class Query:
         self._needed: Version = 0
         self._told: Version = 0
         self._told_at_ms = 0
-        self._site = address.connect()
+        # The server may be started after the query.
+        self._site = ask_patiently(address.connect, wait=wait)
         self.site_id = self._site.id
         row = self.ask(lambda each: each.find_namespace(namespace))
         self.namespace_id = row.id

@@ -37,7 +37,7 @@ from floodmark.spark.address import SiteAddress
 from floodmark.spark.delivery import Delivery
 from floodmark.spark.incoming import Encoder, Layout, check_columns, check_policy, check_stamps
 from floodmark.spark.options import COMMON, Options
-from floodmark.spark.patience import ask_patiently
+from floodmark.spark.patience import Wait, ask_patiently
 from floodmark.spark.schemas import JSON
 from floodmark.spark.special import CountedRows, add_counted
 from floodmark.spark.spool import Spool
@@ -133,11 +133,20 @@ def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
         return BatchWriter(target, site.now())
 
 
-def open_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """A writer for the micro-batches of a query; Spark asks for one before and after each of them."""
+def open_stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, wait: Wait | None = None
+) -> StreamWriter:
+    """A writer for the micro-batches of a query; Spark asks for one before and after each of them.
+
+    A server that is not there yet, or is being restarted, is waited for.
+    """
     target = read_target(options, schema, overwrite)
-    with target.address.connect() as site:
-        require_writable(site, target)
+
+    def check() -> None:
+        with target.address.connect() as site:
+            require_writable(site, target)
+
+    ask_patiently(check, wait=wait)
     return StreamWriter(target)
 
 
@@ -212,7 +221,7 @@ def _write_changes(
         return Written(stored=0)
     counted = _Counted(chain([first], rows))
     with ask_patiently(target.address.connect) as site:
-        namespace = site.host.administration.find_namespace(target.namespace)
+        namespace = ask_patiently(lambda: site.host.administration.find_namespace(target.namespace))
         encoder = Encoder(
             target.layout, namespace.id, namespace.settings.ttl, site.host.physical_ms, namespace.merge
         )
@@ -221,9 +230,8 @@ def _write_changes(
             delivery = _apply(site, batches, target.portion)
             return Written(rows=counted.rows, records=delivery.sent)
         policy = POLICIES[namespace.merge](namespace.name)
-        delivery = _put_unchanged(
-            site, draw_version(site), batches, policy, distinct_keys=target.distinct_keys
-        )
+        since = ask_patiently(lambda: draw_version(site))
+        delivery = _put_unchanged(site, since, batches, policy, distinct_keys=target.distinct_keys)
         return Written(rows=counted.rows, records=delivery.sent, stored=delivery.stored)
 
 
