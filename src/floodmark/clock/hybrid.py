@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Final, Protocol
 
 from floodmark.clock.sources import TimeSource, system_time_ms
-from floodmark.model.errors import ClockSkew
+from floodmark.model.errors import ClockSkew, FloodmarkError
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, physical_ms
 
 SKEW_MS_MAX: Final = 500
@@ -114,6 +114,15 @@ class HybridClock:
             if self._upper_bound is not None and self.latest < self._bound:
                 self._upper_bound.store(self.latest)
                 self._bound = self.latest
+
+    def abandon(self, refusal: FloodmarkError) -> None:
+        """Mint nothing any more, in a process that was forked; another thread may have held the lock."""
+
+        def refuse() -> int:
+            raise refusal.again()
+
+        self._lock = Lock()
+        self.time_source = refuse
 
     def _raise_bound(self, version: Version) -> None:
         assert self._upper_bound is not None

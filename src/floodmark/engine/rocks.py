@@ -12,11 +12,13 @@ there is one.  Only a flaw that a crash can have left is then passed over: one b
 witness saw, and, while the machine has not restarted, only a last record that was cut short.
 """
 
+import ctypes
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event, Lock
@@ -52,6 +54,7 @@ from floodmark.engine.witness import (
     require_sequence,
 )
 from floodmark.model.errors import (
+    CannotOpen,
     Closed,
     Corruption,
     FloodmarkError,
@@ -118,6 +121,7 @@ class _Database:
         self._write_buffer_bytes = write_buffer_bytes
         self._access = access
         self._closed = False
+        self._refusal: FloodmarkError | None = None
         # Never set: only waited on, for a moment.
         self._pause = Event()
         self._database: Rdict | None = None
@@ -215,6 +219,8 @@ class _Database:
             }
 
     def _unavailable(self) -> FloodmarkError:
+        if self._refusal is not None:
+            return self._refusal.again()
         if self._closed:
             return Closed("the site was closed; open it again")
         return StorageFailed("the database has not recovered from a failed write yet; try again")
@@ -238,6 +244,7 @@ class _Database:
         self._adopt(self._connect(self._access, self._families, DBRecoveryMode.point_in_time()))
 
     def _connect(self, access: AccessType, families: Iterable[str], mode: DBRecoveryMode) -> Rdict:
+        _require_threads()
         options = self._options(0)
         options.set_wal_recovery_mode(mode)
         try:
@@ -587,6 +594,19 @@ class RocksEngine(_Database):
             free=free,
         )
 
+    def abandon(self, refusal: FloodmarkError) -> None:
+        """Let go in a process that was forked, and refuse everything from then on.
+
+        The handles are never freed there: RocksDB would wait for threads that the fork has not copied, or
+        write to files that the other process has open.
+        """
+        self._refusal, self._closed = refusal, True
+        handles = [*self._columns.values(), *self._handles.values(), self._database]
+        for handle in handles:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+        self._guard_lock = Lock()
+        self._database, self._columns, self._handles = None, {}, {}
+
     def close(self) -> None:
         self._closed = True
         if self._database is None:
@@ -684,6 +704,21 @@ class RocksSecondary(_Database):
 
 def _only_read() -> StorageFailed:
     return StorageFailed("this database is only read here; write through the process that has it open")
+
+
+@cache
+def _rocks_process() -> int:
+    """The process in which RocksDB has started its threads."""
+    return os.getpid()
+
+
+def _require_threads() -> None:
+    """Refuse in a process that was forked from one with RocksDB in it, where a flush would never end."""
+    if _rocks_process() != os.getpid():
+        raise CannotOpen(
+            "this process was forked from one that has used RocksDB, whose threads a fork does not copy; "
+            "start it with multiprocessing's method 'spawn', or fork before the first site is opened"
+        )
 
 
 def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Options:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from floodmark.clock import HybridClock
@@ -74,14 +75,19 @@ class EngineBound:
         self._sync(bound)
 
 
+@dataclass(frozen=True)
 class ClosedMap(PartitionMap[LocalPartition]):
     """The map of a node that serves nothing any more."""
 
+    starts: Sequence[bytes] = ()
+    partitions: Sequence[LocalPartition] = ()
+    refusal: Closed = field(default_factory=lambda: Closed("the site was closed; open it again"))
+
     def route(self, key: bytes) -> LocalPartition:
-        raise _closed()
+        raise self.refusal.again()
 
     def overlapping(self, keys: KeyRange) -> list[LocalPartition]:
-        raise _closed()
+        raise self.refusal.again()
 
 
 class Node:
@@ -389,7 +395,7 @@ class Node:
     def require_open(self) -> None:
         """Refuse to go on after `close`."""
         if isinstance(self.map, ClosedMap):
-            raise _closed()
+            raise self.map.refusal.again()
 
     def take(self, step: Step) -> None:
         """Take a step that writes no records in the next round; returns when it is durable."""
@@ -402,12 +408,22 @@ class Node:
         for partition in self.map.partitions:
             partition.heat.sample(now_ms)
 
+    def abandon(self, refusal: Closed) -> None:
+        """Serve nothing in a process that was forked: the engine belongs to the process that opened it.
+
+        Other threads may have held any lock when the process was forked, and none of them is here.
+        """
+        self.map = ClosedMap(refusal=refusal)
+        self.storage.turn.reset()
+        self.storage.refuse(refusal)
+        self.clock.abandon(refusal)
+
     def close(self) -> None:
         """Finish the commits under way, make everything durable and release the engine."""
         try:
             with self.storage.exclusive():
                 serving = self.map.partitions
-                self.map = ClosedMap((), ())
+                self.map = ClosedMap()
                 for partition in serving:
                     partition.retired = True
                 self.committer.prepared.release()
@@ -418,10 +434,6 @@ class Node:
         finally:
             self.engine.close()
             self.committer.followers.wake_all()
-
-
-def _closed() -> Closed:
-    return Closed("the site was closed; open it again")
 
 
 def _commit_limits(engine: Engine) -> CommitLimits:

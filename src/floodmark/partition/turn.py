@@ -39,6 +39,10 @@ class Turn(Generic[SomeWaiter]):
     """A turn that passes from leader to leader."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, in a process that was forked and has none of the threads that took part."""
         self._held = Lock()
         self._line_lock = Lock()
         # Read without the lock to see whether anyone is there.

@@ -132,6 +132,11 @@ class SiteDirectory:
             self.identity = msgspec.structs.replace(self.identity, unfinished=False)
             _write_identity(self.path, self.identity)
 
+    def abandon(self) -> None:
+        """Keep no part in the lock in a process that was forked, so that it ends with the owner's."""
+        with suppress(OSError):
+            os.close(self._owner)
+
     def release(self) -> None:
         """Let another process own the directory."""
         with suppress(OSError):

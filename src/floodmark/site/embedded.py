@@ -1,5 +1,6 @@
 """A site in this process: one node on one engine, and what a site keeps beside its data."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -7,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from weakref import WeakSet
 
 from msgspec import UNSET
 
@@ -17,7 +19,7 @@ from floodmark.feed.safepoints import SITE_OWNER
 from floodmark.feed.store import LocalFeedStore
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.model.change import Heartbeat
-from floodmark.model.errors import FloodmarkError
+from floodmark.model.errors import Closed, FloodmarkError
 from floodmark.model.partition import LinkGuard
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
@@ -49,6 +51,19 @@ from floodmark.site.statistics import (
 from floodmark.site.transacting import LocalTransactions
 from floodmark.site.transaction_logs import TransactionLogs
 from floodmark.site.verifying import LocalRecords
+
+# The hosts that are open in this process.
+_hosts: "WeakSet[EmbeddedHost]" = WeakSet()
+
+
+def _abandon_hosts() -> None:
+    for host in list(_hosts):
+        host.abandon()
+    _hosts.clear()
+
+
+# A fork copies the engine's memory and none of its threads: what the child wrote, the parent would overwrite.
+os.register_at_fork(after_in_child=_abandon_hosts)
 
 
 class LocalAdministration:
@@ -328,9 +343,11 @@ class EmbeddedHost:
         *,
         start_background: Callable[[Node, GarbageCollection], Background],
         release: Callable[[], None],
+        abandon: Callable[[Closed], None],
         log_retention: timedelta | None,
         disk: Path | None = None,
     ) -> None:
+        self._abandon = abandon
         self.identity = identity
         self.disk = disk
         self.node = node
@@ -380,6 +397,7 @@ class EmbeddedHost:
         )
         self.administration = LocalAdministration(self)
         self._closed = False
+        _hosts.add(self)
 
     def _resolve_namespace(self, name: str) -> tuple[int, Version]:
         row = self.catalog.get(name)
@@ -417,10 +435,22 @@ class EmbeddedHost:
         commit = router.apply if apply else router.load if load else router.merge if merge else router.put
         return LocalWriteStream(partial(commit, durable=durable))
 
+    def abandon(self) -> None:
+        """Serve nothing in a process that was forked; closing is for the one that opened the site."""
+        self._closed = True
+        refusal = Closed(
+            f"site {self.identity.site!r} was opened before this process was forked, and belongs to the "
+            "process that opened it. Open it in one process only; others connect to its server, or are "
+            "started with multiprocessing's method 'spawn'"
+        )
+        self.node.abandon(refusal)
+        self._abandon(refusal)
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        _hosts.discard(self)
         self.background.stop()
         try:
             self.transactions.close()

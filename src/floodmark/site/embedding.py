@@ -8,6 +8,7 @@ from typing import Final
 from floodmark.clock import HybridClock, TimeSource, UpperBound, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import Engine
+from floodmark.model.errors import Closed
 from floodmark.partition import IDENTITY, META, EngineBound, Node
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.background import Background
@@ -39,6 +40,7 @@ def open_engine(
     time_source: TimeSource = system_time_ms,
     bound: UpperBound | None = None,
     release: Callable[[], None] = lambda: None,
+    abandon: Callable[[Closed], None] = lambda _: None,
 ) -> Site:
     """Open a site on any engine.  The site owns the engine from here on and closes it.
 
@@ -66,6 +68,7 @@ def open_engine(
             Node(engine, clock, identity.site_id),
             start_background=start_background,
             release=release,
+            abandon=abandon,
             log_retention=log_retention,
             disk=disk,
         )

@@ -1,6 +1,7 @@
 """Opening a site in a directory.  Loads RocksDB, which those who only connect to a server do without."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.engine.rocks import RocksEngine
+from floodmark.model.errors import Closed
 from floodmark.partition import FAMILIES, FILTERED_BYTES, EngineBound
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.directory import SiteDirectory
@@ -55,6 +57,7 @@ def open(
             disk_reserve_bytes=disk_reserve_bytes,
             time_source=time_source,
             release=directory.release,
+            abandon=_abandon(directory, engine),
         )
     except BaseException:
         directory.release()
@@ -73,6 +76,7 @@ def open_accepting_loss(path: str | os.PathLike[str]) -> Site:
             site_id=directory.identity.site_id,
             disk=directory.path,
             release=directory.release,
+            abandon=_abandon(directory, engine),
         )
     except BaseException:
         directory.release()
@@ -93,6 +97,14 @@ def _open_database(directory: SiteDirectory, *, accept_loss: bool = False) -> Ro
         engine.close()
         raise
     return engine
+
+
+def _abandon(directory: SiteDirectory, engine: RocksEngine) -> Callable[[Closed], None]:
+    def abandon(refusal: Closed) -> None:
+        engine.abandon(refusal)
+        directory.abandon()
+
+    return abandon
 
 
 def _bound(engine: RocksEngine) -> EngineBound:
