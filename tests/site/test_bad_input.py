@@ -87,6 +87,27 @@ def bench() -> Iterator[Bench]:
 Call = Callable[[Bench, Any], object]
 
 
+def test_what_is_no_set_of_keys_is_refused(bench: Bench) -> None:
+    for keys in (None, 5, 1.5, object()):
+        bench.refuse(errors.InvalidArgument, "get_many & list", partial(bench.users.get_many, keys))
+        view = bench.users.as_of(bench.first)
+        bench.refuse(errors.InvalidArgument, "get_many & list", partial(view.get_many, keys))
+
+
+def test_what_is_no_transaction_topology_or_subscription_is_refused(bench: Bench) -> None:
+    site = bench.site
+    bad_calls: dict[str, Callable[[], object]] = {
+        "timeout": lambda: site.transaction(timeout=5),
+        "timeout & negative": lambda: site.run_transaction(print, timeout=timedelta(-1)),
+        "work": lambda: site.run_transaction(None),
+        "coordinator": lambda: site.transaction(coordinator="first"),
+        "topology": lambda: site.set_topology({"epoch": 1}),
+        "options": lambda: site.subscribe("indexer", "users", options={"lease": 5}),
+    }
+    for says, call in bad_calls.items():
+        bench.refuse(errors.InvalidArgument, says, call)
+
+
 def table(calls: dict[str, Call], bad: Sequence[tuple[Any, str]]) -> list[Any]:
     """Every call with every bad argument and what the error must say of it."""
     return [

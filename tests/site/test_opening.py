@@ -1,5 +1,6 @@
 """Opening a site: whose it is, who owns it now, what a crash leaves, and what a full disk does."""
 
+import errno
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.clock.fakes import FakeTime
@@ -20,6 +21,7 @@ from floodmark import Site
 from floodmark.engine import MemoryEngine
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model import errors
+from floodmark.model.errors import FloodmarkError, InvalidArgument, StorageFull
 from floodmark.partition import FAMILIES
 from floodmark.site import open_engine
 from floodmark.site.directory import FORMAT
@@ -49,6 +51,65 @@ def require_usable(path: Path) -> None:
 
 
 # Directories that are no site
+
+
+BAD_OPTIONS: dict[str, tuple[object, ...]] = {
+    "collect_every": (5, None, timedelta(-1)),
+    "log_retention": (5, "1d", timedelta(-1)),
+    "skew_ms_max": (-1, None, 1.5, True),
+    "disk_reserve_bytes": (-1, None, "1 GB"),
+    "time_source": (None, 5, lambda: 1.5),
+    "durability": (None, "sync"),
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(option, value) for option, values in BAD_OPTIONS.items() for value in values]
+)
+def test_option_that_cannot_be_used_is_refused_by_name_and_nothing_is_made(
+    tmp_path: Path, option: str, value: object
+) -> None:
+    options: dict[str, Any] = {option: value}
+    with pytest.raises(InvalidArgument, match=option):
+        floodmark.open(tmp_path / "site", **options)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InvalidArgument, match=option):
+        open_engine(MemoryEngine(FAMILIES), site="oslo", **options)
+
+
+@pytest.mark.parametrize("path", ["", None, 5, b"site", "a\0b"])
+def test_what_is_no_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="path"):
+        floodmark.open(path, site="oslo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_in_the_place_of_the_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    make_site(tmp_path)
+    shutil.rmtree(tmp_path / "engine")
+    (tmp_path / "engine").write_text("notes")
+    with pytest.raises(FloodmarkError, match="engine"):
+        open_site(tmp_path)
+    assert (tmp_path / "engine").read_text() == "notes"
+
+
+FULL_CALLS = ["os.open", "os.ftruncate", "os.pwrite", "os.fsync", "pathlib.Path.mkdir"]
+
+
+@pytest.mark.parametrize("call", FULL_CALLS)
+def test_full_disk_is_named_by_open_and_room_on_it_mends_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(call, fail)
+        with pytest.raises(StorageFull, match="make room"):
+            floodmark.open(tmp_path / "site", site="oslo")
+    with floodmark.open(tmp_path / "site", site="oslo") as site:
+        assert site.name == "oslo"
 
 
 def test_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tokens and certificates: where they come from, and that nobody gets to see them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,11 @@ def test_secrets_show_in_no_repr(tmp_path: Path) -> None:
 def test_a_timeout_is_positive(timeout_seconds: float) -> None:
     with pytest.raises(InvalidArgument, match="timeout"):
         Connection("grpc://127.0.0.1:1", timeout_seconds=timeout_seconds)
+
+
+@pytest.mark.parametrize("path", ["", 5, b"token", "a\0b"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(InvalidArgument, match="token file"):
+        Token(None, path)
+    with pytest.raises(InvalidArgument, match="certificate file"):
+        Certificates.load(path, None, None)

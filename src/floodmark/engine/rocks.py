@@ -40,7 +40,7 @@ from rocksdict import (
     WriteBatch,
 )
 
-from floodmark.engine.base import RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.base import FULL_DISK, RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow
 from floodmark.engine.witness import (
     Witness,
     WitnessFile,
@@ -255,7 +255,8 @@ class _Database:
                 access_type=access,
             )
         except Exception as error:
-            raise _translate(error, otherwise=StorageFailed) from error
+            full = "No space left" in str(error)
+            raise _translate(error, otherwise=StorageFull if full else StorageFailed) from error
 
     def _adopt(self, database: Rdict) -> None:
         self._handles = {name: database.get_column_family_handle(name) for name in self._families}
@@ -345,7 +346,10 @@ class RocksEngine(_Database):
         self._accepts_loss = accept_loss
         self._boot = boot() if witness else ""
         self._recovers = False
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_make(path, error) from error
         self._witness = self._load_witness()
         self._open()
         try:
@@ -700,6 +704,16 @@ class RocksSecondary(_Database):
         self._closed = True
         with suppress(Exception):
             self._release()
+
+
+def _cannot_make(path: Path, error: OSError) -> FloodmarkError:
+    if error.errno in FULL_DISK:
+        return StorageFull(f"the disk of {path} is full; make room, then open again")
+    return CannotOpen(
+        f"{path} cannot be used for the database: {error.strerror}. Move away what stands there, or restore "
+        "the site from a backup",
+        path=str(path),
+    )
 
 
 def _only_read() -> StorageFailed:

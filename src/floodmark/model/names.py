@@ -1,6 +1,10 @@
-"""What a site, a namespace, a feed or a subscription may be called."""
+"""What a site, a namespace, a feed or a subscription may be called, and what may name a file."""
 
-from floodmark.model.errors import InvalidName
+import os
+from pathlib import Path
+from typing import cast
+
+from floodmark.model.errors import InvalidArgument, InvalidName
 from floodmark.model.limits import NAMESPACE_NAME_CHARACTERS_MAX
 
 
@@ -16,3 +20,14 @@ def require_name(name: object, what: str) -> None:
             f"{name!r:.200} cannot name a {what}: use 1 to {NAMESPACE_NAME_CHARACTERS_MAX} printable "
             "characters without blanks or slashes"
         )
+
+
+def require_path(path: object, what: str) -> Path:
+    """A path that a user has named; refuses what is none, or is empty."""
+    try:
+        text = os.fspath(cast("str | os.PathLike[str]", path))
+    except TypeError:
+        text = ""
+    if type(text) is not str or not text or "\0" in text:
+        raise InvalidArgument(f"{what} is named by a path that is not empty, not by {path!r:.60}")
+    return Path(text)

@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 from math import ceil, isfinite
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, TypeVar, cast
 
 from floodmark.model.errors import (
     InvalidArgument,
@@ -17,6 +17,8 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version, version_at
 
 _LIFETIME_US_MAX: Final = TTL_MAX // timedelta(microseconds=1)
+
+Kind = TypeVar("Kind")
 
 At: TypeAlias = Version | datetime
 # A place to begin reading changes: a checkpoint, a moment, all that is kept, or only what is to come.
@@ -77,6 +79,35 @@ def qualify_range(namespace: bytes, keys: KeyRange) -> KeyRange:
     """A range of user keys as a range of qualified ones."""
     end = prefix_end(namespace) if keys.end is None else namespace + keys.end
     return KeyRange(namespace + keys.start, end)
+
+
+def check_kind(value: object, kind: type[Kind], what: str) -> Kind:
+    """An argument of one kind and no other."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidArgument(f"{what} must be a {kind.__name__}, not {value!r:.60}")
+    return value
+
+
+def check_duration(duration: object, what: str) -> timedelta:
+    """A duration that is not negative."""
+    if check_kind(duration, timedelta, what) < timedelta(0):
+        raise InvalidArgument(f"{what} must not be negative, as {duration!r:.60} is")
+    return cast(timedelta, duration)
+
+
+def check_count(number: object, what: str) -> int:
+    """A number that is not negative."""
+    if check_kind(number, int, what) < 0:
+        raise InvalidArgument(f"{what} must not be negative, as {number!r:.60} is")
+    return cast(int, number)
+
+
+def check_time_source(time_source: object) -> None:
+    """What tells the time is a function without arguments, and gives unix milliseconds."""
+    if not callable(time_source) or type(time_source()) is not int:
+        raise InvalidArgument(
+            f"time_source must be a function that returns unix milliseconds, not {time_source!r:.60}"
+        )
 
 
 def check_durability(durability: object) -> bool:

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Final
 
-from floodmark.site.arguments import Durability, check_durability
+from floodmark.site.arguments import Durability, check_durability, check_duration
 from floodmark.site.remote import RemoteHost
 from floodmark.site.site import Site
 from floodmark.wire import Connection
@@ -38,7 +38,7 @@ def connect(
         tls_root=tls_root,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
-        timeout_seconds=timeout / timedelta(seconds=1),
+        timeout_seconds=check_duration(timeout, "timeout") / timedelta(seconds=1),
     )
     try:
         return Site(RemoteHost(connection), durable=durable)

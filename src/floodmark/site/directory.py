@@ -30,14 +30,17 @@ from typing import Final, NamedTuple
 import msgspec
 
 from floodmark.codec.digest import SEED, hash_bytes
+from floodmark.engine.base import FULL_DISK
 from floodmark.model.errors import (
     CannotOpen,
     Corruption,
+    FloodmarkError,
     FormatTooNew,
     InvalidName,
     NotASite,
     SiteLocked,
     SiteMismatch,
+    StorageFull,
 )
 from floodmark.model.limits import SITE_IDS_MAX
 from floodmark.model.names import require_name
@@ -105,15 +108,17 @@ class SiteDirectory:
             path.mkdir(parents=True, exist_ok=True)
             self._owner = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise CannotOpen(f"cannot use {path}: {error.strerror}", path=str(path)) from error
+            raise _cannot_use(path, error) from error
         try:
             self._lock()
             self.identity = _load_identity(path) or self._make_identity(site, site_id)
             self._require_identity(site, site_id)
             self._require_engine()
             self._raise_format()
-        except BaseException:
+        except BaseException as error:
             os.close(self._owner)
+            if isinstance(error, OSError):
+                raise _cannot_use(path, error) from error
             raise
 
     @property
@@ -130,7 +135,10 @@ class SiteDirectory:
         """Say that the database is made.  From here on the site is refused without it."""
         if self.identity.unfinished:
             self.identity = msgspec.structs.replace(self.identity, unfinished=False)
-            _write_identity(self.path, self.identity)
+            try:
+                _write_identity(self.path, self.identity)
+            except OSError as error:
+                raise _cannot_use(self.path, error) from error
 
     def abandon(self) -> None:
         """Keep no part in the lock in a process that was forked, so that it ends with the owner's."""
@@ -183,6 +191,8 @@ class SiteDirectory:
         try:
             _write_identity(self.path, raised)
         except OSError as error:
+            if error.errno in FULL_DISK:
+                raise
             raise CannotOpen(
                 f"{self.path} has format {self.identity.format}, and cannot be raised to {FORMAT}: "
                 f"{error.strerror}. Make it writable, with room on the disk, and open it again",
@@ -205,12 +215,18 @@ class SiteDirectory:
             )
 
 
+def _cannot_use(path: Path, error: OSError) -> FloodmarkError:
+    if error.errno in FULL_DISK:
+        return StorageFull(f"the disk of {path} is full; make room, then open the site again", path=str(path))
+    return CannotOpen(f"cannot use {path}: {error.strerror}", path=str(path))
+
+
 def read_identity(path: Path) -> Identity:
     """Who the site in a directory is, for those who do not open it."""
     try:
         _require_site_or_empty(path, create=False)
     except OSError as error:
-        raise CannotOpen(f"cannot use {path}: {error.strerror}", path=str(path)) from error
+        raise _cannot_use(path, error) from error
     identity = _load_identity(path)
     if identity is None:
         raise NotASite(f"{path} holds no site any more", path=str(path))
@@ -260,7 +276,7 @@ def read_ownership(path: Path) -> Ownership:
     except FileNotFoundError:
         return Ownership(False, 0)
     except OSError as error:
-        raise CannotOpen(f"cannot use {path}: {error.strerror}", path=str(path)) from error
+        raise _cannot_use(path, error) from error
     process = _OWNER_TEXT.fullmatch(owner)
     if process is None or process["host"] != socket.gethostname():
         return Ownership(bool(owner), since_ns)

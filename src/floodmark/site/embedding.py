@@ -10,7 +10,13 @@ from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import Engine
 from floodmark.model.errors import Closed
 from floodmark.partition import IDENTITY, META, EngineBound, Node
-from floodmark.site.arguments import Durability, check_durability
+from floodmark.site.arguments import (
+    Durability,
+    check_count,
+    check_durability,
+    check_duration,
+    check_time_source,
+)
 from floodmark.site.background import Background
 from floodmark.site.directory import (
     Identity,
@@ -23,6 +29,25 @@ from floodmark.site.garbage import GarbageCollection
 from floodmark.site.site import Site
 
 COLLECT_EVERY: Final = timedelta(minutes=10)
+
+
+def check_options(
+    *,
+    durability: object,
+    collect_every: object,
+    log_retention: object,
+    skew_ms_max: object,
+    disk_reserve_bytes: object,
+    time_source: object,
+) -> None:
+    """Refuse what no site can be opened with, before anything is made or touched."""
+    check_durability(durability)
+    check_duration(collect_every, "collect_every")
+    if log_retention is not None:
+        check_duration(log_retention, "log_retention")
+    check_count(skew_ms_max, "skew_ms_max")
+    check_count(disk_reserve_bytes, "disk_reserve_bytes")
+    check_time_source(time_source)
 
 
 def open_engine(
@@ -59,6 +84,14 @@ def open_engine(
         return work
 
     try:
+        check_options(
+            durability=durability,
+            collect_every=collect_every,
+            log_retention=log_retention,
+            skew_ms_max=skew_ms_max,
+            disk_reserve_bytes=disk_reserve_bytes,
+            time_source=time_source,
+        )
         identity = new_identity(site, site_id)
         _keep_identity(engine, identity, disk or "the engine")
         upper_bound = EngineBound(engine) if bound is None else bound

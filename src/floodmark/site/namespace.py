@@ -96,6 +96,8 @@ class Namespace:
     def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[bytes | None]:
         """The values of several keys, in their order.  Without `at`, each is read on its own."""
         version = None if at is None else to_version(at)
+        if not isinstance(keys, Iterable):
+            raise InvalidArgument(f"get_many takes keys, not {keys!r:.60}; pass a list of bytes")
         return self._router.get_many([self._qualify(key) for key in keys], version)
 
     def record(self, key: bytes, *, at: At | None = None) -> Versioned | None:

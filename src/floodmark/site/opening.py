@@ -3,17 +3,17 @@
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model.errors import Closed
+from floodmark.model.names import require_path
 from floodmark.partition import FAMILIES, FILTERED_BYTES, EngineBound
-from floodmark.site.arguments import Durability, check_durability
+from floodmark.site.arguments import Durability
 from floodmark.site.directory import SiteDirectory
-from floodmark.site.embedding import COLLECT_EVERY, open_engine
+from floodmark.site.embedding import COLLECT_EVERY, check_options, open_engine
 from floodmark.site.site import Site
 
 
@@ -39,8 +39,15 @@ def open(
     long as the versions that it names, or only for `log_retention`, which saves its space; feeds that come
     later than that catch up by scanning the versions.
     """
-    check_durability(durability)
-    directory = SiteDirectory(Path(path), site, site_id, create=create)
+    check_options(
+        durability=durability,
+        collect_every=collect_every,
+        log_retention=log_retention,
+        skew_ms_max=skew_ms_max,
+        disk_reserve_bytes=disk_reserve_bytes,
+        time_source=time_source,
+    )
+    directory = SiteDirectory(require_path(path, "a site's directory"), site, site_id, create=create)
     try:
         engine = _open_database(directory)
         return open_engine(
@@ -66,7 +73,7 @@ def open(
 
 def open_accepting_loss(path: str | os.PathLike[str]) -> Site:
     """Open a site that has lost acknowledged writes, without them; from then on it opens as any other."""
-    directory = SiteDirectory(Path(path), None, None, create=False)
+    directory = SiteDirectory(require_path(path, "a site's directory"), None, None, create=False)
     try:
         engine = _open_database(directory, accept_loss=True)
         return open_engine(

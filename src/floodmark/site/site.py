@@ -19,7 +19,14 @@ from floodmark.feed.subscription import Since as Start
 from floodmark.feed.subscription import Subscription, SubscriptionOptions, open_subscription
 from floodmark.feed.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
 from floodmark.model.change import Change, Heartbeat
-from floodmark.model.errors import Closed, InvalidRange, InvalidVersion, PartitionNotFound, VersionCollected
+from floodmark.model.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidRange,
+    InvalidVersion,
+    PartitionNotFound,
+    VersionCollected,
+)
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
@@ -29,6 +36,9 @@ from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
     Since,
+    check_count,
+    check_duration,
+    check_kind,
     check_range,
     qualify_range,
     refuse_key,
@@ -275,7 +285,7 @@ class Site:
             spec,
             start=start,
             holder=holder or f"{self._holder}-{next(self._openings)}",
-            options=options or SubscriptionOptions(),
+            options=check_kind(options or SubscriptionOptions(), SubscriptionOptions, "options"),
             open_changes=self.host.changes,
             decode=self._decoder().decode,
             to_version=lambda since: self._since_version(namespace, since),
@@ -386,6 +396,8 @@ class Site:
         ...     accounts.get(b"ada"), accounts.get(b"bob")
         (b'-5', b'5')
         """
+        check_duration(timeout, "timeout")
+        check_count(coordinator, "coordinator")
         transactions = self.host.transactions
         return Transaction(transactions, transactions.begin(timeout, coordinator), timeout=timeout)
 
@@ -393,6 +405,8 @@ class Site:
         self, work: Callable[[Transaction], Result], *, timeout: timedelta = TIMEOUT
     ) -> Result:
         """Do work in a transaction and commit it; a few times, if it meets with others."""
+        if not callable(work):
+            raise InvalidArgument(f"work must be a function of a transaction, not {work!r:.60}")
         return run_transaction(lambda: self.transaction(timeout=timeout), work)
 
     @property
@@ -467,7 +481,7 @@ class Site:
 
         Each change of it counts `epoch` up, and is made at every site.  The same again does nothing.
         """
-        self.host.administration.set_topology(topology)
+        self.host.administration.set_topology(check_kind(topology, Topology, "topology"))
 
     def replication(self) -> ReplicationStatistics:
         """How the changes of other sites come in, and what is wrong with that."""

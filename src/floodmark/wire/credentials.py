@@ -2,9 +2,9 @@
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from floodmark.model.errors import InvalidArgument, InvalidConfiguration
+from floodmark.model.names import require_path
 
 PathLike = str | os.PathLike[str]
 
@@ -15,7 +15,7 @@ class Token:
     def __init__(self, token: str | None, file: PathLike | None) -> None:
         if token is not None and file is not None:
             raise InvalidArgument("pass token or token_file, not both")
-        self._file = None if file is None else Path(file)
+        self._file = None if file is None else require_path(file, "a token file")
         self._token = self._read() if self._file is not None else _checked(token)
 
     def __repr__(self) -> str:
@@ -61,12 +61,11 @@ class Certificates:
 
 def read_file(path: PathLike, what: str) -> bytes:
     """The content of a file that the user named."""
+    file = require_path(path, f"a {what} file")
     try:
-        return Path(path).read_bytes()
+        return file.read_bytes()
     except OSError as error:
-        raise InvalidConfiguration(
-            f"cannot read the {what} file {os.fspath(path)}: {error.strerror}"
-        ) from error
+        raise InvalidConfiguration(f"cannot read the {what} file {file}: {error.strerror}") from error
 
 
 def _checked(token: str | None) -> str | None:
