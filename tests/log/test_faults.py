@@ -20,7 +20,7 @@ from floodmark.log import (
     StoredLedger,
 )
 from floodmark.log.base import NO_MARKS
-from floodmark.model.errors import FloodmarkError, OutcomeUnknown
+from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, FaultyEngine, SimulatedCrash
 from floodmark.testing.ledger_contract import entries_of
 
@@ -202,6 +202,22 @@ def test_marks_that_a_recovery_of_the_engine_lost_are_stored_again() -> None:
     assert recovered(engine.crash(keep=0)) == [b"a", b"b", b"c"]
     world.write(b"d")
     assert recovered(engine.crash(keep=0)) == [b"c", b"d"]
+
+
+def test_no_id_is_given_out_twice_where_a_lost_removal_is_stored_again() -> None:
+    engine = FaultyEngine((FAMILY,))
+    ledger = StoredLedger(EngineStore(engine), "log")
+    given = [ledger.append(b"entry") for _ in range(3)]
+    ledger.mark({given[2]: None})
+    engine.arm(FaultPlan(at=2, kind=Fault.UNKNOWN_LOST))
+    with pytest.raises(StorageFailed):
+        ledger.append(b"lost, and with it the removal")
+    engine.heal()
+    # With a removal of an entry that is not the last, and of which nothing follows.
+    ledger.mark({given[0]: None})
+    again = StoredLedger(EngineStore(engine), "log")
+    assert [number for number, _ in entries_of(again)] == [given[1]]
+    assert again.append(b"later") > max(given)
 
 
 def keep_doubtful_entries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,8 +139,8 @@ def test_the_age_is_that_of_the_oldest_record(
     ("size", "entries", "expected"),
     [
         (99, [[1, 99]], {"bytes": 1}),
-        (100, [[1], [100]], {"large": 2}),
-        (101, [[1], [101]], {"large": 2}),
+        (100, [[1], [100]], {"bytes": 1, "large": 1}),
+        (101, [[1], [101]], {"bytes": 1, "large": 1}),
     ],
 )
 def test_a_record_as_large_as_an_entry_goes_alone_behind_what_stands_before_it(
@@ -164,6 +164,13 @@ def test_what_comes_behind_a_large_record_does_not_join_what_stood_before_it(
         futures = [writer.add(record) for record in (b"a", bytes(100), bytes(200), b"b", b"c")]
     answers(futures)
     assert batches_of(ledger) == [[b"a"], [bytes(100)], [bytes(200)], [b"b", b"c"]]
+
+
+def test_only_large_records_are_counted_as_large(writer: BatchedWriter[bytes], ledger: GatedLedger) -> None:
+    with busy(writer, ledger):
+        futures = [writer.add(record) for _ in range(50) for record in (b"small", bytes(100))]
+    answers(futures)
+    assert triggers(writer.statistics()) == {"bytes": 50, "large": 50}
 
 
 def test_a_large_record_that_is_written_alone_is_counted_as_large(writer: BatchedWriter[bytes]) -> None:

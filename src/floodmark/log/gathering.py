@@ -37,7 +37,7 @@ class Gathering:
         if bare:
             batch = self._begin(bare=True)
         elif size >= self._max_bytes:
-            self.shut(Trigger.LARGE)
+            self.shut(Trigger.BYTES)
             batch = self._begin(trigger=Trigger.LARGE)
         else:
             batch = self._open_for(size)

@@ -34,7 +34,7 @@ class Trigger(StrEnum):
     """Nothing was being written."""
 
     LARGE = "large"
-    """A record so large that it goes alone, or what stood before it."""
+    """A record so large that it goes alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

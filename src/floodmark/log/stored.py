@@ -288,7 +288,8 @@ class StoredLedger:
                 rows.append((FAMILY, self._key(_MARK, number), None))
         emptied = self._book.emptied_by((number for number in gone if number in self._book.sizes), opened)
         rows += [(FAMILY, self._key(_SEGMENT, segment), None) for segment in emptied]
-        if next(reversed(self._book.sizes), None) in gone:
+        if gone and max(gone) >= next(reversed(self._book.sizes), 0):
+            # Without its last entry the ledger would give the id of that one out again.
             rows.append((FAMILY, self._prefix + _NEXT, _NUMBER.pack(self._next)))
         oldest = next(iter(self._book.sizes), self._next)
         if oldest - self._head >= HEAD_LAG_MAX:
