@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import Event, Thread, current_thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -11,16 +12,24 @@ from tests.site.support import HANG_SECONDS, HookedEngine, host_of
 from floodmark import Site, SubscriptionOptions
 from floodmark.clock import monotonic_ms
 from floodmark.feed import subscription_store
-from floodmark.log import BatchedWriter, OpenLog, holds_batches, open_log
+from floodmark.log import BatchedWriter, EngineStore, OpenLog, StoredLedger, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
-from floodmark.model.errors import AcknowledgementConflict, Closed, Retryable, TransactionEnded
+from floodmark.model.errors import (
+    AcknowledgementConflict,
+    Closed,
+    Corruption,
+    InvalidArgument,
+    Retryable,
+    TransactionEnded,
+)
 from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 from floodmark.site import Transaction, open_engine, transacting, transaction_logs
+from floodmark.site.background import Background
 from floodmark.site.transacting import LocalTransactions
 from floodmark.site.transactions import BatchUpdate, LogKind, OwnTransactions
 from floodmark.testing import SimulatedCrash
-from floodmark.transaction import TransactionCoordinator, open_coordinator
+from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
 
 HOUR, NO_AGE = timedelta(hours=1), timedelta(0)
 OFF = BatchUpdate(enabled=False)
@@ -325,6 +334,39 @@ def test_of_very_many_decided_transactions_some_are_ended_at_a_time(
         assert len(pending(site)) == left
     with pytest.raises(AcknowledgementConflict, match=f"such as {ids[2]}"):
         site.subscriptions.seek("counting", "end")
+
+
+def test_a_site_that_cannot_be_opened_leaves_no_thread_behind(engine: HookedEngine) -> None:
+    with open_site(engine) as site:
+        for number in (0, 1):
+            site.transactions.begin(HOUR, number, owner="c" * 16)
+    engine.reopen()
+    before = set(enumerate_threads())
+    wrong: Any = "sometimes"
+    with pytest.raises(InvalidArgument):
+        open_engine(engine, site="oslo", site_id=7, durability=wrong, background=True)
+    engine.reopen()
+    StoredLedger(EngineStore(engine), f"{LEDGERS}1").append(b"no record")
+    with pytest.raises(Corruption):
+        open_site(engine, background=True)
+    assert set(enumerate_threads()) <= before
+
+
+def test_a_site_whose_threads_cannot_be_started_leaves_none_behind(
+    engine: HookedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_site(engine) as site:
+        site.transactions.begin(HOUR, 0, owner="c" * 16)
+    engine.reopen()
+    before = set(enumerate_threads())
+
+    def fail(_: Background) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Background, "start", fail)
+    with pytest.raises(RuntimeError):
+        open_site(engine, background=True)
+    assert set(enumerate_threads()) <= before
 
 
 # Looking

@@ -47,11 +47,6 @@ class Background:
         """Begin to tick."""
         self._thread.start()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it ticks."""
-        return self._thread.is_alive()
-
     def stop(self) -> None:
         """End the thread and wait for it."""
         self._stopping.set()

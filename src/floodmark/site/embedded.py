@@ -334,14 +334,19 @@ class LocalWriteStream:
 
 
 class EmbeddedHost:
-    """A node of this process and everything around it."""
+    """A node of this process and everything around it.
+
+    No thread runs before `start`, so that a site which cannot be opened leaves none behind.  `sweeps` says
+    that it will be called.
+    """
 
     def __init__(
         self,
         identity: Identity,
         node: Node,
         *,
-        start_background: Callable[[Node, GarbageCollection], Background],
+        make_background: Callable[[Node, GarbageCollection], Background],
+        sweeps: bool,
         release: Callable[[], None],
         abandon: Callable[[Closed], None],
         log_retention: timedelta | None,
@@ -371,7 +376,7 @@ class EmbeddedHost:
             members=self.members,
         )
         self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
-        self.background = start_background(node, self.garbage)
+        self.background = make_background(node, self.garbage)
         self.router = Router(node)
         self.feeds = LocalFeedStore(
             node.storage,
@@ -392,12 +397,19 @@ class EmbeddedHost:
             open_changes=self.changes,
             open_log=logs.open_pending,
         )
-        self.transactions = LocalTransactions(
-            node, self.catalog, self.subscriptions, logs, sweeps=self.background.is_running
-        )
+        self.transactions = LocalTransactions(node, self.catalog, self.subscriptions, logs, sweeps=sweeps)
         self.administration = LocalAdministration(self)
         self._closed = False
         _hosts.add(self)
+
+    def start(self) -> None:
+        """Begin what the site does by itself."""
+        try:
+            self.transactions.start()
+            self.background.start()
+        except BaseException:
+            self.transactions.close()
+            raise
 
     def _resolve_namespace(self, name: str) -> tuple[int, Version]:
         row = self.catalog.get(name)

@@ -76,11 +76,9 @@ def open_engine(
     True
     """
 
-    def start_background(node: Node, garbage: GarbageCollection) -> Background:
+    def make_background(node: Node, garbage: GarbageCollection) -> Background:
         work = Background(node, garbage.run, collect_every, disk, disk_reserve_bytes)
         work.watch_disk()
-        if background:
-            work.start()
         return work
 
     try:
@@ -99,13 +97,17 @@ def open_engine(
         host = EmbeddedHost(
             identity,
             Node(engine, clock, identity.site_id),
-            start_background=start_background,
+            make_background=make_background,
+            sweeps=background,
             release=release,
             abandon=abandon,
             log_retention=log_retention,
             disk=disk,
         )
-        return Site(host, durable=check_durability(durability))
+        opened = Site(host, durable=check_durability(durability))
+        if background:
+            host.start()
+        return opened
     except BaseException:
         engine.close()
         raise

@@ -104,7 +104,8 @@ class LocalTransactions:
         self._catalog = catalog
         self._subscriptions = subscriptions
         self._participants = _Participants(node, subscriptions)
-        self._sweeps = sweeps
+        # Whether each coordinator has a thread that sweeps.
+        self._is_started = False
         # Held by whoever opens a coordinator.  Those that are open stand in a dict that never changes, but is
         # replaced, so that nobody waits who only looks.
         self._lock = Lock()
@@ -121,6 +122,13 @@ class LocalTransactions:
         subscriptions.settle_pending(self._fate_at_opening if sweeps else self.fate)
         if not sweeps:
             self.sweep()
+
+    def start(self) -> None:
+        """Let each coordinator have a thread that sweeps, from now on."""
+        with self._lock:
+            self._is_started = True
+            for coordinator in self._coordinators.values():
+                self._threads.append(start_sweeping(coordinator))
 
     # What transactions do
 
@@ -264,7 +272,7 @@ class LocalTransactions:
         )
         self._logs.opened(LogKind.COORDINATOR, coordinator.log)
         self._coordinators = {**self._coordinators, number: coordinator}
-        if self._sweeps:
+        if self._is_started:
             self._threads.append(start_sweeping(coordinator))
 
     def _mint(self) -> str:
