@@ -16,6 +16,7 @@ UNITS: dict[str, int | timedelta] = {
     "KiB": limits.KIB,
     "MiB": limits.MIB,
     "days": timedelta(days=1),
+    "seconds": timedelta(seconds=1),
 }
 Value: TypeAlias = int | timedelta
 

@@ -60,6 +60,13 @@ Insecure = Annotated[
         "--insecure", help="Listen beyond this machine without TLS and access file, in a closed network."
     ),
 ]
+Relay = Annotated[
+    bool | None,
+    typer.Option(
+        "--relay/--no-relay",
+        help="Check what clients send before gRPC takes it in. On where other machines can connect.",
+    ),
+]
 LogLevel = Annotated[str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
 DurabilityOption = Annotated[
     str, typer.Option("--durability", metavar="fsync|async", help="For writes that name none.")
@@ -85,6 +92,7 @@ def serve(
     tls_client_root: TlsClientRoot = None,
     access: AccessFile = None,
     insecure: Insecure = False,
+    relay: Relay = None,
     log_level: LogLevel = "info",
     durability: DurabilityOption = "fsync",
     log_retention: LogRetention = None,
@@ -111,6 +119,7 @@ def serve(
         access=access,
         metrics_listen=metrics,
         insecure=insecure,
+        relay=relay,
     )
     path = require_directory(directory) if site is not None else require_site(directory)
     stopping = Event()

@@ -64,6 +64,11 @@ LEASES_MAX: Final = 10_000
 LEASES_PER_CALLER_MAX: Final = 2_500
 REQUEST_BYTES_MAX: Final = 1 * MIB
 
+# Connections to a server that has a relay in front, before one of their requests has shown who sends it.
+NEWCOMERS_MAX: Final = 256
+NEWCOMER_BYTES_MAX: Final = 256 * KIB
+NEWCOMER_TIME_MAX: Final = timedelta(seconds=10)
+
 TTL_MAX: Final = timedelta(days=36_500)
 
 # A change-log row holds values up to this size; larger ones are read from the data they name.

@@ -211,7 +211,7 @@ def new_token() -> str:
 
 def require_safe_listening(host: str, *, tls: bool, access: bool, insecure: bool) -> None:
     """Refuse to be reached from other machines without encryption and access control."""
-    if insecure or (tls and access) or _is_loopback(host):
+    if insecure or (tls and access) or is_loopback(host):
         return
     missing = " and ".join(["no TLS certificate"] * (not tls) + ["no access file"] * (not access))
     raise InvalidConfiguration(
@@ -334,12 +334,12 @@ def _say_where(namespaces: frozenset[str] | set[str] | None) -> str:
     return "in " + ", ".join(map(repr, sorted(namespaces)))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether a host can be reached from this machine only.
 
-    >>> [_is_loopback(host) for host in ("127.0.0.1", "::1", "[::1]", "::ffff:127.0.0.1", "127.1")]
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "[::1]", "::ffff:127.0.0.1", "127.1")]
     [True, True, True, True, True]
-    >>> [_is_loopback(host) for host in ("0.0.0.0", "::", "", "192.0.2.1", "2001:db8::1")]
+    >>> [is_loopback(host) for host in ("0.0.0.0", "::", "", "192.0.2.1", "2001:db8::1")]
     [False, False, False, False, False]
     """
     name = host.removeprefix("[").removesuffix("]")

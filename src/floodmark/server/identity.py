@@ -6,7 +6,9 @@ from typing import Any, Final, TypeAlias
 
 from pyarrow import flight
 
+from floodmark.model.errors import NotAuthenticated
 from floodmark.server.access import Access, Caller
+from floodmark.server.relay import Relay
 from floodmark.wire.messages import TOKEN_HEADER, TOKEN_SCHEME, WIRE_HEADER, require_version
 
 MIDDLEWARE: Final = "floodmark"
@@ -38,14 +40,24 @@ class Headers(flight.ServerMiddlewareFactory):
 class Identity:
     """Somebody at the other end of a request, who can be asked again who they are."""
 
-    def __init__(self, context: Any, headers: HeaderValues, access: Access) -> None:
+    def __init__(
+        self, context: Any, headers: HeaderValues, access: Access, relay: Relay | None = None
+    ) -> None:
         require_version(_first(headers, WIRE_HEADER))
         authorization = _first(headers, TOKEN_HEADER)
         self._access = access
         self._token = None if authorization is None else _bearer(authorization)
-        # The name in the client's certificate, which was checked when the connection was made.
-        self._certificate = context.peer_identity().decode(errors="replace") or None
         self.peer: str = context.peer()
+        # The name in the client's certificate, which was checked when the connection was made.
+        if relay is None:
+            self._certificate = context.peer_identity().decode(errors="replace") or None
+        else:
+            visitor = relay.find(self.peer)
+            if visitor is None:
+                raise NotAuthenticated(
+                    "the server is reached another way; connect to the address that it tells"
+                )
+            self._certificate = visitor.certificate
 
     def authenticate(self) -> Caller:
         """The caller with the rights of this moment.  A stream asks now and then: rights may end."""

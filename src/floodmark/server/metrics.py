@@ -161,7 +161,9 @@ class ServerMetrics:
         yield _gauge("floodmark_open_streams", "Streams that are open now.", site, streams)
         yield _counter("floodmark_received_bytes", "Bytes that came from clients.", site, received)
         yield _counter("floodmark_sent_bytes", "Bytes that went to clients.", site, sent)
-        yield _counter("floodmark_cut_connections", "Clients that went away during a request.", site, cut)
+        yield _counter(
+            "floodmark_cut_connections", "Clients that went away during a request, or were cut.", site, cut
+        )
 
 
 class MetricsPage(Collector):

@@ -26,6 +26,7 @@ from floodmark.server.identity import MIDDLEWARE, Headers
 from floodmark.server.leases import Leases
 from floodmark.server.memory import FreedMemory, keep_little
 from floodmark.server.metrics import ServerMetrics
+from floodmark.server.relay import Relay
 from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams
 from floodmark.server.visits import Gate, Reception, StreamPlaces
@@ -53,6 +54,7 @@ class Service(flight.FlightServerBase):
         *,
         tls_certificates: list[tuple[bytes, bytes]] | None = None,
         client_root: bytes | None = None,
+        relay: Relay | None = None,
         stall_seconds: float = STALL_SECONDS,
         streams_max: int = STREAMS_MAX,
         streams_per_caller_max: int = STREAMS_PER_CALLER_MAX,
@@ -73,7 +75,7 @@ class Service(flight.FlightServerBase):
         )
         headers = Headers()
         self._reception = Reception(
-            headers, access, self.metrics, self.watchdog, self.gate, monotonic_ms=time_source
+            headers, access, self.metrics, self.watchdog, self.gate, monotonic_ms=time_source, relay=relay
         )
         self._places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
         self._streams = Streams(host, guard, monotonic_ms=time_source)

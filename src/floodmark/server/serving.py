@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from ssl import SSLContext
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -19,10 +20,12 @@ from floodmark.clock import system_time_ms
 from floodmark.feed.feeds import FeedStatistics
 from floodmark.feed.store import FeedStore
 from floodmark.model.errors import CannotOpen, FeedNotFound, FloodmarkError, InvalidConfiguration
-from floodmark.model.limits import STREAMS_MAX, STREAMS_PER_CALLER_MAX
-from floodmark.server.access import OPEN_ACCESS, Access, AccessFile, require_safe_listening
+from floodmark.model.limits import MIB, STREAMS_MAX, STREAMS_PER_CALLER_MAX
+from floodmark.server.access import OPEN_ACCESS, Access, AccessFile, is_loopback, require_safe_listening
+from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.health import HealthServer
 from floodmark.server.metrics import FeedLag, MetricsPage
+from floodmark.server.relay import Relay, listen_on, make_tls
 from floodmark.server.service import Service
 from floodmark.server.stalled import STALL_SECONDS
 from floodmark.site.site import Site
@@ -31,6 +34,8 @@ from floodmark.wire.credentials import PathLike, read_file
 from floodmark.wire.errors import TRANSPORT_ERRORS
 
 CLOSE_SECONDS: Final = 30.0
+# What a client may send at a time: the largest request, with what Arrow and protobuf add.
+MESSAGE_BYTES_MAX: Final = WRITE_BYTES_MAX + MIB
 # Of the time to close, how much is left to streams and calls before connections are cut.
 _GRACE_PART: Final = 0.5
 
@@ -51,6 +56,8 @@ class ServerOptions:
     access                     the access file; without it everybody who can connect may do everything
     metrics_listen             where /metrics, /healthz and /readyz are served; nowhere if None
     insecure                   whether it may be reached from other machines without TLS and access file
+    relay                      whether what clients send is checked before gRPC takes it in; if None, where
+                               other machines can reach the server
     stall_seconds              after how long a client that neither reads nor writes is cut off
     """
 
@@ -60,6 +67,7 @@ class ServerOptions:
     access: PathLike | None = None
     metrics_listen: str | None = None
     insecure: bool = False
+    relay: bool | None = None
     stall_seconds: float = STALL_SECONDS
     streams_max: int = STREAMS_MAX
     streams_per_caller_max: int = STREAMS_PER_CALLER_MAX
@@ -97,9 +105,11 @@ class Server:
         self._site = site
         self._lock = Lock()
         self._closed = False
-        self._service = _listen(site, listen, access, options)
-        self.address = Listen(listen.host, self._service.port)
-        self.url = Address(listen.host, self._service.port, tls).url
+        self._relay = _open_relay(listen, options)
+        self._service = _listen(site, listen, access, options, self._relay)
+        port = self._service.port if self._relay is None else self._relay.port
+        self.address = Listen(listen.host, port)
+        self.url = Address(listen.host, port, tls).url
         self._health: HealthServer | None = None
         if options.metrics_listen is not None:
             try:
@@ -152,6 +162,8 @@ class Server:
         shutdown = Thread(target=service.shutdown, name="floodmark-shutdown", daemon=True)
         shutdown.start()
         shutdown.join(timeout_seconds)
+        if self._relay is not None:
+            self._relay.close()
         service.watchdog.close()
         service.leases.close()
 
@@ -178,7 +190,11 @@ class Server:
         )
 
     def _why_unhealthy(self) -> str | None:
-        return None if self._service.watchdog.is_alive() else "the watchdog has died; restart the server"
+        if not self._service.watchdog.is_alive():
+            return "the watchdog has died; restart the server"
+        if self._relay is not None and not self._relay.is_alive():
+            return "the relay has died, and no client can connect; restart the server"
+        return None
 
     def _why_not_ready(self) -> str | None:
         if self._service.gate.stopping.is_set():
@@ -215,8 +231,58 @@ def parse_listen(listen: str) -> Listen:
     return Listen(host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _listen(site: Site, listen: Listen, access: Access, options: ServerOptions) -> Service:
+def _open_relay(listen: Listen, options: ServerOptions) -> Relay | None:
+    """What stands in front of gRPC where strangers can come by; it listens, and does not work yet."""
+    is_wanted = not is_loopback(listen.host) if options.relay is None else options.relay
+    if not is_wanted:
+        return None
+    tls = _make_tls(options)
+    try:
+        return Relay(listen_on(*listen), tls=tls, message_bytes_max=MESSAGE_BYTES_MAX)
+    except OSError as error:
+        raise _cannot_listen(listen, os.strerror(error.errno or 0)) from error
+
+
+def _make_tls(options: ServerOptions) -> SSLContext | None:
+    certificate, key, root = options.tls_certificate, options.tls_key, options.tls_client_root
+    if certificate is None or key is None:
+        return None
+    # Python names no file that it cannot read.
+    read_file(certificate, "certificate")
+    read_file(key, "key")
+    try:
+        return make_tls(certificate, key, None if root is None else read_file(root, "certificate"))
+    except (OSError, ValueError) as error:
+        raise InvalidConfiguration(
+            f"the certificate {os.fspath(certificate)}, its key or the clients' root cannot be used: {error}"
+        ) from error
+
+
+def _listen(
+    site: Site, listen: Listen, access: Access, options: ServerOptions, relay: Relay | None
+) -> Service:
+    if relay is not None:
+        try:
+            inner = ServerOptions(
+                stall_seconds=options.stall_seconds,
+                streams_max=options.streams_max,
+                streams_per_caller_max=options.streams_per_caller_max,
+            )
+            service = _listen_bare(site, Listen("127.0.0.1", 0), access, inner, relay)
+        except BaseException:
+            relay.close()
+            raise
+        relay.on_cut = service.metrics.connection_cut
+        relay.start(service.port)
+        return service
     _require_free(listen)
+    return _listen_bare(site, listen, access, options)
+
+
+def _listen_bare(
+    site: Site, listen: Listen, access: Access, options: ServerOptions, relay: Relay | None = None
+) -> Service:
+    """gRPC itself."""
     certificates = None
     if options.tls_certificate is not None and options.tls_key is not None:
         certificates = [
@@ -230,6 +296,7 @@ def _listen(site: Site, listen: Listen, access: Access, options: ServerOptions) 
             access,
             tls_certificates=certificates,
             client_root=None if root is None else read_file(root, "certificate"),
+            relay=relay,
             stall_seconds=options.stall_seconds,
             streams_max=options.streams_max,
             streams_per_caller_max=options.streams_per_caller_max,

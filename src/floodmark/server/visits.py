@@ -20,6 +20,7 @@ from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnkno
 from floodmark.server.access import Access, Caller
 from floodmark.server.identity import Headers, Identity
 from floodmark.server.metrics import ServerMetrics, outcome_of
+from floodmark.server.relay import Relay
 from floodmark.server.stalled import Activity, Watchdog
 from floodmark.wire.errors import to_flight_error
 
@@ -148,7 +149,9 @@ class Reception:
         gate: Gate,
         *,
         monotonic_ms: TimeSource,
+        relay: Relay | None = None,
     ) -> None:
+        self._relay = relay
         self._headers = headers
         self._access = access
         self._metrics = metrics
@@ -164,9 +167,12 @@ class Reception:
         failure: BaseException | None = None
         try:
             with self._gate.passing() if is_counted else self._gate.open():
-                identity = Identity(context, headers, self._access)
+                identity = Identity(context, headers, self._access, self._relay)
                 with self._watchdog.watching(identity.peer) as activity:
-                    yield Visit(context, identity, activity, self._gate, self._monotonic_ms)
+                    visit = Visit(context, identity, activity, self._gate, self._monotonic_ms)
+                    if self._relay is not None:
+                        self._relay.admit(identity.peer)
+                    yield visit
         except FloodmarkError as error:
             failure = error
             raise to_flight_error(error) from None

@@ -25,6 +25,7 @@ from floodmark.model.errors import (
     Unreachable,
     WireMismatch,
 )
+from floodmark.model.limits import NEWCOMER_BYTES_MAX
 from floodmark.wire.address import parse_address
 from floodmark.wire.channels import CHANNEL_COMMAND, Channel, Channels, encode_call
 from floodmark.wire.credentials import Certificates, PathLike, Token
@@ -125,7 +126,8 @@ class Connection:
     def _ask(self, method: Method[Any, Any], body: bytes, patience: float) -> bytes:
         self.require_open()
         channel: Channel | None = None
-        if method.frequent:
+        # A channel shows who calls before it sends anything; a server takes little from strangers.
+        if method.frequent or len(body) > NEWCOMER_BYTES_MAX // 2:
             with self.translated(writes=False):
                 channel = self._channels.take(patience)
         if channel is None:

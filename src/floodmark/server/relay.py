@@ -1,0 +1,356 @@
+"""The door of a server that other machines can reach: a relay in front of gRPC.
+
+gRPC, as Flight sets it up, takes in whatever a stranger sends and asks afterwards who it was.  So strangers
+do not reach it.  The relay listens in its place, ends TLS, reads along in what clients send (`frames.py`) and
+passes it on to gRPC, which listens on this machine only; answers go back as they come.
+
+A connection is *admitted* once one of its requests has shown a valid token or certificate.  Until then it is
+one of a few, it may send little, and it has little time; what it sends beyond waits at its own end.  All that
+strangers together can make this process hold is `NEWCOMERS_MAX * NEWCOMER_BYTES_MAX`.
+
+The server knows a connection by the port that the relay calls gRPC from.  A connection to gRPC that does not
+come from the relay is nobody's.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+from typing import Any, Final, NamedTuple
+
+from floodmark.model.limits import NEWCOMER_BYTES_MAX, NEWCOMER_TIME_MAX, NEWCOMERS_MAX
+from floodmark.server.frames import Messages, Refused
+
+# What waits in the relay for a side that does not read, before the other side has to wait.
+_BUFFER_BYTES_MAX: Final = 256 * 1024
+# How long the last words of a connection may take to reach a client.
+_PARTING_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 5.0
+_REPORT_SECONDS: Final = 1.0
+_BACKLOG: Final = 1_024
+
+_LOCAL: Final = "127.0.0.1"
+
+_log = logging.getLogger("floodmark.server")
+
+
+class Visitor(NamedTuple):
+    """What the relay knows of a client: its address, and the name in its certificate."""
+
+    address: str
+    certificate: str | None
+
+
+class Relay:
+    """Passes connections on to a port of this machine.  It listens at once, and works from `start` on."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        *,
+        message_bytes_max: int,
+        tls: ssl.SSLContext | None = None,
+        on_cut: Callable[[], None] = lambda: None,
+        newcomers_max: int = NEWCOMERS_MAX,
+        newcomer_bytes_max: int = NEWCOMER_BYTES_MAX,
+        newcomer_seconds: float = NEWCOMER_TIME_MAX.total_seconds(),
+    ) -> None:
+        listening.setblocking(False)
+        self._listening = listening
+        self.port: int = listening.getsockname()[1]
+        self._tls = tls
+        self.on_cut = on_cut
+        self.newcomer_bytes_max = newcomer_bytes_max
+        self.newcomer_seconds = newcomer_seconds
+        self.message_bytes_max = message_bytes_max
+        self._target = self._cut = 0
+        self._loop = asyncio.new_event_loop()
+        self._places = asyncio.Semaphore(newcomers_max)
+        self._connections: dict[int, _Connection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = Thread(target=self._run, name="floodmark-relay", daemon=True)
+
+    def start(self, target: int) -> None:
+        """Begin to pass connections on to a port of this machine."""
+        self._target = target
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether it works."""
+        return self._thread.is_alive()
+
+    def find(self, peer: str) -> Visitor | None:
+        """The client of a connection to gRPC, by what gRPC calls its peer; None if the relay knows none."""
+        connection = self._connections.get(_port_of(peer))
+        return None if connection is None else connection.visitor
+
+    def admit(self, peer: str) -> None:
+        """A request of a connection has shown who sends it."""
+        connection = self._connections.get(_port_of(peer))
+        if connection is not None and not connection.is_admitted:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(connection.admit)
+
+    def close(self) -> None:
+        """Cut all connections, and stop listening.  Closing twice is harmless."""
+        if self._thread.is_alive():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_SECONDS)
+        self._listening.close()
+
+    # In the thread of the relay
+
+    def report_cut(self, visitor: Visitor, reason: str) -> None:
+        """Count a connection that was cut.  The log tells of one in a second: strangers must not fill it."""
+        self.on_cut()
+        self._cut += 1
+        if self._cut == 1:
+            _log.warning("cut the connection from %s: %s", visitor.address, reason)
+            self._loop.call_later(_REPORT_SECONDS, self._report_others)
+
+    def _report_others(self) -> None:
+        others, self._cut = self._cut - 1, 0
+        if others:
+            _log.warning("cut %d other connections for this or another reason", others)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        accepting = self._loop.create_task(self._accept())
+        try:
+            self._loop.run_forever()
+        finally:
+            for connection in [*self._connections.values()]:
+                connection.abort()
+            tasks = {accepting, *self._tasks}
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.close()
+
+    async def _accept(self) -> None:
+        while True:
+            # With too many strangers here, the next ones wait outside, in the system's queue.
+            await self._places.acquire()
+            try:
+                client, _ = await self._loop.sock_accept(self._listening)
+            except OSError as error:
+                # As when there are too many files: those that are there must end first.
+                self._places.release()
+                _log.warning("cannot take in a connection: %s", error.strerror)
+                await asyncio.sleep(1)
+                continue
+            task = self._loop.create_task(self._connect(client))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, client: socket.socket) -> None:
+        connection = _Connection(self, self._places.release)
+        try:
+            async with asyncio.timeout(self.newcomer_seconds):
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await self._loop.connect_accepted_socket(
+                    lambda: connection.front,
+                    client,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else self.newcomer_seconds,
+                )
+                await self._loop.create_connection(lambda: connection.back, _LOCAL, self._target)
+        except (OSError, TimeoutError):
+            connection.abort()
+            client.close()
+            return
+        port = connection.back.port()
+        self._connections[port] = connection
+        connection.begin(lambda: self._connections.pop(port, None))
+
+
+class _Side(asyncio.Protocol):
+    """One end of a connection."""
+
+    def __init__(self, take: Callable[[bytes], None], connection: "_Connection") -> None:
+        self.transport: Any = None
+        self._take = take
+        self._connection = connection
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=_BUFFER_BYTES_MAX)
+        # Nothing is read before both ends are there.
+        transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._take(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._connection.part()
+
+    def pause_writing(self) -> None:
+        self._connection.set_full(self, is_full=True)
+
+    def resume_writing(self) -> None:
+        self._connection.set_full(self, is_full=False)
+
+    def port(self) -> int:
+        port: int = self.transport.get_extra_info("sockname")[1]
+        return port
+
+
+class _Connection:
+    """A client and gRPC, side by side."""
+
+    def __init__(self, relay: Relay, give_place_back: Callable[[], None]) -> None:
+        self.front = _Side(self._from_client, self)
+        self.back = _Side(self._from_server, self)
+        self.visitor = Visitor("", None)
+        self.is_admitted = False
+        self._relay = relay
+        self._give_place_back = give_place_back
+        self._forget: Callable[[], object] = lambda: None
+        self._messages = Messages(relay.message_bytes_max)
+        self._received_bytes = 0
+        self._is_over = False
+        self._timer: asyncio.TimerHandle | None = None
+        # The sides that take nothing more at the moment.
+        self._full: set[_Side] = set()
+
+    def begin(self, forget: Callable[[], object]) -> None:
+        """Pass on what comes, now that both ends are there."""
+        self._forget = forget
+        transport = self.front.transport
+        host, port = transport.get_extra_info("peername")[:2]
+        self.visitor = Visitor(f"{host}:{port}", _name_in(transport.get_extra_info("peercert")))
+        if self._is_over or transport.is_closing():
+            self.abort()
+            return
+        self._timer = asyncio.get_running_loop().call_later(self._relay.newcomer_seconds, self._time_is_up)
+        self._go_on()
+
+    def admit(self) -> None:
+        """Let the client send what it likes, within the limits for all."""
+        if not self.is_admitted and not self._is_over:
+            self.is_admitted = True
+            self._stop_waiting()
+            self._go_on()
+
+    def set_full(self, side: _Side, *, is_full: bool) -> None:
+        """Note whether a side takes nothing more, and let the other one wait."""
+        (self._full.add if is_full else self._full.discard)(side)
+        self._go_on()
+
+    def part(self) -> None:
+        """One end has gone: let the other have what is on its way, and go too."""
+        if not self._is_over:
+            self._end()
+            for side in (self.front, self.back):
+                if side.transport is not None and not side.transport.is_closing():
+                    side.transport.close()
+                    asyncio.get_running_loop().call_later(_PARTING_SECONDS, side.transport.abort)
+
+    def abort(self) -> None:
+        """Cut both ends."""
+        self._end()
+        for side in (self.front, self.back):
+            if side.transport is not None:
+                side.transport.abort()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._forget()
+            if not self.is_admitted:
+                self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        self._give_place_back()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _time_is_up(self) -> None:
+        self._cut(f"it has not shown who it is within {self._relay.newcomer_seconds:g} s")
+
+    def _from_client(self, data: bytes) -> None:
+        try:
+            self._messages.feed(data)
+        except Refused as refusal:
+            self._cut(str(refusal))
+            return
+        self.back.transport.write(data)
+        if not self.is_admitted:
+            self._received_bytes += len(data)
+            self._go_on()
+
+    def _from_server(self, data: bytes) -> None:
+        self.front.transport.write(data)
+
+    def _go_on(self) -> None:
+        """Read from those sides whose bytes can be passed on."""
+        if self._is_over:
+            return
+        is_held = not self.is_admitted and self._received_bytes > self._relay.newcomer_bytes_max
+        _let_read(self.front, wanted=self.back not in self._full and not is_held)
+        _let_read(self.back, wanted=self.front not in self._full)
+
+    def _cut(self, reason: str) -> None:
+        self._relay.report_cut(self.visitor, reason)
+        self.abort()
+
+
+def make_tls(certificate: Any, key: Any, client_root: bytes | None) -> ssl.SSLContext:
+    """What the relay shows to clients, and asks of them.  Raises OSError for files that cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    if client_root is not None:
+        context.load_verify_locations(cadata=client_root.decode("ascii"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens on a host and a port; an empty host stands for all addresses of the machine."""
+    found = socket.getaddrinfo(
+        host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, _, _, _, address = found[0]
+    dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6() and address[0] == "::"
+    return socket.create_server(address[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+
+
+def _let_read(side: _Side, *, wanted: bool) -> None:
+    transport = side.transport
+    if transport.is_closing() or wanted == transport.is_reading():
+        return
+    if wanted:
+        transport.resume_reading()
+    else:
+        transport.pause_reading()
+
+
+def _name_in(certificate: Any) -> str | None:
+    """The name that a client's certificate is about: its first alternative name, or its common name."""
+    if not certificate:
+        return None
+    for _, name in certificate.get("subjectAltName", ()):
+        return str(name)
+    for field in certificate.get("subject", ()):
+        for kind, name in field:
+            if kind == "commonName":
+                return str(name)
+    return None
+
+
+def _port_of(peer: str) -> int:
+    """The port in what gRPC calls a peer.
+
+    >>> _port_of("ipv4:127.0.0.1:53288"), _port_of("unix:")
+    (53288, 0)
+    """
+    port = peer.rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0
