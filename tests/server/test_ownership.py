@@ -11,11 +11,11 @@ from tests.site.support import HookedEngine, host_of
 
 from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.model.access import Role
-from floodmark.model.errors import NotAllowed, TransactionNotFound
+from floodmark.model.errors import LimitExceeded, NotAllowed, TransactionNotFound
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.access import Caller
 from floodmark.server.ownership import MARK_DIGITS, mark_of
-from floodmark.site import Site, Transaction, open_engine
+from floodmark.site import Site, Transaction, open_engine, transacting
 from floodmark.site.transactions import OWN_MARK, NamespaceWrites
 from floodmark.testing.site_contract_subscriptions import BY_HAND
 
@@ -161,3 +161,19 @@ def test_nobody_begins_or_ends_one_in_the_name_of_another(house: House) -> None:
         for forged in (exchanged, f"{transaction.id}-{marks['other']}"):
             with pytest.raises(TransactionNotFound):
                 other.transactions.abort(forged, "because")
+
+
+def test_one_caller_does_not_hold_all_transactions_that_may_be_open(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transacting, "TRANSACTIONS_OF_CALLER_MAX", 2)
+    with house.served() as (site, server), connected(server, token=OWNER) as owner:
+        begun = [owner.transaction() for _ in range(2)]
+        with connected(server, token=ROTATED) as same, pytest.raises(LimitExceeded, match="of this caller"):
+            same.transaction()
+        with connected(server, token=OTHER) as other:
+            other.transaction().abort()
+        for _ in range(3):
+            site.transaction()
+        begun[0].abort()
+        owner.transaction()

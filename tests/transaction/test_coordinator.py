@@ -18,9 +18,11 @@ from tests.transaction.support import (
     subscription,
 )
 
+from floodmark.log import FAMILY
 from floodmark.model.errors import (
     Closed,
     Corruption,
+    FloodmarkError,
     InvalidArgument,
     LimitExceeded,
     PartlyDone,
@@ -31,6 +33,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import TransactionState, Waiting
+from floodmark.testing import Fault, FaultPlan, FaultyEngine
 from floodmark.transaction import book, steps
 from floodmark.transaction.records import (
     Aborting,
@@ -337,6 +340,31 @@ def test_open_transactions_have_a_limit_and_those_on_their_way_count(
             begin()
     world.coordinator.abort(ids[0])
     world.coordinator.begin()
+
+
+def test_no_owner_holds_all_transactions_that_may_be_open(world: World) -> None:
+    begun = [world.coordinator.begin(LONG, "indexer", owned_max=2) for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(LimitExceeded, match=r"2 open transactions of this caller.*end some"):
+            world.coordinator.begin(LONG, "indexer", owned_max=2)
+        assert world.coordinator.begin(LONG, "other", owned_max=2), "others go on"
+        world.restart()
+    world.coordinator.commit(begun[0], 5)
+    begun.append(world.coordinator.begin(LONG, "indexer", owned_max=2))
+    for transaction in begun[1:]:
+        world.coordinator.abort(transaction)
+    assert set(world.coordinator._book.owned) == {"other"}
+
+
+def test_a_begin_that_fails_does_not_count_for_its_owner() -> None:
+    engine = FaultyEngine((FAMILY,))
+    coordinator = World(engine).coordinator
+    for kind in (Fault.TRANSIENT, Fault.UNKNOWN_LOST):
+        engine.arm(FaultPlan(at=1, kind=kind))
+        with pytest.raises(FloodmarkError):
+            coordinator.begin(LONG, "indexer", owned_max=1)
+        engine.heal()
+    assert coordinator.begin(LONG, "indexer", owned_max=1)
 
 
 def test_participants_of_a_transaction_have_a_limit(world: World) -> None:

@@ -52,6 +52,7 @@ LEDGER_IN_FLIGHT_BYTES_MAX: Final = 1_024 * MIB
 # Transactions of one coordinator that have not ended, and what may have a part in one of them.
 COORDINATORS_MAX: Final = 16
 TRANSACTIONS_OPEN_MAX: Final = 100_000
+TRANSACTIONS_OF_CALLER_MAX: Final = 10_000
 TRANSACTION_PARTICIPANTS_MAX: Final = 64
 
 STREAMS_MAX: Final = 1_000

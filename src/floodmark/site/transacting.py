@@ -26,7 +26,7 @@ from floodmark.model.errors import (
     TransactionEnded,
     TransactionNotFound,
 )
-from floodmark.model.limits import COORDINATORS_MAX
+from floodmark.model.limits import COORDINATORS_MAX, TRANSACTIONS_OF_CALLER_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import (
     Participant,
@@ -139,7 +139,9 @@ class LocalTransactions:
             with self._lock:
                 if coordinator not in self._coordinators:
                     self._open(coordinator)
-        return self._coordinators[coordinator].begin(timeout, owner or OWN_MARK)
+        if not owner:
+            return self._coordinators[coordinator].begin(timeout, OWN_MARK)
+        return self._coordinators[coordinator].begin(timeout, owner, owned_max=TRANSACTIONS_OF_CALLER_MAX)
 
     def acknowledge(
         self, transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement

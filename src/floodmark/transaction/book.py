@@ -1,6 +1,6 @@
 """The transactions of a coordinator as they are in memory, and who waits for what, under one lock."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from threading import Condition, Lock
 from typing import Final
@@ -28,6 +28,8 @@ class TransactionBook:
         self.held = held
         # How many are on their way into the log.
         self.beginning = 0
+        # How many each owner has that have not ended, with those on their way.
+        self.owned: dict[str, int] = Counter(each.owner for each in held.values())
         self.is_closed = False
         # For those who wait until a step of some transaction has come to its end, and how many they are.
         self._changed = Condition(self.lock)
@@ -101,10 +103,18 @@ class TransactionBook:
         if held.id not in self.held:
             return False
         self._ended[held.id] = held.end()
+        owner = held.owner
         del self.held[held.id]
+        self.owned[owner] -= 1
+        self.forget_owner(owner)
         if len(self._ended) > ENDED_REMEMBERED:
             self._ended.popitem(last=False)
         return True
+
+    def forget_owner(self, owner: str) -> None:
+        """Forget an owner that has no transaction left."""
+        if not self.owned.get(owner):
+            self.owned.pop(owner, None)
 
     def _ended_error(self, transaction: str) -> FloodmarkError:
         known = self.find(transaction)

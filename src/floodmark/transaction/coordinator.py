@@ -39,6 +39,7 @@ from floodmark.model.errors import (
     TransactionEnded,
     TransactionNotFound,
 )
+from floodmark.model.limits import TRANSACTIONS_OPEN_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
@@ -116,12 +117,15 @@ class TransactionCoordinator:
 
     # What transactions do
 
-    def begin(self, timeout: timedelta = TIMEOUT, owner: str = "") -> str:
+    def begin(
+        self, timeout: timedelta = TIMEOUT, owner: str = "", *, owned_max: int = TRANSACTIONS_OPEN_MAX
+    ) -> str:
         """Open a transaction, which is aborted if it is not decided in time; its id.
 
-        The id ends with the owner's mark, if there is one: so it stands in the log, and lasts.
+        The id ends with the owner's mark, if there is one: so it stands in the log, and lasts.  An owner may
+        have `owned_max` transactions that have not ended.
         """
-        return self._write(self._beginning(timeout, owner)).id
+        return self._write(self._beginning(timeout, owner, owned_max)).id
 
     def begin_soon(self, timeout: timedelta = TIMEOUT) -> Future[str]:
         """`begin` without waiting."""
@@ -257,13 +261,15 @@ class TransactionCoordinator:
 
     # Steps
 
-    def _beginning(self, timeout: timedelta, owner: str = "") -> Beginning:
+    def _beginning(
+        self, timeout: timedelta, owner: str = "", owned_max: int = TRANSACTIONS_OPEN_MAX
+    ) -> Beginning:
         timeout_ms = timeout // timedelta(milliseconds=1)
         if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
             raise InvalidArgument("the timeout of a transaction is between a millisecond and 24 hours")
         transaction = f"{self.number}-{self._mint()}" + (f"-{owner}" if owner else "")
         record = Begun(transaction, self._time_source() + timeout_ms, timeout_ms)
-        return Beginning(self._book, record, self.number, self._growing_ms())
+        return Beginning(self._book, record, self.number, self._growing_ms(), owned_max)
 
     def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> Held | Ended:
         """Decide, and return when all participants have done their part."""

@@ -29,6 +29,15 @@ class Ended(NamedTuple):
     wrote: bool
 
 
+def owner_of(transaction: str) -> str:
+    """What the id of a transaction ends with, which is the mark of its owner if it has one.
+
+    >>> owner_of("0-470491275818434560-5f2b9c7de014-70fa78e5ae555639")
+    '70fa78e5ae555639'
+    """
+    return transaction.rpartition("-")[2]
+
+
 class Held:
     """One transaction.  Whoever changes it holds the coordinator's lock."""
 
@@ -63,6 +72,11 @@ class Held:
         self.due_noted_ms: int | None = None
         # Set at its end, for those who wait, if there are any.
         self.ended: Event | None = None
+
+    @property
+    def owner(self) -> str:
+        """The mark of its owner."""
+        return owner_of(self.id)
 
     @property
     def is_open(self) -> bool:

@@ -15,7 +15,7 @@ from floodmark.model.errors import InvalidArgument, LimitExceeded, Retryable, Tr
 from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX, TRANSACTIONS_OPEN_MAX
 from floodmark.model.transaction import TransactionState
 from floodmark.transaction.book import TransactionBook
-from floodmark.transaction.held import Ended, Held
+from floodmark.transaction.held import Ended, Held, owner_of
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 
 COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
@@ -62,9 +62,18 @@ class Beginning(Step):
 
     record: Begun
 
-    def __init__(self, book: TransactionBook, record: Begun, coordinator: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        book: TransactionBook,
+        record: Begun,
+        coordinator: int,
+        now_ms: int,
+        owned_max: int = TRANSACTIONS_OPEN_MAX,
+    ) -> None:
         super().__init__(book)
         self.record = record
+        self._owner = owner_of(record.transaction)
+        self._owned_max = owned_max
         self._coordinator = coordinator
         self._now_ms = now_ms
 
@@ -76,7 +85,14 @@ class Beginning(Step):
                 f"coordinator {self._coordinator} has {TRANSACTIONS_OPEN_MAX:,} open transactions; "
                 "end some, or give them shorter timeouts"
             )
+        owned = book.owned.get(self._owner, 0)
+        if owned >= self._owned_max:
+            raise LimitExceeded(
+                f"coordinator {self._coordinator} has {owned:,} open transactions of this caller, which may "
+                "have no more; end some, or give them shorter timeouts"
+            )
         book.beginning += 1
+        book.owned[self._owner] = owned + 1
         self._is_entered = True
 
     def apply(self, position: Position) -> Held:
@@ -85,6 +101,13 @@ class Beginning(Step):
         held.positions.append(position)
         self._exit()
         return held
+
+    def leave(self) -> None:
+        if self._is_entered:
+            self._is_entered = False
+            self._book.beginning -= 1
+            self._book.owned[self._owner] -= 1
+            self._book.forget_owner(self._owner)
 
     def _exit(self) -> None:
         if self._is_entered:
