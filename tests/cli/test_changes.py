@@ -36,6 +36,7 @@ def test_changes_as_json_have_the_fields_of_a_change(directory: Path) -> None:
         "origin_version": version,
         "origin_site_id": 88,
         "expires_at": None,
+        "snapshot": False,
     }
 
 
@@ -94,8 +95,9 @@ def test_a_prefix_needs_a_namespace(directory: Path) -> None:
 def test_beginning_and_now_are_places_to_begin(directory: Path) -> None:
     collect_all(directory)
     put = run("put", directory, "users", "edsger", "professor").text.strip()
-    kept = run("changes", directory, "--since", "beginning", "--json")
-    assert (kept.code, kept.errors) == (0, "")
+    gone = run("changes", directory, "--since", "beginning")
+    assert (gone.code, "--since snapshot" in gone.errors) == (2, True)
+    kept = run("changes", directory, "--json")
     assert [row["version"] for row in kept.json_lines] == [put]
     assert run("changes", directory, "--since", "now").output == b""
 
@@ -118,10 +120,28 @@ def test_resolved_markers_are_checkpoints(directory: Path) -> None:
     versions = [int(row["version"]) for row in rows]
     assert versions == sorted(versions)
     marker = rows[-1]
-    assert (marker["type"], set(marker)) == ("resolved", {"type", "version", "time"})
+    assert (marker["type"], set(marker)) == ("resolved", {"type", "version", "time", "place"})
     assert run("changes", directory, "--since", marker["version"]).output == b""
     last = run("changes", directory, "--resolved").lines[-1].split("\t")
     assert last[2:] == ["", "resolved"]
+
+
+def test_a_snapshot_has_every_key_and_goes_on_from_each_place(directory: Path) -> None:
+    collect_all(directory)
+    options = ["--namespace", "users", "--since", "snapshot", "--resolved", "--json"]
+    rows = run("changes", directory, *options).json_lines
+    assert [(row["key"], row["snapshot"]) for row in rows if row["type"] == "upsert"] == [
+        ("ada", True),
+        ("alan", True),
+        ("grace", True),
+    ]
+    within, *_, behind = [row["place"] for row in rows if row["type"] == "resolved"]
+    assert "@0x" in within
+    assert run("changes", directory, "--namespace", "users", "--since", within).output == b""
+    start = within.partition("@")[0] + "@0x"
+    again = run("changes", directory, "--namespace", "users", "--since", start, "--json").json_lines
+    assert [row["key"] for row in again] == ["ada", "alan", "grace"]
+    assert run("changes", directory, "--since", behind).output == b""
 
 
 def test_changes_of_a_key_range(directory: Path) -> None:

@@ -59,8 +59,8 @@ class WatchedStore:
     def pause(self, name: str) -> Feed:
         return self._store.pause(name)
 
-    def resume(self, name: str, since: Version | None = None) -> Feed:
-        return self._store.resume(name, since)
+    def resume(self, name: str, since: Version | None = None, snapshot: bool = False) -> Feed:
+        return self._store.resume(name, since, snapshot)
 
     def update(self, name: str, update: FeedUpdate) -> Feed:
         return self._store.update(name, update)

@@ -86,7 +86,7 @@ class Stage:
         return batches if self.cut is None else cut_batches(batches, self.cut)
 
     def to_version(self, since: Since) -> Version:
-        return self.site._since_version("users", since)
+        return self.site._place(since).version
 
     def power_cut(self) -> None:
         """Lose the process, and with it everything that is not on disk."""

@@ -27,6 +27,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.stream import Way
 from floodmark.model.version import VERSION_MAX, Version, moment_of
+from floodmark.site.arguments import Since
 
 LOG_RETENTION = timedelta(minutes=1)
 
@@ -129,19 +130,20 @@ def test_unknown_namespace_is_refused_at_the_call() -> None:
 # What was collected
 
 
-def test_zero_is_strict_and_beginning_takes_what_is_kept() -> None:
+def test_the_beginning_is_refused_where_it_is_gone() -> None:
     with open_world() as world:
         first = world.users.put(b"key", b"1")
         world.time.advance(2 * DAY_MS)
         kept = [world.users.put(b"key", b"2"), world.users.put(b"other", b"3")]
         world.site.collect_garbage()
         for namespace in ("users", None):
-            assert versions_of(world.site.changes(namespace, since="beginning")) == kept
-            for since in (0, first - 1, first, moment_of(first)):
+            assert len(list(world.site.changes(namespace, since="snapshot"))) == len(kept)
+            starts: list[Since] = [0, "beginning", first - 1, first, moment_of(first)]
+            for since in starts:
                 for follow in (False, True):
                     with pytest.raises(VersionCollected) as refused:
                         world.site.changes(namespace, since=since, follow=follow)
-                    assert "scan(at=" in str(refused.value), "it must say how to rebuild"
+                    assert 'since="snapshot"' in str(refused.value), "it must say how to rebuild"
                     oldest = refused.value.details["oldest"]
                     assert isinstance(oldest, int)
                     assert first < oldest <= kept[0]
@@ -166,24 +168,25 @@ def test_refused_reader_holds_nothing() -> None:
         assert world.site.statistics().namespaces[0].oldest_version > before
 
 
-def test_beginning_is_not_refused_when_garbage_is_collected_under_the_call(
+def test_snapshot_is_not_refused_when_garbage_is_collected_under_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All that is kept is always there to be asked for, also while less and less is kept."""
+    """The present is always there to be asked for, also where nothing of the past is kept."""
     with open_world() as world:
         world.users.put(b"key", b"1")
-        world.time.advance(2 * DAY_MS)
-        kept = world.users.put(b"key", b"2")
+        world.site.update_namespace("users", retention=timedelta(0))
         host = host_of(world.site)
         changes = host.changes
 
         def collect_first(request: object) -> object:
             monkeypatch.setattr(host, "changes", changes)
+            world.time.advance(1)
+            world.users.put(b"key", b"2")
             world.site.collect_garbage()
             return changes(request)  # type: ignore[arg-type]
 
         monkeypatch.setattr(host, "changes", collect_first)
-        assert versions_of(world.site.changes("users", since="beginning")) == [kept]
+        assert [change.value for change in world.site.changes("users", since="snapshot")] == [b"2"]
 
 
 def test_stream_keeps_what_it_has_not_read_yet() -> None:
@@ -260,7 +263,7 @@ def test_changes_of_a_commit_come_in_order_of_keys_by_every_way() -> None:
         logged = list(world.site.changes("users"))
         trim_log(world)
         scanned = list(world.site.changes("users"))
-        assert set(delivered(world.site)) == set(Way)
+        assert set(delivered(world.site)) == set(Way) - {Way.SNAPSHOT}
         for found in (follower.changes, logged, scanned):
             assert [change.key for change in found] == 3 * sorted(keys)
 
@@ -363,7 +366,7 @@ def test_large_values_come_whole_by_every_way() -> None:
         trim_log(world)
         for found in (follower.changes, logged, list(world.site.changes("users"))):
             assert [len(change.value or b"") for change in found] == 2 * sizes
-        assert set(delivered(world.site)) == set(Way)
+        assert set(delivered(world.site)) == set(Way) - {Way.SNAPSHOT}
 
 
 # Following
@@ -408,10 +411,10 @@ def test_statistics_tell_where_a_stream_is_and_how_it_got_there() -> None:
         world.time.advance(SECOND_MS)
         (reader,) = world.site.statistics().readers.open
         assert (reader.way, reader.follow, reader.lag_ms) == (Way.TAIL, True, SECOND_MS)
-        assert reader.changes == {Way.LOG: 1, Way.TAIL: 1, Way.SCAN: 0}
+        assert reader.changes == {Way.LOG: 1, Way.TAIL: 1, Way.SCAN: 0, Way.SNAPSHOT: 0}
         follower.close()
         trim_log(world)
         assert len(list(world.site.changes("users"))) == 2
         readers = world.site.statistics().readers
         assert readers.open == []
-        assert readers.changes == {Way.LOG: 1, Way.TAIL: 1, Way.SCAN: 2}
+        assert readers.changes == {Way.LOG: 1, Way.TAIL: 1, Way.SCAN: 2, Way.SNAPSHOT: 0}

@@ -136,7 +136,7 @@ def test_images_are_the_same_by_every_way(large: bytes) -> None:
         trim_log(world)
         scanned = images(world)
         assert [image(change) for change in follower.changes] == logged == scanned
-        assert set(delivered(world.site)) == set(Way)
+        assert set(delivered(world.site)) == set(Way) - {Way.SNAPSHOT}
         assert logged == [
             (INSERT, b"a", large),
             (INSERT, b"b", b"1"),

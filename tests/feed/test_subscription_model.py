@@ -175,11 +175,11 @@ class Consuming(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def seek(self, data: st.DataObject) -> None:
-        kept = [self.stage.to_version("beginning"), *{position.version for position in self.written}]
-        places: list[Since] = ["beginning", "end", *sorted(kept)]
+        oldest = self.stage.site.host.administration.oldest_version("users")
+        places: list[Since] = [oldest, "end", *sorted({position.version for position in self.written})]
         to = data.draw(st.sampled_from(places))
-        version = self.stage.to_version(to)
-        if version < self.stage.to_version("beginning"):
+        version = self.stage.to_version(to) if to else 0
+        if version < oldest:
             return
         self.subscription.seek(to)
         taken = sum(position.version <= version for position in self.written)

@@ -215,7 +215,7 @@ def test_readers_of_changes_show(page: MetricsPage, site: Site, time: SimulatedT
     assert value(page, "floodmark_change_readers") == 1
     assert value(page, "floodmark_change_readers_lag_seconds") == 1.5
     (family,) = (family for name, family in families(page).items() if name == "floodmark_delivered_changes")
-    assert {sample.labels["way"] for sample in family.samples} == {"tail", "log", "scan"}
+    assert {sample.labels["way"] for sample in family.samples} == {"tail", "log", "scan", "snapshot"}
     assert sum(sample.value for sample in family.samples) == 3
 
 

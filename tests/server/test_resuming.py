@@ -17,6 +17,7 @@ from tests.server.support import (
     serving,
 )
 
+from floodmark.model.change import Resolved
 from floodmark.model.errors import (
     Closed,
     NamespaceNotFound,
@@ -295,7 +296,7 @@ def test_a_stream_of_a_namespace_that_is_not_there_fails_at_the_call(remote: Sit
     remote.create_namespace("users")
     request = remote._changes_request(
         "users",
-        since=0,
+        start=Resolved(0),
         until=None,
         keys=KeyRange(),
         follow=False,

@@ -30,6 +30,7 @@ from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import FeedRunSummary, run_feed
 from floodmark.spark.jobs.feed_tasks import LOOK_MS, LeaseWatch
+from floodmark.testing.site_contract_base import state_after
 
 ANYWHERE = ("parquet:", "floodmark:")
 
@@ -95,7 +96,8 @@ def run_once(served: Served, spark: SparkSession, name: str = "copy", **options:
 def test_files_get_each_change_once_and_the_site_keeps_the_checkpoint(
     served: Served, spark: SparkSession, users: Namespace, files: Path
 ) -> None:
-    served.site.feeds.create("copy", "users", f"parquet:{files}", options=SinkOptions(batch_records=50))
+    options = SinkOptions(batch_records=50)
+    served.site.feeds.create("copy", "users", f"parquet:{files}", since="beginning", options=options)
     first = run_once(served, spark)
     feed = served.site.feeds.show("copy")
     assert (first.state, first.checkpoint) == (FeedState.NORMAL, feed.checkpoint)
@@ -108,7 +110,7 @@ def test_files_get_each_change_once_and_the_site_keeps_the_checkpoint(
     assert second.changes == len(expected(served.site, second.checkpoint)) - first.changes > 0
     # Whoever runs it next goes on from there.
     fill(users, 20)
-    runner = served.site.feeds.runner("copy")
+    runner = served.site.feeds.runner("copy", sinks=ANYWHERE)
     thread = Thread(target=runner.run)
     thread.start()
     end = served.site.resolved_version()
@@ -116,6 +118,23 @@ def test_files_get_each_change_once_and_the_site_keeps_the_checkpoint(
     runner.request_stop()
     thread.join()
     assert delivered(files) == expected(served.site, served.site.feeds.show("copy").checkpoint)
+
+
+def test_a_new_feed_begins_with_a_snapshot_of_every_key(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
+) -> None:
+    served.site.update_namespace("users", retention=timedelta(0))
+    collect_old(served.site)
+    options = SinkOptions(batch_records=50)
+    feed = served.site.feeds.create("copy", "users", f"parquet:{files}", options=options)
+    users.put(b"later", b"x")
+    users.delete(next(iter(users.scan()))[0])
+    summary = run_once(served, spark)
+    state = state_after((key, value) for _, key, value in delivered(files))
+    assert state == dict(users.scan())
+    assert summary.checkpoint > feed.checkpoint
+    assert not served.site.feeds.show("copy").is_at_snapshot
+    assert run_once(served, spark).changes == 0
 
 
 def test_another_site_gets_what_is_written_while_the_feed_runs(
@@ -147,7 +166,7 @@ def test_a_feed_ends_at_its_target_and_stays_so(
 ) -> None:
     until = served.site.now()
     users.put(b"later", b"x")
-    served.site.feeds.create("copy", "users", f"parquet:{files}", until=until)
+    served.site.feeds.create("copy", "users", f"parquet:{files}", since="beginning", until=until)
     summary = run_feed(address_of(served.url), "copy", sinks=ANYWHERE, spark=spark)
     assert (summary.state, summary.checkpoint) == (FeedState.FINISHED, until)
     assert delivered(files) == expected(served.site, until)
@@ -160,7 +179,7 @@ def test_a_sink_that_refuses_is_tried_again(
 ) -> None:
     # Nobody can make a directory here.
     files.write_text("in the way")
-    served.site.feeds.create("copy", "users", f"parquet:{files}/inside")
+    served.site.feeds.create("copy", "users", f"parquet:{files}/inside", since="beginning")
     running = Running()
     with running.run(served, "copy", spark, once=True):
         wait_until(
@@ -222,6 +241,7 @@ def test_a_sink_that_the_runner_does_not_allow_is_refused_before_anything_is_rea
     assert not files.exists()
 
 
+@pytest.mark.usefixtures("users")
 def test_a_sink_that_says_no_for_good_ends_the_run(served: Served, spark: SparkSession, files: Path) -> None:
     served.site.feeds.create("copy", "users", f"parquet:{files}")
     served.site.feeds.create("other", "users", f"parquet:{files}")

@@ -68,9 +68,9 @@ SinceOption = Annotated[
     Any,
     typer.Option(
         "--since",
-        metavar="VERSION|TIME|beginning|now",
+        metavar="VERSION|TIME|snapshot|beginning|now",
         parser=parse(read_since),
-        help="Only what came after this, exclusive.",
+        help="Only what came after this, exclusive; snapshot: every key as it is, then what comes after.",
     ),
 ]
 AtOption = Annotated[

@@ -9,7 +9,7 @@ import floodmark
 from floodmark.cli.arguments import EndKey, Json, Location, Prefix, SinceOption, StartKey, parse
 from floodmark.cli.opening import is_url, open_site
 from floodmark.cli.output import Output, counted, note
-from floodmark.cli.text import show_bytes, show_time
+from floodmark.cli.text import show_bytes, show_place, show_time
 from floodmark.feed import Item
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
@@ -53,7 +53,7 @@ def changes(
         bool,
         typer.Option(
             "--resolved",
-            help="Add lines of type resolved: all up to their version was printed, so it is a checkpoint.",
+            help="Add lines of type resolved: all up to their place was printed; pass it to --since.",
         ),
     ] = False,
     json: Json = False,
@@ -63,12 +63,14 @@ def changes(
     A line has version, time, namespace, type, key and value, with tabs between them. To go
     on later, pass the version of the last change that you have to --since. A change is printed
     only when it is durable and nothing earlier can still come. Without --since, all that is
-    kept is printed, and a note says where that begins.
+    kept is printed, and a note says where that begins. With --since snapshot, every key comes
+    first, as it is at one version, and then what was written after that.
 
     \b
     Examples:
       floodmark changes data/oslo
       floodmark changes data/oslo --namespace users --since 2026-01-31T12:00:00Z
+      floodmark changes data/oslo --namespace users --since snapshot --follow
       floodmark changes data/oslo --since 467077993267200001 --follow --json
       floodmark changes grpc://127.0.0.1:7100 --since now --follow --before-images
     """
@@ -118,9 +120,16 @@ def _print(output: Output, item: Item) -> None:
         _print_change(output, item)
     elif isinstance(item, Resolved):
         if output.json:
-            output.object({"type": "resolved", "version": str(item.version), "time": show_time(item.version)})
+            output.object(
+                {
+                    "type": "resolved",
+                    "version": str(item.version),
+                    "time": show_time(item.version),
+                    "place": show_place(item),
+                }
+            )
         else:
-            output.line((f"{item.version}\t{show_time(item.version)}\t\tresolved", "dim"))
+            output.line((f"{show_place(item)}\t{show_time(item.version)}\t\tresolved", "dim"))
 
 
 def _print_change(output: Output, change: floodmark.Change) -> None:

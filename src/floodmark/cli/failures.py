@@ -96,8 +96,8 @@ def _say_collected(error: errors.FloodmarkError) -> tuple[str, str]:
         return str(error), ""
     return (
         f"version {version} is no longer kept; the oldest is {oldest} ({show_time(oldest)})",
-        f"{oldest} or later; to keep more, floodmark namespace update --retention, or floodmark "
-        "safepoint hold",
+        f"{oldest} or later, or for changes --since snapshot, which has every key; to keep more, floodmark "
+        "namespace update --retention, or floodmark safepoint hold",
     )
 
 

@@ -73,7 +73,8 @@ def _oversee(runner: FeedRunner, running: "Future[FeedState]", target: Version |
     shown_at_ms = monotonic_ms()
     while not wait([running], _LOOK_SECONDS).done:
         statistics = runner.statistics()
-        if target is not None and statistics.checkpoint >= target:
+        is_at_snapshot = any(part.snapshot is not None for part in statistics.ranges)
+        if target is not None and statistics.checkpoint >= target and not is_at_snapshot:
             runner.request_stop()
         if monotonic_ms() - shown_at_ms >= SHOW_MS:
             shown_at_ms = monotonic_ms()
@@ -84,7 +85,7 @@ def _result(running: "Future[FeedState]") -> FeedState:
     try:
         return running.result()
     except VersionCollected:
-        note("the feed has failed: copy a snapshot to its sink, then feed resume it --since its version")
+        note("the feed has failed: give it an empty sink, then feed resume it --since snapshot")
         raise
     except Closed as error:
         # Whoever read what a sink prints has seen enough, as in `| head`.

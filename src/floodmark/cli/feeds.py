@@ -23,10 +23,10 @@ from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, note
 from floodmark.cli.subscriptions import show_keys
-from floodmark.cli.text import json_bytes, show_lag, show_time, show_version
+from floodmark.cli.text import json_bytes, show_lag, show_place, show_time, show_version
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.feeds import Feed, FeedStatistics, SinkOptions, measure
-from floodmark.model import Version
+from floodmark.model import Resolved, Version
 from floodmark.model.text import read_at
 from floodmark.model.version import compose
 
@@ -107,9 +107,10 @@ def create(
 ) -> None:
     """Create a feed of a namespace's changes.
 
-    From now on the site keeps what the feed has not delivered. Without --since it begins with
-    the namespace's first change. `floodmark feed run` makes it go. Secrets for a sink stand in
-    files, which its URI names: the URI is stored and shown.
+    From now on the site keeps what the feed has not delivered. Without --since it begins with a
+    snapshot, which has every key of the namespace, and goes on with the changes after it.
+    `floodmark feed run` makes it go. Secrets for a sink stand in files, which its URI names: the
+    URI is stored and shown.
 
     \b
     Examples:
@@ -124,7 +125,7 @@ def create(
             name,
             namespace,
             sink,
-            since=0 if since is None else since,
+            since="snapshot" if since is None else since,
             until=until,
             start_key=start_key or b"",
             end_key=end_key,
@@ -204,12 +205,14 @@ def pause(location: Location, name: Name, json: Json = False) -> None:
 def resume(location: Location, name: Name, since: SinceOption = None, json: Json = False) -> None:
     """Let a feed go on from its checkpoint, or from somewhere else.
 
-    --since is for a feed that failed: copy a snapshot to its sink, and go on behind the
-    snapshot's version. What lies between is not delivered.
+    --since is for a feed that failed. snapshot delivers every key again, and what comes after;
+    give the feed an empty sink then (feed update --sink), because what was deleted meanwhile is
+    not named. With a version, what lies between the checkpoint and it is not delivered.
 
     \b
     Examples:
       floodmark feed resume data/oslo lake
+      floodmark feed resume data/oslo lake --since snapshot
       floodmark feed resume data/oslo lake --since 467077993267200001
     """
     with open_site(location) as site:
@@ -413,7 +416,7 @@ def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
         ("namespace", spec.namespace),
         ("keys", show_keys(spec.keys())),
         ("sink", f"{spec.sink}, {options.concurrency} at a time, {options.batch_records:,} a batch{rate}"),
-        ("checkpoint", show_version(feed.checkpoint)),
+        ("checkpoint", show_version(feed.checkpoint) + (", at its snapshot" if feed.is_at_snapshot else "")),
         ("until", "for ever" if spec.until is None else show_version(spec.until)),
         ("lag", show_lag(measured.checkpoint_lag_ms)),
         ("ranges", f"{len(feed.ranges):,} of at most {spec.ranges:,}"),
@@ -448,6 +451,7 @@ def _fields(feed: Feed, measured: FeedStatistics) -> dict[str, object]:
                 **json_bytes("start_key", part.keys.start[NAMESPACE_BYTES:]),
                 "checkpoint": str(part.checkpoint),
                 "resolved": str(part.resolved),
+                "place": show_place(Resolved(part.checkpoint, part.snapshot)),
             }
             for part in feed.ranges
         ],

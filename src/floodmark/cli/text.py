@@ -15,7 +15,7 @@ from typing import Final
 
 from rich.cells import cell_len
 
-from floodmark.model import Version
+from floodmark.model import Resolved, Version
 from floodmark.model.text import DURATION_UNITS, read_at
 from floodmark.model.version import moment_of
 from floodmark.site.arguments import Since
@@ -70,19 +70,34 @@ def show_duration(duration: timedelta | None) -> str:
 
 
 def read_since(text: str) -> Since:
-    """A beginning: `beginning` for all that is kept, `now` for only what is to come, a version or a time.
+    """A beginning: a word for it, a version, a time, or a place within a snapshot.
 
-    >>> read_since("now"), read_since("411225436913926252")
-    ('now', 411225436913926252)
+    `snapshot` stands for every key as it is now, `beginning` for the first change of all, `now` for only what
+    is to come.
+
+    >>> read_since("now"), read_since("411225436913926252"), read_since("411225436913926252@0x000001616461")
+    ('now', 411225436913926252, Resolved(version=411225436913926252, snapshot=b'\\x00\\x00\\x01ada'))
     """
+    if text == "snapshot":
+        return "snapshot"
     if text == "beginning":
         return "beginning"
     if text == "now":
         return "now"
+    version, mark, key = text.partition("@0x")
     try:
-        return read_at(text)
+        return Resolved(read_at(version), bytes.fromhex(key)) if mark else read_at(text)
     except ValueError as error:
-        raise ValueError(f"{error}, beginning or now") from error
+        raise ValueError(f"{error}, snapshot, beginning or now") from error
+
+
+def show_place(place: Resolved) -> str:
+    """A place in a stream of changes, in the form that `read_since` takes.
+
+    >>> show_place(Resolved(411225436913926252, b"")), show_place(Resolved(411225436913926252))
+    ('411225436913926252@0x', '411225436913926252')
+    """
+    return str(place.version) if place.snapshot is None else f"{place.version}@0x{place.snapshot.hex()}"
 
 
 def show_moment(moment: datetime) -> str:

@@ -41,6 +41,7 @@ class Doubt(StrEnum):
     SCAN = "caught up by a scan"
     AHEAD = "changes behind the heartbeat were counted before it came"
     RECUT = "it was cut into other ranges in it"
+    SNAPSHOT = "it began with a snapshot"
     UNCOUNTED = "some of it was delivered by a runner that does not count"
 
 

@@ -9,6 +9,9 @@
 A feed is cut into ranges along the partitions, each with a checkpoint of its own; the feed's checkpoint is
 the lowest of them.  Cutting anew never moves it: a new range begins at the lowest checkpoint of the old
 ranges that it overlaps.
+
+A feed that begins with a snapshot at a version S has the checkpoint S from the start; each range says up to
+which key its sink has the snapshot, until it has all of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +34,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import FEED_RANGES_MAX, KEY_BYTES_MAX, MIB
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import order_places
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 CONCURRENCY_MAX: Final = 64
@@ -92,7 +96,8 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a feed is to do: deliver the changes of some keys in `(since, until]` to a sink.
 
-    `since` 0 means from the beginning of the namespace.  Without `until` a feed goes on for ever.
+    `since` 0 means from the beginning of the namespace.  With `snapshot` the records that live at `since` are
+    delivered first.  Without `until` a feed goes on for ever.
     """
 
     name: str
@@ -106,6 +111,7 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     ranges: int = 2
     options: SinkOptions = msgspec.field(default_factory=SinkOptions)
+    snapshot: bool = False
 
     def __post_init__(self) -> None:
         require_name(self.name, "feed")
@@ -113,11 +119,7 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
         _require_version("since", self.since)
         if self.until is not None:
             _require_version("until", self.until)
-            if self.until <= self.since:
-                raise InvalidVersion(
-                    f"the target {self.until} of feed {self.name!r} does not lie behind its start "
-                    f"{self.since}"
-                )
+            self.require_target(self.since)
         _require_description(self.description)
         _require_between("ranges", self.ranges, 1, FEED_RANGES_MAX)
         _require_bound("start_key", self.start_key)
@@ -126,6 +128,14 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
                 _require_bound(name, bound)
         _require_options(self.options)
         self.keys()
+
+    def require_target(self, since: Version) -> None:
+        """Refuse a target that does not lie behind a start; a snapshot may be all there is to deliver."""
+        until = self.until
+        if until is not None and (until < since if self.snapshot else until <= since):
+            raise InvalidVersion(
+                f"the target {until} of feed {self.name!r} does not lie behind its start {since}"
+            )
 
     def keys(self) -> KeyRange:
         """The user keys whose changes are delivered."""
@@ -201,6 +211,8 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     `keys` are qualified.  The sink has every change at or below `checkpoint`; the runner has read every
     change at or below `resolved`.  A runner reports what it has `counted`, at least since the checkpoint that
     is stored; what no heartbeat could be held against yet is stored with the checkpoint.
+
+    With `snapshot`, a qualified key, the sink has the snapshot at `checkpoint` up to that key only.
     """
 
     id: int
@@ -208,6 +220,12 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Version
     resolved: Version = 0
     counted: Counted | None = None
+    snapshot: bytes | None = None
+
+    @property
+    def order(self) -> tuple[Version, bool, bytes]:
+        """What tells which of two states of a range is further."""
+        return order_places(self.checkpoint, self.snapshot)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +274,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoint(self) -> Version:
-        """The sink has every change of the feed at or below it."""
+        """The sink has every change of the feed at or below it, unless it is still at the snapshot."""
         return min(progress.checkpoint for progress in self.ranges)
 
     @property
@@ -265,13 +283,18 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         return min(max(progress.resolved, progress.checkpoint) for progress in self.ranges)
 
     @property
+    def is_at_snapshot(self) -> bool:
+        """Whether the sink does not have all of the snapshot that the feed begins with."""
+        return any(progress.snapshot is not None for progress in self.ranges)
+
+    @property
     def checked(self) -> CheckStatistics:
         """What heartbeats have shown."""
         return CheckStatistics.of((self.checks or Checks()) if self.spec.is_whole else None)
 
     def has_reached(self, target: Version | None) -> bool:
         """Whether everything up to a target is delivered; never if there is none."""
-        return target is not None and self.checkpoint >= target
+        return target is not None and self.checkpoint >= target and not self.is_at_snapshot
 
 
 class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,12 +386,14 @@ def require_possible(feed: Feed, operation: FeedOperation) -> None:
         raise state_conflict(feed, operation, advice)
 
 
-def require_work_left(feed: Feed, position: Version) -> None:
+def require_work_left(feed: Feed) -> None:
     """Refuse to go on from where there is nothing left to do."""
     until = feed.spec.until
-    if until is not None and position >= until:
+    if feed.has_reached(until):
         raise state_conflict(
-            feed, FeedOperation.RESUME, f"its target {until} is reached at {position}; {_FINISHED_ADVICE}"
+            feed,
+            FeedOperation.RESUME,
+            f"its target {until} is reached at {feed.checkpoint}; {_FINISHED_ADVICE}",
         )
 
 
@@ -402,7 +427,11 @@ def cut_ranges(keys: KeyRange, partitions: Iterable[KeyRange], count: int) -> li
 
 
 def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int) -> list[RangeProgress]:
-    """New ranges in the place of others.  A range that stays as it was keeps its id and its progress."""
+    """New ranges in the place of others.  A range that stays as it was keeps its id and its progress.
+
+    Others begin where the one of the old ranges is that is the least far.  One that is at a snapshot has the
+    least key of those that are: of all keys up to there, the sink has the snapshot.
+    """
     unchanged = {progress.keys: progress for progress in olds}
     news: list[RangeProgress] = []
     for part in keys:
@@ -410,12 +439,14 @@ def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int)
             news.append(unchanged[part])
             continue
         overlapping = [progress for progress in olds if progress.keys.intersect(part) is not None]
+        least = min(overlapping, key=lambda progress: progress.order)
         news.append(
             RangeProgress(
                 id=next_id,
                 keys=part,
-                checkpoint=min(progress.checkpoint for progress in overlapping),
+                checkpoint=least.checkpoint,
                 resolved=min(progress.resolved for progress in overlapping),
+                snapshot=least.snapshot,
             )
         )
         next_id += 1
@@ -426,15 +457,19 @@ def advance(ranges: Sequence[RangeProgress], reports: Iterable[RangeProgress]) -
     """Take over what a runner reports.  Nothing goes back, and ranges that are no more are left out."""
     reported = {progress.id: progress for progress in reports}
     return [
-        msgspec.structs.replace(
-            progress,
-            checkpoint=max(progress.checkpoint, report.checkpoint),
-            resolved=max(progress.resolved, report.resolved),
-        )
-        if (report := reported.get(progress.id)) is not None
-        else progress
+        _further(progress, report) if (report := reported.get(progress.id)) is not None else progress
         for progress in ranges
     ]
+
+
+def _further(progress: RangeProgress, report: RangeProgress) -> RangeProgress:
+    furthest = max(progress, report, key=lambda each: each.order)
+    return msgspec.structs.replace(
+        progress,
+        checkpoint=furthest.checkpoint,
+        snapshot=furthest.snapshot,
+        resolved=max(progress.resolved, report.resolved),
+    )
 
 
 # Checks

@@ -42,6 +42,7 @@ class Decoder:
             return list(self._with_before_images(batch))
         if not batch.keys:
             return []
+        at = _snapshot_version(batch)
         flags = [stored[-1:] for stored in batch.values]
         if flags.count(PLAIN) == len(flags):
             plain = self._decode_plain(batch)
@@ -49,7 +50,7 @@ class Decoder:
                 return plain
         now_ms = self._physical_ms()
         return [
-            self._decode_one(name, key[NAMESPACE_BYTES:], stored, version, partition, now_ms)
+            self._decode_one(name, key[NAMESPACE_BYTES:], stored, version, partition, now_ms, at)
             for version, partition, key, stored in zip(
                 batch.versions, batch.partitions, batch.keys, batch.values, strict=True
             )
@@ -74,9 +75,11 @@ class Decoder:
                 [key[NAMESPACE_BYTES:] for key in batch.keys],
                 [stored[:-1] for stored in batch.values],
                 repeat(ChangeType.UPSERT),
-                batch.versions,
+                batch.versions if batch.snapshot is None else repeat(batch.through),
                 map(Stamp, batch.versions, repeat(self._site_id)),
                 batch.partitions,
+                repeat(None),
+                repeat(batch.snapshot is not None),
             )
         )
 
@@ -88,15 +91,23 @@ class Decoder:
             yield from sorted(merged, key=_version)
         else:
             yield from changes
-        if batch.versions:
+        if batch.versions and batch.snapshot is None:
             self._latest = max(self._latest, batch.versions[-1])
         # In the middle of a commit there is no place to go on from: its first half would come twice.
         if resolved_markers and batch.through >= self._latest:
-            yield Resolved(batch.through)
+            yield Resolved(batch.through, batch.snapshot)
 
     def _decode_one(
-        self, name: str, user_key: bytes, stored: bytes, version: Version, partition: int, now_ms: int
+        self,
+        name: str,
+        user_key: bytes,
+        stored: bytes,
+        version: Version,
+        partition: int,
+        now_ms: int,
+        at: Version | None,
     ) -> Change:
+        """A change, or with `at` a row of the snapshot at that version."""
         record = _decode(user_key, version, stored, now_ms)
         dead = record.is_dead_at(now_ms)
         return Change(
@@ -104,15 +115,16 @@ class Decoder:
             user_key,
             None if dead else record.value,
             ChangeType.DELETE if dead else ChangeType.UPSERT,
-            version,
+            version if at is None else at,
             record.origin or Stamp(version, self._site_id),
             partition,
             record.expires_at,
+            at is not None,
         )
 
     def _with_before_images(self, batch: ChangeBatch) -> Iterator[Change]:
         assert batch.befores is not None
-        now_ms = self._physical_ms()
+        now_ms, at = self._physical_ms(), _snapshot_version(batch)
         for version, partition, key, stored, before in zip(
             batch.versions, batch.partitions, batch.keys, batch.values, batch.befores, strict=True
         ):
@@ -131,12 +143,14 @@ class Decoder:
                 image: Record,
                 name: str = name,
                 user_key: bytes = user_key,
-                version: Version = version,
+                version: Version = version if at is None else at,
                 stamp: Stamp = stamp,
                 partition: int = partition,
             ) -> Change:
                 value = None if image.deleted else image.value
-                return Change(name, user_key, value, kind, version, stamp, partition, image.expires_at)
+                return Change(
+                    name, user_key, value, kind, version, stamp, partition, image.expires_at, at is not None
+                )
 
             if record.is_dead_at(now_ms):
                 yield change(ChangeType.DELETE, earlier)
@@ -152,6 +166,11 @@ class Decoder:
             self._names.update(known)
             self._names.setdefault(encoded, None)
         return self._names[encoded]
+
+
+def _snapshot_version(batch: ChangeBatch) -> Version | None:
+    """The version of the snapshot that a batch is a part of; None for a batch of changes."""
+    return None if batch.snapshot is None else batch.through
 
 
 def _version(item: Change | Heartbeat) -> Version:

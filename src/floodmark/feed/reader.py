@@ -7,7 +7,8 @@ There are three ways to catch up, and a stream takes the cheapest that still rea
 - a *scan* of all versions of the keys, O(keys), sorted by version.  It serves where the change log was
   trimmed but the versions are still kept.
 
-Behind what garbage collection has kept there is no way, and the reader is told so at once.
+Behind what garbage collection has kept there is no way, and the reader is told so at once.  A reader that is
+to have every key all the same begins with a snapshot (`snapshot.py`).
 
 A slow reader must cost the writers nothing.  A stream holds one batch in memory, takes no lock that
 writers wait for, and gathers what is committed within a few milliseconds instead of being woken for
@@ -28,13 +29,14 @@ from floodmark.feed.columns import BATCH_BYTES_MAX, Columns
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.safepoints import SafePoints
 from floodmark.feed.scan import Position, scan_changes
+from floodmark.feed.snapshot import snapshot_batches
 from floodmark.feed.sorter import Sorter
 from floodmark.feed.statistics import ChangeStatistics, ReaderStatistics
-from floodmark.model.errors import Corruption, VersionCollected
+from floodmark.model.errors import Corruption, InvalidArgument, VersionCollected, VersionInFuture
 from floodmark.model.limits import SORT_BYTES_MAX
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version, physical_ms
-from floodmark.partition import Follower, LogLine, Node, version_of
+from floodmark.partition import Follower, LogLine, Node, Router, version_of
 
 # How long a follower waits before it looks around by itself, as for a site that was closed.
 FOLLOW_SECONDS: Final = 0.2
@@ -90,17 +92,40 @@ class ChangeReader:
     def _batches(self, request: ChangesRequest) -> Generator[ChangeBatch, None, None]:
         # Nothing is older than the node itself.
         request = replace(request, since=max(request.since, self._node.born_version()))
+        self._check_snapshot(request)
         stream, token = _Stream(self._node, request, self._look_up, self._scan), next(self._tokens)
         with self._safe_points.reading(request.since, request.namespace) as advance:
             self._streams[token] = stream
             try:
-                yield ChangeBatch(through=request.since)
+                yield ChangeBatch(through=request.since, snapshot=request.snapshot)
+                if request.snapshot is not None:
+                    yield from stream.deliver(self._snapshot(request))
                 yield from stream.run(advance)
             finally:
                 with self._lock:
                     del self._streams[token]
                     for way, changes in stream.delivered.items():
                         self._delivered[way] += changes
+
+    def _check_snapshot(self, request: ChangesRequest) -> None:
+        """Refuse a snapshot that is not to be had."""
+        if request.snapshot is None:
+            return
+        if request.own or request.keys_only:
+            raise InvalidArgument("a snapshot has whole records, of all sites; ask for neither own nor keys")
+        resolved = self._node.resolved_version()
+        if request.since > resolved:
+            raise VersionInFuture(
+                f"a snapshot at {request.since} is not to be had yet: the site has only come to {resolved}",
+                version=request.since,
+            )
+
+    def _snapshot(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        every, one = self._safe_points.live_namespaces, request.namespace
+        namespaces = every() if one is None else [one]
+        for batch in snapshot_batches(Router(self._node), namespaces, request):
+            self._node.require_open()
+            yield batch
 
     def _look_up(self, key: bytes, version: Version) -> bytes | None:
         try:
@@ -161,6 +186,13 @@ class _Stream:
             changes=dict(self.delivered),
         )
 
+    def deliver(self, batches: Iterable[ChangeBatch]) -> Iterator[ChangeBatch]:
+        """Hand batches on, and count them."""
+        for batch in batches:
+            self._way = batch.way
+            self.delivered[batch.way] += len(batch.keys)
+            yield batch
+
     def run(self, advance: Callable[[Version], None]) -> Iterator[ChangeBatch]:
         """Batches until the end that was asked for, or for ever."""
         request, committer = self._request, self._node.committer
@@ -173,9 +205,7 @@ class _Stream:
                 resolved = self._node.resolved_version()
                 target = resolved if request.until is None else min(request.until, resolved)
                 if target > self._position:
-                    for batch in self._catch_up(self._position, target):
-                        self._way = batch.way
-                        self.delivered[batch.way] += len(batch.keys)
+                    for batch in self.deliver(self._catch_up(self._position, target)):
                         if batch.keys:
                             self._seen = batch.versions[-1], batch.keys[-1]
                         yield batch

@@ -5,7 +5,7 @@ at once.  It holds a bounded number of bytes: when it is full the reader waits, 
 they are, in the site.
 
 Batches end where commits end.  Only there does "everything up to here" make sense, and only so can a sink
-tell what it is given twice.
+tell what it is given twice.  A snapshot may be cut behind every key.
 """
 
 from bisect import bisect_right
@@ -22,28 +22,45 @@ CHANGE_BYTES: Final = 400
 
 
 class Batch(NamedTuple):
-    """All changes of a range in `(since, through]`; there may be none."""
+    """All changes of a range in `(since, through]`; there may be none.
+
+    With `snapshot`, rows of the snapshot at `through`: with them, the range has it up to that qualified key.
+    """
 
     since: Version
     changes: Sequence[Change]
     through: Version
+    snapshot: bytes | None = None
 
 
 class RangeBuffer:
-    """Hands changes from the thread that reads a range to the one that writes it."""
+    """Hands changes from the thread that reads a range to the one that writes it.
 
-    def __init__(self, since: Version, *, bytes_max: int = FEED_BUFFER_BYTES_MAX) -> None:
-        # Every change at or below it was put in.
-        self.through = since
+    It begins behind `since`, or with the snapshot at `since` behind a qualified key; `prefix` is what the
+    keys of its namespace begin with.
+    """
+
+    def __init__(
+        self,
+        since: Version,
+        snapshot: bytes | None = None,
+        *,
+        prefix: bytes = b"",
+        bytes_max: int = FEED_BUFFER_BYTES_MAX,
+    ) -> None:
+        # Every change at or below it was put in; of a snapshot, every row up to the key.
+        self.through, self.snapshot = since, snapshot
         self.bytes = 0
-        self._since = since
+        # What was taken out, likewise.
+        self._since, self._taken = since, snapshot
+        self._prefix = prefix
         self._bytes_max = bytes_max
         # In commit order.  The last of them may lie above `through`, if their commit is not complete yet.
         self._changes: list[Change] = []
         self._changed = Condition()
         self._finished = self._closed = False
 
-    def put(self, changes: Sequence[Change], through: Version) -> bool:
+    def put(self, changes: Sequence[Change], through: Version, snapshot: bytes | None = None) -> bool:
         """Wait for room, and add what was read; False if nobody wants it any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._is_full())
@@ -51,7 +68,7 @@ class RangeBuffer:
                 return False
             self._changes += changes
             self.bytes += weigh(changes)
-            self.through = max(self.through, through)
+            self.through, self.snapshot = max(self.through, through), snapshot
             self._changed.notify_all()
             return True
 
@@ -62,26 +79,39 @@ class RangeBuffer:
         not longer than it may linger.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over() or self.through > self._since)
+            self._changed.wait_for(lambda: self._is_over() or self.has_more)
             if linger_seconds and self._complete():
                 self._changed.wait_for(
                     lambda: self._is_over() or self._is_full() or self._complete() >= records_max,
                     linger_seconds,
                 )
-            if self._closed or self.through == self._since:
+            if self._closed or not self.has_more:
                 return None
-            end, through = self._complete(), self.through
-            if end > records_max:
-                last = self._changes[records_max - 1].version
-                cut = bisect_right(self._changes, last, key=_version)
-                if cut < end:
-                    end, through = cut, last
-            batch = Batch(self._since, self._changes[:end], through)
-            del self._changes[:end]
+            batch = self._next_of_snapshot(records_max) or self._next_commits(records_max)
+            del self._changes[: len(batch.changes)]
             self.bytes -= weigh(batch.changes)
-            self._since = through
+            self._since, self._taken = batch.through, batch.snapshot
             self._changed.notify_all()
             return batch
+
+    def _next_of_snapshot(self, records_max: int) -> Batch | None:
+        """Rows of a snapshot, or only the place that it has come to; None if it was all taken."""
+        since = self._since
+        # Its rows have the version that the range begins at, and all changes have higher ones.
+        rows = 0 if self._taken is None else bisect_right(self._changes, since, key=_version)
+        if rows:
+            end = min(rows, records_max)
+            return Batch(since, self._changes[:end], since, self._prefix + self._changes[end - 1].key)
+        return None if self.snapshot is None else Batch(since, [], since, self.snapshot)
+
+    def _next_commits(self, records_max: int) -> Batch:
+        end, through = self._complete(), self.through
+        if end > records_max:
+            last = self._changes[records_max - 1].version
+            cut = bisect_right(self._changes, last, key=_version)
+            if cut < end:
+                end, through = cut, last
+        return Batch(self._since, self._changes[:end], through)
 
     def forget_incomplete(self) -> None:
         """Drop the beginning of a commit whose rest did not come: it will be read again from its start."""
@@ -106,6 +136,11 @@ class RangeBuffer:
 
     def _is_over(self) -> bool:
         return self._closed or self._finished
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to take, be it only that nothing came up to some version."""
+        return (self.through, self.snapshot) != (self._since, self._taken)
 
     def _complete(self) -> int:
         """How many changes belong to commits that are here as a whole."""

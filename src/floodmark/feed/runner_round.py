@@ -174,8 +174,13 @@ class RangeWork:
     def __init__(self, owner: Round, progress: RangeProgress) -> None:
         surroundings, options = owner.surroundings, owner.feed.spec.options
         self.id = progress.id
-        self.checkpoint = progress.checkpoint
-        self.buffer = RangeBuffer(progress.checkpoint, bytes_max=surroundings.buffer_bytes_max)
+        self.checkpoint, self.snapshot = progress.checkpoint, progress.snapshot
+        self.buffer = RangeBuffer(
+            progress.checkpoint,
+            progress.snapshot,
+            prefix=encode_namespace(owner.feed.namespace_id),
+            bytes_max=surroundings.buffer_bytes_max,
+        )
         self.reading = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
         self.writing = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
         # Heartbeats tell of all keys: there is nothing to hold against a feed of some.
@@ -197,16 +202,22 @@ class RangeWork:
 
     def progress(self) -> RangeProgress:
         """How far the range is."""
-        # The checkpoint first: the other must not seem to be behind it.
+        # The checkpoint first: the others must not seem to be behind it.
         checkpoint = self.checkpoint
-        return RangeProgress(id=self.id, keys=self._keys, checkpoint=checkpoint, resolved=self.buffer.through)
+        return RangeProgress(
+            id=self.id,
+            keys=self._keys,
+            checkpoint=checkpoint,
+            resolved=self.buffer.through,
+            snapshot=self.snapshot,
+        )
 
     def report(self) -> RangeProgress:
         """How far the range is, with what was counted up to there."""
-        progress = self.progress()
         if self.counting is None:
-            return progress
+            return self.progress()
         checkpoint, counted = self.counting.told()
+        progress = self.progress()
         return replace(
             progress, checkpoint=checkpoint, resolved=max(progress.resolved, checkpoint), counted=counted
         )
@@ -239,22 +250,24 @@ class RangeWork:
             until=until,
             follow=True,
             heartbeats=self.counting is not None,
+            snapshot=self.buffer.snapshot,
         )
-        if until is not None and request.since >= until:
+        if until is not None and request.since >= until and request.snapshot is None:
             self.buffer.finish()
             return
         with _closed_after(surroundings.open_changes(request)) as batches:
             for batch in batches:
                 changes = surroundings.decode(batch)
-                if self.counting is not None:
+                # Heartbeats sum up commits, and not what a snapshot finds.
+                if self.counting is not None and batch.snapshot is None:
                     self.counting.read(batch)
-                if not self.buffer.put(changes, batch.through):
+                if not self.buffer.put(changes, batch.through, batch.snapshot):
                     return
                 if self._read_problem is not None:
                     self._read_problem = None
                     self.reading.reset()
                     self._round.nudge()
-        if until is None or self.buffer.through < until:
+        if until is None or self.buffer.through < until or self.buffer.snapshot is not None:
             raise Unreachable(f"the changes of feed {feed.name!r} ended before their time")
         self.buffer.finish()
 
@@ -277,8 +290,10 @@ class RangeWork:
             while (batch := self.buffer.take(options.batch_records, linger_seconds)) is not None:
                 if batch.changes and not self._deliver(batch):
                     return
-                if self.counting is not None:
+                if self.counting is not None and batch.through > self.checkpoint:
                     self.counting.deliver([change.version for change in batch.changes], batch.through)
+                # In this order: a version behind the snapshot must never be seen with a key in it.
+                self.snapshot = batch.snapshot
                 self.checkpoint = batch.through
         finally:
             self._close()
@@ -329,6 +344,7 @@ class RangeWork:
                 range_id=self.id,
                 keys=user_keys(self._keys, feed.namespace_id),
                 since=self.checkpoint,
+                snapshot=None if self.snapshot is None else self.snapshot[NAMESPACE_BYTES:],
             )
             self._sink = self._round.surroundings.open_sink(feed.spec.sink, context)
         return self._sink

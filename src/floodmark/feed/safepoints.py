@@ -39,6 +39,8 @@ _SAFE_POINTS: Final = b"safe-points/"
 _PRESENT_TRIES: Final = 10
 
 Result = TypeVar("Result")
+# The present, as a version or as a place in a stream of changes.
+Present = TypeVar("Present")
 
 
 class SafePoint(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ class SafePoints:
         self.lock = RLock()
         self._storage = storage
         self._time_source = time_source
-        self._live_namespaces = live_namespaces
+        self.live_namespaces = live_namespaces
         self._retention = retention
         self._named: dict[str, SafePoint] = {}
         self._readers: dict[int, tuple[Version, int | None]] = {}
@@ -184,21 +186,21 @@ class SafePoints:
         """The oldest version at which one namespace, or every one, can still be read."""
         if namespace is not None:
             return self._retention.collected_version(namespace)
-        return max(map(self._retention.collected_version, self._live_namespaces()), default=0)
+        return max(map(self._retention.collected_version, self.live_namespaces()), default=0)
 
     def _require_kept(self, version: Version, namespace: int | None) -> None:
         oldest = self.oldest_version(namespace)
         if version < oldest:
             raise VersionCollected(
                 f"version {version} was collected; the oldest that can still be read is {oldest} "
-                f"({moment_of(oldest).isoformat()}). To follow changes from there, read a snapshot first "
-                "with scan(at=...)",
+                f'({moment_of(oldest).isoformat()}). Begin with a snapshot (since="snapshot"), which '
+                "has every key, and go on with the changes behind it",
                 version=version,
                 oldest=oldest,
             )
 
 
-def at_present(read_version: Callable[[], Version], hold: Callable[[Version], Result]) -> Result:
+def at_present(read_version: Callable[[], Present], hold: Callable[[Present], Result]) -> Result:
     """Hold the present version in some way; what `hold` answers.
 
     Where nothing of the past is kept, garbage collection may fall between the two.  A reader that named no

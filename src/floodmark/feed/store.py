@@ -92,11 +92,11 @@ class FeedStore(Protocol):
         ...
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
-    def resume(self, name: str, since: Version | None = None) -> Feed:
-        """Let a feed go on from its checkpoint, or from another version.
+    def resume(self, name: str, since: Version | None = None, snapshot: bool = False) -> Feed:
+        """Let a feed go on from its checkpoint, or from another version, or with a snapshot at that.
 
-        Its next changes must still be there.  `since` is for a feed that failed: take a snapshot, and go on
-        behind it.  Lying ahead of the checkpoint it skips changes; behind it, it delivers them again.
+        Its next changes must still be there.  `snapshot` is for a feed that failed.  Without it, a `since`
+        ahead of the checkpoint skips changes, and one behind it delivers them again.
         """
         ...
 
@@ -212,14 +212,14 @@ class LocalFeedStore:
             require_possible(feed, FeedOperation.PAUSE)
             return self._store(replace(feed, state=FeedState.STOPPED, changed_at_ms=self._time_source()))
 
-    def resume(self, name: str, since: Version | None = None) -> Feed:
+    def resume(self, name: str, since: Version | None = None, snapshot: bool = False) -> Feed:
         with self._lock:
             feed = self.find(name)
             require_possible(feed, FeedOperation.RESUME)
             created_at = self._require_namespace(feed)
             if since is not None:
-                feed = self._restart(feed, max(since, created_at))
-            require_work_left(feed, feed.checkpoint)
+                feed = self._restart(feed, max(since, created_at), snapshot=snapshot)
+            require_work_left(feed)
             try:
                 self._hold(feed, feed.checkpoint)
             except VersionCollected as error:
@@ -371,13 +371,10 @@ class LocalFeedStore:
             checks=Checks() if spec.is_whole else None,
         )
         since = max(spec.since, created_at)
-        if spec.until is not None and spec.until <= since:
-            raise InvalidVersion(
-                f"the target {spec.until} of feed {spec.name!r} does not lie behind its start {since}"
-            )
-        return self._restart(feed, since)
+        spec.require_target(since)
+        return self._restart(feed, since, snapshot=spec.snapshot)
 
-    def _restart(self, feed: Feed, since: Version) -> Feed:
+    def _restart(self, feed: Feed, since: Version, *, snapshot: bool) -> Feed:
         """The feed with fresh ranges that begin at a version.  What was reported of others is void."""
         resolved = self._resolved_version()
         if physical_ms(since) > max(self._time_source(), physical_ms(resolved)):
@@ -386,10 +383,13 @@ class LocalFeedStore:
                 f"only come to {resolved} ({moment_of(resolved).isoformat()})",
                 version=since,
             )
-        whole = RangeProgress(id=0, keys=_qualified(feed), checkpoint=since)
+        start = b"" if snapshot else None
+        whole = RangeProgress(id=0, keys=_qualified(feed), checkpoint=since, snapshot=start)
         cut = cut_ranges(whole.keys, self._partition_ranges(), feed.spec.ranges)
         ranges = [replace(whole, id=feed.next_range + index, keys=keys) for index, keys in enumerate(cut)]
         checks = None if feed.checks is None else feed.checks.begin_anew()
+        if checks is not None and snapshot:
+            checks = checks.doubt_through(since, Doubt.SNAPSHOT)
         return replace(feed, ranges=ranges, next_range=feed.next_range + len(ranges), checks=checks)
 
     def _cut(self, feed: Feed) -> Feed:

@@ -36,7 +36,11 @@ class ChangeType(StrEnum):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One put or delete of one key, committed at `version` of the site that it was read from."""
+    """One put or delete of one key, committed at `version` of the site that it was read from.
+
+    With `snapshot` it is a row of a snapshot at `version`: what the key held then, whenever that was
+    written.  Its stamp is the one that it was written with.
+    """
 
     namespace: str
     key: bytes
@@ -46,12 +50,18 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     stamp: Stamp
     partition: int
     expires_at: int | None = None
+    snapshot: bool = False
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """A marker in a stream of changes: everything at or below `version` has been delivered."""
+    """A marker in a stream of changes: everything at or below `version` has been delivered.
+
+    With `snapshot`, an opaque key, the stream is within a snapshot at `version`: the records up to that key
+    have been delivered.  Either way the marker is a place to go on from.
+    """
 
     version: Version
+    snapshot: bytes | None = None
 
 
 class Tally(NamedTuple):

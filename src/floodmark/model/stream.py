@@ -15,12 +15,22 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 
 
+def order_places(version: Version, snapshot: bytes | None) -> tuple[Version, bool, bytes]:
+    """What sorts places in a stream: a snapshot at a version comes before the changes above it.
+
+    >>> order_places(7, b"") < order_places(7, b"ada") < order_places(7, None) < order_places(8, None)
+    True
+    """
+    return version, snapshot is None, snapshot or b""
+
+
 class Way(StrEnum):
-    """How a reader catches up: from memory, from the change log, or by scanning all versions."""
+    """How a reader gets on: from memory, from the change log, by scanning all versions, or by a snapshot."""
 
     TAIL = "tail"
     LOG = "log"
     SCAN = "scan"
+    SNAPSHOT = "snapshot"
 
 
 class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +44,10 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     whole records in both cases.
 
     With `keys_only` all values are empty, for those who want to know what was changed, and not how.
+
+    With `snapshot` the stream begins with the records that live at `since`, in order of keys, and goes on
+    with the changes above it.  The bytes are the qualified key behind which the snapshot begins; empty for
+    all of it.  So a place in a stream is a version and, within a snapshot, a key.
     """
 
     keys: KeyRange = KeyRange()
@@ -46,6 +60,7 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     own: bool = False
     partial: bool = False
     keys_only: bool = False
+    snapshot: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +70,10 @@ class ChangeBatch:
     `keys` are qualified and `values` as stored.  `befores` holds what was stored under each key before
     the change, if that was asked for.  With this batch and those before it, the reader has every change
     at or below `through`: it is where to go on from.  Within a commit, changes stand in order of keys.
+
+    A batch with `snapshot` holds records as of version `through` instead, with the versions at which they
+    were committed.  The reader has those up to the qualified key `snapshot`, and goes on from both.  The
+    first batch without it says that the snapshot is complete.
     """
 
     through: Version
@@ -65,3 +84,4 @@ class ChangeBatch:
     values: Sequence[bytes] = ()
     befores: Sequence[bytes | None] | None = None
     heartbeats: Sequence[Heartbeat] = field(default=())
+    snapshot: bytes | None = None

@@ -176,5 +176,11 @@ def check_position(version: Version | None) -> None:
         check_version(version)
 
 
+def check_snapshot(place: bytes | None) -> None:
+    """A place in a snapshot is a qualified key, or empty for its beginning."""
+    if place is not None and len(place) > NAMESPACE_BYTES + KEY_BYTES_MAX:
+        raise InvalidKey(f"a place in a snapshot is a key, and this one has {len(place):,} bytes")
+
+
 def _shown(key: bytes) -> str:
     return f"{key[NAMESPACE_BYTES:]!r:.60}"

@@ -19,7 +19,7 @@ from floodmark.model.errors import InvalidArgument, InvalidRange, PartitionMoved
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.server.checks import check_namespace_range, check_position, check_version
+from floodmark.server.checks import check_namespace_range, check_position, check_snapshot, check_version
 from floodmark.server.guard import Guard
 from floodmark.server.visits import Visit
 from floodmark.site.host import Host
@@ -99,7 +99,7 @@ class Streams:
         with closing(batches):
             # Empty, and sent once everything is held: the client waits for it before it goes on.
             encode = partial(encode_changes, before_images=request.before_images)
-            yield from encode(ChangeBatch(through=request.since), request.since)
+            yield from encode(ChangeBatch(through=request.since, snapshot=request.snapshot), request.since)
             position, sent_at_ms = request.since, self._monotonic_ms()
             skipped: ChangeBatch | None = None
             for batch in batches:
@@ -122,6 +122,7 @@ class Streams:
     def _check_changes(self, visit: Visit, request: ChangesRequest) -> None:
         check_position(request.since)
         check_position(request.until)
+        check_snapshot(request.snapshot)
         self._guard.require_namespace(visit.caller, declared(ChangesTicket).role, request.namespace)
         if request.namespace is not None:
             check_namespace_range(encode_namespace(request.namespace), request.keys)

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from math import ceil, isfinite
 from typing import Final, Literal, TypeAlias, TypeVar, cast
 
+from floodmark.model.change import Resolved
 from floodmark.model.errors import (
     InvalidArgument,
     InvalidKey,
@@ -21,8 +22,9 @@ _LIFETIME_US_MAX: Final = TTL_MAX // timedelta(microseconds=1)
 Kind = TypeVar("Kind")
 
 At: TypeAlias = Version | datetime
-# A place to begin reading changes: a checkpoint, a moment, all that is kept, or only what is to come.
-Since: TypeAlias = Version | datetime | Literal["beginning", "now", "end"]
+# A place to begin reading changes: a checkpoint, a moment, the first change of all, every key as it is now,
+# or only what is to come.
+Since: TypeAlias = Version | datetime | Resolved | Literal["snapshot", "beginning", "now", "end"]
 Durability: TypeAlias = Literal["fsync", "async"]
 
 

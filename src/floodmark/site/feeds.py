@@ -1,30 +1,44 @@
 """The named feeds and the subscriptions of a site, as users see them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from floodmark.feed import Decoder
 from floodmark.feed.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
 from floodmark.feed.runner import FeedRunner
 from floodmark.feed.sinks import AllowedSinks, require_sink
 from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionStatistics
+from floodmark.model.change import Resolved
 from floodmark.model.names import require_name
-from floodmark.model.version import Version
 from floodmark.site.arguments import At, Since, to_version
 from floodmark.site.host import Host
 
-# From a beginning in a namespace to its version.
-ToVersion = Callable[[str | None, Since], Version]
+Result = TypeVar("Result")
+
+
+class Begin(Protocol):
+    """Finds the place that a beginning names, and does something there; again, if it was collected."""
+
+    def __call__(
+        self,
+        namespace: str | None,
+        since: Since,
+        begin: Callable[[Resolved], Result],
+        *,
+        until: At | None = None,
+    ) -> Result:
+        """What `begin` answers."""
+        ...
 
 
 class Feeds:
     """Creates, changes and runs named feeds: `site.feeds`."""
 
     def __init__(
-        self, host: Callable[[], Host], to_since: ToVersion, decoder: Callable[[], Decoder], holder: str
+        self, host: Callable[[], Host], begin: Begin, decoder: Callable[[], Decoder], holder: str
     ) -> None:
         self._host = host
-        self._to_since = to_since
+        self._begin = begin
         self._decoder = decoder
         self._holder = holder
 
@@ -34,7 +48,7 @@ class Feeds:
         namespace: str,
         sink: str,
         *,
-        since: Since = 0,
+        since: Since = "snapshot",
         until: At | None = None,
         start_key: bytes = b"",
         end_key: bytes | None = None,
@@ -45,26 +59,34 @@ class Feeds:
     ) -> Feed:
         """Add a feed of a namespace's changes to a sink, which is a URI such as `parquet:exports/users`.
 
-        It begins behind `since`; if changes after that are gone, `VersionCollected` is raised at once.  It
-        ends at `until`, or never.  From now on it holds a safe point, whether or not it runs.  The kind of
-        sink must be installed in this process; an unknown one is an `InvalidArgument`.
+        It begins with a snapshot of every key, and goes on with the changes above it; or else behind `since`,
+        which is a version, a moment, "beginning" or "now".  If changes after that are gone,
+        `VersionCollected` is raised at once.  It ends at `until`, or never.
+
+        From now on it holds a safe point, whether or not it runs.  The kind of sink must be installed in
+        this process; an unknown one is an `InvalidArgument`.
         """
         require_name(namespace, "namespace")
         require_sink(sink)
-        spec = FeedSpec(
-            name=name,
-            namespace=namespace,
-            sink=sink,
-            since=self._to_since(namespace, since),
-            until=None if until is None else to_version(until),
-            start_key=start_key,
-            end_key=end_key,
-            prefix=prefix,
-            description=description,
-            ranges=ranges,
-            options=options or SinkOptions(),
-        )
-        return self._host().feeds.create(spec)
+
+        def create(start: Resolved) -> Feed:
+            spec = FeedSpec(
+                name=name,
+                namespace=namespace,
+                sink=sink,
+                since=start.version,
+                until=None if until is None else to_version(until),
+                start_key=start_key,
+                end_key=end_key,
+                prefix=prefix,
+                description=description,
+                ranges=ranges,
+                options=options or SinkOptions(),
+                snapshot=start.snapshot is not None,
+            )
+            return self._host().feeds.create(spec)
+
+        return self._begin(namespace, since, create, until=until)
 
     def list(self) -> list[Feed]:
         """All feeds by name."""
@@ -81,12 +103,16 @@ class Feeds:
         return self._host().feeds.pause(name)
 
     def resume(self, name: str, *, since: Since | None = None) -> Feed:
-        """Let a feed go on from its checkpoint, or from somewhere else."""
+        """Let a feed go on from its checkpoint, or from somewhere else; "snapshot" begins it anew."""
         require_name(name, "feed")
         if since is None:
             return self._host().feeds.resume(name)
-        namespace = self.show(name).spec.namespace
-        return self._host().feeds.resume(name, self._to_since(namespace, since))
+        spec = self.show(name).spec
+
+        def resume(start: Resolved) -> Feed:
+            return self._host().feeds.resume(name, start.version, start.snapshot is not None)
+
+        return self._begin(spec.namespace, since, resume, until=spec.until)
 
     def update(self, name: str, **changes: Any) -> Feed:
         """Change sink, until, description, ranges or options of a feed that does not run."""
@@ -147,9 +173,9 @@ class Feeds:
 class Subscriptions:
     """Looks after the subscriptions that there are: `site.subscriptions`."""
 
-    def __init__(self, host: Callable[[], Host], to_since: ToVersion) -> None:
+    def __init__(self, host: Callable[[], Host], begin: Begin) -> None:
         self._host = host
-        self._to_since = to_since
+        self._begin = begin
 
     def list(self) -> list[SubscriptionRow]:
         """All subscriptions by name."""
@@ -163,8 +189,11 @@ class Subscriptions:
     def seek(self, name: str, since: Since) -> SubscriptionRow:
         """Let the next consumer of a subscription, which must have none now, begin somewhere else."""
         require_name(name, "subscription")
-        namespace = self.show(name).spec.namespace
-        return self._host().subscriptions.seek(name, self._to_since(namespace, since))
+
+        def seek(start: Resolved) -> SubscriptionRow:
+            return self._host().subscriptions.seek(name, start.version)
+
+        return self._begin(self.show(name).spec.namespace, since, seek)
 
     def remove(self, name: str) -> None:
         """Forget a subscription, and let garbage collection go on."""

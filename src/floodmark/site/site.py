@@ -1,32 +1,24 @@
 """A site: one place that takes reads and writes, and remembers every change."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from os import getpid
 from socket import gethostname
 from types import TracebackType
-from typing import Final, Literal, TypeVar, overload
+from typing import Literal, TypeVar, overload
 from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed import LIFETIME, Decoder, Item, SafePoint
+from floodmark.feed import LIFETIME, Decoder, Item, SafePoint, at_present
 from floodmark.feed.safepoints import require_lifetime
 from floodmark.feed.subscription import Since as Start
 from floodmark.feed.subscription import Subscription, SubscriptionOptions, open_subscription
 from floodmark.feed.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
-from floodmark.model.change import Change, Heartbeat
-from floodmark.model.errors import (
-    Closed,
-    InvalidArgument,
-    InvalidRange,
-    InvalidVersion,
-    PartitionNotFound,
-    VersionCollected,
-)
+from floodmark.model.change import Change, Heartbeat, Resolved
+from floodmark.model.errors import Closed, InvalidArgument, InvalidRange, InvalidVersion, PartitionNotFound
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
@@ -58,8 +50,6 @@ from floodmark.site.statistics import (
 )
 from floodmark.site.transaction import TIMEOUT, Transaction, run_transaction
 from floodmark.site.transactions import Transactions
-
-BEGINNING_ATTEMPTS: Final = 5
 
 Result = TypeVar("Result")
 
@@ -216,9 +206,14 @@ class Site:
         """The changes of one namespace or of all, in commit order.
 
         `since` is exclusive: pass a checkpoint (the version of a `Resolved` marker, or of the last change of
-        a commit that you have whole), a moment, "beginning" for all that is still kept, or "now".  Without
-        it every change since the namespace was made is wanted, and if some are gone that is an error.  The
-        stream ends at the present, or at `until`; with `follow=True` it waits for more.
+        a commit that you have whole), a moment, "beginning", "snapshot" or "now".  Without it, or from the
+        "beginning", every change since the namespace was made is wanted; if some are gone, that is a
+        `VersionCollected`.  The stream ends at the present, or at `until`; with `follow=True` it waits for
+        more.
+
+        A "snapshot" comes first with every key that lives at one version, as changes with `snapshot` set and
+        that version, in order of keys, and then with the changes above it.  To go on in the middle of it,
+        pass the last `Resolved` marker as `since`.
 
         With `before_images` an update is two changes, before and after, as in Delta's change data feed.
         With `resolved_markers` the stream also has `Resolved` items: everything up to their version has
@@ -228,10 +223,10 @@ class Site:
         if namespace is not None:
             require_name(namespace, "namespace")
 
-        def open_batches() -> Iterator[ChangeBatch]:
+        def open_batches(start: Resolved) -> Iterator[ChangeBatch]:
             request = self._changes_request(
                 namespace,
-                since=since,
+                start=start,
                 until=until,
                 keys=keys,
                 follow=follow,
@@ -240,9 +235,7 @@ class Site:
             )
             return self.host.changes(request)
 
-        # All that is kept may become less between finding out what that is and holding it.
-        attempts = BEGINNING_ATTEMPTS if since == "beginning" else 1
-        batches = retry_collected(open_batches, attempts)
+        batches = self._begin(namespace, since, open_batches, until=until)
         return self._items(batches, resolved_markers=resolved_markers)
 
     def subscribe(
@@ -288,20 +281,20 @@ class Site:
             options=check_kind(options or SubscriptionOptions(), SubscriptionOptions, "options"),
             open_changes=self.host.changes,
             decode=self._decoder().decode,
-            to_version=lambda since: self._since_version(namespace, since),
+            to_version=lambda since: self._place(since).version,
         )
 
     @property
     def feeds(self) -> Feeds:
         """The named feeds: readings of changes that remember how far they are, and write to a sink."""
         self._require_open()
-        return Feeds(lambda: self.host, self._since_version, self._decoder, self._holder)
+        return Feeds(lambda: self.host, self._begin, self._decoder, self._holder)
 
     @property
     def subscriptions(self) -> Subscriptions:
         """The subscriptions that there are."""
         self._require_open()
-        return Subscriptions(lambda: self.host, self._since_version)
+        return Subscriptions(lambda: self.host, self._begin)
 
     def _items(self, batches: Iterator[ChangeBatch], *, resolved_markers: bool) -> Iterator[Item]:
         decoder = self._decoder()
@@ -321,17 +314,16 @@ class Site:
         self,
         namespace: str | None,
         *,
-        since: Since,
+        start: Resolved,
         until: At | None,
         keys: KeyRange,
         follow: bool,
         before_images: bool,
         heartbeats: bool,
     ) -> ChangesRequest:
-        after_version = self._since_version(namespace, since)
         until_version = None if until is None else to_version(until)
-        if until_version is not None and until_version < after_version:
-            raise InvalidVersion(f"until {until_version} lies before since {after_version}")
+        if until_version is not None and until_version < start.version:
+            raise InvalidVersion(f"until {until_version} lies before since {start.version}")
         administration = self.host.administration
         if namespace is None:
             if keys != KeyRange():
@@ -344,25 +336,45 @@ class Site:
         return ChangesRequest(
             keys=keys,
             namespace=scope,
-            since=max(after_version, created_at),
+            since=max(start.version, created_at),
             until=until_version,
             follow=follow,
             before_images=before_images,
             heartbeats=heartbeats,
+            snapshot=start.snapshot,
         )
 
-    def _since_version(self, namespace: str | None, since: Since) -> Version:
-        """The version that a beginning names; one in the future is refused."""
+    def _begin(
+        self,
+        namespace: str | None,
+        since: Since,
+        begin: Callable[[Resolved], Result],
+        *,
+        until: At | None = None,
+    ) -> Result:
+        """Begin reading at the place that `since` names; what `begin` answers.
+
+        A snapshot is taken at the present, or at an `until` that lies before it.
+        """
+        if since != "snapshot":
+            return begin(self._place(since))
+
+        def present() -> Resolved:
+            resolved = self.host.administration.resolved_version()
+            return Resolved(resolved if until is None else min(resolved, to_version(until)), b"")
+
+        return at_present(present, begin)
+
+    def _place(self, since: Since) -> Resolved:
+        """The place that a beginning names; one in the future is refused."""
         administration = self.host.administration
-        if since == 0:
-            return 0
-        if since == "beginning":
-            return administration.oldest_version(namespace)
+        if since in (0, "beginning"):
+            return Resolved(0)
         if since in ("now", "end"):
-            return administration.resolved_version()
-        version = to_version(since)
-        administration.observe(version)
-        return version
+            return Resolved(administration.resolved_version())
+        place = since if isinstance(since, Resolved) else Resolved(to_version(since))
+        administration.observe(to_version(place.version))
+        return place
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
@@ -492,13 +504,3 @@ class Site:
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
         return self.host.administration.statistics()
-
-
-def retry_collected(
-    open_batches: Callable[[], Iterator[ChangeBatch]], attempts: int
-) -> Iterator[ChangeBatch]:
-    """Open a stream, again if its beginning was collected meanwhile."""
-    for _ in range(attempts - 1):
-        with suppress(VersionCollected):
-            return open_batches()
-    return open_batches()

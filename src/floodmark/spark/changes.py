@@ -20,11 +20,11 @@ from floodmark.model.stream import ChangesRequest, Way
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
-from floodmark.site.site import BEGINNING_ATTEMPTS
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.options import CHANGES, EARLIEST, HEARTBEATS, LATEST, STREAM, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.planning import plan_ranges, plan_versions
+from floodmark.spark.query import BEGINNING_ATTEMPTS
 from floodmark.spark.reading import SiteReader, protect, require_kept
 from floodmark.spark.rows import RowFormat, change_rows
 from floodmark.spark.schemas import ALL, AVAILABLE, COUNTED, check_schema, default_schema

@@ -17,7 +17,6 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
 from floodmark.site.host import Administration
-from floodmark.site.site import BEGINNING_ATTEMPTS
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.patience import Wait, ask_patiently
 from floodmark.spark.planning import plan_ranges
@@ -25,6 +24,8 @@ from floodmark.spark.planning import plan_ranges
 # A safe point moves at most this often; one with a short lifetime is renewed more often.
 HOLD_MS: Final = 10_000
 RENEWALS_PER_LIFETIME: Final = 4
+# The place to begin at may be collected between asking for it and holding it.
+BEGINNING_ATTEMPTS: Final = 5
 
 Result = TypeVar("Result")
 

@@ -15,8 +15,8 @@ Where something is to be "the same", it is compared with a site of this process 
 memory: results, the classes, messages and details of errors, and the versions of long histories.
 
 The parts stand in files of their own, and may be run alone: namespaces, writes, the writer, scans, changes,
-subscriptions, transactions, feeds, streams from outside, merging, verifying, administration, refusals,
-closing, histories.
+snapshots, subscriptions, transactions, feeds, streams from outside, merging, verifying, administration,
+refusals, closing, histories.
 """
 
 from floodmark.testing.site_contract_administration import AdministrationContract
@@ -29,6 +29,7 @@ from floodmark.testing.site_contract_merging import MergingContract
 from floodmark.testing.site_contract_namespaces import NamespaceContract
 from floodmark.testing.site_contract_refusals import RefusalContract
 from floodmark.testing.site_contract_scans import ScanContract
+from floodmark.testing.site_contract_snapshots import SnapshotContract
 from floodmark.testing.site_contract_streams import StreamContract
 from floodmark.testing.site_contract_subscriptions import SubscriptionContract
 from floodmark.testing.site_contract_transactions import TransactionContract
@@ -43,6 +44,7 @@ class SiteContract(
     WriterContract,
     ScanContract,
     ChangeContract,
+    SnapshotContract,
     SubscriptionContract,
     TransactionContract,
     FeedContract,

@@ -82,10 +82,11 @@ class FeedContract(SiteContractBase):
         create = site.feeds.create
         assert create("version", "users", "blackhole:", since=first).checkpoint == first
         assert first <= create("moment", "users", "blackhole:", since=moment_of(first)).checkpoint < second
-        assert create("start", "users", "blackhole:").checkpoint < first
+        start = create("start", "users", "blackhole:")
+        assert (start.checkpoint >= second, start.is_at_snapshot, start.spec.snapshot) == (True, True, True)
         assert create("beginning", "users", "blackhole:", since="beginning").checkpoint < first
         assert create("now", "users", "blackhole:", since="now").checkpoint >= second
-        target = create("target", "users", "blackhole:", until=moment_of(second))
+        target = create("target", "users", "blackhole:", since=first, until=moment_of(second))
         assert target.spec.until is not None
         assert target.spec.until >= second
 
@@ -119,7 +120,7 @@ class FeedContract(SiteContractBase):
     ) -> None:
         until = users.put(b"ada", b"countess")
         feeds = site.feeds
-        made = feeds.create("copy", "users", "blackhole:")
+        made = feeds.create("copy", "users", "blackhole:", since="beginning")
         time.advance(1_000)
         paused = feeds.pause("copy")
         assert (paused.state, paused.changed_at_ms) == (FeedState.STOPPED, time())
@@ -219,8 +220,15 @@ class FeedContract(SiteContractBase):
         assert failed.state is FeedState.FAILED
         assert failed.error is not None
         assert failed.error.collected
-        resumed = site.feeds.resume("copy", since="beginning")
-        assert (resumed.state, resumed.error, resumed.checkpoint) == (FeedState.NORMAL, None, oldest(site))
+        refused(
+            VersionCollected,
+            lambda: site.feeds.resume("copy", since="beginning"),
+            version=site.host.administration.find_namespace("users").created_at,
+            oldest=oldest(site),
+        )
+        resumed = site.feeds.resume("copy", since="snapshot")
+        assert (resumed.state, resumed.error, resumed.is_at_snapshot) == (FeedState.NORMAL, None, True)
+        assert resumed.checkpoint >= oldest(site)
 
     # Ranges
 
@@ -266,7 +274,7 @@ class FeedContract(SiteContractBase):
         for number in range(30):
             users.put(b"%c%d" % (b"az"[number % 2], number), b"x")
         until = users.put_many({b"a": b"last", b"z": b"last"})
-        site.feeds.create("copy", "users", "blackhole:", until=until)
+        site.feeds.create("copy", "users", "blackhole:", since="beginning", until=until)
         runner = site.feeds.runner("copy")
         assert type(runner) is FeedRunner
         assert runner.run() is FeedState.FINISHED
@@ -286,7 +294,7 @@ class FeedContract(SiteContractBase):
         users.delete(b"a0")
         until = users.put(b"zoe", b"x" * 10_000, ttl=100)
         target = tmp_path / "changes"
-        site.feeds.create("export", "users", f"parquet:{target}", until=middle)
+        site.feeds.create("export", "users", f"parquet:{target}", since="beginning", until=middle)
         assert site.feeds.runner("export", sinks=[f"parquet:{tmp_path}"]).run() is FeedState.FINISHED
         site.feeds.update("export", until=until)
         site.feeds.resume("export")
@@ -322,8 +330,8 @@ class FeedContract(SiteContractBase):
         assert site.feeds.show("copy").state is FeedState.ERROR
 
     def test_one_runner_at_a_time_works_on_a_feed(self, site: Site, users: Namespace) -> None:
-        version = users.put(b"ada", b"countess")
         site.feeds.create("copy", "users", "blackhole:")
+        version = users.put(b"ada", b"countess")
         first = site.feeds.runner("copy", holder="one")
         running = Event()
 

@@ -2,7 +2,7 @@
 
 A stream begins anew behind the last `through` that came.  Changes above it that came as well (a commit
 may be larger than a batch) come again and are dropped: commits follow each other in order of versions,
-and the changes of a commit in order of keys.
+and the changes of a commit in order of keys.  Within a snapshot it begins anew behind the last key.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from floodmark.model.errors import Unreachable
+from floodmark.model.errors import Unreachable, WireMismatch
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.wire.columns import decode_changes
@@ -35,22 +35,28 @@ def read_changes(connection: Connection, request: ChangesRequest) -> Iterator[Ch
 
 def _batches(connection: Connection, request: ChangesRequest) -> Iterator[ChangeBatch]:
     patience = Patience(connection)
-    through, last = request.since, (request.since, b"")
+    through, snapshot, last = request.since, request.snapshot, (request.since, b"")
     primed = False
     while True:
-        ticket = ChangesTicket(msgspec.structs.replace(request, since=through))
+        ticket = ChangesTicket(msgspec.structs.replace(request, since=through, snapshot=snapshot))
         try:
             with closing(connection.open_reader(TICKET.encode_request(ticket))) as reader:
                 for number, (rows, metadata) in enumerate(reader):
                     batch = decode_changes(rows, metadata)
+                    if number == 0 and batch.snapshot != snapshot:
+                        raise WireMismatch(
+                            "the server does not know snapshots in streams of changes; use the same release "
+                            "on both sides"
+                        )
                     if number == 0 and primed:
                         continue
                     if number > 0:
                         patience.renew()
-                        batch = _drop_seen(batch, last)
-                        through = max(through, batch.through)
-                        if batch.keys:
-                            last = batch.versions[-1], batch.keys[-1]
+                        through, snapshot = max(through, batch.through), batch.snapshot
+                        if snapshot is None:
+                            batch = _drop_seen(batch, last)
+                            if batch.keys:
+                                last = batch.versions[-1], batch.keys[-1]
                     primed = True
                     yield batch
             return

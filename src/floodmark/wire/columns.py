@@ -46,6 +46,7 @@ class BatchMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     through: Version
     way: Way = Way.LOG
     heartbeats: list[Heartbeat] = []
+    snapshot: bytes | None = None
 
 
 _metadata: Final = msgspec.msgpack.Decoder(BatchMetadata)
@@ -128,15 +129,22 @@ def encode_changes(
 
     A batch is large, so that it is made cheaply; a message is smaller, so that not all of it waits for a
     slow reader in every buffer on the way.  Before the last message, a reader has everything only up to
-    `since`, where the batch begins.
+    `since`, where the batch begins; in a snapshot, up to the last key of each message.
     """
     columns: list[Sequence[object]] = [batch.versions, batch.partitions, batch.keys, batch.values]
     if before_images:
         columns.append(batch.befores or ())
     messages = _cut(_batch(columns, changes_schema(before_images=before_images)), bytes_max)
+    if batch.snapshot is not None:
+        return [(message, _encode(_place_in_snapshot(batch, message))) for message in messages]
     before_last = _encode(BatchMetadata(since, batch.way))
     last = _encode(BatchMetadata(batch.through, batch.way, list(batch.heartbeats)))
     return [*((message, before_last) for message in messages[:-1]), (messages[-1], last)]
+
+
+def _place_in_snapshot(batch: ChangeBatch, message: pyarrow.RecordBatch) -> BatchMetadata:
+    last = message.column("key")[-1].as_py() if message.num_rows else batch.snapshot
+    return BatchMetadata(batch.through, batch.way, snapshot=last)
 
 
 def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:
@@ -157,6 +165,7 @@ def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:
         values=values,
         befores=befores[0] if befores else None,
         heartbeats=facts.heartbeats,
+        snapshot=facts.snapshot,
     )
 
 

@@ -4,6 +4,11 @@ A sink is opened for one range of a feed, at the range's checkpoint, and gets th
 on: batch after batch, in commit order, from one thread at a time.  A batch is never divided between two
 calls.  When `flush` returns, everything that was written is safe, and only then does the checkpoint move.
 
+A feed that begins with a snapshot at a version S first writes what lives then, in order of keys, as changes
+with `snapshot` set and the version S.  A batch is all of a snapshot or not at all, and one of a snapshot has
+`since` and `through` S.  A range that is opened in the middle of it has `snapshot` in its context: what lies
+behind that key is written again.
+
 After a crash, an error or a move, the range is opened again at its last checkpoint and **what came after it
 is written once more**.  A sink must make that harmless: by key and stamp, as another site does; by
 replacing what it has above `since`, as files do; or by saying so, as stdout does.  A retried batch may end
@@ -33,7 +38,8 @@ class SinkContext:
     """Whose changes a sink is to get, and from where on.
 
     `range_id` is never used again for other keys of the feed; `keys` are the user keys of the range.  What
-    the sink holds of these keys above `since` will be written again.
+    the sink holds of these keys above `since` will be written again.  With `snapshot`, a user's key or b"",
+    so will the rows of the snapshot at `since` behind that key.
     """
 
     site: str
@@ -42,6 +48,7 @@ class SinkContext:
     range_id: int
     keys: KeyRange
     since: Version
+    snapshot: bytes | None = None
 
 
 class Sink(Protocol):
@@ -52,7 +59,7 @@ class Sink(Protocol):
     """
 
     def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
-        """Take all changes of the range in `(since, through]`, at least one."""
+        """Take all changes of the range in `(since, through]`, or rows of a snapshot; at least one."""
         ...
 
     def flush(self) -> None:

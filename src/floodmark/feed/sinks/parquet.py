@@ -2,6 +2,7 @@
 
     _floodmark.json                               whose changes these are; readers pass over it
     changes-000003-<since>-<through>.parquet      the changes of range 3 in (since, through]
+    snapshot-000003-<version>-<hash>.parquet      rows of the snapshot that range 3 begins with
     .changes-000003-….parquet.new                 being written; readers pass over it
 
 The directory holds each change exactly once, whatever happened.  A file appears whole, by being renamed,
@@ -11,7 +12,10 @@ earlier ranges, after the feed was cut anew, the rows that are its own now.  Eac
 with all changes up to the checkpoint and some after it, each once, so it does not matter where a crash comes.
 
 The columns are those of Floodmark's change rows elsewhere: `key, value, _change_type, _commit_version,
-_commit_timestamp, _origin_site, _origin_version, _site_partition, _expires_at`.
+_commit_timestamp, _origin_site, _origin_version, _site_partition, _expires_at, _snapshot`.
+
+A file of a snapshot is named by the hash of its first key, and holds keys in order, so that a sink that is
+opened in the middle of the snapshot takes away the files that begin behind that place.
 """
 
 import os
@@ -26,11 +30,11 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
+from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.feed.sinks.address import SinkAddress
 from floodmark.feed.sinks.base import Sink, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed, InvalidArgument, SinkFailed
-from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
 
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
@@ -46,12 +50,17 @@ SCHEMA: Final = pyarrow.schema(
         pyarrow.field("_origin_version", pyarrow.int64(), nullable=False),
         pyarrow.field("_site_partition", pyarrow.int64(), nullable=False),
         pyarrow.field("_expires_at", pyarrow.timestamp("us", "UTC")),
+        # Null in files that were written before there were snapshots.
+        pyarrow.field("_snapshot", pyarrow.bool_()),
     ]
 )
 
 _OWNER: Final = "_floodmark.json"
 _NEW: Final = ".new"
-_NAME: Final = re.compile(r"changes-(?P<range>\d{6,})-(?P<since>\d{20})-(?P<through>\d{20})\.parquet")
+_NAME: Final = re.compile(
+    r"(changes-(?P<range>\d{6,})-(?P<since>\d{20})-(?P<through>\d{20})"
+    r"|snapshot-(?P<snapshot_range>\d{6,})-(?P<version>\d{20})-(?P<part>[0-9a-f]{16}))\.parquet"
+)
 _FRESH: Final = re.compile(rf"\.({_NAME.pattern})\{_NEW}")
 # The last second of the year 9999: beyond it, readers of timestamps fail.
 _EXPIRY_MAX: Final = 253_402_300_799
@@ -71,19 +80,31 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class ChangeFile(NamedTuple):
-    """A file of changes, by its name.
+    """A file of changes, or with `part` one of the rows of a snapshot at `through`, by its name.
 
     >>> ChangeFile(3, 17, 42).name
     'changes-000003-00000000000000000017-00000000000000000042.parquet'
+    >>> ChangeFile(3, 42, 42, "00000000000000ff").name
+    'snapshot-000003-00000000000000000042-00000000000000ff.parquet'
     """
 
     range_id: int
     since: Version
     through: Version
+    part: str | None = None
+
+    @classmethod
+    def of(cls, range_id: int, changes: Sequence[Change], since: Version, through: Version) -> "ChangeFile":
+        """The file of a batch."""
+        first = changes[0]
+        part = f"{hash_bytes(first.key, SEED):016x}" if first.snapshot else None
+        return cls(range_id, since, through, part)
 
     @property
     def name(self) -> str:
         """The file's name."""
+        if self.part is not None:
+            return f"snapshot-{self.range_id:06}-{self.through:020}-{self.part}.parquet"
         return f"changes-{self.range_id:06}-{self.since:020}-{self.through:020}.parquet"
 
 
@@ -148,7 +169,7 @@ class ParquetSink:
     def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
         if self._closed:
             raise Closed(f"the sink parquet:{self._directory} was closed; open it again")
-        file = ChangeFile(self._context.range_id, since, through)
+        file = ChangeFile.of(self._context.range_id, changes, since, through)
         try:
             self._files.write(self._fresh(file.name), self._encode(to_table(changes)))
         except OSError as error:
@@ -204,30 +225,40 @@ class ParquetSink:
         names = self._files.list(self._directory)
         for name in names:
             fresh = _FRESH.fullmatch(name)
-            if fresh is not None and (self._place[0], int(fresh["range"])) not in _writing:
+            begun = None if fresh is None else _parse(fresh[1])
+            if begun is not None and (self._place[0], begun.range_id) not in _writing:
                 self._files.remove(self._directory / name)
-        later = [file for file in map(_parse, names) if file is not None and file.through > context.since]
+        later = [file for file in map(_parse, names) if file is not None and self._is_later(file)]
         # From the end, so that what is left never has a hole.
         for file in sorted(later, key=lambda file: file.through, reverse=True):
-            if file.range_id == context.range_id and file.since >= context.since:
+            if file.part is None and file.range_id == context.range_id and file.since >= context.since:
                 self._files.remove(self._directory / file.name)
             else:
                 self._clear_rows(file)
         if later:
             self._files.sync(self._directory)
 
+    def _is_later(self, file: ChangeFile) -> bool:
+        """Whether a file may hold something that is going to be written again."""
+        context = self._context
+        if file.part is not None and context.snapshot is not None:
+            return file.through >= context.since
+        return file.through > context.since
+
     def _clear_rows(self, file: ChangeFile) -> None:
-        table = pyarrow.parquet.read_table(self._directory / file.name, schema=SCHEMA)
-        kept = table.filter(_is_kept(table, self._context.keys, self._context.since))
-        if kept.num_rows == table.num_rows:
+        path = self._directory / file.name
+        columns = ["key", "_commit_version", "_snapshot"]
+        kept = _is_kept(pyarrow.parquet.read_table(path, schema=SCHEMA, columns=columns), self._context)
+        if pyarrow.compute.all(kept).as_py():
             return
-        if not kept.num_rows:
-            self._files.remove(self._directory / file.name)
+        if not pyarrow.compute.any(kept).as_py():
+            self._files.remove(path)
             return
         # Under this range's name: another range may be about to clear the same file.
-        fresh = self._fresh(ChangeFile(self._context.range_id, file.since, file.through).name)
-        self._files.write(fresh, self._encode(kept))
-        self._files.rename(fresh, self._directory / file.name)
+        fresh = self._fresh(file._replace(range_id=self._context.range_id).name)
+        table = pyarrow.parquet.read_table(path, schema=SCHEMA)
+        self._files.write(fresh, self._encode(table.filter(kept)))
+        self._files.rename(fresh, path)
 
     def _encode(self, table: pyarrow.Table) -> pyarrow.Buffer:
         context = self._context
@@ -259,6 +290,7 @@ def to_table(changes: Sequence[Change]) -> pyarrow.Table:
             [change.stamp.version for change in changes],
             [change.partition for change in changes],
             [_microseconds(change.expires_at) for change in changes],
+            [change.snapshot for change in changes],
         ],
         schema=SCHEMA,
     )
@@ -280,15 +312,28 @@ def open_sink(address: SinkAddress, context: SinkContext) -> Sink:
 
 def _parse(name: str) -> ChangeFile | None:
     match = _NAME.fullmatch(name)
-    return None if match is None else ChangeFile(*map(int, match.groups()))
+    if match is None:
+        return None
+    if match["part"] is not None:
+        version = int(match["version"])
+        return ChangeFile(int(match["snapshot_range"]), version, version, match["part"])
+    return ChangeFile(int(match["range"]), int(match["since"]), int(match["through"]))
 
 
-def _is_kept(table: pyarrow.Table, keys: KeyRange, since: Version) -> pyarrow.ChunkedArray:
+def _is_kept(table: pyarrow.Table, context: SinkContext) -> pyarrow.ChunkedArray:
     """Which rows are not going to be written again: those of other keys, and those up to the checkpoint."""
-    compute = pyarrow.compute
-    kept = compute.or_(
-        compute.less_equal(table["_commit_version"], since), compute.less(table["key"], keys.start)
-    )
+    compute, keys = pyarrow.compute, context.keys
+    delivered = compute.less_equal(table["_commit_version"], context.since)
+    if context.snapshot is not None:
+        is_behind = compute.and_(
+            compute.equal(table["_commit_version"], context.since),
+            compute.and_(
+                compute.fill_null(table["_snapshot"], False),
+                compute.greater(table["key"], context.snapshot),
+            ),
+        )
+        delivered = compute.and_(delivered, compute.invert(is_behind))
+    kept = compute.or_(delivered, compute.less(table["key"], keys.start))
     if keys.end is not None:
         kept = compute.or_(kept, compute.greater_equal(table["key"], keys.end))
     return kept

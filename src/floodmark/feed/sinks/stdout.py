@@ -77,6 +77,7 @@ def change_fields(change: Change) -> dict[str, object]:
         "origin_version": str(change.stamp.version),
         "origin_site_id": change.stamp.site,
         "expires_at": _show_expiry(change.expires_at),
+        "snapshot": change.snapshot,
     }
 
 

@@ -196,8 +196,8 @@ class _FeedRun:
             self._give_up(error, [], collected=True)
         except (Retryable, OutcomeUnknown) as error:
             return _Round([], problem=error)
-        behind = [part for part in feed.ranges if part.checkpoint < cut.version]
-        if not behind or cut.changes == 0:
+        behind = [part for part in feed.ranges if part.checkpoint < cut.version or part.snapshot is not None]
+        if not behind or (cut.changes == 0 and not feed.is_at_snapshot):
             # Nobody is told of it before the next report.
             due = end is not None or self._is_report_due()
             return self._pass_over(feed, behind if due else [], cut.version)

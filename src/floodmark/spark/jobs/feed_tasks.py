@@ -17,6 +17,7 @@ import msgspec
 import pyarrow
 
 from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed import Decoder
 from floodmark.feed.counting import Counting
 from floodmark.feed.feeds import Feed, FeedState, RangeProgress
@@ -25,7 +26,6 @@ from floodmark.feed.runner_buffer import Batch, RangeBuffer, measure_bytes
 from floodmark.feed.runner_round import user_keys
 from floodmark.feed.sinks import AllowedSinks, Sink, SinkContext
 from floodmark.feed.store import FeedStore
-from floodmark.model.change import Change
 from floodmark.model.errors import (
     FeedNotFound,
     FloodmarkError,
@@ -184,7 +184,7 @@ class RangeDelivery:
         self._decoder = Decoder(
             site.id, lambda: {feed.namespace_id: feed.spec.namespace}, site.host.physical_ms
         )
-        self._checkpoint = progress.checkpoint
+        self._checkpoint, self._snapshot = progress.checkpoint, progress.snapshot
         # Heartbeats tell of all keys: there is nothing to hold against a feed of some.
         self._counting = (
             Counting(progress.checkpoint, site_id=site.id, namespace=feed.namespace_id)
@@ -207,6 +207,7 @@ class RangeDelivery:
             progress=msgspec.structs.replace(
                 self._progress,
                 checkpoint=self._checkpoint,
+                snapshot=self._snapshot,
                 resolved=max(self._progress.resolved, self._checkpoint),
                 counted=None if self._counting is None else self._counting.told()[1],
             ),
@@ -228,7 +229,7 @@ class RangeDelivery:
                     self._write(sink, batch)
                     if monotonic_ms() >= end_ms:
                         return
-            self._reach((), through)
+            self._reach(Batch(self._checkpoint, (), through))
         finally:
             # Whatever was flushed is safe, and the rest will be written again.
             with suppress(Exception):
@@ -243,48 +244,48 @@ class RangeDelivery:
             self._changes += len(batch.changes)
             self._bytes += size
             self._batches += 1
-        self._reach(batch.changes, batch.through)
+        self._reach(batch)
 
-    def _reach(self, changes: Sequence[Change], through: Version) -> None:
-        """Note that changes were delivered, and with them everything up to a version."""
-        if self._counting is not None:
-            self._counting.deliver([change.version for change in changes], through)
-        self._checkpoint = through
+    def _reach(self, batch: Batch) -> None:
+        """Note that a batch was delivered, and with it everything up to its place."""
+        if self._counting is not None and batch.through > self._checkpoint:
+            self._counting.deliver([change.version for change in batch.changes], batch.through)
+        self._checkpoint, self._snapshot = batch.through, batch.snapshot
 
     def _batches_up_to(self, through: Version) -> Generator[Batch, None, None]:
         """The changes of the range in batches of whole commits, about as large as the feed wants them."""
         records = self._feed.spec.options.batch_records
-        buffer = RangeBuffer(self._checkpoint)
-        waiting, taken = 0, self._checkpoint
+        prefix = encode_namespace(self._feed.namespace_id)
+        buffer = RangeBuffer(self._checkpoint, self._snapshot, prefix=prefix)
+        waiting = 0
         request = ChangesRequest(
             keys=self._progress.keys,
             namespace=self._feed.namespace_id,
             since=self._checkpoint,
             until=through,
             heartbeats=self._counting is not None,
+            snapshot=self._snapshot,
         )
         try:
             stream = self._site.host.changes(request)
             for read in stream:
                 changes = self._decoder.decode(read)
-                if self._counting is not None:
+                # Heartbeats sum up commits, and not what a snapshot finds.
+                if self._counting is not None and read.snapshot is None:
                     self._counting.read(read)
-                buffer.put(changes, read.through)
+                buffer.put(changes, read.through, read.snapshot)
                 waiting += len(changes)
                 # Never so much that there would be no room for the next ones.
-                while buffer.through > taken and (
-                    waiting >= records or buffer.bytes >= FEED_BUFFER_BYTES_MAX // 2
-                ):
+                while buffer.has_more and (waiting >= records or buffer.bytes >= FEED_BUFFER_BYTES_MAX // 2):
                     batch = buffer.take(records)
                     assert batch is not None
-                    waiting, taken = waiting - len(batch.changes), batch.through
+                    waiting -= len(batch.changes)
                     yield batch
         except VersionCollected as error:
             raise _Uncollectable(error) from error
-        while buffer.through > taken:
+        while buffer.has_more:
             batch = buffer.take(records)
             assert batch is not None
-            taken = batch.through
             yield batch
 
     def _context(self) -> SinkContext:
@@ -295,6 +296,7 @@ class RangeDelivery:
             range_id=self._progress.id,
             keys=user_keys(self._progress.keys, self._feed.namespace_id),
             since=self._checkpoint,
+            snapshot=None if self._snapshot is None else self._snapshot[NAMESPACE_BYTES:],
         )
 
 
