@@ -262,7 +262,7 @@ def test_state_from_the_far_future_is_refused(site: Site, people: Namespace) -> 
 
 def test_merge_takes_unstamped_states_of_distinct_keys(site: Site, people: Namespace) -> None:
     partition, key = node_of(site).map.partitions[0], qualify(people, b"ada")
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(WrongPolicy):
         partition.merge([key], [b"value\x00"], durable=True)
     with pytest.raises(InvalidArgument):
         partition.merge([key, key], [put_fields(b"{}")] * 2, durable=True)

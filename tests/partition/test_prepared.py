@@ -13,6 +13,7 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     CommitTooLarge,
     InvalidArgument,
+    InvalidValue,
     NamespaceNotFound,
     PartitionMoved,
     Retryable,
@@ -407,7 +408,7 @@ def test_what_can_never_be_committed_is_refused(
     users: Namespace, partition: LocalPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, value = qualify(users, b"a"), encode_value(b"1")
-    with pytest.raises(InvalidArgument, match="first written elsewhere"):
+    with pytest.raises(InvalidValue, match="carries an origin"):
         partition.prepare("t", [key], [encode_value(b"1", origin=Stamp(1, 3))])
     with pytest.raises(InvalidArgument, match="1 to 255 bytes"):
         partition.prepare("", [key], [value])
@@ -415,7 +416,7 @@ def test_what_can_never_be_committed_is_refused(
         partition.prepare("x" * 256, [key], [value])
     with pytest.raises(InvalidArgument, match="at least one key"):
         partition.prepare("t", [], [])
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidArgument, match="each key once"):
         partition.prepare("t", [key, key], [value, value])
     version = prepare(partition, users, "t", a=b"1")
     with pytest.raises(InvalidArgument, match="other writes"):

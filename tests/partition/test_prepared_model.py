@@ -111,6 +111,9 @@ class World:
 
     def _open_site(self) -> None:
         self.site: Site = open_memory(self.engine, self.time)
+        if not self.site.namespaces():
+            for name, merge in (("plain", "last_write"), ("fields", "fields"), ("counters", "counter")):
+                self.site.create_namespace(name, merge=merge)
         self.node: Node = node_of(self.site)
         self.node.committer.prepared.settler = self.decide
         self._stack.enter_context(self.node.committer.tail.following(lambda: self.node.clock.latest))

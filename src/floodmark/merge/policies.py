@@ -9,6 +9,11 @@ from floodmark.merge.last_write import Stamped, last_write
 from floodmark.merge.states import merge_states, newest_stamp
 from floodmark.model.record import Record
 
+# How the writes of several sites to one key become one, by the name that a namespace's settings give.
+LAST_WRITE: Final = "last_write"
+FIELDS: Final = "fields"
+COUNTER: Final = "counter"
+
 MergePolicy = Callable[[Stamped | None, Stamped], Stamped]
 
 
@@ -24,7 +29,7 @@ def _encode(record: Record) -> bytes:
 
 # A record with stamps says by itself whether it has fields or counts.
 POLICIES: Final[Mapping[str, MergePolicy]] = {
-    "last_write": last_write,
-    "fields": join_records,
-    "counter": join_records,
+    LAST_WRITE: last_write,
+    FIELDS: join_records,
+    COUNTER: join_records,
 }

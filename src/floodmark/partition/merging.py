@@ -30,7 +30,6 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     CommitTooLarge,
     Corruption,
-    InvalidArgument,
     InvalidValue,
     LimitExceeded,
     WrongPolicy,
@@ -183,15 +182,6 @@ def contains(stored: bytes, logged: bytes) -> bool:
     if not is_state(logged) or not is_state(stored) or kind_of(stored) != kind_of(logged):
         return False
     return merge_states(stored, logged) is stored
-
-
-def require_states(keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-    """Refuse values that are no states, and so cannot be merged."""
-    for key, value in zip(keys, values, strict=True):
-        if not is_state(value):
-            raise InvalidArgument(
-                f"what is written to {key[NAMESPACE_BYTES:]!r:.60} is no state; write it with put instead"
-            )
 
 
 def _current(key: bytes, row: Row | None, value: bytes) -> bytes | None:

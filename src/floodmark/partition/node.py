@@ -166,6 +166,7 @@ class Node:
             site_id=self.site_id,
             limits=self._limits,
             collected=self.retention.collected,
+            entrance=self.storage.entrance,
         )
 
     def _partition(self, partition_id: int) -> LocalPartition:

@@ -17,13 +17,12 @@ from floodmark.codec.ordered import (
     encode_version,
 )
 from floodmark.codec.packed import pack
-from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, stamp_version
+from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
 from floodmark.codec.values import PLAIN, TOMBSTONE
 from floodmark.engine import Engine, Row
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
-    InvalidArgument,
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
@@ -33,6 +32,14 @@ from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.commit import Commit, CommitTally, Decide, Mint, Writes
 from floodmark.partition.committer import Committer, moved
+from floodmark.partition.entering import (
+    PLAIN_BYTES_MAX,
+    QUALIFIED_BYTES_MAX,
+    Entrance,
+    Kind,
+    check_fits,
+    check_keys,
+)
 from floodmark.partition.families import DATA
 from floodmark.partition.heat import Heat
 from floodmark.partition.merging import (
@@ -43,7 +50,6 @@ from floodmark.partition.merging import (
     is_state,
     merge_writes,
     newest_version,
-    require_states,
     write_at,
     write_unchanged_at,
 )
@@ -81,6 +87,7 @@ class LocalPartition:
         site_id: int,
         limits: CommitLimits,
         collected: Mapping[bytes, Version],
+        entrance: Entrance,
     ) -> None:
         self.id = partition_id
         self.range = keys
@@ -96,6 +103,7 @@ class LocalPartition:
         self._prepared = committer.prepared
         self._site_id = site_id
         self._collected = collected
+        self._entrance = entrance
 
     # Reads
 
@@ -225,14 +233,36 @@ class LocalPartition:
     # Writes
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        if len(keys) == 1:
-            key = keys[0]
-            return self._committer.commit_one(self, key, encode_bytes(b"r" + key), values[0], durable=durable)
-        return self._committer.commit(Commit(self, _writes(keys, values), durable=durable))
+        if len(keys) == 1 == len(values):
+            key, value = keys[0], values[0]
+            # The hottest path: a plain value of a namespace of such.
+            if not (
+                value.endswith(PLAIN)
+                and key[:NAMESPACE_BYTES] in self._entrance.plain
+                and NAMESPACE_BYTES < len(key) <= QUALIFIED_BYTES_MAX
+                and len(value) <= PLAIN_BYTES_MAX
+            ):
+                self._entrance.check(keys, values, Kind.PUT)
+            return self._committer.commit_one(self, key, encode_bytes(b"r" + key), value, durable=durable)
+        return self._committer.commit(Commit(self, self._enter(keys, values, Kind.PUT), durable=durable))
+
+    def _enter(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        kind: Kind,
+        *,
+        own: bool = True,
+        loaded: bool = False,
+    ) -> Writes:
+        """What a commit stores, if all of it may be stored."""
+        self._entrance.check(keys, values, kind)
+        writes = _writes(keys, values, own=own, loaded=loaded)
+        check_fits(self.limits, len(writes.keys), writes.size)
+        return writes
 
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        require_states(keys, values)
-        writes = _distinct_writes(keys, values)
+        writes = self._enter(keys, values, Kind.MERGE)
 
         def decide(mint: Mint) -> Writes | None:
             return self._merged(writes, write_at(mint(), self._site_id))
@@ -240,7 +270,7 @@ class LocalPartition:
         return self._commit_decided(decide, durable=durable)[0]
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
-        writes = _writes([key], [value])
+        writes = self._enter([key], [value], Kind.WRITE)
 
         def decide(mint: Mint) -> Writes | None:
             if self.get(key) != expected:
@@ -250,6 +280,9 @@ class LocalPartition:
         return self._commit_decided(decide, durable=durable, on=(key,))[0]
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
+        check_keys(keys)
+        check_fits(self.limits, len(keys), sum(map(len, keys)))
+
         def decide(mint: Mint) -> Writes | None:
             found = {key: stored for key in keys if (stored := self._live_since(key, since)) is not None}
             if not found:
@@ -324,15 +357,16 @@ class LocalPartition:
         durable: bool,
         admit: Callable[[], None] | None = None,
     ) -> Version:
-        return self._apply(_distinct_writes(keys, values, own=False), admit, durable=durable)
+        return self._apply(self._enter(keys, values, Kind.COPY, own=False), admit, durable=durable)
 
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._apply(_distinct_writes(keys, values, own=False, loaded=True), None, durable=durable)
+        writes = self._enter(keys, values, Kind.COPY, own=False, loaded=True)
+        return self._apply(writes, None, durable=durable)
 
     def _apply(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
         copies = gather_copies(writes.keys, writes.values, self._site_id)
         if copies is None:
-            self._committer.observe(stamp_version(max(_origins_of(writes))))
+            self._committer.observe(stamp_version(max(find_origins(writes.values))))
             if has_states(writes.values):
                 return self._apply_states(writes, admit, durable=durable)
         else:
@@ -371,8 +405,8 @@ class LocalPartition:
 
         `seen` says which version each key had, 0 if it had none.  Those that were stored.
         """
-        writes = _distinct_writes(keys, values, own=False)
-        self._committer.observe(stamp_version(max(_origins_of(writes))))
+        writes = self._enter(keys, values, Kind.COPY, own=False)
+        self._committer.observe(stamp_version(max(find_origins(writes.values))))
         versions = [seen[key] for key in writes.keys]
         decide = write_where_seen(self._engine, writes, versions, self._site_id)
         commit = self._commit_settled(decide, durable=True, on=writes.keys)
@@ -381,7 +415,7 @@ class LocalPartition:
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
-        writes = _distinct_writes(keys, values)
+        writes = self._enter(keys, values, Kind.WRITE)
         self._committer.observe(since)
         # The highest stamp of that version, of whichever site.
         unchanged = encode_stamp(since, SITE_IDS_MAX)
@@ -398,7 +432,7 @@ class LocalPartition:
     # Prepared writes
 
     def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
-        writes = _distinct_writes(keys, values)
+        writes = self._enter(keys, values, Kind.WRITE)
         require_preparable(self, writes)
         lines = self._prepared.lines
         # Those in line may wait for what this transaction has prepared itself.
@@ -463,29 +497,13 @@ def observe_version(committer: Committer, version: Version) -> None:
         ) from error
 
 
-def _origins_of(writes: Writes) -> list[bytes]:
-    origins = find_origins(writes.values)
-    if not all(origins):
-        key = writes.keys[origins.index(NO_STAMP)]
-        raise InvalidArgument(f"{key[NAMESPACE_BYTES:]!r:.60} carries no origin; write it with put instead")
-    return origins
-
-
-def _distinct_writes(
-    keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
-) -> Writes:
-    if isinstance(keys, Column) and keys.is_ascending:
-        size = len(pack(keys).data) + len(pack(values).data)
-        return Writes(keys, encode_prefixes(keys), values, size, own=own, loaded=loaded)
-    if len(set(keys)) < len(keys):
-        raise InvalidArgument("a key stands twice among the changes of one commit; write them one by one")
-    return _writes(keys, values, own=own, loaded=loaded)
-
-
 def _writes(
     keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
 ) -> Writes:
     """What a commit stores, in order of keys: the order in which every reader gets the changes."""
+    if isinstance(keys, Column) and keys.is_ascending:
+        size = len(pack(keys).data) + len(pack(values).data)
+        return Writes(keys, encode_prefixes(keys), values, size, own=own, loaded=loaded)
     ordered = sorted(keys)
     if ordered != keys:
         by_key = dict(zip(keys, values, strict=True))

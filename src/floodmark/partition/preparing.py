@@ -12,9 +12,7 @@ from typing import NamedTuple, Protocol
 
 from floodmark.codec.changelog import encode_log_key
 from floodmark.codec.digest import digest_changes
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_prefixes
-from floodmark.codec.states import decode_state, is_unstamped
-from floodmark.codec.values import HAS_ORIGIN
+from floodmark.codec.ordered import encode_prefixes
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.errors import CommitTooLarge, InvalidArgument, Retryable
 from floodmark.model.partition import CommitLimits
@@ -232,7 +230,7 @@ class AbortPrepared(Step):
 
 
 def require_preparable(partition: PreparingWriter, writes: Writes) -> None:
-    """Refuse what can never be committed here: too much, elsewhere, or first written elsewhere."""
+    """Refuse what can never be committed here: too much, or elsewhere."""
     limits = partition.limits
     if not writes.keys:
         raise InvalidArgument("nothing is to be prepared; name at least one key")
@@ -249,12 +247,6 @@ def require_preparable(partition: PreparingWriter, writes: Writes) -> None:
             "them in several transactions",
             size=writes.size,
         )
-    for key, value in zip(writes.keys, writes.values, strict=True):
-        if value[-1] & HAS_ORIGIN or (is_state(value) and not is_unstamped(decode_state(value))):
-            raise InvalidArgument(
-                f"what is prepared for {key[NAMESPACE_BYTES:]!r:.60} was first written elsewhere; apply it "
-                "instead"
-            )
 
 
 def _place_of(tallies: deque[CommitTally], version: Version) -> int:

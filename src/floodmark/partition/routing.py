@@ -18,6 +18,7 @@ from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMove
 from floodmark.model.partition import Content, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
+from floodmark.partition.entering import Entrance, Kind
 
 # A key may change hands this often under one call; more means that something is wrong.
 ROUTES_MAX: Final = 100
@@ -39,8 +40,10 @@ def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
 class Router:
     """Finds the partition of a key and goes on where it has moved."""
 
-    def __init__(self, maps: PartitionMaps) -> None:
+    def __init__(self, maps: PartitionMaps, entrance: Entrance | None = None) -> None:
         self.maps = maps
+        # What the partitions of this process ask before they store anything.
+        self._entrance = entrance
 
     def call(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:
         """Call the partition of a qualified key."""
@@ -92,7 +95,7 @@ class Router:
         """
         return max(
             self._commit_groups(
-                rows, lambda partition, keys, values: partition.put(keys, values, durable=durable)
+                rows, Kind.PUT, lambda partition, keys, values: partition.put(keys, values, durable=durable)
             ),
             default=0,
         )
@@ -101,7 +104,9 @@ class Router:
         """`put` for unstamped states, each of which is merged into what its key holds."""
         return max(
             self._commit_groups(
-                rows, lambda partition, keys, values: partition.merge(keys, values, durable=durable)
+                rows,
+                Kind.MERGE,
+                lambda partition, keys, values: partition.merge(keys, values, durable=durable),
             ),
             default=0,
         )
@@ -114,6 +119,7 @@ class Router:
         return max(
             self._commit_groups(
                 rows,
+                Kind.COPY,
                 lambda partition, keys, values: partition.apply(keys, values, durable=durable, admit=admit),
                 rank=_highest_stamp,
             ),
@@ -125,6 +131,7 @@ class Router:
         return max(
             self._commit_groups(
                 rows,
+                Kind.COPY,
                 lambda partition, keys, values: partition.load(keys, values, durable=durable),
                 rank=_highest_stamp,
             ),
@@ -136,6 +143,7 @@ class Router:
         return sum(
             self._commit_groups(
                 rows,
+                Kind.WRITE,
                 lambda partition, keys, values: partition.put_unchanged(keys, values, since, durable=durable),
             )
         )
@@ -143,12 +151,19 @@ class Router:
     def _commit_groups(
         self,
         rows: Rows,
+        kind: Kind,
         commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], int],
         rank: Callable[[Rows], int] | None = None,
     ) -> list[int]:
-        """Commit to each partition what is its own; what each answered.  The highest rank comes first."""
+        """Commit to each partition what is its own; what each answered.  The highest rank comes first.
+
+        What one partition would refuse is not stored in part in another.
+        """
         answers: list[int] = []
-        groups = self._groups(rows, rank)
+        groups = self._groups(rows)
+        if len(groups) > 1 and self._entrance is not None:
+            self._entrance.check(*_columns(rows), kind)
+        groups = _ranked(groups, rank)
         for partition, group in groups:
             if not _fits(group, partition):
                 raise _too_large(group, partition)
@@ -261,13 +276,13 @@ class Router:
             if not moved:
                 return
             self.maps.refresh()
-            groups = self._groups(moved, rank)
+            groups = _ranked(self._groups(moved), rank)
             if any(not _fits(group, partition) for partition, group in groups):
                 break
         assert failure is not None
         raise describe(done, failure) from failure
 
-    def _groups(self, rows: Rows, rank: Callable[[Rows], int] | None = None) -> list[tuple[Partition, Rows]]:
+    def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
         """Rows by the partition that has their keys, in one map."""
         partition_map = self.maps.map
         if len(partition_map.partitions) == 1:
@@ -282,7 +297,15 @@ class Router:
             end = len(keys) if last is None else max(start + 1, bisect_left(keys, last, start))
             groups.append((partition, {key: rows[key] for key in keys[start:end]}))
             start = end
-        return groups if rank is None else sorted(groups, key=lambda group: rank(group[1]), reverse=True)
+        return groups
+
+
+def _ranked(
+    groups: list[tuple[Partition, Rows]], rank: Callable[[Rows], int] | None
+) -> list[tuple[Partition, Rows]]:
+    if rank is None or len(groups) < 2:
+        return groups
+    return sorted(groups, key=lambda group: rank(group[1]), reverse=True)
 
 
 def _highest_stamp(rows: Rows) -> Version:

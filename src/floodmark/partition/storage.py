@@ -21,6 +21,7 @@ from floodmark.model.errors import (
     StorageFailed,
 )
 from floodmark.partition.commit import Commit
+from floodmark.partition.entering import Entrance
 from floodmark.partition.turn import Turn
 
 Result = TypeVar("Result")
@@ -35,6 +36,8 @@ class Storage:
         self.stopped = False
         # The bytes of namespaces that were dropped: a writer that came late must not write into them.
         self.dropped: set[bytes] = set()
+        # What may be stored in which namespace.
+        self.entrance = Entrance()
         # Whether writes are stopped or refused, for those in a hurry.
         self.is_unusual = False
         self.recoveries = 0

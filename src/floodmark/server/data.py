@@ -8,16 +8,12 @@ from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Partition
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
+from floodmark.partition.entering import check_keys
 from floodmark.server.access import Caller
 from floodmark.server.checks import (
-    Policies,
-    check_commit,
     check_inside,
-    check_keys,
-    check_mergeable,
     check_position,
     check_size,
-    check_values,
     check_version,
 )
 from floodmark.server.guard import Guard
@@ -179,59 +175,44 @@ class DataPlane:
     # Writes
 
     def _put(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, PUT, request.partition, request.keys)
-        check_mergeable(request.keys, policies, merges=False)
-        check_values(request.keys, request.values, policies, with_origin=False)
-        check_commit(partition, request.keys, request.values)
+        partition = self._writable(caller, PUT, request.partition, request.keys)
         return partition.put(request.keys, request.values, durable=request.durable)
 
     def _merge(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, MERGE, request.partition, request.keys)
-        check_mergeable(request.keys, policies, merges=True)
-        check_values(request.keys, request.values, policies, with_origin=False)
-        check_commit(partition, request.keys, request.values)
+        partition = self._writable(caller, MERGE, request.partition, request.keys)
         return partition.merge(request.keys, request.values, durable=request.durable)
 
     def _apply(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, APPLY, request.partition, request.keys)
-        check_values(request.keys, request.values, policies, with_origin=True)
-        check_commit(partition, request.keys, request.values)
+        partition = self._writable(caller, APPLY, request.partition, request.keys)
         return partition.apply(request.keys, request.values, durable=request.durable)
 
     def _load(self, caller: Caller, request: PutRequest) -> Version:
-        partition, policies = self._writable(caller, LOAD, request.partition, request.keys)
-        check_values(request.keys, request.values, policies, with_origin=True)
-        check_commit(partition, request.keys, request.values)
+        partition = self._writable(caller, LOAD, request.partition, request.keys)
         return partition.load(request.keys, request.values, durable=request.durable)
 
     def _put_unchanged(self, caller: Caller, request: PutUnchangedRequest) -> int:
-        partition, policies = self._writable(caller, PUT_UNCHANGED, request.partition, request.keys)
+        partition = self._writable(caller, PUT_UNCHANGED, request.partition, request.keys)
         check_position(request.since)
-        check_values(request.keys, request.values, policies, with_origin=False)
-        check_commit(partition, request.keys, request.values)
         return partition.put_unchanged(request.keys, request.values, request.since, durable=request.durable)
 
     def _compare_and_set(self, caller: Caller, request: CompareAndSetRequest) -> Version:
-        keys, values = (request.key,), (request.value,)
-        partition, policies = self._writable(caller, COMPARE_AND_SET, request.partition, keys)
-        check_values(keys, values, policies, with_origin=False)
+        partition = self._writable(caller, COMPARE_AND_SET, request.partition, (request.key,))
         return partition.compare_and_set(
             request.key, request.expected, request.value, durable=request.durable
         )
 
     def _delete_unchanged(self, caller: Caller, request: DeleteUnchangedRequest) -> int:
-        partition, _ = self._writable(caller, DELETE_UNCHANGED, request.partition, request.keys)
+        partition = self._writable(caller, DELETE_UNCHANGED, request.partition, request.keys)
         check_position(request.since)
-        check_commit(partition, request.keys, ())
         return partition.delete_unchanged(request.keys, request.since, durable=request.durable)
 
     def _writable(
         self, caller: Caller, method: Method[Any, Any], partition_id: int, keys: Sequence[bytes]
-    ) -> tuple[Partition, Policies]:
+    ) -> Partition:
         check_keys(keys)
-        policies = self._guard.require_keys(caller, method.action.role, keys)
+        self._guard.require_keys(caller, method.action.role, keys)
         partition = self._guard.partition(partition_id)
         check_inside(partition, keys)
         if method.action.audited:
             log_action(caller, method.name, method.action, {"partition": partition_id, "keys": len(keys)})
-        return partition, policies
+        return partition

@@ -6,13 +6,12 @@ asked for again when an id is not known; the rows are the site's own, so a drop 
 
 from collections.abc import Sequence
 
-from floodmark.codec.column import Column
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound, PartitionMoved
 from floodmark.model.partition import Partition, PartitionMap
+from floodmark.partition.entering import namespaces_of
 from floodmark.server.access import Caller
-from floodmark.server.checks import Policies
 from floodmark.site.catalog import NamespaceRow
 from floodmark.site.host import Host
 
@@ -26,14 +25,10 @@ class Guard:
         self._map: PartitionMap[Partition] | None = None
         self._partitions: dict[int, Partition] = {}
 
-    def require_keys(self, caller: Caller, role: Role, keys: Sequence[bytes]) -> Policies:
-        """Refuse a caller who may not touch the namespaces of some qualified keys; how these merge."""
-        policies: dict[bytes, str] = {}
-        for namespace in _namespaces_of(keys):
-            row = self._row(namespace)
-            caller.require(role, row.name)
-            policies[namespace] = row.merge
-        return policies
+    def require_keys(self, caller: Caller, role: Role, keys: Sequence[bytes]) -> None:
+        """Refuse a caller who may not touch the namespaces of some qualified keys."""
+        for namespace in namespaces_of(keys):
+            caller.require(role, self._row(namespace).name)
 
     def require_namespace(self, caller: Caller, role: Role, namespace: int | None) -> None:
         """The same by the id of a namespace; None stands for all of them."""
@@ -78,14 +73,6 @@ class Guard:
                 partition=partition_id,
             )
         return partition
-
-
-def _namespaces_of(keys: Sequence[bytes]) -> set[bytes]:
-    ordered = isinstance(keys, Column) and keys.is_ascending
-    ends = (keys[0], keys[-1]) if ordered else (min(keys), max(keys))
-    first, last = (key[:NAMESPACE_BYTES] for key in ends)
-    # What lies between two keys of a namespace is in it, too.
-    return {first} if first == last else {key[:NAMESPACE_BYTES] for key in keys}
 
 
 def _not_found(namespace: int) -> NamespaceNotFound:

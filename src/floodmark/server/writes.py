@@ -6,37 +6,24 @@ batches were not done.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, Final
 
-import numpy
 import pyarrow
 
-from floodmark.codec.column import Column
-from floodmark.codec.packed import pack
 from floodmark.codec.pairs import Pairs
-from floodmark.codec.stamps import STAMP_BYTES
-from floodmark.codec.values import HAS_ORIGIN
 from floodmark.model.actions import declared
 from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Unreachable
-from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.partition import WriteStream
+from floodmark.partition.entering import check_keys
 from floodmark.server.calls import require_role
-from floodmark.server.checks import (
-    Policies,
-    check_keys,
-    check_mergeable,
-    check_position,
-    check_size,
-    check_values,
-)
+from floodmark.server.checks import check_position, check_size
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import Guard
 from floodmark.server.logs import log_action
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
-from floodmark.site.catalog import LAST_WRITE
 from floodmark.site.host import Host
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
 from floodmark.wire.errors import describe_error
@@ -46,17 +33,11 @@ from floodmark.wire.messages import (
     MergeStreamCommand,
     PutUnchangedStreamCommand,
     StreamCommand,
-    WriteStreamCommand,
     encode,
 )
 from floodmark.wire.write_stream import Acknowledgement
 
 _log: Final = logging.getLogger("floodmark.server")
-
-# What a copy ends with that has neither an expiry nor a tombstone, and what it holds besides its value.
-_PLAIN_COPY: Final = bytes([HAS_ORIGIN])
-_COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
-_PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
 
 
 class Writes:
@@ -122,10 +103,7 @@ class Writes:
             return self._take_in(visit, command, stream, batch)
         keys, values = decode_columns(batch)
         check_keys(keys)
-        policies = self._guard.require_keys(visit.caller, declared(type(command)).role, keys)
-        if isinstance(command, WriteStreamCommand | MergeStreamCommand):
-            check_mergeable(keys, policies, merges=isinstance(command, MergeStreamCommand))
-        check_values(keys, values, policies, with_origin=False)
+        self._guard.require_keys(visit.caller, declared(type(command)).role, keys)
         return stream.send(dict(zip(keys, values, strict=True))).result()
 
     def _take_in(
@@ -133,39 +111,10 @@ class Writes:
     ) -> int:
         """Commit copies from other sites: as the columns that they are, if they are many."""
         pairs = Pairs(batch.column(0), batch.column(1))
-        keys, values = pairs.columns()
+        keys, _ = pairs.columns()
         check_keys(keys)
-        role = declared(type(command)).role
-        _check_copies(keys, values, self._guard.require_keys(visit.caller, role, keys))
+        self._guard.require_keys(visit.caller, declared(type(command)).role, keys)
         return stream.send(pairs).result()
-
-
-def _check_copies(keys: Sequence[bytes], values: Sequence[bytes], policies: Policies) -> None:
-    """`check_values` for copies, most of which are plain but for their origin, and seen to be so at once."""
-    if set(policies.values()) != {LAST_WRITE}:
-        check_values(keys, values, policies, with_origin=True)
-        return
-    if isinstance(values, Column) and _are_plain(values):
-        return
-    unusual = [
-        index
-        for index, value in enumerate(values)
-        if value[-1:] != _PLAIN_COPY or not _COPY_OVERHEAD <= len(value) <= _PLAIN_COPY_BYTES_MAX
-    ]
-    check_values(
-        [keys[index] for index in unusual],
-        [values[index] for index in unusual],
-        policies,
-        with_origin=True,
-    )
-
-
-def _are_plain(values: Column[bytes]) -> bool:
-    packed = pack(values)
-    lengths, data = packed.lengths, numpy.frombuffer(packed.data, numpy.uint8)
-    if lengths.min() < _COPY_OVERHEAD or lengths.max() > _PLAIN_COPY_BYTES_MAX:
-        return False
-    return bool((data[packed.borders[1:] - 1] == HAS_ORIGIN).all())
 
 
 def _tell(visit: Visit, writer: Any, answer: bytes) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import Engine, WriteRow
 from floodmark.merge import POLICIES
+from floodmark.merge.policies import COUNTER, LAST_WRITE
 from floodmark.model.errors import (
     InvalidName,
     LimitExceeded,
@@ -20,10 +21,6 @@ from floodmark.model.limits import NAMESPACES_MAX, TTL_MAX
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
 from floodmark.partition import META, Storage, load_metadata
-
-LAST_WRITE: Final = "last_write"
-FIELDS: Final = "fields"
-COUNTER: Final = "counter"
 
 RETENTION: Final = timedelta(hours=24)
 
@@ -121,6 +118,7 @@ class Catalog:
                 self._storage.drop(encode_namespace(namespace))
         for namespace in self._rows.keys() - stored_rows.keys():
             del self._rows[namespace]
+        self._tell_policies()
         stored_id = self._storage.engine.get(META, _NEXT_ID)
         self._next_id = 1 if stored_id is None else int.from_bytes(stored_id, "big")
 
@@ -149,6 +147,7 @@ class Catalog:
             self._storage.store([_stored(row), next_id])
             self._rows[row.id] = row
             self._next_id = row.id + 1
+            self._tell_policies()
             return row
 
     def get(self, name: str) -> NamespaceRow:
@@ -187,6 +186,12 @@ class Catalog:
         with self._storage.settled():
             self._storage.store([(META, _key(namespace), None)])
             self._rows.pop(namespace, None)
+            self._tell_policies()
+
+    def _tell_policies(self) -> None:
+        """Let nothing be stored in a namespace but what it merges."""
+        policies = {encode_namespace(row.id): row.merge for row in self._rows.values()}
+        self._storage.entrance.set_policies(policies)
 
     def live(self) -> list[NamespaceRow]:
         """The namespaces that were not dropped, by name."""

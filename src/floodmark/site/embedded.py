@@ -377,7 +377,7 @@ class EmbeddedHost:
         )
         self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
         self.background = make_background(node, self.garbage)
-        self.router = Router(node)
+        self.router = Router(node, node.storage.entrance)
         self.feeds = LocalFeedStore(
             node.storage,
             self.safe_points,

@@ -6,13 +6,14 @@ from datetime import timedelta
 from threading import Lock
 
 from floodmark.feed import SafePoints
+from floodmark.merge.policies import LAST_WRITE
 from floodmark.model.errors import Corruption
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition import Node
 from floodmark.partition.pruning import prune_namespace
 from floodmark.replication.links import Links
 from floodmark.replication.members import Members
-from floodmark.site.catalog import LAST_WRITE, Catalog, NamespaceRow
+from floodmark.site.catalog import Catalog, NamespaceRow
 from floodmark.site.epochs import Epochs
 from floodmark.site.statistics import GarbageReport
 

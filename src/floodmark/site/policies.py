@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from floodmark.codec.states import CounterState, Entry, FieldsState, decode_state, encode_state
 from floodmark.codec.values import TOMBSTONE, encode_value
+from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.merge.states import (
     add_to_counter,
     delete_fields,
@@ -20,7 +21,6 @@ from floodmark.merge.states import (
 from floodmark.model.errors import InvalidValue, LimitExceeded, WrongPolicy
 from floodmark.model.limits import COUNTER_TOTAL_MAX, VALUE_BYTES_MAX
 from floodmark.site.arguments import refuse_value
-from floodmark.site.catalog import COUNTER, FIELDS
 
 # A JSON object: its text, or a mapping that has a JSON form.
 Fields: TypeAlias = bytes | Mapping[str, object]

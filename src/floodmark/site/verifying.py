@@ -9,18 +9,14 @@ from itertools import groupby
 from typing import Final
 
 from floodmark.codec.ordered import decode_version, encode_namespace
-from floodmark.codec.states import CounterState, decode_state, is_unstamped
 from floodmark.codec.thin import thin_record
-from floodmark.codec.values import decode_value
 from floodmark.feed import at_present
 from floodmark.model.errors import (
     Corruption,
     FloodmarkError,
     InvalidArgument,
-    InvalidValue,
     LimitExceeded,
     PartitionMoved,
-    WrongPolicy,
 )
 from floodmark.model.limits import COMMIT_BYTES_MAX, KEY_BYTES_MAX, RECORDS_FOUND_MAX
 from floodmark.model.partition import CommitLimits
@@ -31,7 +27,7 @@ from floodmark.partition.records import require_sound
 from floodmark.partition.routing import ROUTES_MAX, partly_done
 from floodmark.replication.members import Members
 from floodmark.site.arguments import refuse_key
-from floodmark.site.catalog import COUNTER, FIELDS, LAST_WRITE, Catalog, NamespaceRow
+from floodmark.site.catalog import Catalog
 
 # What an answer may hold: some dozens of the largest values.
 FOUND_BYTES_MAX: Final = 2 * COMMIT_BYTES_MAX
@@ -85,8 +81,6 @@ class LocalRecords:
         row = self._catalog.get(namespace)
         self._members.require_rejoined()
         _check_keys([repair.key for repair in repairs])
-        for repair in repairs:
-            _check_repair(row, repair)
         prefix = encode_namespace(row.id)
         wanted = {prefix + repair.key: repair for repair in repairs}
         if len(wanted) < len(repairs):
@@ -157,29 +151,3 @@ def _check_keys(keys: Sequence[bytes]) -> None:
     for key in keys:
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise refuse_key(key)
-
-
-def _check_repair(row: NamespaceRow, repair: Repair) -> None:
-    """Refuse what is no record of a namespace: what is stored stays."""
-    try:
-        record = decode_value(repair.stored)
-        kind = LAST_WRITE
-        if record.stamps is not None:
-            state = decode_state(repair.stored)
-            kind = COUNTER if isinstance(state, CounterState) else FIELDS
-            if is_unstamped(state):
-                raise Corruption("it has no stamps of its own")
-        if record.origin is None or not record.origin.version or not record.origin.site:
-            raise Corruption("it carries no origin")
-        if record.deleted and record.value:
-            raise Corruption("it is deleted and not empty")
-    except Corruption as error:
-        raise InvalidValue(
-            f"the repair of {repair.key!r:.60} is not a record: {error}", key=repair.key
-        ) from error
-    if kind != row.merge:
-        raise WrongPolicy(
-            f"{repair.key!r:.60} is in a namespace that merges by {row.merge}, and its repair is of "
-            f"{kind}; the sites must agree on the policy",
-            key=repair.key,
-        )

@@ -37,6 +37,7 @@ from pyspark.sql.types import (
 
 from floodmark.codec.joining import join_values, qualify_keys
 from floodmark.codec.values import encode_value
+from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
 from floodmark.model.change import ChangeType, Stamp
 from floodmark.model.errors import (
     FloodmarkError,
@@ -48,7 +49,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import KEY_BYTES_MAX, SITE_IDS_MAX, VALUE_BYTES_MAX
 from floodmark.site.arguments import to_expiry
-from floodmark.site.catalog import COUNTER, FIELDS, LAST_WRITE, NamespaceRow
+from floodmark.site.catalog import NamespaceRow
 from floodmark.site.policies import FieldsPolicy
 from floodmark.spark.schemas import require_column
 from floodmark.wire.columns import PAIRS

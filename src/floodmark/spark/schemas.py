@@ -27,8 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from floodmark.merge.policies import LAST_WRITE
 from floodmark.model.errors import SchemaMismatch
-from floodmark.site.catalog import LAST_WRITE
 
 KEY: Final = StructField("key", BinaryType(), nullable=False)
 VALUE: Final = StructField("value", BinaryType())
