@@ -1,6 +1,7 @@
 """The rules of a hybrid clock, checked against the textbook form with two separate numbers."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -160,10 +161,27 @@ def test_version_that_the_clock_has_passed_is_never_refused() -> None:
     latest = clock.now()
     time.ms -= HOUR_MS
     clock.observe(latest)
-    clock.observe(compose(time.ms + HOUR_MS, 40))
-    assert clock.now() == compose(time.ms + HOUR_MS, 41)
-    with pytest.raises(ClockSkew):
-        clock.observe(compose(time.ms + HOUR_MS + 1, 0))
+    assert clock.now() == latest + 1
+    for ahead in (compose(time.ms + HOUR_MS, 40), compose(time.ms + HOUR_MS + 1, 0)):
+        with pytest.raises(ClockSkew):
+            clock.observe(ahead)
+    assert clock.now() == latest + 2
+
+
+@pytest.mark.parametrize("tolerated_ms", [None, 250, 5_000])
+def test_callers_in_turn_do_not_drive_the_clock_beyond_the_guard(tolerated_ms: int | None) -> None:
+    """Each fills the counter of the clock's millisecond, so that the next version begins another one."""
+    time = FakeTime()
+    clock = HybridClock(time)
+    guard_ms = min(SKEW_MS_MAX, tolerated_ms or SKEW_MS_MAX)
+    for _ in range(1_000):
+        ahead_ms = min(clock.ahead_ms() + 1, guard_ms)
+        with suppress(ClockSkew):
+            clock.observe(compose(time.ms + ahead_ms, COUNTER_MAX), skew_ms_max=tolerated_ms)
+        with suppress(ClockSkew):
+            clock.observe(clock.latest | COUNTER_MAX, skew_ms_max=tolerated_ms)
+        clock.now()
+    assert guard_ms <= clock.ahead_ms() <= guard_ms + 1
 
 
 def test_lead_of_the_bound_stays_below_the_guard_of_peers() -> None:

@@ -17,6 +17,8 @@ from floodmark.model.errors import ClockSkew, FloodmarkError
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, physical_ms
 
 SKEW_MS_MAX: Final = 500
+# How far ahead a reader may ask: less than peers tolerate, so that they take in what is written after it.
+READ_SKEW_MS_MAX: Final = 250
 BOUND_LEAD_MS: Final = 250
 
 
@@ -81,18 +83,24 @@ class HybridClock:
             self.latest = version
             return version
 
-    def observe(self, version: Version) -> None:
-        """Move past a version from elsewhere.  Refuses one that is too far ahead of physical time."""
+    def observe(self, version: Version, *, skew_ms_max: int | None = None) -> None:
+        """Move past a version from elsewhere.  Refuses one that is too far ahead of physical time.
+
+        Also one of the clock's own millisecond, where that is ahead already: with a full counter, the next
+        version would begin another millisecond, and callers in turn would drive the clock on without end.
+        `skew_ms_max` tolerates less than the clock's own guard.
+        """
         if version <= self.latest:
             return
+        tolerated_ms = self._skew_ms_max if skew_ms_max is None else min(skew_ms_max, self._skew_ms_max)
         ahead_ms = physical_ms(version) - self.time_source()
         with self._lock:
             if version <= self.latest:
                 return
-            if ahead_ms > self._skew_ms_max and version >> COUNTER_BITS > self.latest >> COUNTER_BITS:
+            if ahead_ms > tolerated_ms:
                 raise ClockSkew(
                     f"version {version} is {ahead_ms} ms ahead of this clock; at most "
-                    f"{self._skew_ms_max} ms are tolerated. Check the time on both machines",
+                    f"{tolerated_ms} ms are tolerated. Check the time on both machines",
                     version=version,
                     ahead_ms=ahead_ms,
                 )

@@ -179,10 +179,10 @@ class Committer:
         floor = self._open_floor
         return version if floor is None or not self._storage.stopped else min(version, floor)
 
-    def observe(self, version: Version) -> None:
+    def observe(self, version: Version, *, skew_ms_max: int | None = None) -> None:
         """Move the clock past a version."""
         if version > self._clock.latest:
-            self._storage.retry_recovered(lambda: self._clock.observe(version))
+            self._storage.retry_recovered(lambda: self._clock.observe(version, skew_ms_max=skew_ms_max))
 
     def wait_applied(self, version: Version) -> None:
         """Return when every commit at or below `version`, which the clock has passed, can be read."""

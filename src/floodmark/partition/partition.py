@@ -7,6 +7,7 @@ from typing import Final
 import pyarrow
 
 from floodmark.clock import HybridClock
+from floodmark.clock.hybrid import READ_SKEW_MS_MAX
 from floodmark.codec.column import Column
 from floodmark.codec.copies import gather_copies
 from floodmark.codec.ordered import (
@@ -488,7 +489,7 @@ def _range_of(namespace: bytes, key: bytes | None) -> KeyRange:
 def observe_version(committer: Committer, version: Version) -> None:
     """Move the clock past a version that a reader has asked for; one in the future is refused."""
     try:
-        committer.observe(version)
+        committer.observe(version, skew_ms_max=READ_SKEW_MS_MAX)
     except ClockSkew as error:
         raise VersionInFuture(
             f"version {version} ({moment_of(version).isoformat()}) lies in the future of this site; "
