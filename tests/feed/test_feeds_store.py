@@ -11,8 +11,9 @@ from tests.feed.support_feeds import USERS, World, moved
 
 from floodmark.feed import store as store_module
 from floodmark.feed.feeds import Feed, FeedState, FeedUpdate
-from floodmark.feed.safepoints import SITE_OWNER, SafePoint
+from floodmark.feed.safepoints import SafePoint
 from floodmark.feed.store import HOLD_EVERY_MS, LocalFeedStore
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     FeedExists,
     FeedNotFound,

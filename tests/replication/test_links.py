@@ -6,11 +6,13 @@ import msgspec
 import pytest
 from tests.replication.support_links import IDS, Mesh, embedded, open_one, topology_of
 
+from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
 from floodmark.model.change import Tally
 from floodmark.model.errors import (
+    ClockSkew,
     Corruption,
     Fenced,
     FloodmarkError,
@@ -20,6 +22,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.partition import Decision, Fate
+from floodmark.model.version import compose
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import run_step
@@ -27,6 +30,7 @@ from floodmark.replication.links import FINDINGS_KEPT, LinkRow
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, SiteState
 from floodmark.site import Site
+from floodmark.site.statistics import AlarmKind
 from floodmark.testing.clock import SimulatedTime
 
 OSLO, ROME, BONN = IDS["oslo"], IDS["rome"], IDS["bonn"]
@@ -323,6 +327,48 @@ def test_only_the_last_findings_are_kept(mesh: Mesh) -> None:
     row = row_of(mesh["rome"])
     assert (row.wrong, len(row.findings)) == (FINDINGS_KEPT + 3, FINDINGS_KEPT)
     assert row.findings[-1].at_ms == mesh.time()
+
+
+def forged(mesh: Mesh, **changes: int) -> LinkStep:
+    """A step past a change that is not applied, as one who may move positions could make it."""
+    mesh.put("oslo", b"lost")
+    return changed(mesh.plan("oslo", "rome"), **changes)
+
+
+def test_a_step_past_changes_that_did_not_come_is_found_at_the_next_heartbeat(mesh: Mesh) -> None:
+    mesh.exchange()
+    mesh.put("oslo", b"ada")
+    mesh.beat()
+    mesh["rome"].host.administration.advance_link(forged(mesh), Applied())
+    mesh.exchange()
+    assert row_of(mesh["rome"]).wrong == 1
+
+
+def test_a_step_that_leaves_out_what_lies_before_its_start_is_found_at_once(mesh: Mesh) -> None:
+    mesh.exchange()
+    step = forged(mesh)
+    (part,) = step.namespaces
+    mesh["rome"].host.administration.advance_link(changed(step, start=part.until), Applied())
+    row = row_of(mesh["rome"])
+    assert (row.wrong, row.findings[-1].finding.since) == (1, part.since)
+    (link,) = mesh["rome"].host.administration.replication().links
+    assert [alarm.kind for alarm in link.alarms] == [AlarmKind.FINDING]
+
+
+def test_a_step_into_the_future_is_refused(mesh: Mesh) -> None:
+    mesh.exchange()
+    before = row_of(mesh["rome"])
+    step = forged(mesh, until=compose(mesh.time() + SKEW_MS_MAX + 1, 0))
+    with pytest.raises(ClockSkew):
+        mesh["rome"].host.administration.advance_link(step, Applied())
+    assert row_of(mesh["rome"]) == before
+
+
+def test_an_incarnation_that_the_topology_does_not_name_is_refused(mesh: Mesh) -> None:
+    """An account begins anew with it, and what was left out before would not be noticed."""
+    mesh.exchange()
+    step = msgspec.structs.replace(forged(mesh), incarnation=2)
+    assert "incarnation 1" in refused(mesh, step)
 
 
 # Who may

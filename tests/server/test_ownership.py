@@ -6,12 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.server.support import LOOPBACK, connected, write_access
+from msgspec.structs import replace
+from tests.server.support import LOOPBACK, connected, serving, write_access
 from tests.site.support import HookedEngine, host_of
 
 from floodmark.feed.acknowledgement import Acknowledgement, Progress
+from floodmark.feed.feeds import FeedSpec
 from floodmark.model.access import Role
-from floodmark.model.errors import LimitExceeded, NotAllowed, TransactionNotFound
+from floodmark.model.errors import LeaseHeld, LimitExceeded, NotAllowed, TransactionNotFound
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.access import Caller
 from floodmark.server.ownership import MARK_DIGITS, mark_of
@@ -177,3 +179,26 @@ def test_one_caller_does_not_hold_all_transactions_that_may_be_open(
             site.transaction()
         begun[0].abort()
         owner.transaction()
+
+
+def test_a_runner_is_believed_only_if_its_caller_has_the_lease(tmp_path: Path) -> None:
+    """The name of the holder is public: with it, another writer moved the checkpoint past what was lost."""
+    access = write_access(
+        tmp_path / "access.toml",
+        {"name": "runner", "role": "write", "token": "runner"},
+        {"name": "other", "role": "write", "token": "other"},
+    )
+    with serving(ServerOptions(access=access)) as (site, server):
+        users = site.create_namespace("users")
+        site.host.feeds.create(FeedSpec(name="copy", namespace="users", sink="blackhole:"))
+        users.put(b"ada", b"countess")
+        with connected(server, token="runner") as mine, connected(server, token="other") as theirs:
+            feed = mine.host.feeds.acquire("copy", "me", 10.0)
+            past = [replace(part, checkpoint=site.resolved_version()) for part in feed.ranges]
+            with pytest.raises(LeaseHeld):
+                theirs.host.feeds.report("copy", "me", past, None)
+            theirs.host.feeds.release("copy", "me")
+            assert site.host.feeds.find("copy").checkpoint == feed.checkpoint
+            assert mine.host.feeds.report("copy", "me", past, None).checkpoint > feed.checkpoint
+            mine.host.feeds.release("copy", "me")
+            assert site.host.feeds.find("copy").lease is None

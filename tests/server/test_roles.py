@@ -161,6 +161,7 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.update_namespace": lambda name: (name, NamespaceUpdate()),
     "administration.drop_namespace": lambda name: (name,),
     "administration.observe": lambda _: (1,),
+    "administration.pass_version": lambda _: (1,),
     "administration.split": lambda name: (name, KEY),
     "administration.merge": lambda _: (1, 2),
     "administration.open_epoch": lambda name: (name, "stream", 0),

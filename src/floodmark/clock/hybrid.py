@@ -98,15 +98,16 @@ class HybridClock:
             if version <= self.latest:
                 return
             if ahead_ms > tolerated_ms:
-                raise ClockSkew(
-                    f"version {version} is {ahead_ms} ms ahead of this clock; at most "
-                    f"{tolerated_ms} ms are tolerated. Check the time on both machines",
-                    version=version,
-                    ahead_ms=ahead_ms,
-                )
+                raise _skewed(version, ahead_ms, tolerated_ms)
             if version > self._bound:
                 self._raise_bound(version)
             self.latest = version
+
+    def require_near(self, version: Version) -> None:
+        """Refuse a version that is too far ahead of physical time, and leave the clock where it is."""
+        ahead_ms = physical_ms(version) - self.time_source()
+        if version > self.latest and ahead_ms > self._skew_ms_max:
+            raise _skewed(version, ahead_ms, self._skew_ms_max)
 
     def physical_ms(self) -> int:
         """The time at which expiry is judged: real time, but never before a version already given."""
@@ -137,3 +138,12 @@ class HybridClock:
         bound = version + (BOUND_LEAD_MS << COUNTER_BITS)
         self._upper_bound.store(bound)
         self._bound = bound
+
+
+def _skewed(version: Version, ahead_ms: int, tolerated_ms: int) -> ClockSkew:
+    return ClockSkew(
+        f"version {version} is {ahead_ms} ms ahead of this clock; at most {tolerated_ms} ms are tolerated. "
+        "Check the time on both machines",
+        version=version,
+        ahead_ms=ahead_ms,
+    )

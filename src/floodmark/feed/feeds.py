@@ -25,6 +25,7 @@ from msgspec import UNSET, UnsetType
 from floodmark.feed.checks import Checks, CheckStatistics
 from floodmark.feed.counting import Counted
 from floodmark.feed.sinks.address import SinkAddress, parse_sink
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     FeedStateConflict,
     InvalidArgument,
@@ -229,11 +230,20 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who runs a feed, and until when unless it is heard of again."""
+    """Who runs a feed, and until when unless it is heard of again.
+
+    `holder` is the name of the runner, which everybody sees; `owner` is the mark of the caller that acquired
+    the lease.  None if a release did so that knew of no owners.
+    """
 
     holder: str
     expires_at_ms: int
     lifetime_ms: int
+    owner: str | None = None
+
+    def is_of(self, holder: str, owner: str) -> bool:
+        """Whether a runner that calls itself so has the lease; the site itself is believed."""
+        return self.holder == holder and (owner == SITE_OWNER or self.owner in (None, owner))
 
 
 class FeedError(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from floodmark.clock import TimeSource
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     InvalidArgument,
     LimitExceeded,
@@ -31,9 +32,6 @@ LIFETIME: Final = timedelta(hours=24)
 READERS_SAFE_POINTS: Final = "spark/"
 READERS_LIFETIME_MAX: Final = timedelta(days=30)
 
-# The owner of what the site itself holds, or an administrator of it: nobody else may touch that, and they may
-# touch everything.
-SITE_OWNER: Final = ""
 
 _SAFE_POINTS: Final = b"safe-points/"
 _PRESENT_TRIES: Final = 10

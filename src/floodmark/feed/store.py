@@ -42,7 +42,7 @@ from floodmark.feed.feeds import (
 from floodmark.feed.feeds_checks import check
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.model.access import Role
-from floodmark.model.actions import Action, Scope
+from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
 from floodmark.model.errors import (
     FeedExists,
     FeedNotFound,
@@ -120,21 +120,30 @@ class FeedStore(Protocol):
         """How far a feed lags behind its site."""
         ...
 
-    @Action(Role.WRITE, Scope.FEED)
-    def acquire(self, name: str, holder: str, seconds: float) -> Feed:
-        """Take the lease of a feed; `LeaseHeld` if there is one already."""
+    @Action(Role.WRITE, Scope.FEED, audited=True, owned=Owned.LEASE)
+    def acquire(self, name: str, holder: str, seconds: float, owner: str = SITE_OWNER) -> Feed:
+        """Take the lease of a feed; `LeaseHeld` if there is one already.  It belongs to its owner."""
         ...
 
-    @Action(Role.WRITE, Scope.FEED, repeatable=True)
-    def report(self, name: str, holder: str, progress: list[RangeProgress], error: FeedError | None) -> Feed:
+    @Action(Role.WRITE, Scope.FEED, audited=True, unsaid=("progress",), repeatable=True, owned=Owned.LEASE)
+    def report(
+        self,
+        name: str,
+        holder: str,
+        progress: list[RangeProgress],
+        error: FeedError | None,
+        owner: str = SITE_OWNER,
+    ) -> Feed:
         """Renew the lease, and store how far the runner is and what troubles it.
+
+        `LeaseHeld` if the lease is not the holder's and the owner's any more.
 
         The answer is the feed as it is now: paused, cut anew, or finished by what was reported.
         """
         ...
 
-    @Action(Role.WRITE, Scope.FEED, may_be_gone=True, repeatable=True)
-    def release(self, name: str, holder: str) -> None:
+    @Action(Role.WRITE, Scope.FEED, audited=True, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
+    def release(self, name: str, holder: str, owner: str = SITE_OWNER) -> None:
         """Give the lease back, if it is still the holder's."""
         ...
 
@@ -269,7 +278,7 @@ class LocalFeedStore:
 
     # What runners do
 
-    def acquire(self, name: str, holder: str, seconds: float) -> Feed:
+    def acquire(self, name: str, holder: str, seconds: float, owner: str = SITE_OWNER) -> Feed:
         lifetime_ms = require_lease_seconds(seconds) // timedelta(milliseconds=1)
         require_name(holder, "holder of a lease")
         with self._lock:
@@ -286,15 +295,24 @@ class LocalFeedStore:
             except VersionCollected as error:
                 self._fail(feed, error)
                 raise
-            lease = Lease(holder=holder, expires_at_ms=now_ms + lifetime_ms, lifetime_ms=lifetime_ms)
+            lease = Lease(
+                holder=holder, expires_at_ms=now_ms + lifetime_ms, lifetime_ms=lifetime_ms, owner=owner
+            )
             return self._store(replace(feed, lease=lease, held_at_ms=now_ms))
 
-    def report(self, name: str, holder: str, progress: list[RangeProgress], error: FeedError | None) -> Feed:
+    def report(
+        self,
+        name: str,
+        holder: str,
+        progress: list[RangeProgress],
+        error: FeedError | None,
+        owner: str = SITE_OWNER,
+    ) -> Feed:
         self._require_resolved(progress)
         with self._lock:
             feed = self.find(name)
             lease = feed.lease
-            if lease is None or lease.holder != holder:
+            if lease is None or not lease.is_of(holder, owner):
                 raise _lease_lost(feed, holder)
             self._require_namespace(feed)
             now_ms = self._time_source()
@@ -316,10 +334,10 @@ class LocalFeedStore:
                 return self._move_on(reported)
             return reported
 
-    def release(self, name: str, holder: str) -> None:
+    def release(self, name: str, holder: str, owner: str = SITE_OWNER) -> None:
         with self._lock:
             feed = self._feeds.get(name)
-            if feed is not None and feed.lease is not None and feed.lease.holder == holder:
+            if feed is not None and feed.lease is not None and feed.lease.is_of(holder, owner):
                 self._store(replace(feed, lease=None))
 
     # Safe points

@@ -15,6 +15,10 @@ from floodmark.model.access import Role
 
 Arguments: TypeAlias = Mapping[str, Any]
 
+# The owner of what the site itself has made, or an administrator of the whole site: other callers do not
+# touch that, and these two touch everything.
+SITE_OWNER: Final = ""
+
 _ATTRIBUTE: Final = "__floodmark_action__"
 
 Member = TypeVar("Member", bound=Callable[..., Any])
@@ -41,6 +45,7 @@ class Owned(StrEnum):
     TRANSACTION = "transaction"
     SAFE_POINT = "safe point"
     STREAM = "stream of epochs"
+    LEASE = "lease of a feed"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import msgspec
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, encode_version
 from floodmark.engine import WriteRow
 from floodmark.feed.account import Account, AccountState, Checked, Doubt, Finding, Verdict
-from floodmark.model.change import NamespaceBeat
+from floodmark.model.change import NamespaceBeat, Tally
 from floodmark.model.errors import Corruption, Fenced, InvalidArgument, StaleLink
 from floodmark.model.limits import PAGE_BYTES_MAX, SITE_IDS_MAX
 from floodmark.model.partition import LinkGuard
@@ -198,6 +198,7 @@ class Links:
                 if part.until > row.through:
                     _require_next(step, part, row)
                     self._require_admitted(step.source_id, part.target_id, part.begin)
+                    self._node.clock.require_near(part.until)
                     done = applied.namespaces.get(part.name, NamespaceApplied())
                     rows[part.target_id, step.source_id] = _advance(row, step.incarnation, part, done, now_ms)
             if not rows:
@@ -270,6 +271,11 @@ class Links:
             return (
                 f"they are of its incarnation {step.incarnation}, and it was restored as incarnation "
                 f"{incarnation} since; let replication read the present topology"
+            )
+        if member is not None and member.is_active and step.incarnation > incarnation:
+            return (
+                f"they are of its incarnation {step.incarnation}, and it is known here as incarnation "
+                f"{incarnation}; put the present topology in force at this site first"
             )
         if member is not None and not member.is_active and part.until > (member.final or 0):
             return "it was removed from the topology, and what it wrote since is lost"
@@ -404,10 +410,14 @@ def _advance(
 ) -> LinkRow:
     """A link after a step."""
     account = Account(row.account, own=True)
+    verdicts: list[Verdict] = []
+    if part.begin > row.through > 0 and incarnation == row.incarnation:
+        # A link that goes on leaves nothing out; only one that begins, or begins anew, does.
+        verdicts.append(Finding(row.through, part.begin, None, Tally()))
     if part.begin > row.through or incarnation != row.incarnation:
         # What lies in between was never to be read, nor were its heartbeats.
         account.doubt(Doubt.FIRST)
-    verdicts = applied.enter(account)
+    verdicts += applied.enter(account)
     wrong = [verdict for verdict in verdicts if isinstance(verdict, Finding)]
     for finding in wrong:
         _log.error("namespace %r: %s", part.name, finding, extra={"namespace": part.name})

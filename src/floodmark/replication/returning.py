@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from floodmark.merge.origins import split_record
-from floodmark.model.errors import ClockSkew, VersionCollected, VersionInFuture
+from floodmark.model.errors import ClockSkew, VersionCollected
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version, moment_of
 from floodmark.replication.exchange import Copied, HolderAdministration, HolderSite, copy_origin
@@ -53,7 +53,7 @@ class SiteRemembers(Protocol):
 class PeerAdministration(HolderAdministration, Protocol):
     """What is asked of the others."""
 
-    def observe(self, version: Version) -> object: ...
+    def pass_version(self, version: Version) -> object: ...
 
     def replication(self) -> LinkFacts: ...
 
@@ -221,8 +221,8 @@ def _pass_version(site: PeerSite, version: Version) -> None:
     Else they would take it for something that they know.
     """
     try:
-        site.administration.observe(version)
-    except VersionInFuture as error:
+        site.administration.pass_version(version)
+    except ClockSkew as error:
         raise ClockSkew(
             f"the others have what {site.identity.site!r} wrote up to {_show(version)}, and its clock is far "
             "behind that; set the time on its machine, and restore once more",

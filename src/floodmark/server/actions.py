@@ -12,6 +12,7 @@ _OWNERS: Final = {
     Owned.TRANSACTION: "the transaction's owner",
     Owned.SAFE_POINT: "the safe point's owner",
     Owned.STREAM: "the stream's owner",
+    Owned.LEASE: "the lease's owner",
 }
 
 

@@ -20,8 +20,8 @@ import hashlib
 import re
 from typing import Final
 
-from floodmark.feed.safepoints import SITE_OWNER
 from floodmark.model.access import Role
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import NotAllowed
 from floodmark.server.access import Caller
 

@@ -15,9 +15,9 @@ from msgspec import UNSET
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import ChangeReader, SafePoint, SafePoints
 from floodmark.feed.cut import ChangesCut, CutRequest, cut_changes
-from floodmark.feed.safepoints import SITE_OWNER
 from floodmark.feed.store import LocalFeedStore
 from floodmark.feed.subscription_store import LocalSubscriptionStore
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Closed, FloodmarkError
 from floodmark.model.partition import LinkGuard
@@ -122,6 +122,9 @@ class LocalAdministration:
 
     def observe(self, version: Version) -> None:
         self._node.observe(version)
+
+    def pass_version(self, version: Version) -> None:
+        self._node.committer.observe(version)
 
     def sync(self) -> None:
         self._node.committer.sync()

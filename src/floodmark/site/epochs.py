@@ -18,7 +18,7 @@ import msgspec
 from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import WriteRow
-from floodmark.feed.safepoints import SITE_OWNER
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import InvalidArgument, InvalidName, LimitExceeded, NotAllowed
 from floodmark.model.limits import (
     EPOCH_STREAM_IDLE_MAX,

@@ -15,11 +15,11 @@ from msgspec import UNSET, UnsetType
 
 from floodmark.feed import SafePoint
 from floodmark.feed.cut import ChangesCut
-from floodmark.feed.safepoints import READERS_LIFETIME_MAX, READERS_SAFE_POINTS, SITE_OWNER
+from floodmark.feed.safepoints import READERS_LIFETIME_MAX, READERS_SAFE_POINTS
 from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.access import Role
-from floodmark.model.actions import Action, Exempt, Owned, Scope
+from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, InvalidVersion
 from floodmark.model.partition import LinkGuard, WriteStream
@@ -107,7 +107,12 @@ class Administration(Protocol):
 
     @Action(Role.READ, repeatable=True)
     def observe(self, version: Version) -> None:
-        """Move the clock past a version, which must not be in the future."""
+        """Move the clock past a version that a reader asks for, which must not be in the future."""
+        ...
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
+    def pass_version(self, version: Version) -> None:
+        """Move the clock past a version that other sites hold; `ClockSkew` beyond what they tolerate."""
         ...
 
     @Action(Role.WRITE, repeatable=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from floodmark.feed import ChangeStatistics
-from floodmark.feed.safepoints import SITE_OWNER
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import (
     InvalidArgument,

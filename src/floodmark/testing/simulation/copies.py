@@ -73,9 +73,9 @@ class DistantMember(DistantSite):
         """Ask for a version that covers everything."""
         return self._ask(lambda host: host.administration.read_version())
 
-    def observe(self, version: Version) -> object:
+    def pass_version(self, version: Version) -> object:
         """Move the clock of the site."""
-        return self._ask(lambda host: host.administration.observe(version))
+        return self._ask(lambda host: host.administration.pass_version(version))
 
     def topology(self) -> Topology | None:
         """Ask for the topology that the site follows."""
