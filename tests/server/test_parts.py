@@ -174,6 +174,24 @@ def test_leases_are_bounded(brief: Site, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(leases) == 0
 
 
+def test_one_caller_does_not_use_up_the_leases_of_all(brief: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("floodmark.server.leases.LEASES_PER_CALLER_MAX", 2)
+    leases = Leases(brief.host, SimulatedTime(0))
+    first = leases.hold("ada", brief.now(), 1, None)
+    leases.hold("ada", brief.now(), 1, None)
+    for earlier in (None, 12345):
+        with pytest.raises(Retryable, match="'ada' holds"):
+            leases.hold("ada", brief.now(), 1, earlier)
+    renewed = leases.hold("ada", brief.now(), 1, first)
+    for _ in range(2):
+        leases.hold("eve", brief.now(), 1, None)
+    with pytest.raises(Retryable):
+        leases.hold("eve", brief.now(), 1, renewed)
+    leases.release("ada", renewed)
+    leases.hold("ada", brief.now(), 1, None)
+    leases.close()
+
+
 # Memory
 
 

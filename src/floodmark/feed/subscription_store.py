@@ -517,9 +517,11 @@ class LocalSubscriptionStore:
 
     def _require_same(self, row: SubscriptionRow, spec: SubscriptionSpec) -> None:
         if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
+            # A consumer need not know which other namespaces there are, nor what their keys are like.
+            reads = f"{row.spec.keys}" if row.spec.namespace == spec.namespace else "another namespace"
             raise InvalidArgument(
-                f"subscription {row.name!r} reads {row.spec.namespace!r}, {row.spec.keys}; it cannot be "
-                f"opened on {spec.namespace!r}, {spec.keys}. Choose another name, or remove it first",
+                f"subscription {row.name!r} reads {reads}; it cannot be opened on {spec.namespace!r}, "
+                f"{spec.keys}. Choose another name, or remove it first",
                 subscription=row.name,
             )
         self._require_namespace(row)

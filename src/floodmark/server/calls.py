@@ -20,7 +20,7 @@ from floodmark.feed.store import FeedStore
 from floodmark.feed.subscriptions import SubscriptionStore
 from floodmark.model.access import Role
 from floodmark.model.actions import Arguments, Owned, Scope
-from floodmark.model.errors import FeedNotFound, InvalidKey, SubscriptionNotFound
+from floodmark.model.errors import FeedNotFound, InvalidKey, NamespaceNotFound, SubscriptionNotFound
 from floodmark.model.limits import KEY_BYTES_MAX, REQUEST_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.server.access import Caller
@@ -93,10 +93,22 @@ class _Call:
             request = self._as_owner(caller, action.owned, arguments)
         if audited:
             log_action(caller, self._spec.method.name, action, arguments)
-        result: Any = self._spec.call(self._port.target(self._host), request)
+        result = self._call(caller, request)
         if action.shown_by is None:
             return result
         return [item for item in result if caller.may(role, action.shown_by(item))]
+
+    def _call(self, caller: Caller, request: object) -> Any:
+        try:
+            return self._spec.call(self._port.target(self._host), request)
+        except NamespaceNotFound as error:
+            if caller.namespaces is None:
+                raise
+            # The site would name those that there are.
+            named = error.details.get("namespace")
+            raise NamespaceNotFound(
+                f"no namespace {named!r}; an administrator of it can create it", namespace=named
+            ) from None
 
     def _require_scope(self, caller: Caller, role: Role, arguments: Arguments) -> None:
         match self._action.scope:

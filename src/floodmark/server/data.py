@@ -6,6 +6,7 @@ from typing import Any, Final
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Partition
+from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.partition.entering import check_keys
@@ -83,6 +84,28 @@ class Handler:
         return self.method.encode_reply(self._handle(caller, request))
 
 
+def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> list[PartitionEntry]:
+    """The map for a caller of some namespaces: true for their keys, and without the split keys of others.
+
+    What lies between two namespaces of the caller goes to the neighbour: a request about it is refused.
+    """
+    pieces: list[tuple[int, bytes]] = []
+    for namespace in sorted(namespaces):
+        keys = KeyRange(namespace, prefix_end(namespace))
+        for partition in partitions:
+            within = partition.range.intersect(keys)
+            if within is not None and (not pieces or pieces[-1][0] != partition.id):
+                pieces.append((partition.id, within.start))
+    if not pieces:
+        return [PartitionEntry(partition.id, KeyRange()) for partition in partitions[:1]]
+    starts = [b"", *(start for _, start in pieces[1:])]
+    ends = [*starts[1:], None]
+    return [
+        PartitionEntry(number, KeyRange(start, end))
+        for (number, _), start, end in zip(pieces, starts, ends, strict=True)
+    ]
+
+
 class DataPlane:
     """Answers what is asked all the time."""
 
@@ -120,6 +143,8 @@ class DataPlane:
     def _map(self, caller: Caller, request: Nothing) -> MapReply:
         partitions = self._host.router.maps.map.partitions
         limits = partitions[0].limits if partitions else CommitLimits(0, 0)
+        if caller.namespaces is not None:
+            return MapReply(map_for(partitions, self._guard.readable(caller)), limits)
         return MapReply([PartitionEntry(partition.id, partition.range) for partition in partitions], limits)
 
     def _resolved(self, caller: Caller, request: ResolvedRequest) -> Version:

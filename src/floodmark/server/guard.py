@@ -34,6 +34,15 @@ class Guard:
         """The same by the id of a namespace; None stands for all of them."""
         caller.require(role, None if namespace is None else self.name_of(namespace))
 
+    def readable(self, caller: Caller) -> list[bytes]:
+        """What the keys begin with of the namespaces that a caller may read."""
+        rows = self._host.administration.list_namespaces()
+        return [
+            encode_namespace(row.id)
+            for row in rows
+            if row.dropped_at is None and caller.may(Role.READ, row.name)
+        ]
+
     def name_of(self, namespace: int) -> str:
         """The name of a namespace."""
         if not 0 <= namespace < 1 << 8 * NAMESPACE_BYTES:

@@ -90,7 +90,8 @@ class Streams:
         keys = ticket.keys
         check_namespace_range(keys.start[:NAMESPACE_BYTES], keys)
         check_version(ticket.at)
-        self._guard.require_keys(visit.caller, declared(type(ticket)).role, (keys.start,))
+        role = declared(type(ticket)).role
+        visit.require(lambda caller: self._guard.require_keys(caller, role, (keys.start,)))
         return self._guard.partition(ticket.partition)
 
     def _changes(self, visit: Visit, request: ChangesRequest) -> Batches:
@@ -123,7 +124,8 @@ class Streams:
         check_position(request.since)
         check_position(request.until)
         check_snapshot(request.snapshot)
-        self._guard.require_namespace(visit.caller, declared(ChangesTicket).role, request.namespace)
+        role = declared(ChangesTicket).role
+        visit.require(lambda caller: self._guard.require_namespace(caller, role, request.namespace))
         if request.namespace is not None:
             check_namespace_range(encode_namespace(request.namespace), request.keys)
         elif request.keys != KeyRange():

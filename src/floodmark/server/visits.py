@@ -125,7 +125,13 @@ class Visit:
         self._gate = gate
         self._time_source = time_source
         self._known_at_ms = time_source()
+        self._right: Callable[[Caller], None] = lambda _: None
         self._is_cancelled: Callable[[], bool] = context.is_cancelled
+
+    def require(self, right: Callable[[Caller], None]) -> None:
+        """Refuse a caller without a right, now and whenever the caller's rights are looked up again."""
+        right(self.caller)
+        self._right = right
 
     def is_over(self) -> bool:
         """Whether the client of a stream has gone.  Raises if the stream may not go on."""
@@ -133,6 +139,7 @@ class Visit:
         now_ms = self._time_source()
         if now_ms - self._known_at_ms >= RENEW_MS:
             self.caller = self._identity.authenticate()
+            self._right(self.caller)
             self._known_at_ms = now_ms
         return self._is_cancelled()
 
