@@ -57,6 +57,9 @@ class World:
         self.engine = engine
         self.time = time
         self.site: Site = open_engine(engine, site="oslo", site_id=7, time_source=time)
+        if not self.site.namespaces():
+            for name, merge in (("plain", "last_write"), ("fields", "fields"), ("counters", "counter")):
+                self.site.create_namespace(name, merge=merge)
         assert isinstance(self.site.host, EmbeddedHost)
         self.node: Node = self.site.host.node
         self.node.committer.prepared.settler = lambda _: Fate(Decision.UNDECIDED)

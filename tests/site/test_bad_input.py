@@ -14,6 +14,7 @@ import pytest
 from tests.clock.fakes import FakeTime
 
 from floodmark import Namespace, Site, View
+from floodmark.clock.hybrid import READ_SKEW_MS_MAX
 from floodmark.engine import MemoryEngine
 from floodmark.model import errors
 from floodmark.model.errors import FloodmarkError
@@ -328,12 +329,12 @@ def test_bad_version_is_refused(bench: Bench, call: Call, at: Any, says: str) ->
 
 @pytest.mark.parametrize("name", READS_AT)
 def test_version_in_the_future_is_refused_and_does_not_move_the_clock(bench: Bench, name: str) -> None:
-    future = compose(bench.time.ms + 501, 0)
+    future = compose(bench.time.ms + READ_SKEW_MS_MAX + 1, 0)
     moment = datetime.fromtimestamp(bench.time.ms / 1000 + 60, UTC)
     for at in (future, moment, (1 << 64) - 1):
         bench.refuse(errors.VersionInFuture, "future & leaving out", partial(READS_AT[name], bench, at))
     assert bench.site.statistics().clock_ahead_ms == 0
-    READS_AT[name](bench, compose(bench.time.ms + 500, 0))
+    READS_AT[name](bench, compose(bench.time.ms + READ_SKEW_MS_MAX, 0))
 
 
 def collect(bench: Bench) -> None:

@@ -48,6 +48,7 @@ _EXPIRING: Final = bytes([HAS_EXPIRY])
 _PLAIN_COPY: Final = bytes([HAS_ORIGIN])
 _COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
 _PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
+_NO_VERSION: Final = bytes(STAMP_BYTES - 1)
 
 
 class Kind(Enum):
@@ -163,15 +164,18 @@ def _unusual_copies(
     keys: Sequence[bytes], values: Sequence[bytes]
 ) -> tuple[Sequence[bytes], Sequence[bytes]]:
     """Those pairs that are not seen to be plain values with an origin."""
-    if isinstance(values, Column) and _all_end_with(
-        values, _PLAIN_COPY, _COPY_OVERHEAD, _PLAIN_COPY_BYTES_MAX
-    ):
+    if isinstance(values, Column) and _are_plain_copies(values):
         return (), ()
-    unusual = [
-        not (value.endswith(_PLAIN_COPY) and _COPY_OVERHEAD <= len(value) <= _PLAIN_COPY_BYTES_MAX)
-        for value in values
-    ]
-    return _only(keys, values, unusual)
+    return _only(keys, values, [not _is_plain_copy(value) for value in values])
+
+
+def _is_plain_copy(value: bytes) -> bool:
+    return (
+        value.endswith(_PLAIN_COPY)
+        and _COPY_OVERHEAD <= len(value) <= _PLAIN_COPY_BYTES_MAX
+        and value[-2] != 0
+        and value[-_COPY_OVERHEAD:-2] != _NO_VERSION
+    )
 
 
 def _all_end_with(values: Column[bytes], flags: bytes, bytes_min: int, bytes_max: int) -> bool:
@@ -180,6 +184,15 @@ def _all_end_with(values: Column[bytes], flags: bytes, bytes_min: int, bytes_max
     if not len(lengths) or lengths.min() < bytes_min or lengths.max() > bytes_max:
         return False
     return bool((data[packed.borders[1:] - 1] == flags[0]).all())
+
+
+def _are_plain_copies(values: Column[bytes]) -> bool:
+    if not _all_end_with(values, _PLAIN_COPY, _COPY_OVERHEAD, _PLAIN_COPY_BYTES_MAX):
+        return False
+    packed = pack(values)
+    data, ends = numpy.frombuffer(packed.data, numpy.uint8), packed.borders[1:]
+    versions = numpy.bitwise_or.reduce([data[ends - place] for place in range(3, _COPY_OVERHEAD + 1)])
+    return bool(data[ends - 2].all() and versions.all())
 
 
 def _only(
@@ -199,7 +212,9 @@ def _check_record(key: bytes, value: bytes, policy: str | None, kind: Kind) -> N
         if record.expires_at is not None and record.expires_at > EXPIRY_MAX:
             raise Corruption(f"it expires at second {record.expires_at}, which is no moment")
     except (Corruption, InvalidValue) as error:
-        raise InvalidValue(f"the value of {_shown(key)} is not a record: {error}") from error
+        raise InvalidValue(
+            f"the value of {_shown(key)} is not a record: {error}", key=key[NAMESPACE_BYTES:]
+        ) from error
     is_merged = found != LAST_WRITE
     if (
         found != (policy or found)
@@ -212,12 +227,14 @@ def _check_record(key: bytes, value: bytes, policy: str | None, kind: Kind) -> N
         raise InvalidValue(
             f"the value of {_shown(key)} carries no origin; use put"
             if copied
-            else f"the value of {_shown(key)} carries an origin; use apply"
+            else f"the value of {_shown(key)} carries an origin; use apply",
+            key=key[NAMESPACE_BYTES:],
         )
     size = len(record.value)
     if size > VALUE_BYTES_MAX and not (copied and value[-1] & HAS_STAMPS):
         raise InvalidValue(
             f"the value of {_shown(key)} has {size:,} bytes; at most {VALUE_BYTES_MAX:,} are allowed",
+            key=key[NAMESPACE_BYTES:],
             size=size,
         )
 

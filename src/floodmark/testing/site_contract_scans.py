@@ -30,7 +30,7 @@ from floodmark.testing.site_contract_base import (
 
 KEYS = [b"a", b"ab", b"ab\x00", b"abc", b"ab\xff", b"ac", b"b", b"\xff", b"\xff\xff"]
 # Skew that a site allows for, so that a reader may ask for a version that another site has just given.
-SKEW_MS = 500
+SKEW_MS = 250
 
 
 class ScanContract(SiteContractBase):
