@@ -69,7 +69,6 @@ LEVELS: Final = (1, 8, 64, 512)
 THREADS_MAX: Final = 8
 TURNS: Final = 20
 SITE_LEVELS: Final = (1, 64)
-SITE_TURNS: Final = 3
 # What a subscription has before it: more than a turn consumes.
 MESSAGES: Final = 50_000
 RECORD_BYTES: Final = 60
@@ -293,8 +292,9 @@ class SiteSide:
             transaction.acknowledge(delivery)
 
     def drive(self, work: str, level: int, seconds: float, run: Run) -> None:
-        """Let threads work for a while, from the first message on."""
+        """Let threads work for a while, from the first message on, which opens the stream."""
         self._subscription.seek("beginning")
+        next(self._subscription).acknowledge()
         do = self.works[work]
         begun: list[float] = []
         barrier = Barrier(level, action=lambda: begun.append(perf_counter()))
@@ -328,9 +328,9 @@ def site_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
             for each in sides.values():
                 each.drive(work, level, options.seconds / 5, Run())
             runs = {name: [Run() for _ in range(options.repeat)] for name in sides}
-            for repetition, turn in product(range(options.repeat), range(SITE_TURNS)):
-                for name in (BARE, BATCHED)[:: 1 if (repetition + turn) % 2 else -1]:
-                    sides[name].drive(work, level, options.seconds / SITE_TURNS, runs[name][repetition])
+            for repetition in range(options.repeat):
+                for name in (BARE, BATCHED)[:: 1 if repetition % 2 else -1]:
+                    sides[name].drive(work, level, options.seconds, runs[name][repetition])
             yield from site_level_rows(f"{work}, {level} threads, {disk}", level, runs)
         for each in sides.values():
             each.close()
