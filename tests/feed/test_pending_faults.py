@@ -15,7 +15,7 @@ from floodmark.engine import WriteRow
 from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
 from floodmark.feed.pending import PendingRecord
 from floodmark.feed.pending_ledger import PendingLedger, Writing
-from floodmark.feed.subscription_changes import Judge, Standing, SubscriptionChange
+from floodmark.feed.subscription_changes import Judge, SubscriptionChange, SubscriptionState
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.log import BatchSettings
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
@@ -182,13 +182,15 @@ def let_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_commits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    change_one = Standing.change
+    change_one = SubscriptionState.change
 
-    def change(self: Standing, version: Version, change: SubscriptionChange) -> tuple[WriteRow, bool]:
-        (family, key, encoded), is_last = change_one(self, version, change)
-        return (family, key, encoded if change.expires_at_ms is not None else None), is_last
+    def change(
+        self: SubscriptionState, version: Version, change: SubscriptionChange
+    ) -> tuple[WriteRow, bool]:
+        (family, key, encoded), is_compaction_due = change_one(self, version, change)
+        return (family, key, encoded if change.expires_at_ms is not None else None), is_compaction_due
 
-    monkeypatch.setattr(Standing, "change", change)
+    monkeypatch.setattr(SubscriptionState, "change", change)
 
 
 def keep_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:

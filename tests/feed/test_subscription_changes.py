@@ -1,4 +1,4 @@
-"""Changes of a subscription: stored in rounds that all subscriptions share, and put together again."""
+"""Changes of a subscription: stored in rounds that all subscriptions share, and compacted."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
@@ -109,7 +109,7 @@ def test_what_a_transaction_acknowledges_is_written_and_not_what_others_left() -
     assert len(desk.image(0).live()) == MANY - 1
 
 
-def test_changes_are_put_together_before_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_compacted_before_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription_changes, "CHANGES_MAX", 5)
     desk = make_desk(counts=(30,))
     for index in range(30):
@@ -119,7 +119,7 @@ def test_changes_are_put_together_before_there_are_many(monkeypatch: pytest.Monk
     assert desk.live() == []
 
 
-def test_changes_are_put_together_before_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_compacted_before_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = make_desk(counts=(30,))
     monkeypatch.setattr(subscription_changes, "CHANGES_BYTES_MAX", 500)
     for index in range(30):
@@ -209,7 +209,7 @@ def test_a_consumer_that_comes_while_another_takes_over_is_refused() -> None:
     assert desk.live() == desk.image(0).live() == [A, B, C]
 
 
-# A failure at each write, with changes that are put together each time
+# A failure at each write, where each change is compacted
 
 
 def steps() -> Iterator[tuple[str, Callable[[Desk], None], list[Position]]]:

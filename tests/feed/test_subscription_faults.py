@@ -14,7 +14,7 @@ import pytest
 from tests.feed.support_subscription import Stage, make_stage, positions_of, take, write
 
 from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
-from floodmark.feed.subscription_changes import Standing
+from floodmark.feed.subscription_changes import SubscriptionState
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionSpec
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
@@ -182,7 +182,7 @@ def test_a_subscription_is_as_its_caller_was_told(operation: str, plan: str) -> 
 
 def test_the_check_notices_a_row_that_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep_in_memory(store: LocalSubscriptionStore, row: SubscriptionRow) -> SubscriptionRow:
-        store._standings[row.name] = Standing(row)
+        store._states[row.name] = SubscriptionState(row)
         return row
 
     monkeypatch.setattr(LocalSubscriptionStore, "_enter", keep_in_memory)

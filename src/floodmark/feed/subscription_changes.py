@@ -9,9 +9,9 @@ An acknowledgement clears a few bits among thousands.  It is written as such, as
 commit in which it comes, under a version that the step mints.  So it shares a sync with all other commits of
 that moment, and subscriptions do not wait for each other.
 
-When there are many changes, the whole row is written anew and they are removed, in one atomic write.  The row
-names the last change that it includes: a reader begins behind that one, and does not have to step over the
-tombstones of those before.
+When there are many changes they are compacted: the whole row is written anew and they are removed, in one
+atomic write.  The row names the last change that it includes: a reader begins behind that one, and does not
+have to step over the tombstones of those before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, load_metadata
 from floodmark.partition.commit import Mint, Step
 
-# The whole row is written anew after so many changes, or when they have so many bytes.
+# Changes are compacted when there are so many, or when they have so many bytes.
 CHANGES_MAX: Final = 1_000
 CHANGES_BYTES_MAX: Final = 256 * 1_024
 
@@ -54,7 +54,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SubscriptionChange)
 
 
-class Standing:
+class SubscriptionState:
     """A subscription in memory, as the row and the changes say.
 
     Only the thread that has the turn changes it, and holds the lock while it does; so does a reader.  The
@@ -83,7 +83,7 @@ class Standing:
             return replace(self.row, through=through, live=live, changed=0)
 
     def change(self, version: Version, change: SubscriptionChange) -> tuple[WriteRow, bool]:
-        """Take a change in: the row that stores it, and whether the whole row is to be written anew."""
+        """Take a change in: the row that stores it, and whether compaction is due."""
         encoded = _encoder.encode(change)
         before = self._length()
         self._enter(version, len(encoded), change)
@@ -112,12 +112,12 @@ class Standing:
         self._bytes += size
 
     def _length(self) -> int:
-        """How often the changes would fill what they may."""
+        """How often the changes would fill what they may: compaction that failed is due again later."""
         return max(len(self._versions) // CHANGES_MAX, self._bytes // CHANGES_BYTES_MAX)
 
 
 # Judges a change in the turn, with the lock of the subscription; None if nothing is to be changed.
-Judge: TypeAlias = Callable[[Standing], SubscriptionChange | None]
+Judge: TypeAlias = Callable[[SubscriptionState], SubscriptionChange | None]
 
 
 class ChangeStep(Step):
@@ -129,13 +129,12 @@ class ChangeStep(Step):
     frees = True
 
     def __init__(
-        self, engine: Engine, find: Callable[[], Standing], judge: Judge, reload: Callable[[], None]
+        self, engine: Engine, find: Callable[[], SubscriptionState], judge: Judge, reload: Callable[[], None]
     ) -> None:
         super().__init__(None)
         # It reads nothing from the engine, so the round may write it together with what comes before it.
         self.decide = None
-        # Whether the whole row is to be written anew.
-        self.is_last = False
+        self.is_compaction_due = False
         self._engine = engine
         self._find = find
         self._judge = judge
@@ -143,13 +142,13 @@ class ChangeStep(Step):
         self._row: WriteRow | None = None
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
-        standing = self._find()
-        with standing.lock:
-            change = self._judge(standing)
+        state = self._find()
+        with state.lock:
+            change = self._judge(state)
             if change is None:
                 return ()
             version = mint()
-            self._row, self.is_last = standing.change(version, change)
+            self._row, self.is_compaction_due = state.change(version, change)
         self.version = version
         return [self._row]
 

@@ -31,8 +31,8 @@ from floodmark.feed.subscription_changes import (
     Changes,
     ChangeStep,
     Judge,
-    Standing,
     SubscriptionChange,
+    SubscriptionState,
     load_subscription,
     load_subscriptions,
 )
@@ -107,13 +107,13 @@ class LocalSubscriptionStore:
         # What became of a transaction, as far as anybody here knows.
         self._fate: Settler = lambda _: Fate(Decision.UNDECIDED)
         self._lock = Lock()
-        self._standings: dict[str, Standing] = {}
+        self._states: dict[str, SubscriptionState] = {}
         # When each safe point was last set, as far as this process knows.
         self._held_at_ms: dict[str, int] = {}
         self._load()
         storage.on_recovery.append(self._load)
         self._pending = PendingLedgers(open_log)
-        epochs = {name: standing.row.moved for name, standing in self._standings.items()}
+        epochs = {name: state.row.moved for name, state in self._states.items()}
         self._pending.load(storage.engine, epochs)
 
     def _load(self) -> None:
@@ -121,8 +121,8 @@ class LocalSubscriptionStore:
         found = {row.name: (row, changes) for row, changes in load_subscriptions(self._storage.engine)}
         for name, (row, changes) in found.items():
             self._load_one(name, row, changes)
-        for name in self._standings.keys() - found.keys():
-            del self._standings[name]
+        for name in self._states.keys() - found.keys():
+            del self._states[name]
 
     def _reload(self, name: str) -> None:
         found = load_subscription(self._storage.engine, name)
@@ -130,11 +130,11 @@ class LocalSubscriptionStore:
             self._load_one(name, *found)
 
     def _load_one(self, name: str, row: SubscriptionRow, changes: Changes) -> None:
-        standing = self._standings.get(name)
-        if standing is None:
-            self._standings[name] = Standing(row, changes)
+        state = self._states.get(name)
+        if state is None:
+            self._states[name] = SubscriptionState(row, changes)
         else:
-            standing.load(row, changes)
+            state.load(row, changes)
 
     # What consumers do
 
@@ -166,18 +166,18 @@ class LocalSubscriptionStore:
         self._require_resolved(name, progress.through)
         acknowledged: list[Position] = []
 
-        def judge(standing: Standing) -> SubscriptionChange:
-            lease = self._require_lease(standing.row, epoch)
-            acknowledged.extend(self._learn(standing, progress))
+        def judge(state: SubscriptionState) -> SubscriptionChange:
+            lease = self._require_lease(state.row, epoch)
+            acknowledged.extend(self._learn(state, progress))
             return SubscriptionChange(progress, self._time_source() + lease.lifetime_ms)
 
         self._change(name, judge)
         self._move_on_if_due(name, epoch)
         return acknowledged
 
-    def _learn(self, standing: Standing, progress: Progress) -> list[Position]:
+    def _learn(self, state: SubscriptionState, progress: Progress) -> list[Position]:
         """Judge what a consumer tells, without changing anything; what of it was acknowledged before."""
-        row, deliveries = standing.row, standing.deliveries
+        row, deliveries = state.row, state.deliveries
         if not progress.is_news(deliveries.through):
             return []
         unacked_max = max(deliveries.unacked, row.spec.unacked_max)
@@ -197,9 +197,9 @@ class LocalSubscriptionStore:
         return acknowledged
 
     def renew(self, name: str, epoch: int) -> None:
-        def judge(standing: Standing) -> SubscriptionChange:
-            lease = self._require_lease(standing.row, epoch)
-            nothing = Progress(through=standing.deliveries.through)
+        def judge(state: SubscriptionState) -> SubscriptionChange:
+            lease = self._require_lease(state.row, epoch)
+            nothing = Progress(through=state.deliveries.through)
             return SubscriptionChange(nothing, self._time_source() + lease.lifetime_ms)
 
         self._change(name, judge)
@@ -214,8 +214,7 @@ class LocalSubscriptionStore:
     def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
         self._end_decided(name)
         with self._lock:
-            self._look(name)
-            row = self._require_movable(name, epoch)
+            row = self._require_movable(self._look(name) or self.find(name), epoch)
             version = max(version, self._require_namespace(row))
             self._require_reached(version)
             try:
@@ -224,8 +223,8 @@ class LocalSubscriptionStore:
             except VersionCollected:
                 self._hold(row, version)
 
-            def move(_: SubscriptionRow) -> SubscriptionRow:
-                row = self._require_movable(name, epoch)
+            def move(row: SubscriptionRow) -> SubscriptionRow:
+                row = self._require_movable(row, epoch)
                 next_epoch = row.epoch + 1
                 return replace(row, through=version, live=[], epoch=next_epoch, moved=next_epoch)
 
@@ -233,15 +232,17 @@ class LocalSubscriptionStore:
             self._move_on(moved)
             return moved
 
-    def _require_movable(self, name: str, epoch: int | None) -> SubscriptionRow:
-        """The subscription, of which nothing is pending, as it may be moved or removed."""
-        row = self.find(name)
-        if epoch is None:
+    def _require_movable(self, row: SubscriptionRow, epoch: int | None) -> SubscriptionRow:
+        """A subscription as it may be moved or removed: nothing of it is pending.
+
+        Without the epoch of its consumer, it must not have one, and a lease that ran out goes.
+        """
+        if epoch is not None:
+            self._require_lease(row, epoch)
+        else:
             self._require_free(row, None)
             row = replace(row, lease=None)
-        else:
-            self._require_lease(row, epoch)
-        self._pending.require_none(name)
+        self._pending.require_none(row.name)
         return row
 
     # What transactions do
@@ -260,12 +261,12 @@ class LocalSubscriptionStore:
         another transaction.  The same again changes nothing either.  The caller sees to it that the
         transaction is not ended meanwhile.
         """
-        standing = self._find(name)
-        if progress.is_news(standing.deliveries.through) or self._is_lease_old(standing.row):
+        state = self._find(name)
+        if progress.is_news(state.deliveries.through) or self._is_lease_old(state.row):
             self.acknowledge(name, epoch, progress)
-        with standing.lock:
-            self._require_lease(standing.row, epoch)
-            ledger = self._pending.open(name, standing.row.moved)
+        with state.lock:
+            self._require_lease(state.row, epoch)
+            ledger = self._pending.open(name, state.row.moved)
         with Writing(ledger) as writing:
             while not self._begin(writing, ledger, transaction, name, epoch, acknowledgement):
                 ledger.wait_written(transaction)
@@ -281,12 +282,12 @@ class LocalSubscriptionStore:
         acknowledgement: Acknowledgement,
     ) -> bool:
         """Enter what of an acknowledgement is new; False if the transaction has something on its way."""
-        standing = self._find(name)
-        with standing.lock, ledger.lock:
+        state = self._find(name)
+        with state.lock, ledger.lock:
             if ledger.is_writing(transaction):
                 return False
-            self._require_lease(standing.row, epoch)
-            deliveries = standing.deliveries
+            self._require_lease(state.row, epoch)
+            deliveries = state.deliveries
             deliveries.require_delivered(acknowledgement)
             part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
             if part is not None:
@@ -302,8 +303,8 @@ class LocalSubscriptionStore:
         with ledger.lock:
             acknowledgement = ledger.pending.of(transaction)
 
-        def judge(standing: Standing) -> SubscriptionChange | None:
-            deliveries = standing.deliveries
+        def judge(state: SubscriptionState) -> SubscriptionChange | None:
+            deliveries = state.deliveries
             if not deliveries.has_any_live(acknowledgement):
                 return None
             return SubscriptionChange(Progress(through=deliveries.through, acknowledgement=acknowledgement))
@@ -381,19 +382,18 @@ class LocalSubscriptionStore:
     def remove(self, name: str) -> None:
         self._end_decided(name)
         with self._lock:
-            standing = self._find(name)
-            with self._storage.settled(), standing.lock:
-                row, unused = standing.row, self._require_movable(name, None)
-                # Nobody can enter anything any more.
-                standing.row = replace(row, lease=unused.lease)
+            state = self._find(name)
+            with self._storage.settled(), state.lock:
+                # Without a lease, no consumer can enter anything any more.
+                row, state.row = state.row, self._require_movable(state.row, None)
             try:
                 self._pending.delete(name)
                 with self._storage.settled():
-                    self._storage.store(standing.remove())
-                    self._standings.pop(name, None)
+                    self._storage.store(state.remove())
+                    self._states.pop(name, None)
             except BaseException:
-                with standing.lock:
-                    standing.row = row
+                with state.lock:
+                    state.row = row
                 raise
             self._let_go(name)
 
@@ -451,34 +451,34 @@ class LocalSubscriptionStore:
 
     # Checks and storage
 
-    def _find(self, name: str) -> Standing:
-        standing = self._standings.get(name)
-        if standing is None:
-            known = ", ".join(sorted(self._standings)[:20]) or "none yet"
+    def _find(self, name: str) -> SubscriptionState:
+        state = self._states.get(name)
+        if state is None:
+            known = ", ".join(sorted(self._states)[:20]) or "none yet"
             raise SubscriptionNotFound(
                 f"no subscription {name!r:.200}; there are: {known}", subscription=name
             )
-        return standing
+        return state
 
     def _look(self, name: str) -> SubscriptionRow | None:
         """A subscription, if it is there, as it is on disk: in the turn, no change is under way."""
         with self._storage.settled():
-            standing = self._standings.get(name)
-            return None if standing is None else standing.show()
+            state = self._states.get(name)
+            return None if state is None else state.show()
 
     def _change(self, name: str, judge: Judge) -> None:
-        """Change a subscription in a round; now and then write its whole row anew."""
+        """Change a subscription in a round, and compact its changes when that is due."""
         step = ChangeStep(self._storage.engine, lambda: self._find(name), judge, lambda: self._reload(name))
         self._take(step)
-        if step.is_last:
+        if step.is_compaction_due:
             try:
                 self._store(name, lambda row: row)
             except FloodmarkError as error:
-                # The change is stored, and there will be another last one.
-                _log.warning("the changes of subscription %r could not be put together: %s", name, error)
+                # The change is stored, and compaction will be due again.
+                _log.warning("the changes of subscription %r could not be compacted: %s", name, error)
 
     def _make(self, spec: SubscriptionSpec, start: Version) -> SubscriptionRow:
-        if len(self._standings) >= SUBSCRIPTIONS_MAX:
+        if len(self._states) >= SUBSCRIPTIONS_MAX:
             raise LimitExceeded(f"a site has at most {SUBSCRIPTIONS_MAX:,} subscriptions; remove some first")
         namespace, created_at = self._resolve_namespace(spec.namespace)
         self._require_reached(start)
@@ -490,13 +490,13 @@ class LocalSubscriptionStore:
 
     def _enter(self, row: SubscriptionRow) -> SubscriptionRow:
         """Store a new row; without it, nobody needs the safe point."""
-        standing = Standing(row)
-        _, rows = standing.store(row)
+        state = SubscriptionState(row)
+        _, rows = state.store(row)
         try:
             with self._storage.settled():
                 self._storage.require_wanted()
                 self._storage.store(rows)
-                self._standings[row.name] = standing
+                self._states[row.name] = state
         except OutcomeUnknown:
             raise
         except FloodmarkError:
@@ -507,12 +507,12 @@ class LocalSubscriptionStore:
     def _store(self, name: str, change: Callable[[SubscriptionRow], SubscriptionRow]) -> SubscriptionRow:
         """Write a whole row anew, without its changes; what `change` refuses is not stored."""
         with self._storage.settled():
-            standing = self._find(name)
-            with standing.lock:
-                row = change(standing.show())
-                stored, rows = standing.store(row)
+            state = self._find(name)
+            with state.lock:
+                row = change(state.show())
+                stored, rows = state.store(row)
                 self._storage.store(rows)
-                standing.load(stored)
+                state.load(stored)
         return row
 
     def _require_same(self, row: SubscriptionRow, spec: SubscriptionSpec) -> None:
@@ -575,7 +575,7 @@ class LocalSubscriptionStore:
             )
 
     def list(self) -> list[SubscriptionRow]:
-        return [standing.show() for _, standing in sorted(self._standings.items())]
+        return [state.show() for _, state in sorted(self._states.items())]
 
 
 def _safe_point(name: str) -> str:
