@@ -182,6 +182,8 @@ def test_change_rows_are_the_changes_that_a_site_gives(
 
 # JSON
 
+PAIRS_OF_A_MAP = [("a", 9007199254740993), ("b", None)]
+
 
 @pytest.mark.parametrize(
     ("kind", "text", "expected"),
@@ -200,6 +202,12 @@ def test_change_rows_are_the_changes_that_a_site_gives(
         (ArrayType(DateType()), '["1815-12-10"]', [date(1815, 12, 10)]),
         (struct(x=IntegerType(), born=DateType()), '{"x": 1, "more": 2}', {"x": 1, "born": None}),
         (StringType(), "null", None),
+        (MapType(StringType(), LongType()), '{"a": 9007199254740993, "b": null}', PAIRS_OF_A_MAP),
+        (MapType(StringType(), DecimalType(20, 10)), '{"a": 1.0000000001}', [("a", Decimal("1.0000000001"))]),
+        (MapType(StringType(), DateType()), "{}", []),
+        (MapType(StringType(), MapType(StringType(), DateType())), '{"a": null}', [("a", None)]),
+        (ArrayType(MapType(StringType(), DoubleType())), '[{"a": 1.5}, null]', [[("a", 1.5)], None]),
+        (struct(m=MapType(StringType(), ArrayType(DateType()))), '{"m": {"a": []}}', {"m": [("a", [])]}),
     ],
 )
 def test_fields_of_json_become_columns(kind: DataType, text: str, expected: object) -> None:
@@ -241,11 +249,12 @@ def test_fields_of_what_is_deleted_are_null() -> None:
     ],
 )
 @pytest.mark.parametrize("place", [0, 3, 6])
-def test_value_that_is_not_one_object_is_named_by_its_key(bad: bytes, place: int) -> None:
+@pytest.mark.parametrize("kind", [IntegerType(), MapType(StringType(), IntegerType())])
+def test_value_that_is_not_one_object_is_named_by_its_key(kind: DataType, bad: bytes, place: int) -> None:
     values = [b'{"n": %d}' % number for number in range(7)]
     values[place] = bad
     with pytest.raises(SchemaMismatch, match=rf"key b'key-{place}' is not one JSON object"):
-        objects(struct(n=IntegerType()), *values)
+        objects(struct(n=IntegerType(), other=kind), *values)
 
 
 def test_objects_that_make_up_for_each_other_are_not_confused() -> None:
@@ -267,6 +276,8 @@ def test_objects_that_make_up_for_each_other_are_not_confused() -> None:
         (DecimalType(4, 1), "1.25"),
         (ArrayType(IntegerType()), "{}"),
         (struct(x=IntegerType()), "[]"),
+        (MapType(StringType(), IntegerType()), "[]"),
+        (MapType(StringType(), IntegerType()), '{"a": "x"}'),
     ],
 )
 def test_field_that_does_not_fit_is_named_by_column_and_key(kind: DataType, text: str) -> None:
@@ -290,7 +301,8 @@ def test_field_that_does_not_fit_is_named_by_column_and_key(kind: DataType, text
         (struct(age=IntegerType()), None, "no column 'age' here; .*valueFormat to \"json\""),
         (struct(_age=IntegerType()), "json", "no column '_age' here"),
         (struct(_change_type=StringType()), None, "no column '_change_type' here"),
-        (struct(m=MapType(StringType(), StringType())), "json", "'m' is map<string,string>"),
+        (struct(m=MapType(IntegerType(), StringType())), "json", "'m' is map<int,string>"),
+        (struct(m=MapType(StringType(), BinaryType())), "json", r"'m\{\}' is binary"),
         (struct(a=ArrayType(BinaryType())), "json", r"'a\[\]' is binary"),
         (struct(s=struct(b=BinaryType())), "json", r"'s\.b' is binary"),
     ],

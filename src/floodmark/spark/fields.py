@@ -3,11 +3,16 @@
 Arrow reads a whole batch of objects at once, one behind the other.  So that each value gives exactly one
 row, every value must begin with `{` and end with `}`: an object then cannot go on in the next value, because
 between two braces JSON wants a comma, and the number of rows shows whether a value holds more than one.
+
+Arrow reads no object as a map.  Where a column holds maps, each of them is first written as a list of its
+entries, which is done value by value: such columns cost more.
 """
 
 from collections.abc import Callable
-from typing import Final
+from decimal import Decimal
+from typing import Any, Final
 
+import msgspec
 import pyarrow
 import pyarrow.compute as compute
 import pyarrow.json
@@ -15,7 +20,13 @@ import pyarrow.json
 from floodmark.model.errors import SchemaMismatch
 
 _EMPTY: Final = b"{}"
+# An entry of a map on its way through Arrow.
+_KEY: Final = "key"
+_ITEM: Final = "value"
 _WHITESPACE: Final = " \t\r\n"
+# Numbers with a fraction keep all of their digits.
+_decode: Final = msgspec.json.Decoder(float_hook=Decimal).decode
+_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 # A field that no object has: what reads it finds out whether there is an object at all.
 _ABSENT: Final = pyarrow.schema([("", pyarrow.null())])
 
@@ -59,6 +70,8 @@ def _read(objects: pyarrow.BinaryArray, fields: pyarrow.Schema) -> dict[str, pya
     bounded = compute.and_(compute.starts_with(trimmed, "{"), compute.ends_with(trimmed, "}"))
     if bounded.false_count:
         raise ValueError("it is not an object")
+    if any(_holds_map(field.type) for field in fields):
+        trimmed = pyarrow.array([_list_entries(text, fields) for text in trimmed.to_pylist()], trimmed.type)
     lines = pyarrow.ListArray.from_arrays(pyarrow.array([0, len(trimmed)], pyarrow.int32()), trimmed)
     document = compute.binary_join(lines, "\n")[0].as_buffer()
     table = pyarrow.json.read_json(
@@ -72,7 +85,7 @@ def _read(objects: pyarrow.BinaryArray, fields: pyarrow.Schema) -> dict[str, pya
     )
     if table.num_rows != len(objects):
         raise ValueError("it holds more than one object")
-    return {field.name: _one_array(table[field.name]).cast(field.type) for field in fields}
+    return {field.name: _convert(_one_array(table[field.name]), field.type) for field in fields}
 
 
 def _readable(kind: pyarrow.DataType) -> pyarrow.DataType:
@@ -83,7 +96,70 @@ def _readable(kind: pyarrow.DataType) -> pyarrow.DataType:
         return pyarrow.list_(_readable(kind.value_type))
     if pyarrow.types.is_struct(kind):
         return pyarrow.struct([(field.name, _readable(field.type)) for field in kind.fields])
+    if pyarrow.types.is_map(kind):
+        entry = {_KEY: pyarrow.string(), _ITEM: _readable(kind.item_type)}
+        return pyarrow.list_(pyarrow.struct(list(entry.items())))
     return kind
+
+
+def _holds_map(kind: pyarrow.DataType) -> bool:
+    if pyarrow.types.is_list(kind):
+        return _holds_map(kind.value_type)
+    if pyarrow.types.is_struct(kind):
+        return any(_holds_map(field.type) for field in kind.fields)
+    return bool(pyarrow.types.is_map(kind))
+
+
+def _list_entries(text: str, fields: pyarrow.Schema) -> str:
+    """An object with those fields alone, and each map in them as a list of its entries."""
+    try:
+        content = _decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    found = {
+        field.name: _entries(content[field.name], field.type) for field in fields if field.name in content
+    }
+    return _encode(found).decode()
+
+
+def _entries(content: Any, kind: pyarrow.DataType) -> Any:
+    # Content of another type than the column's is left alone: Arrow says what does not fit.
+    if pyarrow.types.is_map(kind) and isinstance(content, dict):
+        return [{_KEY: key, _ITEM: _entries(item, kind.item_type)} for key, item in content.items()]
+    if pyarrow.types.is_map(kind) and content is not None:
+        raise ValueError(f"a map is an object, not {content!r:.60}")
+    if pyarrow.types.is_list(kind) and isinstance(content, list):
+        return [_entries(each, kind.value_type) for each in content]
+    if pyarrow.types.is_struct(kind) and isinstance(content, dict):
+        return {
+            field.name: _entries(content[field.name], field.type)
+            for field in kind.fields
+            if field.name in content
+        }
+    return content
+
+
+def _convert(array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
+    """What was read, as the type that is asked for: Arrow casts no list into a map."""
+    if not _holds_map(kind):
+        return array.cast(kind)
+    missing = array.is_null()
+    if pyarrow.types.is_struct(kind):
+        parts = [_convert(part, field.type) for part, field in zip(_parts(array), kind.fields, strict=True)]
+        return pyarrow.StructArray.from_arrays(parts, fields=kind.fields, mask=missing)
+    offsets = array.offsets
+    if pyarrow.types.is_list(kind):
+        return pyarrow.ListArray.from_arrays(
+            offsets, _convert(array.values, kind.value_type), kind, mask=missing
+        )
+    keys, items = (array.values.field(number) for number in range(2))
+    return pyarrow.MapArray.from_arrays(
+        offsets, keys.cast(kind.key_type), _convert(items, kind.item_type), kind, mask=missing
+    )
+
+
+def _parts(array: pyarrow.StructArray) -> list[pyarrow.Array]:
+    return [array.field(number) for number in range(array.type.num_fields)]
 
 
 def _one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:

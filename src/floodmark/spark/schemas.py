@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StringType,
     StructField,
@@ -68,7 +69,7 @@ STRING: Final = "string"
 JSON: Final = "json"
 
 _BYTES: Final = (BinaryType(), StringType())
-# What a field of a JSON object can be, besides arrays and structs of these.
+# What a field of a JSON object can be, besides arrays, structs and maps of these.
 _FIELDS: Final = (
     BooleanType,
     ByteType,
@@ -156,13 +157,15 @@ def _require_field(path: str, kind: DataType) -> None:
     """Refuse what no part of a JSON object is read as."""
     if isinstance(kind, ArrayType):
         _require_field(f"{path}[]", kind.elementType)
+    elif isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
+        _require_field(f"{path}{{}}", kind.valueType)
     elif isinstance(kind, StructType):
         for field in kind:
             _require_field(f"{path}.{field.name}", field.dataType)
     elif not isinstance(kind, _FIELDS):
         raise SchemaMismatch(
             f"the column {path!r} is {kind.simpleString()}, and nothing in JSON is read as that; use "
-            "numbers, boolean, string, date, timestamp, and arrays and structs of these",
+            "numbers, boolean, string, date, timestamp, and arrays, structs and maps (by string) of these",
             column=path,
         )
 

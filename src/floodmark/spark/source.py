@@ -19,10 +19,9 @@ from floodmark.spark.changes import changes_schema, open_changes_reader
 from floodmark.spark.options import reads_changes
 from floodmark.spark.snapshot import open_snapshot_reader, snapshot_schema
 from floodmark.spark.stream import open_stream_reader
+from floodmark.spark.tables import FORMAT, find_options, note_options, table_options
 from floodmark.spark.threads import follow_threads
 from floodmark.spark.writing import open_stream_writer, open_writer
-
-FORMAT = "floodmark"
 
 
 class FloodmarkSource(DataSource):
@@ -33,21 +32,25 @@ class FloodmarkSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        return changes_schema(self.options) if reads_changes(self.options) else snapshot_schema(self.options)
+        table = table_options(self.options)
+        options = self.options if table is None else table
+        columns = changes_schema(options) if reads_changes(options) else snapshot_schema(options)
+        return columns if table is None else note_options(columns, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if reads_changes(self.options):
-            return open_changes_reader(self.options, schema)
-        return open_snapshot_reader(self.options, schema)
+        options, columns = find_options(schema, self.options)
+        if reads_changes(options):
+            return open_changes_reader(options, columns)
+        return open_snapshot_reader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return open_stream_reader(self.options, schema)
+        return open_stream_reader(*find_options(schema, self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return open_writer(self.options, schema, overwrite)
+        return open_writer(*find_options(schema, self.options), overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return open_stream_writer(self.options, schema, overwrite)
+        return open_stream_writer(*find_options(schema, self.options), overwrite)
 
 
 def register(spark: SparkSession) -> None:
