@@ -1,65 +1,86 @@
 """The turn is never lost: not when someone in line leaves, at whatever moment that is.
 
-An interrupt can hit a waiting thread before its gate opens, while it opens, and just after.  A gate with
+An interrupt can hit a waiting thread before its mail comes, when it is there, and just after.  A mailbox with
 a trick puts it at each of these places, so that one thread plays all the parts.
 """
 
+import gc
 import signal
 from collections.abc import Callable
 from functools import partial
-from threading import Event, Lock, Thread, main_thread
+from queue import SimpleQueue
+from threading import Event, Thread, main_thread
 
 import pytest
 from tests.site.support import HANG_SECONDS, HookedEngine, run_threads, watch_line
 
 from floodmark.model.errors import OutcomeUnknown, PartitionStopped
 from floodmark.partition import turn as turn_module
-from floodmark.partition.turn import Turn, Waiter, chain, wake
+from floodmark.partition.turn import Token, Turn, Waiter, chain, wake
 from floodmark.site import Namespace, Site
 
 # How often a signal is sent until it has come through.
 SIGNAL_SECONDS = 0.01
 
 
-class TrickGate:
-    """A gate at which something happens to the one who waits."""
+class TrickMail(SimpleQueue[Token | None]):
+    """A mailbox at which something happens to the one who waits, before or after it has taken its mail."""
 
-    def __init__(self, meanwhile: Callable[[], object], *, enters: bool) -> None:
-        self._lock = Lock()
+    def __init__(self, meanwhile: Callable[[], object], *, takes: bool) -> None:
         self._meanwhile = meanwhile
-        self._enters = enters
+        self._takes = takes
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if timeout == -1:
-            return self._lock.acquire(blocking)
+    def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
         self._meanwhile()
-        if self._enters:
-            assert self._lock.acquire(timeout=1), "nobody opened the gate"
+        if self._takes:
+            super().get(timeout=1)
         raise KeyboardInterrupt
 
-    def release(self) -> None:
-        self._lock.release()
+
+class Led:
+    """A turn that somebody has."""
+
+    def __init__(self) -> None:
+        self.turn: Turn[Waiter] = Turn()
+        token = self.turn.try_take()
+        assert token is not None
+        self._tokens = [token]
+
+    def pass_on(self) -> None:
+        self.turn.pass_on(self._tokens.pop())
 
 
 @pytest.fixture
-def turn() -> Turn[Waiter]:
-    """A turn that somebody has."""
-    turn: Turn[Waiter] = Turn()
-    assert turn.try_take()
-    return turn
+def led() -> Led:
+    return Led()
+
+
+@pytest.fixture
+def turn(led: Led) -> Turn[Waiter]:
+    return led.turn
 
 
 def stand_behind(turn: Turn[Waiter]) -> Waiter:
-    """Put someone in line who is asleep at its gate."""
+    """Put someone in line who is asleep."""
     waiter = Waiter()
-    waiter.gate = Lock()
-    waiter.gate.acquire()
+    waiter.mail = SimpleQueue()
     turn.line.append(waiter)
     return waiter
 
 
-def is_awake(waiter: Waiter) -> bool:
-    return waiter.gate.acquire(blocking=False)
+def leads(turn: Turn[Waiter], waiter: Waiter) -> Token | None:
+    """The turn, if someone in line has got it."""
+    if waiter.mail.empty():
+        return None
+    token = waiter.mail.get()
+    if token is not None:
+        turn.line.remove(waiter)
+    return token
+
+
+def is_told(waiter: Waiter) -> bool:
+    """Whether someone has heard that its work is done."""
+    return waiter.served and not waiter.mail.empty() and waiter.mail.get() is None
 
 
 def interrupt(
@@ -68,98 +89,150 @@ def interrupt(
     waiter: Waiter,
     meanwhile: Callable[[], object],
     *,
-    enters: bool,
+    takes: bool,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(turn_module, "Lock", lambda: TrickGate(meanwhile, enters=enters))
+        patch.setattr(turn_module, "SimpleQueue", lambda: TrickMail(meanwhile, takes=takes))
         with pytest.raises(KeyboardInterrupt):
             turn.wait(waiter)
+        # The traceback is gone, and what it kept.
+        gc.collect()
 
 
-def test_first_in_line_leads_when_the_turn_is_given_back(turn: Turn[Waiter]) -> None:
+def test_first_in_line_leads_when_the_turn_is_given_back(led: Led) -> None:
+    turn = led.turn
     first, second = stand_behind(turn), stand_behind(turn)
-    turn.pass_on()
-    assert (is_awake(first), first.leads, is_awake(second)) == (True, True, False)
-    turn.pass_on()
-    assert (is_awake(second), second.leads) == (True, True)
-    turn.pass_on()
+    led.pass_on()
+    assert leads(turn, second) is None
+    token = leads(turn, first)
+    assert token is not None
+    turn.pass_on(token)
+    token = leads(turn, second)
+    assert token is not None
+    turn.pass_on(token)
     assert turn.try_take()
 
 
-def test_one_who_leaves_the_line_is_not_waited_for(
-    turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt(turn, monkeypatch, Waiter(), lambda: None, enters=False)
+def test_there_is_one_turn_however_often_it_goes_round(turn: Turn[Waiter], led: Led) -> None:
+    led.pass_on()
+    for _ in range(3):
+        token = turn.try_take()
+        assert token is not None
+        assert turn.try_take() is None
+        turn.pass_on(token)
+
+
+def test_turn_that_is_dropped_is_there_again() -> None:
+    turn: Turn[Waiter] = Turn()
+    assert turn.try_take()
+    token = turn.try_take()
+    assert token is not None
+    assert turn.try_take() is None
+    del token
+    assert turn.try_take()
+
+
+def test_one_who_leaves_the_line_is_not_waited_for(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = led.turn
+    interrupt(turn, monkeypatch, Waiter(), lambda: None, takes=False)
     assert not turn.line
     behind = stand_behind(turn)
-    turn.pass_on()
-    assert is_awake(behind)
+    led.pass_on()
+    assert leads(turn, behind)
 
 
-@pytest.mark.parametrize("enters", [False, True], ids=["before the gate", "behind the gate"])
-def test_one_who_is_interrupted_when_given_the_turn_passes_it_on(
-    turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch, enters: bool
+@pytest.mark.parametrize("takes", [False, True], ids=["before taking it", "after taking it"])
+def test_one_who_is_interrupted_when_given_the_turn_does_not_keep_it(
+    led: Led, monkeypatch: pytest.MonkeyPatch, takes: bool
 ) -> None:
+    turn = led.turn
     behind: list[Waiter] = []
 
     def give_turn() -> None:
         behind.append(stand_behind(turn))
-        turn.pass_on()
+        led.pass_on()
 
-    interrupt(turn, monkeypatch, Waiter(), give_turn, enters=enters)
-    assert is_awake(behind[0]), "the turn is lost"
-    assert behind[0].leads
+    interrupt(turn, monkeypatch, Waiter(), give_turn, takes=takes)
+    # What an interrupt has kept from being told, it finds when it looks.
+    turn.lead_next()
+    assert leads(turn, behind[0]), "the turn is lost"
 
 
 def test_one_who_left_before_its_turn_came_is_passed_over(
     turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its leader takes it out of line, it leaves, and only then its gate is opened."""
+    """Its leader takes it out of line, it leaves, and only then it is told."""
     gone = Waiter()
-    interrupt(turn, monkeypatch, gone, turn.next_in_line, enters=False)
+    interrupt(turn, monkeypatch, gone, lambda: turn.take_line(lambda _: True), takes=False)
     behind = stand_behind(turn)
     wake(chain([gone, behind]))
-    assert is_awake(behind)
+    assert is_told(behind)
 
 
-@pytest.mark.parametrize("enters", [False, True], ids=["before the gate", "behind the gate"])
+@pytest.mark.parametrize("takes", [False, True], ids=["before hearing it", "after hearing it"])
 def test_one_who_is_interrupted_when_woken_wakes_the_next(
-    turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch, enters: bool
+    turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch, takes: bool
 ) -> None:
     woken = Waiter()
     behind = stand_behind(turn)
     turn.line.clear()
 
     def do_its_work() -> None:
-        turn.next_in_line()
+        turn.take_line(lambda _: True)
         wake(chain([woken, behind]))
 
-    interrupt(turn, monkeypatch, woken, do_its_work, enters=enters)
-    assert is_awake(behind), "the chain is broken"
+    interrupt(turn, monkeypatch, woken, do_its_work, takes=takes)
+    assert is_told(behind), "the chain is broken"
+
+
+def test_one_who_was_never_told_finds_out(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader was interrupted after it had done the work, or after it had given the turn back."""
+    monkeypatch.setattr(turn_module, "LOOK_SECONDS", 0.001)
+    turn = led.turn
+    served, leading = Waiter(), Waiter()
+
+    class DoneUnheard(SimpleQueue[Token | None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
+            turn.take_line(lambda _: True)
+            served.served = True
+            return super().get(block, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turn_module, "SimpleQueue", DoneUnheard)
+        assert turn.wait(served) is None
+
+    class GivenBackUnheard(SimpleQueue[Token | None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
+            if led._tokens:
+                turn.give_back(led._tokens.pop())
+            return super().get(block, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turn_module, "SimpleQueue", GivenBackUnheard)
+        assert turn.wait(leading) is not None
 
 
 def test_waiting_too_long_for_work_that_has_not_begun_can_be_tried_again(
-    turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch
+    led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turn_module, "WAIT_SECONDS_MAX", 0.001)
     with pytest.raises(PartitionStopped):
-        turn.wait(Waiter())
-    assert not turn.line
-    turn.pass_on()
-    assert turn.try_take()
+        led.turn.wait(Waiter())
+    assert not led.turn.line
+    led.pass_on()
+    assert led.turn.try_take()
 
 
 def test_waiting_too_long_for_work_that_has_begun_is_an_unknown_outcome(
     turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class TakenGate(TrickGate):
-        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-            if timeout != -1:
-                turn.next_in_line()
-                return False
-            return super().acquire(blocking)
+    class Taken(SimpleQueue[Token | None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
+            turn.take_line(lambda _: True)
+            return super().get(block, timeout)
 
-    monkeypatch.setattr(turn_module, "Lock", lambda: TakenGate(lambda: None, enters=False))
+    monkeypatch.setattr(turn_module, "WAIT_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(turn_module, "SimpleQueue", Taken)
     with pytest.raises(OutcomeUnknown):
         turn.wait(Waiter())
 
@@ -171,10 +244,10 @@ def test_turn_goes_round_under_many_threads() -> None:
     def work() -> None:
         nonlocal total
         for _ in range(500):
-            waiter = Waiter()
-            if turn.try_take() or turn.wait(waiter):
-                total += 1
-                turn.pass_on()
+            token = turn.try_take() or turn.wait(Waiter())
+            assert token is not None
+            total += 1
+            turn.pass_on(token)
 
     run_threads(*[work] * 6)
     assert total == 3000

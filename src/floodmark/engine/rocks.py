@@ -15,6 +15,7 @@ witness saw, and, while the machine has not restarted, only a last record that w
 import ctypes
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -90,6 +91,11 @@ _CLOSE_TRIES: Final = 6_000
 _BORROWED: Final = "Already borrowed"
 _BEING_CLOSED: Final = "Already mutably borrowed"
 
+# How the text of RocksDB's own errors starts.
+_STATUS: Final = re.compile(
+    "IO error|Corruption|Invalid argument|Not ?[fF]ound|Not implemented|Busy|Resource busy|Timed out|"
+    "Operation|Aborted|Shutdown|Result incomplete|Merge|Column family|Insufficient|Already|DB "
+)
 _OLDEST_LOG: Final = "rocksdb.min-log-number-to-keep"
 
 _log = logging.getLogger("floodmark.engine")
@@ -235,6 +241,7 @@ class _Database:
             raise self._read_error(error) from error
 
     def _read_error(self, error: Exception) -> FloodmarkError:
+        _pass_foreign(error)
         # A family is missing only while a recovery or `close` has taken all of them away.
         if self._database is None or isinstance(error, DbClosedError | KeyError):
             return self._unavailable()
@@ -637,6 +644,7 @@ class RocksEngine(_Database):
             raise self._write_error(error) from error
 
     def _write_error(self, error: Exception) -> FloodmarkError:
+        _pass_foreign(error)
         # The call was refused at the door: a recovery or `close` has, or has just taken, the database.
         if isinstance(error, DbClosedError) or str(error) == _BEING_CLOSED:
             return self._unavailable()
@@ -773,6 +781,16 @@ def _require_healthy_end(
         iterator.seek_to_last()
     if not iterator.valid():
         iterator.status()
+
+
+def _pass_foreign(error: Exception) -> None:
+    """Raise what a signal handler has raised while RocksDB was at work: it is not about RocksDB."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = None if traceback is None else traceback.tb_frame.f_globals.get("__name__")
+    if module not in (None, __name__) and not _STATUS.match(str(error)):
+        raise error
 
 
 def _translate(error: Exception, otherwise: Callable[[str], FloodmarkError]) -> FloodmarkError:

@@ -85,8 +85,16 @@ class Committer:
 
     def commit(self, commit: Commit) -> Version:
         """Run a commit; its version when it is done, 0 if it was refused by its own decision."""
-        if self._turn.try_take() or self._turn.wait(commit):
-            self._lead(commit)
+        token, turn = None, self._turn
+        try:
+            token = turn.try_take() or turn.wait(commit)
+            if token is not None:
+                self._lead(commit)
+        finally:
+            if token is not None:
+                turn.give_back(token)
+                if turn.line:
+                    turn.lead_next()
         if commit.error is not None:
             raise commit.error
         return commit.version
@@ -96,54 +104,64 @@ class Committer:
     ) -> Version:
         """`commit` of one key, in the same steps but without lists, while nobody is in line."""
         turn, clock, engine, storage = self._turn, self._clock, self._engine, self._storage
-        if not turn.try_take():
-            writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
-            return self.commit(Commit(writer, writes, durable=durable))
-        if turn.line or storage.is_unusual:
-            return self._lead_one(writer, key, prefix, value, durable=durable)
         tally: CommitTally = (0, b"", 0, 0, True)
+        token = None
         try:
-            if writer.retired:
-                raise moved(writer)
-            if storage.dropped:
-                storage.require_not_dropped((key,))
-            self._open_floor = clock.latest
-            version = clock.now()
-            tally = tally_one(version, self._site_id, key, value)
-            log_key = encode_log_key(writer.log_id, version)
-            row = encode_single(key, value)
-            engine.write(((DATA, prefix + encode_version(version), value), (LOG, log_key, row)))
-            if durable:
-                engine.sync()
-            if self.tail.is_open:
-                self.tail.add(version, writer.id, (key,), (value,))
-            if durable:
-                self._settle_floors(synced=True)
-            else:
-                if self._unsynced_floor is None:
-                    self._unsynced_floor = self._open_floor
-                self._open_floor = None
-            tallies = writer.tallies
-            tallies.append(tally)
-            if len(tallies) > self._tallies_max:
-                self._fold(writer)
-            heat = writer.heat
-            heat.writes += 1
-            heat.bytes_written += len(key) + len(value)
-            self.counters.commits += 1
-            self.counters.rounds += 1
-            return version
-        except FloodmarkError as failure:
-            writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
-            commit = Commit(writer, writes, durable=durable)
-            commit.version, commit.tallies = tally[0], (tally,)
-            return self._settle_alone(commit, failure)
-        except BaseException:
-            storage.stop()
-            self._lose_count()
-            raise
+            token = turn.try_take()
+            if token is None or turn.line or storage.is_unusual or self._open_floor is not None:
+                writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
+                commit = Commit(writer, writes, durable=durable)
+                if token is None:
+                    return self.commit(commit)
+                self._lead(commit)
+                if commit.error is not None:
+                    raise commit.error
+                return commit.version
+            try:
+                if writer.retired:
+                    raise moved(writer)
+                if storage.dropped:
+                    storage.require_not_dropped((key,))
+                self._open_floor = clock.latest
+                version = clock.now()
+                tally = tally_one(version, self._site_id, key, value)
+                log_key = encode_log_key(writer.log_id, version)
+                row = encode_single(key, value)
+                engine.write(((DATA, prefix + encode_version(version), value), (LOG, log_key, row)))
+                if durable:
+                    engine.sync()
+                if self.tail.is_open:
+                    self.tail.add(version, writer.id, (key,), (value,))
+                if durable:
+                    self._settle_floors(synced=True)
+                else:
+                    if self._unsynced_floor is None:
+                        self._unsynced_floor = self._open_floor
+                    self._open_floor = None
+                tallies = writer.tallies
+                tallies.append(tally)
+                if len(tallies) > self._tallies_max:
+                    self._fold(writer)
+                heat = writer.heat
+                heat.writes += 1
+                heat.bytes_written += len(key) + len(value)
+                self.counters.commits += 1
+                self.counters.rounds += 1
+                return version
+            except FloodmarkError as failure:
+                writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
+                commit = Commit(writer, writes, durable=durable)
+                commit.version, commit.tallies = tally[0], (tally,)
+                return self._settle_alone(commit, failure)
+            except BaseException:
+                storage.stop(failed=False)
+                self._lose_count()
+                raise
         finally:
-            turn.pass_on()
+            if token is not None:
+                turn.give_back(token)
+                if turn.line:
+                    turn.lead_next()
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
@@ -202,8 +220,8 @@ class Committer:
         if self._unsynced_floor is not None or self._open_floor is not None:
             try:
                 self._engine.sync()
-            except BaseException:
-                self._storage.stop()
+            except BaseException as failure:
+                self._storage.stop(failed=isinstance(failure, FloodmarkError))
                 raise
             self._settle_floors(synced=True)
         return self._below_floors(self._clock.now())
@@ -218,7 +236,7 @@ class Committer:
         except BaseException as failure:
             self._lose_count()
             if not isinstance(failure, FloodmarkError) or isinstance(failure, OutcomeUnknown):
-                self._storage.stop()
+                self._storage.stop(failed=isinstance(failure, OutcomeUnknown))
             raise
         finally:
             if not self._storage.stopped:
@@ -228,30 +246,26 @@ class Committer:
     # The round
 
     def _lead(self, commit: Commit) -> None:
-        """Run a round for a commit and those in line.  The caller has the turn, and loses it."""
+        """Run a round for a commit and those in line.  The caller has the turn."""
         batch = [commit]
         try:
             if self._turn.line:
                 self._gather(batch)
             self._run(batch)
         except BaseException as interruption:
-            self._storage.stop()
+            self._storage.stop(failed=False)
             self._lose_count()
             for member in batch:
                 member.error = member.error or unknown(interruption)
             raise
         finally:
-            self._turn.pass_on()
             if len(batch) > 1:
-                wake(chain(batch[1:]))
-
-    def _lead_one(self, writer: Writer, key: bytes, prefix: bytes, value: bytes, *, durable: bool) -> Version:
-        writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
-        commit = Commit(writer, writes, durable=durable)
-        self._lead(commit)
-        if commit.error is not None:
-            raise commit.error
-        return commit.version
+                try:
+                    wake(chain(batch[1:]))
+                except BaseException:
+                    # Interrupted: those behind are woken all the same.  Doing it twice is harmless.
+                    wake(chain(batch[1:]))
+                    raise
 
     def _gather(self, batch: list[Commit]) -> None:
         """Add those in line to the leader's commit, up to what one round may hold."""

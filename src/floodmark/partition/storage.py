@@ -34,6 +34,8 @@ class Storage:
         self.engine = engine
         self.turn: Turn[Commit] = Turn()
         self.stopped = False
+        # Whether the engine itself failed, and not only a caller was interrupted.
+        self.failed = False
         # The bytes of namespaces that were dropped: a writer that came late must not write into them.
         self.dropped: set[bytes] = set()
         # What may be stored in which namespace.
@@ -51,12 +53,15 @@ class Storage:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the turn: nobody else writes until the block is left."""
-        if not self.turn.try_take():
-            self.turn.wait(Commit(None, None, durable=True))
+        token, turn = None, self.turn
         try:
+            token = turn.try_take() or turn.wait(Commit(None, None, durable=True))
             yield
         finally:
-            self.turn.pass_on()
+            if token is not None:
+                turn.give_back(token)
+                if turn.line:
+                    turn.lead_next()
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -75,8 +80,12 @@ class Storage:
         self._writers_refusal = refusal
         self._look_around()
 
-    def stop(self) -> None:
-        """Write nothing more before the engine has recovered."""
+    def stop(self, *, failed: bool = True) -> None:
+        """Write nothing more before it is known what the engine holds.
+
+        `failed` says that the engine has to recover; a caller that was interrupted leaves it as it is.
+        """
+        self.failed = self.failed or failed
         self.stopped = True
         self._look_around()
 
@@ -122,7 +131,7 @@ class Storage:
             if not written:
                 raise refused(failure) from failure
         except BaseException:
-            self.stop()
+            self.stop(failed=False)
             raise
 
     def remove(self, rows: Sequence[WriteRow]) -> None:
@@ -140,16 +149,18 @@ class Storage:
         if not self.stopped:
             return
         try:
-            self.engine.recover()
+            if self.failed:
+                self.engine.recover()
             self.engine.sync()
             for reload in self.on_recovery:
                 reload()
         except OutcomeUnknown as error:
+            self.failed = True
             raise PartitionStopped(
                 f"storage has not recovered from a failed write yet ({error}); try again"
             ) from error
-        self.recoveries += 1
-        self.stopped = False
+        self.recoveries += self.failed
+        self.stopped = self.failed = False
         self._look_around()
 
     def retry_recovered(self, operation: Callable[[], Result]) -> Result:
@@ -169,8 +180,8 @@ class Storage:
     def _stopping(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:
-            self.stop()
+        except BaseException as failure:
+            self.stop(failed=isinstance(failure, FloodmarkError))
             raise
 
 

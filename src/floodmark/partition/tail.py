@@ -70,13 +70,16 @@ class LiveTail:
         A reader that is forgotten leaves wherever Python collects it, also in a thread that has the turn:
         nothing may be waited for here.
         """
-        turn = self._storage.turn
-        if not self.is_open and turn.try_take():
-            try:
-                if not self.is_open:
-                    self.reset(VERSION_MAX)
-            finally:
-                turn.pass_on()
+        if self.is_open:
+            return
+        token, turn = None, self._storage.turn
+        try:
+            token = turn.try_take()
+            if token is not None and not self.is_open:
+                self.reset(VERSION_MAX)
+        finally:
+            if token is not None:
+                turn.pass_on(token)
 
     def add(self, version: Version, partition: int, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Enter a commit that is written and about to be published.  The caller has the turn."""
