@@ -22,6 +22,8 @@ from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site.directory import FORMAT
+from floodmark.site.embedded import EmbeddedHost
+from floodmark.site.transaction import Transaction
 from floodmark.site.transactions import BatchUpdate, LogKind
 
 HERE: Final = Path(__file__).resolve().parent
@@ -339,12 +341,19 @@ def _leave_transactions_open(author: Author) -> list[str]:
     with site.subscribe(
         "indexer", "users", start=author.writes[-1]["version"] - 1, options=options
     ) as reader:
-        batched = site.transaction(timeout=OPEN_FOR)
+        batched = _begin(site)
         batched.acknowledge(next(reader))
     site.transactions.set_batching(LogKind.COORDINATOR, BatchUpdate(enabled=False))
-    bare = site.transaction(timeout=OPEN_FOR)
+    bare = _begin(site)
     _note_safe_point(author, "indexer")
     return [batched.id, bare.id]
+
+
+def _begin(site: Site) -> Transaction:
+    """A transaction as a server begins it for a caller: one of the site's own process ends with that."""
+    host = site.host
+    assert isinstance(host, EmbeddedHost)
+    return Transaction(host.transactions, host.transactions.begin(OPEN_FOR, 0, owner="f" * 16))
 
 
 def _leave_unacknowledged(author: Author) -> dict[str, list[int]]:
