@@ -78,7 +78,7 @@ class Stage:
             options=options,
             open_changes=self.open_changes,
             decode=self.site._decoder().decode,
-            to_version=self.to_version,
+            begin=lambda since, begin: self.site._begin("users", since, begin),
         )
 
     def open_changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
@@ -117,10 +117,15 @@ def cut_batches(batches: Iterator[ChangeBatch], size: int) -> Iterator[ChangeBat
         for start in range(0, max(count, 1), size):
             end = min(start + size, count)
             # What comes next begins a commit, or goes on with one.
-            through = batch.through if end == count else min(batch.versions[end] - 1, batch.through)
+            if batch.snapshot is not None:
+                through, place = batch.through, batch.keys[end - 1] if count else batch.snapshot
+            else:
+                place = None
+                through = batch.through if end == count else min(batch.versions[end] - 1, batch.through)
             yield replace(
                 batch,
                 through=through,
+                snapshot=place,
                 versions=batch.versions[start:end],
                 partitions=batch.partitions[start:end],
                 keys=batch.keys[start:end],

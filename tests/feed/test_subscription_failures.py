@@ -60,9 +60,11 @@ class Unlucky:
         self._fail("after")
         return answer
 
-    def seek(self, name: str, version: int, epoch: int | None = None) -> SubscriptionRow:
+    def seek(
+        self, name: str, version: int, epoch: int | None = None, snapshot: bool = False
+    ) -> SubscriptionRow:
         self._fail("before")
-        row = self._store.seek(name, version, epoch)
+        row = self._store.seek(name, version, epoch, snapshot)
         self._fail("after")
         return row
 

@@ -350,7 +350,7 @@ def test_a_subscription_that_nobody_consumed_for_a_day_says_how_to_go_on(stage: 
     write(stage.users, b"a")
     stage.time.advance(DAY_MS)
     stage.site.collect_garbage()
-    with pytest.raises(VersionCollected, match="seek the subscription to its version"):
+    with pytest.raises(VersionCollected, match="Seek the subscription to a snapshot"):
         stage.subscribe()
     stage.subscriptions.seek("indexer", stage.site.resolved_version())
     write(stage.users, b"b")

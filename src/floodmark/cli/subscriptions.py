@@ -60,7 +60,7 @@ def seek(
     since: Annotated[
         Any,
         typer.Argument(
-            metavar="VERSION|TIME|beginning|now",
+            metavar="VERSION|TIME|snapshot|beginning|now",
             parser=parse(read_since),
             help="Where to go on: behind this, exclusive.",
         ),
@@ -74,7 +74,7 @@ def seek(
 
     \b
     Examples:
-      floodmark subscription seek data/oslo indexer beginning
+      floodmark subscription seek data/oslo indexer snapshot
       floodmark subscription seek data/oslo indexer 2026-01-31T12:00:00Z
     """
     with open_site(location) as site:

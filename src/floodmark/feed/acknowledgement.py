@@ -12,6 +12,10 @@ a million changes of which two are live, so the bits are kept as runs: the index
 
 So the state grows with the number of unacknowledged changes, which is limited, and with nothing else.
 
+A snapshot at a version is delivered as one commit of that version, however large it is.  A *mark* says behind
+which key its rows from an index on are found, so that a consumer goes on in the middle without counting from
+the first row.
+
 Bits only go from 1 to 0 and counts only grow.  Hearing of the same deliveries and acknowledgements again
 therefore changes nothing, and a consumer that got no answer says the same thing again.
 """
@@ -19,11 +23,16 @@ therefore changes nothing, and a consumer that got no answer says the same thing
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from operator import attrgetter
+from typing import Final
 
 import msgspec
 
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.version import Version
+
+# So many places in a snapshot are kept.
+MARKS_MAX: Final = 64
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -35,6 +44,13 @@ class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     version: Version
     index: int
+
+
+class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a snapshot: the rows from `index` on lie behind the qualified key `key`."""
+
+    index: int = 0
+    key: bytes = b""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,12 +143,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """What a consumer tells its site: what came to it, and what of it is done.
 
     `delivered` names the commits of which changes were delivered since it last told.  A commit that was
-    acknowledged whole meanwhile is left out: being at or below `through` says it all.
+    acknowledged whole meanwhile is left out: being at or below `through` says it all.  All rows of a snapshot
+    before the `mark` are done with.
     """
 
     through: Version
     delivered: list[LiveCommit] = []
     acknowledgement: Acknowledgement = Acknowledgement()
+    mark: SnapshotMark | None = None
 
     def is_news(self, through: Version) -> bool:
         """Whether it can tell something to a site that knows of all deliveries up to a version.
@@ -367,15 +385,54 @@ def _named(acknowledgement: Acknowledgement) -> Iterator[Position]:
         yield acknowledgement.through
 
 
+class Marks:
+    """Places in a snapshot that a consumer has come by.  There are few; those in between are counted."""
+
+    def __init__(self, first: SnapshotMark) -> None:
+        self._marks = [first]
+
+    def add(self, mark: SnapshotMark) -> None:
+        """Note a place."""
+        if mark.index > self._marks[-1].index:
+            self._marks.append(mark)
+            if len(self._marks) > MARKS_MAX:
+                # The first and the last stay: one is where the oldest live row is, one is where to go on.
+                del self._marks[1:-1:2]
+
+    def find(self, index: int) -> SnapshotMark:
+        """The last place at or before a row.
+
+        >>> marks = Marks(SnapshotMark()); marks.add(SnapshotMark(8, b"m"))
+        >>> marks.find(7).key, marks.find(8).key
+        (b'', b'm')
+        """
+        return self._marks[max(0, bisect_right(self._marks, index, key=attrgetter("index")) - 1)]
+
+    def forget_before(self, index: int) -> None:
+        """Forget places that only rows before one are found by."""
+        del self._marks[: self._marks.index(self.find(index))]
+
+
 class Account:
     """A consumer's own account of its deliveries, and what of it the site has not been told.
 
     A change that is delivered and acknowledged between two tellings is never mentioned, so a consumer
     that takes one change after the other tells little more than how far it is.
+
+    `snapshot` is the version of the snapshot that the subscription began with, and `mark` a place in it.
     """
 
-    def __init__(self, through: Version, live: Iterable[LiveCommit] = ()) -> None:
+    def __init__(
+        self,
+        through: Version,
+        live: Iterable[LiveCommit] = (),
+        snapshot: Version | None = None,
+        mark: SnapshotMark | None = None,
+    ) -> None:
         self.deliveries = Deliveries(through, live)
+        self.snapshot = snapshot
+        self._marks = Marks(mark or SnapshotMark())
+        self._told_mark = mark
         # How many acknowledgements the site has not been told.
         self.untold = 0
         self.told_through = through
@@ -385,6 +442,22 @@ class Account:
         self._grown: dict[Version, None] = {}
         self._positions: list[Position] = []
         self._through: Position | None = None
+
+    @property
+    def is_at_snapshot(self) -> bool:
+        """Whether some of the snapshot is still to be delivered."""
+        return self.snapshot is not None and self.deliveries.through < self.snapshot
+
+    def note_mark(self, mark: SnapshotMark) -> None:
+        """Note a place in the snapshot."""
+        self._marks.add(mark)
+
+    def find_mark(self, index: int | None = None) -> SnapshotMark:
+        """A place from which a row of the snapshot is found, or the next that is not delivered."""
+        if index is None:
+            commit = None if self.snapshot is None else self.deliveries.find(self.snapshot)
+            return self._marks.find(0 if commit is None else commit.count)
+        return self._marks.find(index)
 
     def deliver(self, position: Position) -> None:
         """Note that a change is delivered."""
@@ -418,7 +491,10 @@ class Account:
         delivered = list(self._take_grown())
         acknowledgement = Acknowledgement(positions=self._positions, through=self._through)
         progress = Progress(
-            through=self.deliveries.through, delivered=delivered, acknowledgement=acknowledgement
+            through=self.deliveries.through,
+            delivered=delivered,
+            acknowledgement=acknowledgement,
+            mark=self._take_mark(),
         )
         is_news = (
             self.untold > 0
@@ -430,6 +506,19 @@ class Account:
         self.told_through = progress.through
         self._positions, self._through = [], None
         return progress if is_news else None
+
+    def _take_mark(self) -> SnapshotMark | None:
+        """A place in the snapshot at or before its first live row, if it is a new one."""
+        commit = None if self.snapshot is None else self.deliveries.find(self.snapshot)
+        if commit is None:
+            return None
+        first = commit.runs[0] if commit.runs else commit.count
+        self._marks.forget_before(first)
+        mark = self._marks.find(first)
+        if mark == self._told_mark or not mark.index:
+            return None
+        self._told_mark = mark
+        return mark
 
     def _take_grown(self) -> Iterator[LiveCommit]:
         for version in self._grown:

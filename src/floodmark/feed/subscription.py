@@ -35,7 +35,7 @@ from floodmark.clock import monotonic_seconds
 from floodmark.feed.acknowledgement import Acknowledgement, Position, commits_of
 from floodmark.feed.feeds import require_lease_seconds
 from floodmark.feed.pending import PendingAcknowledgement
-from floodmark.feed.subscription_reader import Decode, Step, SubscriptionReader
+from floodmark.feed.subscription_reader import Decode, SnapshotPlace, Step, SubscriptionReader
 from floodmark.feed.subscription_telling import SendIn, Telling
 from floodmark.feed.subscription_upkeep import Upkeep
 from floodmark.feed.subscriptions import (
@@ -45,13 +45,22 @@ from floodmark.feed.subscriptions import (
     SubscriptionStatistics,
     SubscriptionStore,
 )
-from floodmark.model.change import Change
-from floodmark.model.errors import AcknowledgementConflict, Closed, FloodmarkError, InvalidArgument
+from floodmark.model.change import Change, Resolved
+from floodmark.model.errors import (
+    AcknowledgementConflict,
+    Closed,
+    FloodmarkError,
+    InvalidArgument,
+    VersionCollected,
+)
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
 
 # Where to go on from: behind everything up to here.
-Since: TypeAlias = Version | datetime | Literal["beginning", "end"]
+Since: TypeAlias = Version | datetime | Literal["snapshot", "beginning", "end"]
+
+# Finds the place that a beginning names, and does something there, again if it was collected meanwhile.
+Begin: TypeAlias = Callable[[Since, Callable[[Resolved], SubscriptionRow]], SubscriptionRow]
 
 # While something is held, its transaction is looked after so often.
 LOOK_SECONDS: Final = 1.0
@@ -111,21 +120,26 @@ def open_subscription(
     options: SubscriptionOptions,
     open_changes: OpenChanges,
     decode: Decode,
-    to_version: Callable[[Since], Version],
+    begin: Begin,
 ) -> "Subscription":
     """Take the lease of a subscription, which begins at `start` if it is new.
 
-    `holder` names the consumer to others.  Whoever comes with the same name takes over at once, as a
-    process that was restarted does.
+    `begin` finds the place that a beginning names, and does something there.  `holder` names the consumer
+    to others; a consumer with the same name takes over at once, as a process that was restarted does.
     """
     require_lease_seconds(options.lease_seconds)
     require_name(holder, "holder of a lease")
-    opened = store.open(spec, to_version(start), holder, options.lease_seconds)
+
+    def open_at(place: Resolved) -> SubscriptionRow:
+        snapshot = place.snapshot is not None
+        return store.open(spec, place.version, holder, options.lease_seconds, snapshot)
+
+    opened = begin(start, open_at)
     pending = store.pending(spec.name)
     # What was pending, and is not, may have been acknowledged since.
     row = replace(store.find(spec.name), epoch=opened.epoch, lease=opened.lease)
     reader = SubscriptionReader(row, open_changes, decode)
-    return Subscription(store, row, pending, reader, to_version, options)
+    return Subscription(store, row, pending, reader, begin, options)
 
 
 class Subscription(Telling):
@@ -142,7 +156,7 @@ class Subscription(Telling):
         row: SubscriptionRow,
         pending: Iterable[PendingAcknowledgement],
         reader: SubscriptionReader,
-        to_version: Callable[[Since], Version],
+        begin: Begin,
         options: SubscriptionOptions,
     ) -> None:
         assert row.lease is not None
@@ -150,7 +164,7 @@ class Subscription(Telling):
         self.namespace = row.spec.namespace
         self.holder = row.lease.holder
         self._reader = reader
-        self._to_version = to_version
+        self._begin_at = begin
         self._options = options
         self._unacked_max = row.spec.unacked_max
         self._reading = Lock()
@@ -220,17 +234,21 @@ class Subscription(Telling):
             self._deliver_again(self._available())
 
     def seek(self, to: Since) -> None:
-        """Go on behind a version or a moment, at the beginning or at the end.
+        """Go on behind a version or a moment, at the beginning or the end, or with a snapshot of every key.
 
         Everything up to there counts as acknowledged, and everything above it as not delivered yet.
         Acknowledging what was delivered before has no effect any more.  `AcknowledgementConflict` while a
         transaction that has not ended has acknowledged something.
         """
         self._require_usable()
-        version = self._to_version(to)
+
+        def move(place: Resolved) -> SubscriptionRow:
+            # What is refused changes nothing.
+            with self._noting_failure(AcknowledgementConflict, VersionCollected):
+                return self._store.seek(self.name, place.version, self._epoch, place.snapshot is not None)
+
         with self._sending:
-            with self._noting_failure(AcknowledgementConflict):
-                row = self._store.seek(self.name, version, self._epoch)
+            row = self._begin_at(to, move)
             with self._changed:
                 self._moves += 1
                 self._move(row)
@@ -266,6 +284,8 @@ class Subscription(Telling):
                 raise self._failure.again()
             if self._closed or self._stream_generation != self._generation:
                 return None
+            if step.mark is not None:
+                self._account.note_mark(step.mark)
             if not step.is_redelivered:
                 if wanted:
                     self._account.deliver(step.position)
@@ -301,13 +321,20 @@ class Subscription(Telling):
         """What is to be delivered again, as far as it is live, and then what is new."""
         with self._changed:
             due = commits_of(filter(self._is_available, self._due))
-        yield from self._reader.read_again(due)
+            place = self._find_place(due[0].runs[0]) if due else None
+        yield from self._reader.read_again(due, place)
         with self._changed:
             if generation == self._generation:
                 # What is held may be wanted back.
                 self._due = {each for each in self._due if each in self._held}
             since = self._account.deliveries.through
-        yield from self._reader.read(since, follow=self._options.follow)
+            place = self._find_place() if self._account.is_at_snapshot else None
+        yield from self._reader.read(since, follow=self._options.follow, snapshot=place)
+
+    def _find_place(self, index: int | None = None) -> SnapshotPlace | None:
+        """Where a row of the snapshot is found, or the next of them; None if there is no snapshot."""
+        account = self._account
+        return None if account.snapshot is None else SnapshotPlace(account.snapshot, account.find_mark(index))
 
     # Acknowledging
 

@@ -107,7 +107,8 @@ class SubscriptionState:
         lease, expires_at_ms = self.row.lease, change.expires_at_ms
         if expires_at_ms is not None and lease is not None:
             lease = replace(lease, expires_at_ms=expires_at_ms)
-        self.row = replace(self.row, lease=lease, changed=version)
+        mark = change.progress.mark or self.row.mark
+        self.row = replace(self.row, lease=lease, mark=mark, changed=version)
         self._versions.append(version)
         self._bytes += size
 

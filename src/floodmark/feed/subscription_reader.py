@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from floodmark.feed.acknowledgement import LiveCommit, Position
+from floodmark.feed.acknowledgement import LiveCommit, Position, SnapshotMark
 from floodmark.feed.subscriptions import OpenChanges, SubscriptionRow
 from floodmark.model.change import Change
 from floodmark.model.errors import Corruption
@@ -17,12 +17,23 @@ NEARBY_MS: Final = 100
 
 
 class Step(NamedTuple):
-    """A change that was read, or none; with it, the reader has everything at or below `through`."""
+    """A change that was read, or none; with it, the reader has everything at or below `through`.
+
+    A row of a snapshot may come with a `mark`, a place that it is found from.
+    """
 
     change: Change | None
     position: Position
     through: Version
     is_redelivered: bool = False
+    mark: SnapshotMark | None = None
+
+
+class SnapshotPlace(NamedTuple):
+    """A place in the snapshot at a version."""
+
+    version: Version
+    mark: SnapshotMark
 
 
 class SubscriptionReader:
@@ -37,42 +48,65 @@ class SubscriptionReader:
         self._open_changes = open_changes
         self._decode = decode
 
-    def read(self, since: Version, *, follow: bool) -> Iterator[Step]:
-        """The changes after a version."""
-        return self._steps(self._row.request(since, follow=follow))
+    def read(self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None = None) -> Iterator[Step]:
+        """The changes after a version, or first the rows of a snapshot from a place on."""
+        if snapshot is None:
+            return self._steps(self._row.request(since, follow=follow))
+        version, mark = snapshot
+        return self._steps(self._row.request(version, follow=follow, snapshot=mark.key), snapshot)
 
-    def read_again(self, commits: Iterable[LiveCommit]) -> Iterator[Step]:
-        """The live changes of some commits, in order."""
-        for group in _nearby(commits):
-            yield from self._read_group(group)
+    def read_again(
+        self, commits: Iterable[LiveCommit], snapshot: SnapshotPlace | None = None
+    ) -> Iterator[Step]:
+        """The live changes of some commits, in order; the first may be a snapshot, read from a place on."""
+        left = list(commits)
+        if snapshot is not None and left and left[0].version == snapshot.version:
+            version, mark = snapshot
+            request = self._row.request(version, version, snapshot=mark.key)
+            yield from self._find_live(left[:1], self._steps(request, snapshot))
+            del left[0]
+        for group in _nearby(left):
+            request = self._row.request(group[0].version - 1, group[-1].version)
+            yield from self._find_live(group, self._steps(request))
 
-    def _read_group(self, commits: list[LiveCommit]) -> Iterator[Step]:
+    def _find_live(self, commits: list[LiveCommit], steps: Iterator[Step]) -> Iterator[Step]:
         by_version = {commit.version: commit for commit in commits}
         missing = sum(commit.unacked for commit in commits)
-        first, last = commits[0].version, commits[-1].version
-        for step in self._steps(self._row.request(first - 1, last)):
+        for step in steps:
             commit = by_version.get(step.position.version)
             if step.change is not None and commit is not None and commit.is_live(step.position.index):
                 missing -= 1
                 yield step._replace(is_redelivered=True)
+            if not missing:
+                return
         if missing:
+            first, last = commits[0].version, commits[-1].version
             raise Corruption(
                 f"{missing} changes that subscription {self._row.name!r} delivered between versions {first} "
-                f"and {last} cannot be read again. Read a snapshot with scan(at=...), and seek the "
-                "subscription to its version",
+                f"and {last} cannot be read again. Seek the subscription to a snapshot, which has every key",
                 subscription=self._row.name,
             )
 
-    def _steps(self, request: ChangesRequest) -> Iterator[Step]:
-        """Number the changes of each commit, which may go on in the next batch."""
-        version, index = 0, 0
+    def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[Step]:
+        """Number the changes of each commit, which may go on in the next batch.
+
+        A snapshot is one commit, whose rows are counted from the place on.
+        """
+        version, index, mark = 0, 0, None
+        if snapshot is not None:
+            version, index = snapshot.version, snapshot.mark.index - 1
         for batch in self._open_changes(request):
             changes = self._decode(batch)
+            # In the middle of a snapshot, a reader does not have all of any version.
+            through = batch.through if batch.snapshot is None else 0
             for left, change in zip(reversed(range(len(changes))), changes, strict=True):
                 version, index = change.version, index + 1 if change.version == version else 0
-                yield Step(change, Position(version, index), 0 if left else batch.through)
+                yield Step(change, Position(version, index), 0 if left else through, mark=mark)
+                mark = None
             if not changes:
-                yield Step(None, Position(batch.through, 0), batch.through)
+                yield Step(None, Position(batch.through, 0), through)
+            if batch.snapshot is not None:
+                mark = SnapshotMark(index + 1, batch.snapshot)
 
 
 def _nearby(commits: Iterable[LiveCommit]) -> Iterator[list[LiveCommit]]:

@@ -14,12 +14,12 @@ def measure(
 ) -> SubscriptionStatistics:
     """Count what a subscription has before it, up to a limit."""
     oldest = next((commit.version for commit in row.live if commit.runs), VERSION_MAX)
-    # Of the commit that is being delivered, the first changes do not wait any more.
-    waiting = -sum(commit.count for commit in row.live if commit.version > row.through)
-    for batch in open_changes(row.request(row.through)):
+    request, delivered = row.waiting()
+    waiting = -delivered
+    for batch in open_changes(request):
         waiting += len(batch.versions)
         if batch.versions and waiting > 0:
-            oldest = min(oldest, batch.versions[0])
+            oldest = min(oldest, batch.versions[0] if batch.snapshot is None else batch.through)
         if waiting > BACKLOG_COUNT_MAX:
             break
     lease = row.lease

@@ -139,13 +139,18 @@ class LocalSubscriptionStore:
     # What consumers do
 
     def open(
-        self, spec: SubscriptionSpec, start: Version, holder: str, lease_seconds: float
+        self,
+        spec: SubscriptionSpec,
+        start: Version,
+        holder: str,
+        lease_seconds: float,
+        snapshot: bool = False,
     ) -> SubscriptionRow:
         lifetime_ms = require_lease_seconds(lease_seconds) // timedelta(milliseconds=1)
         require_name(holder, "holder of a lease")
         with self._lock:
             known = self._look(spec.name)
-            row = known or self._make(spec, start)
+            row = known or self._make(spec, start, snapshot=snapshot)
             self._require_same(row, spec)
             self._require_free(row, holder)
             # First the safe point, which fails if something is gone already; from then on nothing goes.
@@ -211,7 +216,9 @@ class LocalSubscriptionStore:
             if row is not None and row.epoch == epoch and row.lease is not None:
                 self._store(name, lambda row: replace(row, lease=None))
 
-    def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
+    def seek(
+        self, name: str, version: Version, epoch: int | None = None, snapshot: bool = False
+    ) -> SubscriptionRow:
         self._end_decided(name)
         with self._lock:
             row = self._require_movable(self._look(name) or self.find(name), epoch)
@@ -226,7 +233,8 @@ class LocalSubscriptionStore:
             def move(row: SubscriptionRow) -> SubscriptionRow:
                 row = self._require_movable(row, epoch)
                 next_epoch = row.epoch + 1
-                return replace(row, through=version, live=[], epoch=next_epoch, moved=next_epoch)
+                moved = replace(row, live=[], mark=None, epoch=next_epoch, moved=next_epoch)
+                return _begin_at(moved, version, snapshot=snapshot)
 
             moved = self._store(name, move)
             self._move_on(moved)
@@ -414,7 +422,7 @@ class LocalSubscriptionStore:
             raise VersionCollected(
                 f"subscription {row.name!r} cannot go on behind version {version}: changes after it were "
                 f"collected, as happens to one that nobody consumes for {LIFETIME // timedelta(hours=1)} "
-                "hours. Read a snapshot with scan(at=...), and seek the subscription to its version",
+                "hours. Seek the subscription to a snapshot, which has every key",
                 **{**error.details, "subscription": row.name},
             ) from error
         self._held_at_ms[row.name] = self._time_source()
@@ -477,16 +485,15 @@ class LocalSubscriptionStore:
                 # The change is stored, and compaction will be due again.
                 _log.warning("the changes of subscription %r could not be compacted: %s", name, error)
 
-    def _make(self, spec: SubscriptionSpec, start: Version) -> SubscriptionRow:
+    def _make(self, spec: SubscriptionSpec, start: Version, *, snapshot: bool) -> SubscriptionRow:
         if len(self._states) >= SUBSCRIPTIONS_MAX:
             raise LimitExceeded(f"a site has at most {SUBSCRIPTIONS_MAX:,} subscriptions; remove some first")
         namespace, created_at = self._resolve_namespace(spec.namespace)
         self._require_reached(start)
         # Above every epoch of a subscription that had this name before.
         epoch = self._resolved_version()
-        return SubscriptionRow(
-            spec=spec, namespace_id=namespace, through=max(start, created_at), epoch=epoch, moved=epoch
-        )
+        row = SubscriptionRow(spec=spec, namespace_id=namespace, through=0, epoch=epoch, moved=epoch)
+        return _begin_at(row, max(start, created_at), snapshot=snapshot)
 
     def _enter(self, row: SubscriptionRow) -> SubscriptionRow:
         """Store a new row; without it, nobody needs the safe point."""
@@ -576,6 +583,13 @@ class LocalSubscriptionStore:
 
     def list(self) -> list[SubscriptionRow]:
         return [state.show() for _, state in sorted(self._states.items())]
+
+
+def _begin_at(row: SubscriptionRow, version: Version, *, snapshot: bool) -> SubscriptionRow:
+    """The row of a subscription that has nothing yet, and begins behind a version or with its snapshot."""
+    if snapshot:
+        return replace(row, through=version - 1, snapshot=version)
+    return replace(row, through=version, snapshot=None)
 
 
 def _safe_point(name: str) -> str:

@@ -52,7 +52,7 @@ class Telling:
         self._epoch = row.epoch
         self._sending = Lock()
         self._changed = Condition(Lock())
-        self._account = Account(row.through, row.live)
+        self._account = Account(row.through, row.live, row.snapshot, row.mark)
         # What was told without an answer.  It is told again before anything else is.
         self._unanswered: Progress | None = None
         self._failure: FloodmarkError | None = None
@@ -63,7 +63,7 @@ class Telling:
 
     def _move(self, row: SubscriptionRow) -> None:
         """Begin anew.  The bookkeeping is locked."""
-        self._epoch, self._account = row.epoch, Account(row.through, row.live)
+        self._epoch, self._account = row.epoch, Account(row.through, row.live, row.snapshot, row.mark)
         self._unanswered = None
         self._held, self._due = Held(), set()
         self._generation += 1

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.acknowledgement import LiveCommit, Position, Progress
+from floodmark.feed.acknowledgement import LiveCommit, Position, Progress, SnapshotMark
 from floodmark.feed.feeds import Lease
 from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.model.access import Role
@@ -63,6 +63,9 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A subscription as it is stored and shown.  `moved` is the epoch since which it has not been moved.
 
+    `snapshot` is the version of the snapshot that it begins with, if it does: one commit of that version.
+    `mark` is a place in it, at or before the first row that is not done with.
+
     As it is stored, changes up to and including the version `changed` are in it.
     """
 
@@ -74,6 +77,8 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease | None = None
     moved: int = 0
     changed: Version = 0
+    snapshot: Version | None = None
+    mark: SnapshotMark | None = None
 
     @property
     def name(self) -> str:
@@ -83,12 +88,19 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needed_version(self) -> Version:
         """Every change above this may still have to be read."""
-        return min(self.through, self.live[0].version - 1) if self.live else self.through
+        needed = min(self.through, self.live[0].version - 1) if self.live else self.through
+        # A snapshot is read as of its own version, and nothing of what came before.
+        return max(needed, self.snapshot or 0)
 
     def request(
-        self, since: Version, until: Version | None = None, *, follow: bool = False
+        self,
+        since: Version,
+        until: Version | None = None,
+        *,
+        follow: bool = False,
+        snapshot: bytes | None = None,
     ) -> ChangesRequest:
-        """The subscribed changes in `(since, until]`."""
+        """The subscribed changes in `(since, until]`, or first the snapshot at `since` behind a key."""
         namespace, keys = encode_namespace(self.namespace_id), self.spec.keys
         end = prefix_end(namespace) if keys.end is None else namespace + keys.end
         return ChangesRequest(
@@ -97,7 +109,20 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
             since=since,
             until=until,
             follow=follow,
+            snapshot=snapshot,
         )
+
+    def waiting(self) -> tuple[ChangesRequest, int]:
+        """What was not delivered, and how many changes of it were all the same."""
+        if self.snapshot is not None and self.through < self.snapshot:
+            mark = self.mark or SnapshotMark()
+            count = next(
+                (commit.count for commit in self.live if commit.version == self.snapshot), mark.index
+            )
+            return self.request(self.snapshot, snapshot=mark.key), count - mark.index
+        # Of the commit that is being delivered, the first changes do not wait any more.
+        counts = (commit.count for commit in self.live if commit.version > self.through)
+        return self.request(self.through), sum(counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +154,16 @@ class SubscriptionStore(Protocol):
 
     @Action(Role.WRITE, Scope.NAMESPACE, namespaces=lambda arguments: (arguments["spec"].namespace,))
     def open(
-        self, spec: SubscriptionSpec, start: Version, holder: str, lease_seconds: float
+        self,
+        spec: SubscriptionSpec,
+        start: Version,
+        holder: str,
+        lease_seconds: float,
+        snapshot: bool = False,
     ) -> SubscriptionRow:
         """Take the lease of a subscription; `LeaseHeld` if somebody else has it.
 
-        One that is not there is made, and begins behind `start`.
+        One that is not there is made, and begins behind `start`, or with the snapshot at `start`.
         """
         ...
 
@@ -158,8 +188,12 @@ class SubscriptionStore(Protocol):
         ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, audited=True)
-    def seek(self, name: str, version: Version, epoch: int | None = None) -> SubscriptionRow:
+    def seek(
+        self, name: str, version: Version, epoch: int | None = None, snapshot: bool = False
+    ) -> SubscriptionRow:
         """Go on behind a version, as if nothing above it was delivered and all else acknowledged.
+
+        With `snapshot`, begin anew with the snapshot at that version.
 
         The row has a new epoch, so that nothing is made of what was told before and comes late.  Without
         an epoch, the subscription must not have a consumer.  `AcknowledgementConflict` while something is

@@ -191,7 +191,7 @@ class Subscriptions:
         require_name(name, "subscription")
 
         def seek(start: Resolved) -> SubscriptionRow:
-            return self._host().subscriptions.seek(name, start.version)
+            return self._host().subscriptions.seek(name, start.version, None, start.snapshot is not None)
 
         return self._begin(self.show(name).spec.namespace, since, seek)
 

@@ -243,7 +243,7 @@ class Site:
         name: str,
         namespace: str,
         *,
-        start: Start = "beginning",
+        start: Start = "snapshot",
         start_key: bytes = b"",
         end_key: bytes | None = None,
         prefix: bytes | None = None,
@@ -255,7 +255,8 @@ class Site:
 
         It remembers what was acknowledged, change by change, and delivers the rest again.  One consumer at
         a time has it; `holder` names this one to the others, and whoever comes with the same name takes
-        over at once.  A new subscription begins at `start`.
+        over at once.  A new subscription begins at `start`: with a snapshot of every key, or at a place
+        where `changes` may begin.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -281,7 +282,7 @@ class Site:
             options=check_kind(options or SubscriptionOptions(), SubscriptionOptions, "options"),
             open_changes=self.host.changes,
             decode=self._decoder().decode,
-            to_version=lambda since: self._place(since).version,
+            begin=lambda since, begin: self._begin(namespace, since, begin),
         )
 
     @property

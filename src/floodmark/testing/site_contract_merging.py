@@ -298,7 +298,7 @@ class MergingContract(MergedBase):
     def test_subscription_gets_whole_records(self, site: Site, people: Namespace) -> None:
         people.put(b"ada", {"name": "Ada"})
         people.update(b"ada", {"city": "London"})
-        with site.subscribe("indexer", "people", options=BY_HAND) as subscription:
+        with site.subscribe("indexer", "people", start="beginning", options=BY_HAND) as subscription:
             found = [delivery.change.value for delivery in subscription]
         assert found == [b'{"name":"Ada"}', b'{"city":"London","name":"Ada"}']
 

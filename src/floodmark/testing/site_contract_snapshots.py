@@ -7,7 +7,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from floodmark.feed.acknowledgement import Position
 from floodmark.feed.feeds import FeedState
+from floodmark.feed.subscription import SubscriptionOptions
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import VersionCollected, VersionInFuture
 from floodmark.model.stream import Way
@@ -27,6 +29,8 @@ from floodmark.testing.site_contract_base import (
 
 # More than two pages of records.
 MANY = 20_000
+# Ends at the present, and has no thread of its own.
+BY_HAND = SubscriptionOptions(follow=False, background=False)
 
 
 def show(changes: Iterator[Change]) -> list[tuple[bytes, bytes | None, bool]]:
@@ -299,3 +303,106 @@ class SnapshotContract(SiteContractBase):
         checks = site.feeds.statistics("copy").checks
         found = checks.intervals_unchecked, checks.intervals_checked, checks.intervals_wrong
         assert found == (1, 1, 0), str(checks)
+
+    # Subscriptions
+
+    def test_new_subscription_begins_with_every_live_key(
+        self, site: Site, users: Namespace, time: SimulatedTime
+    ) -> None:
+        users.put_many({b"ada": b"1", b"bob": b"2", b"cem": b"3"})
+        users.delete(b"bob")
+        age(site, time)
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            last = users.put(b"ada", b"4")
+            found = list(subscription)
+            assert [(each.change.key, each.change.value, each.change.snapshot) for each in found] == [
+                (b"ada", b"1", True),
+                (b"cem", b"3", True),
+                (b"ada", b"4", False),
+            ]
+            assert found[0].position == Position(found[0].change.version, 0)
+            assert found[-1].position == Position(last, 0)
+            subscription.acknowledge_through(found[-1])
+        statistics = site.subscriptions.statistics("indexer")
+        assert (statistics.backlog, statistics.through >= last) == (0, True)
+
+    def test_subscription_goes_on_in_the_middle_of_its_snapshot(
+        self, site: Site, users: Namespace, time: SimulatedTime
+    ) -> None:
+        rows = fill(users, MANY)
+        done: dict[bytes, bytes | None] = {}
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            for number, delivery in zip(range(15_000), subscription, strict=False):
+                # A few are left, at the beginning and at the end of what was delivered.
+                if number not in (3, 9_000, 14_999):
+                    done[delivery.change.key] = delivery.change.value
+                    delivery.acknowledge()
+        row = site.subscriptions.show("indexer")
+        assert (row.live[0].version, row.live[0].count) == (row.snapshot, 15_000)
+        assert site.subscriptions.statistics("indexer").backlog == MANY - 15_000 + 3
+        users.put_many(dict.fromkeys(rows, b"new"))
+        age(site, time)
+        found: list[tuple[bytes, bytes | None, bool]] = []
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            for delivery in subscription:
+                found.append((delivery.change.key, delivery.change.value, delivery.is_redelivered))
+                done[delivery.change.key] = delivery.change.value
+                delivery.acknowledge()
+        wanted = [(b"key-%05d" % number, b"x", True) for number in (3, 9_000, 14_999)]
+        wanted += [(b"key-%05d" % number, b"x", False) for number in range(15_000, MANY)]
+        wanted += [(key, b"new", False) for key in rows]
+        check_rows(found, wanted)
+        assert done == dict(users.scan())
+        assert site.subscriptions.statistics("indexer").backlog == 0
+
+    def test_what_is_done_of_a_snapshot_is_not_read_again(self, site: Site, users: Namespace) -> None:
+        fill(users, MANY)
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            for _, delivery in zip(range(18_000), subscription, strict=False):
+                delivery.acknowledge()
+        row = site.subscriptions.show("indexer")
+        assert row.mark is not None
+        assert row.mark.index > 10_000
+
+    def test_subscription_may_begin_anew_with_a_snapshot(self, site: Site, users: Namespace) -> None:
+        users.put(b"ada", b"1")
+        with site.subscribe("indexer", "users", start="end", options=BY_HAND) as subscription:
+            assert list(subscription) == []
+            subscription.seek("snapshot")
+            (delivery,) = subscription
+            assert (delivery.change.key, delivery.change.snapshot) == (b"ada", True)
+            subscription.seek("end")
+            assert list(subscription) == []
+        row = site.subscriptions.seek("indexer", "snapshot")
+        assert (row.snapshot, row.live) == (row.through + 1, [])
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            assert [each.change.key for each in subscription] == [b"ada"]
+
+    def test_subscription_of_a_namespace_whose_past_is_not_kept_begins(
+        self, site: Site, time: SimulatedTime
+    ) -> None:
+        brief = site.create_namespace("brief", retention=timedelta(0))
+        brief.put(b"ada", b"1")
+        site.collect_garbage()
+        with site.subscribe("indexer", "brief", options=BY_HAND) as subscription:
+            time.advance(1)
+            brief.put(b"ada", b"2")
+            site.collect_garbage()
+            assert [each.change.value for each in subscription] == [b"1", b"2"]
+
+    def test_snapshot_is_acknowledged_in_transactions(self, site: Site, users: Namespace) -> None:
+        users.put_many({b"ada": b"1", b"bob": b"2"})
+        counts = site.create_namespace("counts", merge="counter")
+        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+            first, second = subscription
+            with site.transaction() as transaction:
+                transaction.add(counts, b"rows", 1)
+                transaction.acknowledge(first)
+            aborted = site.transaction()
+            aborted.acknowledge(second)
+            aborted.abort()
+            (again,) = subscription
+            assert (again.change.key, again.is_redelivered) == (b"bob", True)
+            again.acknowledge()
+        assert counts.get(b"rows") == b"1"
+        assert site.subscriptions.statistics("indexer").backlog == 0

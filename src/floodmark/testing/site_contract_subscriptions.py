@@ -379,6 +379,6 @@ class SubscriptionContract(SiteContractBase):
             oldest=oldest(site),
             subscription="indexer",
         )
-        assert "seek the subscription to its version" in str(error)
-        site.subscriptions.seek("indexer", "beginning")
+        assert "Seek the subscription to a snapshot" in str(error)
+        site.subscriptions.seek("indexer", "snapshot")
         site.subscribe("indexer", "users", options=BY_HAND).close()
