@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from floodmark.cli import output
-from floodmark.cli.output import Output, counted, progress, speaks_unicode, tracked
+from floodmark.cli.failures import report
+from floodmark.cli.output import Output, counted, note, progress, speaks_unicode, tracked
+from floodmark.model.errors import InvalidArgument
 
 LONG = 1_000.0
 HANG_SECONDS = 60.0
@@ -110,3 +112,26 @@ def test_raw_output_comes_behind_what_was_printed_before(
         shown.line("first")
         shown.raw(b"\xff")
     assert (tmp_path / "output").read_bytes() == b"first\n\xff"
+
+
+STEERING = "a\x1b[2J\x1b]0;title\x07b\r\u202ec"
+
+
+def test_texts_of_others_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever way they are printed; several lines are only what the command itself prints so."""
+    printer = Output(json=False)
+    printer.line(STEERING, (STEERING, "dim"))
+    printer.fields([("description", STEERING + "\nstate  fine")])
+    printer.table(["feed", "error"], [("copy", STEERING + "\nother  fine")])
+    note(STEERING)
+    report(InvalidArgument(STEERING), debug=False)
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert "\\x1b[2J" in text
+    assert len(printed.out.splitlines()) == 4
+
+
+def test_a_text_of_several_lines_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(json=False).line("one\ntwo")
+    assert capsys.readouterr().out == "one\ntwo\n"

@@ -15,6 +15,7 @@ from tests.server.support import (
     LOOPBACK,
     connected,
     open_memory,
+    qualify,
     raw_client,
     raw_options,
     serving,
@@ -23,21 +24,28 @@ from tests.server.support import (
     write_roles,
 )
 
+from floodmark.codec.values import encode_value
+from floodmark.feed.feeds import FeedError, FeedSpec
 from floodmark.model.access import Role
+from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     CannotOpen,
     FloodmarkError,
+    InvalidArgument,
     InvalidConfiguration,
+    InvalidName,
     NotAuthenticated,
     Unreachable,
     WireMismatch,
 )
+from floodmark.model.limits import REPORTED_CHARACTERS_MAX
 from floodmark.server import Server, ServerOptions, serve
-from floodmark.server.access import CHECK_EVERY_MS
+from floodmark.server.access import CHECK_EVERY_MS, require_safe_metrics
 from floodmark.site import Site
 from floodmark.site.connecting import connect
+from floodmark.site.transactions import LogKind
 from floodmark.wire.errors import decode_error
-from floodmark.wire.messages import WIRE_VERSION
+from floodmark.wire.messages import WIRE_VERSION, require_version
 
 ADMIN = token_of(Role.ADMIN)
 
@@ -323,3 +331,67 @@ def test_nothing_that_is_logged_or_raised_shows_a_token(
     assert "create_namespace" in caplog.text
     assert ADMIN not in shown
     assert "wrong-token" not in shown
+
+
+# What others see
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_metrics_are_not_shown_to_other_machines_unasked(host: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="--insecure-metrics"):
+        require_safe_metrics(host, insecure=False)
+    require_safe_metrics(host, insecure=True)
+
+
+def test_a_server_refuses_to_show_its_metrics_before_it_listens() -> None:
+    with open_memory() as site, pytest.raises(InvalidConfiguration, match=r"127\.0\.0\.1"):
+        serve(site, LOOPBACK, ServerOptions(metrics_listen="0.0.0.0:0"))
+
+
+@pytest.mark.parametrize("header", ["9" * 4_301, "9" * 10, "²"])
+def test_a_version_of_the_wire_that_is_none_is_refused(header: str) -> None:
+    with pytest.raises(WireMismatch):
+        require_version(header)
+
+
+def test_what_callers_report_is_cut_before_it_is_kept() -> None:
+    with serving() as (site, server), connected(server) as remote:
+        site.create_namespace("users")
+        site.host.feeds.create(FeedSpec(name="copy", namespace="users", sink="blackhole:"))
+        long = "x" * 900_000
+        feeds = remote.host.feeds
+        feeds.acquire("copy", "me", 10.0)
+        reported = feeds.report("copy", "me", [], FeedError(text=long)).error
+        assert reported is not None
+        assert len(reported.text) == REPORTED_CHARACTERS_MAX
+        remote.host.administration.stall_link(9, ["users"], long)
+        transaction = remote.host.transactions.begin(timedelta(seconds=10), 0)
+        remote.host.transactions.abort(transaction, long)
+        (ended,) = [remote.host.transactions.show(transaction)]
+        assert len(str(ended)) < 2 * REPORTED_CHARACTERS_MAX
+
+
+@pytest.mark.parametrize("limit", [-1, 1 << 62])
+def test_a_number_of_records_that_is_none_is_refused(limit: int) -> None:
+    with serving() as (_, server), connected(server) as remote:
+        remote.host.transactions.begin(timedelta(seconds=10), 0)
+        with pytest.raises(InvalidArgument):
+            remote.host.transactions.log_records(LogKind.COORDINATOR, "0", limit)
+
+
+@pytest.mark.parametrize("name", [".", "..", "..."])
+def test_a_namespace_is_not_called_like_a_directory_above(name: str) -> None:
+    with open_memory() as site, pytest.raises(InvalidName):
+        site.create_namespace(name)
+
+
+def test_a_load_is_audited(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "floodmark.audit")
+    with serving() as (site, server), connected(server) as remote:
+        key = qualify(site.create_namespace("users"), b"ada")
+        copied = encode_value(b"x", origin=Stamp(1, 9))
+        remote.host.router.maps.map.partitions[0].load([key], [copied], durable=True)
+        stream = remote.host.write_stream(durable=True, load=True)
+        stream.send({key: copied}).result(10)
+        stream.close()
+    assert {"anonymous: load", "anonymous: stream.load"} <= {record.message for record in caplog.records}

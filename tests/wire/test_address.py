@@ -49,3 +49,11 @@ def test_a_secret_in_a_url_is_not_repeated() -> None:
         parse_address("grpc://sesame@oslo:7100")
     assert "sesame" not in str(refused.value)
     assert "token_file" in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["grpc://host:7100?token=hush", "grpc://host:7100/?a=1#hush"])
+def test_what_stands_behind_a_question_mark_is_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="token_file=") as refusal:
+        parse_address(url)
+    assert "hush" not in str(refusal.value)
+    assert "grpc://host:7100" in str(refusal.value)

@@ -92,3 +92,9 @@ Retention = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+InsecureMetrics = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-metrics", help="Serve --metrics beyond this machine too: nothing protects these pages."
+    ),
+]

@@ -21,7 +21,7 @@ import typer
 from rich.text import Text
 
 from floodmark.cli.output import console_on
-from floodmark.cli.text import show_time
+from floodmark.cli.text import show_text, show_time
 from floodmark.model import errors
 
 DONE: Final = 0
@@ -172,9 +172,9 @@ def report(error: Exception, *, debug: bool) -> int:
     code = exit_code(error)
     message, hint = _words(error, code)
     console = console_on(sys.stderr)
-    console.print(Text.assemble(("error: ", "bold red"), " ".join(message.split())))
+    console.print(Text.assemble(("error: ", "bold red"), show_text(" ".join(message.split()))))
     if hint:
-        console.print(Text(f"  try: {hint}", style="dim"))
+        console.print(Text(f"  try: {show_text(hint)}", style="dim"))
     if debug:
         console.print("".join(traceback.format_exception(error)), end="")
     return code

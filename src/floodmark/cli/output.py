@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from floodmark.cli.text import BARS, PLAIN_BARS, align
+from floodmark.cli.text import BARS, PLAIN_BARS, align, show_text
 
 PROGRESS_SECONDS: Final = 2.0
 _COUNTED_EVERY: Final = 1_000
@@ -57,20 +57,23 @@ class Output:
 
     def line(self, *parts: Part) -> None:
         """One line for people."""
+        shown = [
+            _show_lines(part) if isinstance(part, str) else (_show_lines(part[0]), part[1]) for part in parts
+        ]
         if self.is_terminal:
-            self._console.print(Text.assemble(*parts))
+            self._console.print(Text.assemble(*shown))
         else:
-            self._write("".join(part if isinstance(part, str) else part[0] for part in parts))
+            self._write("".join(part if isinstance(part, str) else part[0] for part in shown))
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Names and values, one pair a line."""
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
-            self.line((name.ljust(width + 2), "dim"), value)
+            self.line((name.ljust(width + 2), "dim"), show_text(value))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Rows under a header."""
-        head, *lines = align([header, *rows])
+        head, *lines = align([header, *([show_text(cell) for cell in row] for row in rows)])
         self.line((head, "dim"))
         for line in lines:
             self.line(line)
@@ -90,9 +93,14 @@ class Output:
             self._stream.flush()
 
 
+def _show_lines(text: str) -> str:
+    """A text of our own, which may have several lines; what it quotes of others steers no terminal."""
+    return text if text.isprintable() else "\n".join(map(show_text, text.split("\n")))
+
+
 def note(text: str) -> None:
     """A remark beside the result, on stderr."""
-    console_on(sys.stderr).print(Text(text, style="dim"))
+    console_on(sys.stderr).print(Text(_show_lines(text), style="dim"))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Final, cast
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Directory, Json, parse
+from floodmark.cli.arguments import Directory, InsecureMetrics, Json, parse
 from floodmark.cli.opening import require_directory, require_site
 from floodmark.cli.output import Output
 from floodmark.cli.signals import on_stop_signal
@@ -92,6 +92,7 @@ def serve(
     tls_client_root: TlsClientRoot = None,
     access: AccessFile = None,
     insecure: Insecure = False,
+    insecure_metrics: InsecureMetrics = False,
     relay: Relay = None,
     log_level: LogLevel = "info",
     durability: DurabilityOption = "fsync",
@@ -119,6 +120,7 @@ def serve(
         access=access,
         metrics_listen=metrics,
         insecure=insecure,
+        insecure_metrics=insecure_metrics,
         relay=relay,
     )
     path = require_directory(directory) if site is not None else require_site(directory)

@@ -39,6 +39,20 @@ def show_bytes(data: bytes) -> str:
     return text if text.isprintable() and not text.startswith("0x") else "0x" + data.hex()
 
 
+def show_text(text: str) -> str:
+    r"""A text that came from elsewhere, on one line: what would steer a terminal is shown as an escape.
+
+    >>> print(show_text("a\x1b[2Jb"), show_text("one\ntwo"), show_text("blåbær"))
+    a\x1b[2Jb one\ntwo blåbær
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
 def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
     """Bytes for programs: one field, whose name says how it is written.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from floodmark.cli.arguments import Json, parse
+from floodmark.cli.arguments import InsecureMetrics, Json, parse
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
 from floodmark.cli.jobs import (
     Conf,
@@ -30,6 +30,7 @@ from floodmark.cli.verify_output import print_verification
 from floodmark.divergence.outcome import Outcome
 from floodmark.model.text import read_duration
 from floodmark.replication.topology import Topology
+from floodmark.server.access import require_safe_metrics
 from floodmark.server.health import HealthServer
 from floodmark.server.serving import parse_listen
 
@@ -123,6 +124,7 @@ def verify(
     every: Every = None,
     whole_every: WholeEvery = None,
     metrics: Metrics = None,
+    insecure_metrics: InsecureMetrics = False,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -151,17 +153,14 @@ def verify(
     named = locations or []
     if (topology is None) == (not named) or 0 < len(named) < SITES_MIN:
         raise Usage("name two sites or more, or a topology", "floodmark verify --help")
-    _check_options(
-        watch=watch,
-        of_one_pass=repair or history or report is not None,
-        of_watching=any((every, whole_every, metrics)),
-    )
+    of_one_pass = repair or history or report is not None
+    _check_options(watch=watch, of_one_pass=of_one_pass, of_watching=any((every, whole_every, metrics)))
     members = None if topology is None else read_topology(topology)
     asked: dict[str, Any] = {"sample": sample, **_given(max_lag=max_lag)}
     choice, output = SparkChoice(master=master, remote=remote, conf=conf), Output(json=json, flush=watch)
     found, doubts = VerifyMetrics(), list[str]()
     with (
-        nullcontext() if metrics is None else _serve(found, metrics),
+        nullcontext() if metrics is None else _serve(found, metrics, insecure=insecure_metrics),
         reach(*named, doubts=doubts) as reached,
     ):
         if doubts and len(reached) < SITES_MIN:
@@ -245,8 +244,9 @@ def _watch(
     return outcome or Outcome.UNKNOWN
 
 
-def _serve(found: VerifyMetrics, listen: str) -> HealthServer:
+def _serve(found: VerifyMetrics, listen: str, *, insecure: bool = False) -> HealthServer:
     where = parse_listen(listen)
+    require_safe_metrics(where.host, insecure=insecure)
     server = HealthServer(
         where.host,
         where.port,

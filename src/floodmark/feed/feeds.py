@@ -32,7 +32,7 @@ from floodmark.model.errors import (
     InvalidRange,
     InvalidVersion,
 )
-from floodmark.model.limits import FEED_RANGES_MAX, KEY_BYTES_MAX, MIB
+from floodmark.model.limits import FEED_RANGES_MAX, KEY_BYTES_MAX, MIB, REPORTED_CHARACTERS_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import order_places
@@ -44,7 +44,6 @@ BACKOFF_MS_MAX: Final = 60_000
 RATE_BYTES_MAX: Final = 1024 * 1024 * MIB
 LINGER_MS_MAX: Final = 3_600_000
 DESCRIPTION_CHARACTERS_MAX: Final = 1_000
-ERROR_CHARACTERS_MAX: Final = 2_000
 
 
 class FeedState(StrEnum):
@@ -257,7 +256,7 @@ class FeedError(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, error: BaseException, *, collected: bool = False) -> "FeedError":
         """An error as it is stored."""
         text = str(error) or type(error).__name__
-        return cls(text=text[:ERROR_CHARACTERS_MAX], collected=collected)
+        return cls(text=text[:REPORTED_CHARACTERS_MAX], collected=collected)
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ from floodmark.model.errors import (
     VersionCollected,
     VersionInFuture,
 )
-from floodmark.model.limits import FEEDS_MAX
+from floodmark.model.limits import FEEDS_MAX, REPORTED_CHARACTERS_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version, compose, moment_of, physical_ms
@@ -470,6 +470,7 @@ def _settle(feed: Feed, error: FeedError | None, now_ms: int) -> Feed:
     else:
         state = FeedState.NORMAL if error is None else FeedState.ERROR
     if error is not None:
+        error = replace(error, text=error.text[:REPORTED_CHARACTERS_MAX])
         known = feed.error
         lasts = known is not None and known.text == error.text
         error = replace(error, at_ms=known.at_ms if known is not None and lasts else now_ms)

@@ -47,6 +47,8 @@ RECORDS_FOUND_MAX: Final = 10_000
 # A record of a transaction log, and what one entry may be set to hold.
 LEDGER_RECORD_BYTES_MAX: Final = 16 * MIB
 LEDGER_ENTRY_RECORDS_MAX: Final = 16_384
+# What one call shows of such a log.
+LEDGER_RECORDS_READ_MAX: Final = 100_000
 # What may be set to be on its way to such a log before others wait.
 LEDGER_IN_FLIGHT_BYTES_MAX: Final = 1_024 * MIB
 # Transactions of one coordinator that have not ended, and what may have a part in one of them.
@@ -64,6 +66,8 @@ CHANNELS_PER_CALLER_MAX: Final = 2_000
 LEASES_MAX: Final = 10_000
 LEASES_PER_CALLER_MAX: Final = 2_500
 REQUEST_BYTES_MAX: Final = 1 * MIB
+# What is kept of a text that a runner, a replication job or a client reports; the rest is cut off.
+REPORTED_CHARACTERS_MAX: Final = 2_000
 
 # Connections to a server that has a relay in front, before one of their requests has shown who sends it.
 NEWCOMERS_MAX: Final = 256

@@ -222,6 +222,18 @@ def require_safe_listening(host: str, *, tls: bool, access: bool, insecure: bool
     )
 
 
+def require_safe_metrics(host: str, *, insecure: bool) -> None:
+    """Refuse to show metrics, which nothing protects, to other machines."""
+    if insecure or is_loopback(host):
+        return
+    raise InvalidConfiguration(
+        f"{host or 'an empty host'} can be reached from other machines, and metrics have neither TLS nor "
+        "tokens, though they name namespaces, feeds and sites; serve them on 127.0.0.1, for an agent or a "
+        "proxy of this machine, or say --insecure-metrics if a closed network protects them",
+        host=host,
+    )
+
+
 @dataclass(frozen=True)
 class _Grants:
     by_digest: tuple[tuple[bytes, Caller], ...] = field(repr=False)

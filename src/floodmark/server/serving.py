@@ -21,7 +21,14 @@ from floodmark.feed.feeds import FeedStatistics
 from floodmark.feed.store import FeedStore
 from floodmark.model.errors import CannotOpen, FeedNotFound, FloodmarkError, InvalidConfiguration
 from floodmark.model.limits import MIB, STREAMS_MAX, STREAMS_PER_CALLER_MAX
-from floodmark.server.access import OPEN_ACCESS, Access, AccessFile, is_loopback, require_safe_listening
+from floodmark.server.access import (
+    OPEN_ACCESS,
+    Access,
+    AccessFile,
+    is_loopback,
+    require_safe_listening,
+    require_safe_metrics,
+)
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.health import HealthServer
 from floodmark.server.metrics import FeedLag, MetricsPage
@@ -56,6 +63,7 @@ class ServerOptions:
     access                     the access file; without it everybody who can connect may do everything
     metrics_listen             where /metrics, /healthz and /readyz are served; nowhere if None
     insecure                   whether it may be reached from other machines without TLS and access file
+    insecure_metrics           whether the pages under `metrics_listen` may be
     relay                      whether what clients send is checked before gRPC takes it in; if None, where
                                other machines can reach the server
     stall_seconds              after how long a client that neither reads nor writes is cut off
@@ -67,6 +75,7 @@ class ServerOptions:
     access: PathLike | None = None
     metrics_listen: str | None = None
     insecure: bool = False
+    insecure_metrics: bool = False
     relay: bool | None = None
     stall_seconds: float = STALL_SECONDS
     streams_max: int = STREAMS_MAX
@@ -101,6 +110,9 @@ class Server:
         require_safe_listening(
             listen.host, tls=tls, access=options.access is not None, insecure=options.insecure
         )
+        if options.metrics_listen is not None:
+            shown = parse_listen(options.metrics_listen)
+            require_safe_metrics(shown.host, insecure=options.insecure or options.insecure_metrics)
         access: Access = OPEN_ACCESS if options.access is None else AccessFile(options.access, system_time_ms)
         self._site = site
         self._lock = Lock()

@@ -125,6 +125,9 @@ class Catalog:
     def create(self, name: str, settings: NamespaceSettings) -> NamespaceRow:
         """Add a namespace."""
         require_name(name, "namespace")
+        if not name.strip("."):
+            # Exports and backups make a directory of the name.
+            raise InvalidName(f"{name!r} cannot name a namespace: use other characters than dots")
         with self._storage.settled():
             self._storage.require_wanted()
             if self._find(name) is not None:

@@ -4,6 +4,7 @@ from typing import Final
 
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.model.errors import InvalidConfiguration, StaleLink
+from floodmark.model.limits import REPORTED_CHARACTERS_MAX
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Node
 from floodmark.replication.applied import Applied
@@ -108,7 +109,7 @@ class LocalLinks:
     def stall(self, source_id: int, namespaces: list[str], reason: str) -> None:
         """Remember why a link does not go on, of the namespaces that are there."""
         ids = [row.id for row in self._catalog.live() if row.name in namespaces]
-        self._links.stall(source_id, ids, reason)
+        self._links.stall(source_id, ids, reason[:REPORTED_CHARACTERS_MAX])
 
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         """The watermark of a namespace, now or as of a version."""

@@ -26,7 +26,7 @@ from floodmark.model.errors import (
     TransactionEnded,
     TransactionNotFound,
 )
-from floodmark.model.limits import COORDINATORS_MAX, TRANSACTIONS_OF_CALLER_MAX
+from floodmark.model.limits import COORDINATORS_MAX, REPORTED_CHARACTERS_MAX, TRANSACTIONS_OF_CALLER_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import (
     Participant,
@@ -171,7 +171,7 @@ class LocalTransactions:
         return coordinator.commit(transaction, version, wrote=True)
 
     def abort(self, transaction: str, reason: str) -> None:
-        self._coordinator_of(transaction).abort(transaction, reason)
+        self._coordinator_of(transaction).abort(transaction, reason[:REPORTED_CHARACTERS_MAX])
 
     def fate(self, transaction: str) -> Fate:
         """What those do who meet a write of a transaction, or an acknowledgement."""

@@ -23,7 +23,8 @@ from floodmark.log import (
     list_ledgers,
     open_log,
 )
-from floodmark.model.errors import Retryable
+from floodmark.model.errors import InvalidArgument, Retryable
+from floodmark.model.limits import LEDGER_RECORDS_READ_MAX
 from floodmark.model.version import COUNTER_BITS, moment_of
 from floodmark.partition import META, Node, load_metadata
 from floodmark.partition.ledgers import LedgerStore
@@ -137,6 +138,8 @@ class TransactionLogs:
 
 def read_log(log: LogKind, writer: BatchedWriter[Any], limit: int) -> list[LogRecord]:
     """The first live records of a log, as they are stored."""
+    if not 0 <= limit <= LEDGER_RECORDS_READ_MAX:
+        raise InvalidArgument(f"ask for 0 to {LEDGER_RECORDS_READ_MAX:,} records of a log, not for {limit}")
     return [
         LogRecord(
             entry=position.entry,

@@ -51,5 +51,8 @@ def parse_address(url: str) -> Address:
         or parts.fragment
         or parts.path not in ("", "/")
     ):
-        raise InvalidArgument(f"{expected}, not {url!r:.200}")
+        # What stands behind a question mark may be a secret, and is not repeated.
+        shown = parts._replace(query="…" if parts.query else "", fragment="").geturl()
+        hint = "; a token is passed as token= or token_file=" if parts.query else ""
+        raise InvalidArgument(f"{expected}, not {shown!r:.200}{hint}")
     return Address(host, DEFAULT_PORT if port is None else port, SCHEMES[parts.scheme])

@@ -27,6 +27,8 @@ WIRE_HEADER: Final = "floodmark-wire"
 TOKEN_HEADER: Final = "authorization"
 TOKEN_SCHEME: Final = "Bearer "
 
+_VERSION_DIGITS_MAX: Final = 9
+
 # What a write's request may hold besides its keys and values.
 REQUEST_MARGIN_BYTES: Final = 8 * MIB
 GET_MANY_KEYS_MAX: Final = 10_000
@@ -105,15 +107,18 @@ def common_version(refusal: WireMismatch) -> int | None:
 
 def require_version(shown: str | None) -> None:
     """Refuse a peer whose version of the wire is not spoken here."""
-    if shown is not None and shown.isdecimal() and WIRE_VERSION_MIN <= int(shown) <= WIRE_VERSION:
+    # Longer numbers are no versions, and Python refuses to read those of thousands of digits.
+    is_number = shown is not None and shown.isdecimal() and len(shown) <= _VERSION_DIGITS_MAX
+    version = int(shown) if shown is not None and is_number else None
+    if version is not None and WIRE_VERSION_MIN <= version <= WIRE_VERSION:
         return
     spoken = f"{WIRE_VERSION_MIN} to {WIRE_VERSION}"
-    if shown is None or not shown.isdecimal():
+    if version is None:
         said = "the client did not say which version of the wire it speaks; is it a Floodmark client?"
-    elif int(shown) > WIRE_VERSION:
-        said = f"the client speaks version {int(shown)} of the wire; upgrade the server"
+    elif version > WIRE_VERSION:
+        said = f"the client speaks version {version} of the wire; upgrade the server"
     else:
-        said = f"the client speaks version {int(shown)} of the wire; upgrade the client"
+        said = f"the client speaks version {version} of the wire; upgrade the client"
     raise WireMismatch(
         f"{said} (this server speaks {spoken})", minimum=WIRE_VERSION_MIN, maximum=WIRE_VERSION
     )
