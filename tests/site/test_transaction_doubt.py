@@ -162,6 +162,22 @@ def test_work_that_a_restart_cut_off_is_done_again(line: Line) -> None:
     assert line.count == b"1"
 
 
+def test_work_that_met_others_is_done_again_after_pauses_that_differ_at_random(line: Line) -> None:
+    randomness = iter([0.0, 1.0, 0.5])
+    attempts: list[Transaction] = []
+
+    def meet_others(transaction: Transaction) -> str:
+        attempts.append(transaction)
+        if len(attempts) <= 3:
+            raise Retryable("another transaction is in the way")
+        return "done"
+
+    pace = Pace(sleep=line.sleep, random=lambda: next(randomness))
+    assert run_transaction(line.begin_counting, meet_others, pace=pace) == "done"
+    assert line.pauses == pytest.approx([0.005, 0.02, 0.03])
+    assert line.count == b"1"
+
+
 def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
     def end(transaction: Transaction) -> None:
         line.site.transactions.abort(transaction.id, "by an operator")
