@@ -37,6 +37,7 @@ def test_changes_as_json_have_the_fields_of_a_change(directory: Path) -> None:
         "origin_site_id": 88,
         "expires_at": None,
         "snapshot": False,
+        "position": f"{version}/users/ada",
     }
 
 
@@ -45,6 +46,30 @@ def test_since_is_exclusive_and_until_inclusive(directory: Path) -> None:
     between = run("changes", directory, "--since", first, "--until", second, "--json").json_lines
     assert [row["version"] for row in between] == [second]
     assert run("changes", directory, "--since", third).output == b""
+
+
+def test_a_position_in_the_middle_of_a_commit_is_a_place_to_go_on_from(directory: Path) -> None:
+    with floodmark.open(directory) as site:
+        orders, users = site.create_namespace("orders"), site.namespace("users")
+        with site.transaction() as transaction:
+            for number in range(5):
+                transaction.put(users, b"u%d" % number, b"1")
+                transaction.put(orders, b"o%d" % number, b"1")
+    rows = run("changes", directory, "--json").json_lines
+    assert len({row["version"] for row in rows[-10:]}) == 1
+    for images in ([], ["--before-images"]):
+        for count, row in enumerate(reversed(rows)):
+            behind = run("changes", directory, "--since", row["position"], *images, "--json").json_lines
+            assert [each["position"] for each in behind] == [
+                each["position"] for each in rows[len(rows) - count :]
+            ]
+
+
+def test_a_position_that_is_none_is_refused(directory: Path) -> None:
+    for wrong in ("7/users", "x/users/ada", "7" * 30 + "/users/ada"):
+        assert run("changes", directory, "--since", wrong).code == 64
+    gone = run("changes", directory, "--since", "7/nowhere/ada")
+    assert "no namespace 'nowhere'" in gone.errors
 
 
 def test_changes_of_one_namespace_and_prefix(directory: Path) -> None:

@@ -1,22 +1,61 @@
 """changes: what was written, in the order in which it was committed."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 import floodmark
-from floodmark.cli.arguments import EndKey, Json, Location, Prefix, SinceOption, StartKey, parse
+from floodmark.cli.arguments import EndKey, Json, Location, Prefix, StartKey, parse
 from floodmark.cli.opening import is_url, open_site
 from floodmark.cli.output import Output, counted, note
-from floodmark.cli.text import show_bytes, show_place, show_time
+from floodmark.cli.text import read_since, show_bytes, show_place, show_time
 from floodmark.feed import Item
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
-from floodmark.model.errors import VersionCollected
-from floodmark.model.text import read_at
+from floodmark.model.errors import NamespaceNotFound, VersionCollected
+from floodmark.model.text import read_at, read_bytes
 from floodmark.site.arguments import Since
 
+_VERSION_DIGITS_MAX: Final = 20
+
+
+class Position(NamedTuple):
+    """A place behind one change.  The changes of a commit share a version, and stand in order of keys."""
+
+    version: Version
+    namespace: str
+    key: bytes
+
+    def __str__(self) -> str:
+        """The position as `--since` takes it.
+
+        >>> str(Position(7, "users", b"ada")), read_beginning("7/users/0x00ff")
+        ('7/users/ada', Position(version=7, namespace='users', key=b'\\x00\\xff'))
+        """
+        return f"{self.version}/{self.namespace}/{show_bytes(self.key)}"
+
+
+def read_beginning(text: str) -> Since | Position:
+    """A beginning as other commands take it, or the position of a change."""
+    version, slash, rest = text.partition("/")
+    if not slash:
+        return read_since(text)
+    namespace, slash, key = rest.partition("/")
+    if not slash or not version.isdecimal() or len(version) > _VERSION_DIGITS_MAX:
+        raise ValueError("a position is written as VERSION/NAMESPACE/KEY")
+    return Position(int(version), namespace, read_bytes(key))
+
+
+Beginning = Annotated[
+    Any,
+    typer.Option(
+        "--since",
+        metavar="VERSION|POSITION|TIME|snapshot|beginning|now",
+        parser=parse(read_beginning),
+        help="Only what came after this, exclusive.",
+    ),
+]
 Until = Annotated[
     Version | None,
     typer.Option(
@@ -37,7 +76,7 @@ def changes(
     prefix: Prefix = None,
     start_key: StartKey = None,
     end_key: EndKey = None,
-    since: SinceOption = None,
+    since: Beginning = None,
     until: Until = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for more, until --until is reached or Ctrl-C is pressed.")
@@ -60,18 +99,19 @@ def changes(
 ) -> None:
     """Print what was written, in commit order.
 
-    A line has version, time, namespace, type, key and value, with tabs between them. To go
-    on later, pass the version of the last change that you have to --since. A change is printed
-    only when it is durable and nothing earlier can still come. Without --since, all that is
-    kept is printed, and a note says where that begins. With --since snapshot, every key comes
-    first, as it is at one version, and then what was written after that.
+    A line has version, time, namespace, type, key and value, with tabs between them. To go on
+    later, pass the position of the last change that you have to --since: VERSION/NAMESPACE/KEY,
+    which stands in each object of --json. The version alone would leave out the rest of its
+    commit. A change is printed only when it is durable and nothing earlier can still come.
+    Without --since, all that is kept is printed, and a note says where that begins. With --since
+    snapshot, every key comes first, as it is at one version, then what was written after that.
 
     \b
     Examples:
       floodmark changes data/oslo
       floodmark changes data/oslo --namespace users --since 2026-01-31T12:00:00Z
       floodmark changes data/oslo --namespace users --since snapshot --follow
-      floodmark changes data/oslo --since 467077993267200001 --follow --json
+      floodmark changes data/oslo --since 467077993267200001/users/ada --follow --json
       floodmark changes grpc://127.0.0.1:7100 --since now --follow --before-images
     """
     output = Output(json=json, flush=follow)
@@ -92,9 +132,37 @@ def changes(
     with open_site(location, background=follow) as site:
         if follow and output.is_terminal and not is_url(location):
             note("following: this process owns the site until you press Ctrl-C")
-        rows = _read_kept(read) if since is None else read(since)
+        rows = _read_from(site, since, read)
         for item in rows if follow else counted(rows, "changes read"):
             _print(output, item)
+
+
+def _read_from(
+    site: floodmark.Site, since: Since | Position | None, read: Callable[[Since], Iterator[Item]]
+) -> Iterator[Item]:
+    if isinstance(since, Position):
+        return _read_behind(site, since, read)
+    return _read_kept(read) if since is None else read(since)
+
+
+def _read_behind(
+    site: floodmark.Site, position: Position, read: Callable[[Since], Iterator[Item]]
+) -> Iterator[Item]:
+    """The changes behind a position, which may be in the middle of a commit."""
+    ids = {row.name: row.id for row in site.host.administration.list_namespaces()}
+    if position.namespace not in ids:
+        raise NamespaceNotFound(
+            f"there is no namespace {position.namespace!r}, which --since names; pass the version of a "
+            "resolved line instead",
+            namespace=position.namespace,
+        )
+    last = position.version, ids[position.namespace], position.key
+    for item in read(position.version - 1):
+        if (
+            not isinstance(item, floodmark.Change)
+            or (item.version, ids.get(item.namespace, 0), item.key) > last
+        ):
+            yield item
 
 
 def _read_kept(read: Callable[[Since], Iterator[Item]]) -> Iterator[Item]:
@@ -134,7 +202,9 @@ def _print(output: Output, item: Item) -> None:
 
 def _print_change(output: Output, change: floodmark.Change) -> None:
     if output.json:
-        output.object(change_fields(change))
+        # Within a snapshot, only resolved lines are places to go on from.
+        position = None if change.snapshot else str(Position(change.version, change.namespace, change.key))
+        output.object({**change_fields(change), "position": position})
         return
     is_gone = change.type in (floodmark.ChangeType.DELETE, floodmark.ChangeType.UPDATE_PREIMAGE)
     output.line(

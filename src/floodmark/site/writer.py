@@ -1,11 +1,17 @@
-"""Writing many records as a stream: batches travel while the next ones are gathered."""
+"""Writing many records as a stream: batches travel while the next ones are gathered.
+
+A batch that is not full is sent after a moment, also if the program does nothing more: a thread looks after
+each writer for as long as it is open.
+"""
 
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Final, NamedTuple
+from weakref import ref
 
 from floodmark.model.errors import Closed, FloodmarkError, InvalidArgument
 from floodmark.model.partition import WriteStream
@@ -14,6 +20,8 @@ from floodmark.site.policies import Fields, LastWrite
 
 BATCH_RECORDS: Final = 1_000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+# A batch is sent after it was left alone for so long, up to twice.
+LINGER_SECONDS: Final = 0.5
 # Batches whose acknowledgement nobody has looked at yet; more are waited for.
 UNSETTLED_MAX: Final = 64
 
@@ -35,8 +43,8 @@ class Writer:
     Each batch is one commit per partition, and batches are committed in order.  Of several writes to a key in
     one batch there is one change, which does what all of them do.  `put` and the others return before the
     write is acknowledged; when `flush` or the `with` block has ended without an error, all of them are.
-    After an error nothing more is sent: `acknowledged` tells how many records were written for certain,
-    counted from the first.
+    A write is sent with others, or within about a second.  After an error nothing more is sent:
+    `acknowledged` tells how many records were written for certain, counted from the first.
     """
 
     def __init__(
@@ -58,6 +66,11 @@ class Writer:
         self._sent: deque[tuple[int, Future[Version]]] = deque()
         self._failure: FloodmarkError | None = None
         self._closed = False
+        # Held by whoever touches the batch: the thread that writes, or the one that sends what was left.
+        self._lock = Lock()
+        self._batches = 0
+        self._done = Event()
+        self._is_looked_after = False
 
     def __enter__(self) -> "Writer":
         return self
@@ -69,9 +82,10 @@ class Writer:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            # What was gathered and not sent is left out: the block did not get to its end.
-            self._rows = {}
-            self._failure = self._failure or Closed("the block that wrote ended with an error")
+            with self._lock:
+                # What was gathered and not sent is left out: the block did not get to its end.
+                self._rows = {}
+                self._failure = self._failure or Closed("the block that wrote ended with an error")
         self.close()
 
     def put(self, key: bytes, value: Fields, *, ttl: timedelta | float | None = None) -> None:
@@ -96,10 +110,11 @@ class Writer:
 
     def flush(self) -> Version:
         """Return when everything written so far is acknowledged; the highest version of this writer."""
-        self._require_usable()
-        self._send()
-        self._settle(0)
-        return self.version
+        with self._lock:
+            self._require_usable()
+            self._send()
+            self._settle(0)
+            return self.version
 
     def close(self) -> None:
         """`flush`, and let go.  Closing twice is harmless."""
@@ -109,11 +124,33 @@ class Writer:
             if self._failure is None:
                 self.flush()
         finally:
-            self._closed = True
-            self._stream.close()
-            self._count_answered()
+            self._done.set()
+            with self._lock:
+                self._closed = True
+                self._stream.close()
+                self._count_answered()
+
+    def send_if_left(self, seen: int) -> int:
+        """Send the batch if it is still the one with the number `seen`; the number of the present one."""
+        with self._lock:
+            if self._rows and self._batches == seen and self._failure is None and not self._closed:
+                try:
+                    self._send()
+                except FloodmarkError as error:
+                    # Raised to whoever writes or flushes next.
+                    self._failure = error
+            return self._batches
 
     def _add(self, key: bytes, stored: bytes) -> None:
+        with self._lock:
+            self._gather(key, stored)
+            if not self._is_looked_after and self._rows:
+                self._is_looked_after = True
+                Thread(
+                    target=_look_after, args=(ref(self), self._done), name="floodmark-writer", daemon=True
+                ).start()
+
+    def _gather(self, key: bytes, stored: bytes) -> None:
         self._require_usable()
         if self._policy.merges and (earlier := self._rows.get(key)) is not None:
             joined = self._policy.join(earlier, stored)
@@ -132,6 +169,7 @@ class Writer:
             return
         rows, records = self._rows, self._records
         self._rows, self._bytes, self._records = {}, 0, 0
+        self._batches += 1
         self._sent.append((records, self._stream.send(rows)))
         self._settle(UNSETTLED_MAX)
 
@@ -158,3 +196,14 @@ class Writer:
             raise Closed("the writer was closed; open another one with namespace.writer()")
         if self._failure is not None:
             raise self._failure.again()
+
+
+def _look_after(writer: "ref[Writer]", done: Event) -> None:
+    """Send what a writer has gathered and does not send, until it is closed or nobody has it any more."""
+    seen = 0
+    while not done.wait(LINGER_SECONDS):
+        writing = writer()
+        if writing is None:
+            return
+        seen = writing.send_if_left(seen)
+        del writing

@@ -1,17 +1,25 @@
 """The site's contract: streams of writes."""
 
+from concurrent.futures import Future
+from contextlib import closing
 from datetime import timedelta
+from itertools import islice
+from typing import Final
 
 import pytest
 
+from floodmark.model.change import Change
 from floodmark.model.errors import Closed, InvalidArgument, InvalidKey, InvalidValue, StorageFailed
 from floodmark.model.limits import MIB, VALUE_BYTES_MAX
+from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
 from floodmark.site import Namespace, Site, Writer
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine
 from floodmark.testing.site_contract_base import SiteContractBase, check_rows, refused
 from floodmark.testing.site_contract_writes import COMMITS
+
+HANG_SECONDS: Final = 600.0
 
 
 class Interrupted(Exception):
@@ -35,6 +43,40 @@ def write_and_fail(writer: Writer, *keys: bytes) -> None:
 
 class WriterContract(SiteContractBase):
     """Batches on their way, committed in order and acknowledged in order."""
+
+    @pytest.fixture(autouse=True)
+    def _no_linger(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let no batch be sent by time, however slowly a test is run."""
+        monkeypatch.setattr("floodmark.site.writer.LINGER_SECONDS", HANG_SECONDS)
+
+    def test_a_batch_that_is_not_full_is_sent_by_itself(
+        self, site: Site, users: Namespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("floodmark.site.writer.LINGER_SECONDS", 0.01)
+        followed = site.changes("users", since="now", follow=True, resolved_markers=True)
+        with closing(users.writer()) as writer:
+            writer.put(b"ada", b"1")
+            # The markers come also while nothing is written, so that waiting has an end.
+            assert any(isinstance(item, Change) for item in islice(followed, 500))
+            writer.put(b"bob", b"2")
+            assert any(isinstance(item, Change) for item in islice(followed, 500))
+        assert writer.acknowledged == 2
+
+    def test_an_error_of_a_batch_that_was_sent_by_itself_is_told_at_the_next_call(
+        self, users: Namespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writer = users.writer()
+        writer.put(b"ada", b"1")
+
+        def fail(_: object) -> Future[Version]:
+            raise StorageFailed("it rains")
+
+        monkeypatch.setattr(writer._stream, "send", fail)
+        writer.send_if_left(0)
+        for call in (lambda: writer.put(b"bob", b"2"), writer.flush):
+            refused(StorageFailed, call)
+        writer.close()
+        assert writer.acknowledged == 0
 
     def test_everything_is_written_when_the_block_has_ended(self, users: Namespace) -> None:
         rows = {b"key-%05d" % index: b"%d" % index for index in range(3_210)}
