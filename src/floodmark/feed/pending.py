@@ -235,7 +235,7 @@ class Pending:
 
 
 def conflict(subscription: str, position: Position, what: str, owner: str | None) -> AcknowledgementConflict:
-    """What somebody hears who acknowledges what is not his to acknowledge."""
+    """The error for acknowledging a change that a transaction holds, or that was acknowledged before."""
     advice = (
         "it needs no further acknowledgement"
         if owner is None

@@ -6,7 +6,7 @@ again.  Until it is durable its transaction counts as being *written*, and is no
 a promise of the log, so that it comes to its end though Ctrl-C ends the wait for it.
 
 Letting go of records is durable only with the next append (`log/acknowledgement.py`).  So a crash may bring
-those of ended transactions back; whoever opens the log asks what became of them.
+those of ended transactions back; when the log is opened, their coordinator is asked for their fates.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from floodmark.log import OpenLog, Promise, list_ledgers
 from floodmark.log import Position as LogPosition
 from floodmark.model.errors import AcknowledgementConflict, Closed, InvalidArgument, Retryable
 
-# How long one who ends a transaction waits for what that has on its way to the log.
+# How long the end of a transaction waits for its records that are on their way to the log.
 WRITE_SECONDS_MAX: Final = 60.0
 
 # Opens the log of a subscription.
@@ -37,7 +37,7 @@ class PendingLedger:
     def __init__(self, name: str, log: OpenLog[PendingRecord], epoch: int) -> None:
         self.log = log
         self.lock = Lock()
-        # To be used with the lock, as all that says nothing else.
+        # Used with the lock held, as are the methods that do not take it.
         self.pending = Pending(name)
         self._name = name
         self._written = Condition(self.lock)
@@ -70,7 +70,7 @@ class PendingLedger:
         )
 
     def begin(self, record: PendingRecord) -> None:
-        """Enter what is written next.  Whoever is interrupted in it gives it up."""
+        """Enter what is written next.  A caller that is interrupted gives it up."""
         self._writing.setdefault(record.transaction, {})[id(record)] = record
         self.pending.add(record.transaction, record.acknowledgement)
 
@@ -106,7 +106,7 @@ class PendingLedger:
 
 
 class Writing(Promise[None]):
-    """The way of one record into a log: what the log tells, whoever waits, is noted in the ledger.
+    """The way of one record into a log.  Its outcome is noted in the ledger, also if its caller has left.
 
     It is made before the record is entered, and the block in which that happens undoes it, unless the log has
     taken the record.

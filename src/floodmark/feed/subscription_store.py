@@ -68,7 +68,7 @@ from floodmark.partition.commit import Step
 
 # A safe point moves with its subscription, but not more often than this.
 HOLD_EVERY_MS: Final = 60_000
-# Whoever moves or removes a subscription waits for the end of so many transactions at most.
+# A subscription that is moved or removed first ends so many decided transactions at most.
 SETTLED_MAX: Final = 1_000
 
 _log = logging.getLogger("floodmark.feed")
@@ -104,7 +104,7 @@ class LocalSubscriptionStore:
         self._resolve_namespace = resolve_namespace
         self._resolved_version = resolved_version
         self._open_changes = open_changes
-        # What became of a transaction, as far as anybody here knows.
+        # The fate of a transaction: undecided, until a coordinator is named that knows more.
         self._fate: Settler = lambda _: Fate(Decision.UNDECIDED)
         self._lock = Lock()
         self._states: dict[str, SubscriptionState] = {}
@@ -330,7 +330,7 @@ class LocalSubscriptionStore:
             ledger.let_go(transaction)
 
     def settle_by(self, fate: Settler) -> None:
-        """Name who knows what became of a transaction."""
+        """Set the function that knows the fates of transactions."""
         self._fate = fate
 
     def settle_pending(self, fate: Settler) -> None:
@@ -342,8 +342,8 @@ class LocalSubscriptionStore:
     def _end_decided(self, name: str) -> None:
         """End what is pending on a subscription in transactions that are decided, up to one that is not.
 
-        Their coordinator does so too, in its own time; nobody else should have to wait for that, and least
-        of all be told to abort what is committed.
+        Their coordinator does so too, in its own time; a caller should not have to wait for that, and least
+        of all be told to abort a transaction that is committed.
         """
         found = self._pending.transactions_of(name)
         for transaction in found[:SETTLED_MAX]:
@@ -496,7 +496,7 @@ class LocalSubscriptionStore:
         return _begin_at(row, max(start, created_at), snapshot=snapshot)
 
     def _enter(self, row: SubscriptionRow) -> SubscriptionRow:
-        """Store a new row; without it, nobody needs the safe point."""
+        """Store a new row; if that fails, its safe point is released."""
         state = SubscriptionState(row)
         _, rows = state.store(row)
         try:

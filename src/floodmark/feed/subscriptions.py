@@ -235,7 +235,7 @@ class SubscriptionStore(Protocol):
 
 
 def lease_held(row: SubscriptionRow, lease: Lease) -> LeaseHeld:
-    """What somebody hears who comes while another consumes a subscription."""
+    """The error for using a subscription that another consumer holds."""
     until = moment_of(lease.expires_at_ms << COUNTER_BITS)
     return LeaseHeld(
         f"subscription {row.name!r} is consumed by {lease.holder} until {until.isoformat()} at least; wait "
