@@ -1,11 +1,21 @@
 """The digest of a change: pinned, because sites of different versions must agree on it."""
 
+from functools import reduce
+from operator import xor
+
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from floodmark.codec.digest import SEED, digest_change, digest_rows, hash_bytes
+from floodmark.codec.digest import (
+    SEED,
+    digest_change,
+    digest_changes,
+    digest_qualified,
+    digest_rows,
+    hash_bytes,
+)
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.model.limits import KEY_BYTES_MAX
@@ -60,3 +70,23 @@ def test_rows_have_the_digests_of_their_changes() -> None:
         digest_change(version, 9, key, content)
         for version, key, content in zip([1, 2, 3], keys, contents, strict=True)
     ]
+
+
+def test_sums_of_a_commit_are_those_of_its_changes_for_each_namespace() -> None:
+    changes = {
+        encode_namespace(namespace) + key: key + b"\x00"
+        for namespace, count in ((3, 1), (7, 4), (9, 2))
+        for key in [b"k" * length for length in range(1, count + 1)]
+    }
+    expected = {
+        namespace: (count, reduce(xor, (digest_change(5, 1, b"k" * n, b"k" * n + b"\x00") for n in lengths)))
+        for namespace, count, lengths in ((3, 1, (1,)), (7, 4, (1, 2, 3, 4)), (9, 2, (1, 2)))
+    }
+    found = digest_changes(5, 1, list(changes), list(changes.values()))
+    assert {
+        int.from_bytes(namespace, "big"): (count, digest) for namespace, count, digest in found
+    } == expected
+    assert all(
+        digest_qualified(5, 1, key, value) == digest_change(5, 1, key[3:], value)
+        for key, value in changes.items()
+    )

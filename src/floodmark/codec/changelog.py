@@ -42,7 +42,7 @@ Older rows say the same in numbers of fixed width:
     watermark entry   namespace 3, site 1, version 8
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from struct import Struct, iter_unpack, pack, unpack_from
 from struct import error as StructError
@@ -90,6 +90,10 @@ class CommitRow(NamedTuple):
 
     keys: list[bytes]
     values: list[bytes | None]
+
+
+# `encode_log_key` for those in a hurry: log, version and chunk.
+pack_log_key: Final[Callable[[int, Version, int], bytes]] = _KEY.pack
 
 
 def encode_log_key(log: int, version: Version, chunk: int = 0) -> bytes:

@@ -8,7 +8,9 @@ where the content is the record as `encode_value` gives it without its origin: v
 It names the origin and not the place, so a change has the same digest at every site.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from struct import Struct
 from typing import Final
 
@@ -34,6 +36,13 @@ def digest_change(version: Version, site: int, key: bytes, content: bytes) -> in
     return hash_bytes(_STAMP.pack(version, site) + _LENGTHS[len(key)] + key + content, SEED)
 
 
+def digest_qualified(version: Version, site: int, key: bytes, content: bytes) -> int:
+    """`digest_change` of a qualified key."""
+    return hash_bytes(
+        _STAMP.pack(version, site) + _QUALIFIED_LENGTHS[len(key)] + key[NAMESPACE_BYTES:] + content, SEED
+    )
+
+
 def digest_rows(
     versions: Sequence[Version], site: int, keys: Sequence[bytes], contents: Sequence[bytes]
 ) -> list[int]:
@@ -49,17 +58,23 @@ def digest_rows(
 def digest_changes(
     version: Version, site: int, keys: Sequence[bytes], contents: Sequence[bytes]
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Namespace, count and XOR of digests of one commit, for each run of keys of one namespace.
+    """Namespace, count and XOR of digests of one commit, for each namespace.
 
-    `keys` are qualified: the namespace's three bytes, then the user key.
+    `keys` are qualified, the namespace's three bytes, then the user key; and they are in order.
     """
-    stamp, lengths, digest_of = _STAMP.pack(version, site), _LENGTHS, hash_bytes
-    namespace = keys[0][:NAMESPACE_BYTES]
-    start = digest = 0
-    for index, (key, content) in enumerate(zip(keys, contents, strict=True)):
-        if not key.startswith(namespace):
-            yield namespace, index - start, digest
-            namespace, start, digest = key[:NAMESPACE_BYTES], index, 0
-        user_key = key[NAMESPACE_BYTES:]
-        digest ^= digest_of(stamp + lengths[len(user_key)] + user_key + content, SEED)
-    yield namespace, len(keys) - start, digest
+    stamp, digest_of = _STAMP.pack(version, site), hash_bytes
+    heads = {length: stamp + _QUALIFIED_LENGTHS[length] for length in set(map(len, keys))}
+    changes = zip(keys, contents, strict=True)
+    start = 0
+    while start < len(keys):
+        namespace = keys[start][:NAMESPACE_BYTES]
+        end = len(keys) if keys[-1].startswith(namespace) else bisect_right(keys, namespace, key=_namespace)
+        digest = 0
+        for key, content in islice(changes, end - start):
+            digest ^= digest_of(heads[len(key)] + key[NAMESPACE_BYTES:] + content, SEED)
+        yield namespace, end - start, digest
+        start = end
+
+
+def _namespace(qualified: bytes) -> bytes:
+    return qualified[:NAMESPACE_BYTES]

@@ -511,10 +511,12 @@ class RocksEngine(_Database):
             database.close()
 
     def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
-        database = self._writable()
-        batch = WriteBatch(raw_mode=True)
-        handles = self._handles
-        put = batch.put
+        # The hottest write of all: each call that is left out here counts.
+        database = self._database
+        if database is None:
+            raise self._unavailable()
+        batch = WriteBatch(True)
+        put, handles = batch.put, self._handles
         removed = ""
         try:
             for family, key, value in rows:
@@ -529,13 +531,16 @@ class RocksEngine(_Database):
                 raise
             # A recovery or `close` has taken the families away meanwhile.
             raise self._unavailable() from error
-        if guard is None:
-            self._apply(database, batch)
-        else:
-            with self._guard_lock:
-                if self.get(guard.family, guard.key) != guard.expected:
-                    return False
-                self._apply(database, batch)
+        try:
+            if guard is None:
+                database.write(batch)
+            else:
+                with self._guard_lock:
+                    if self.get(guard.family, guard.key) != guard.expected:
+                        return False
+                    database.write(batch)
+        except Exception as error:
+            raise self._write_error(error) from error
         if removed and self._removed[removed] >= REMOVED_ROWS_MAX:
             self._tidy(removed)
         return True

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
 from floodmark.codec.copies import Copies
-from floodmark.codec.digest import digest_change, digest_changes
+from floodmark.codec.digest import digest_changes, digest_qualified
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
 from floodmark.codec.stamps import digest_copies
 from floodmark.engine import WriteRow
@@ -200,5 +200,4 @@ def _log_rows(writer: Writer, version: Version, rows: Sequence[bytes]) -> list[W
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:
     """What a commit of one qualified key adds to the sums."""
-    digest = digest_change(version, site_id, key[NAMESPACE_BYTES:], value)
-    return version, key[:NAMESPACE_BYTES], 1, digest, True
+    return version, key[:NAMESPACE_BYTES], 1, digest_qualified(version, site_id, key, value), True

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Final
 
 from floodmark.clock import HybridClock
-from floodmark.codec.changelog import encode_log_key, encode_single
+from floodmark.codec.changelog import encode_log_key, encode_single, pack_log_key
 from floodmark.codec.ordered import encode_version
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError, NamespaceNotFound, OutcomeUnknown, PartitionMoved
@@ -125,8 +125,7 @@ class Committer:
                 self._open_floor = clock.latest
                 version = clock.now()
                 tally = tally_one(version, self._site_id, key, value)
-                log_key = encode_log_key(writer.log_id, version)
-                row = encode_single(key, value)
+                log_key, row = pack_log_key(writer.log_id, version, 0), encode_single(key, value)
                 engine.write(((DATA, prefix + encode_version(version), value), (LOG, log_key, row)))
                 if durable:
                     engine.sync()

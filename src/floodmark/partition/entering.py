@@ -10,6 +10,7 @@ Most records are plain, which is seen at a glance; the rest are decoded.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from operator import itemgetter
 from typing import Final
 
 import numpy
@@ -48,6 +49,7 @@ _EXPIRING: Final = bytes([HAS_EXPIRY])
 _PLAIN_COPY: Final = bytes([HAS_ORIGIN])
 _COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
 _PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
+_FLAGS: Final = itemgetter(-1)
 _NO_VERSION: Final = bytes(STAMP_BYTES - 1)
 
 
@@ -146,7 +148,7 @@ def _unusual(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[Sequence[b
     """Those pairs that are not seen to be plain values, values that expire, or deletions."""
     if isinstance(values, Column) and _all_end_with(values, PLAIN, len(PLAIN), PLAIN_BYTES_MAX):
         return (), ()
-    if max(map(len, values)) <= PLAIN_BYTES_MAX and all(value.endswith(PLAIN) for value in values):
+    if all(values) and max(map(len, values)) <= PLAIN_BYTES_MAX and {*map(_FLAGS, values)} == {*PLAIN}:
         return (), ()
     return _only(keys, values, [not _is_simple(value) for value in values])
 

@@ -361,7 +361,14 @@ class Namespace:
 def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, bytes]:
     """Qualified keys and stored values; of a key that comes twice, the last."""
     rows: dict[bytes, bytes] = {}
-    for key, value in checked_pairs(pairs):
+    # `checked_pairs`, without a generator: this is a good part of what a row costs.
+    for pair in _list_pairs(pairs):
+        try:
+            key, value = pair
+        except (TypeError, ValueError) as error:
+            raise _refuse_pair(pair) from error
+        if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
+            raise refuse_key(key)
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
             raise refuse_value(key, value)
         rows[prefix + key] = value + suffix
@@ -370,16 +377,24 @@ def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, byt
 
 def checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
     """Pairs, whose keys may be keys; their values are still to be looked at."""
-    if not isinstance(pairs, Iterable):
-        raise InvalidArgument(f"put_many takes a mapping or pairs, not {pairs!r:.60}")
-    for pair in list(pairs.items() if isinstance(pairs, Mapping) else pairs):
+    for pair in _list_pairs(pairs):
         try:
             key, value = pair
         except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}") from error
+            raise _refuse_pair(pair) from error
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             raise refuse_key(key)
         yield key, value
+
+
+def _list_pairs(pairs: Pairs) -> list[tuple[bytes, Fields]]:
+    if not isinstance(pairs, Iterable):
+        raise InvalidArgument(f"put_many takes a mapping or pairs, not {pairs!r:.60}")
+    return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
+
+
+def _refuse_pair(pair: object) -> InvalidArgument:
+    return InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}")
 
 
 class View:
