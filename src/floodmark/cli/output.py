@@ -94,8 +94,10 @@ class Output:
 
 
 def _show_lines(text: str) -> str:
-    """A text of our own, which may have several lines; what it quotes of others steers no terminal."""
-    return text if text.isprintable() else "\n".join(map(show_text, text.split("\n")))
+    """A text of our own, which may have lines and columns; what it quotes of others steers no terminal."""
+    if text.isprintable():
+        return text
+    return "\n".join("\t".join(map(show_text, line.split("\t"))) for line in text.split("\n"))
 
 
 def note(text: str) -> None:
