@@ -1,20 +1,21 @@
 """Columns of changes: the keys that were asked for, with their values, in batches that know their end."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.changelog import encode_commit, encode_heartbeat, encode_log_key, encode_single
-from floodmark.codec.values import PLAIN, TOMBSTONE
+from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.feed.columns import BATCH_BYTES_MAX, Columns
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, Way
-from floodmark.model.version import Version
+from floodmark.model.version import Version, compose
 from floodmark.partition import LogLine
 from floodmark.partition.layout import LogRow
 
@@ -224,3 +225,26 @@ def test_no_image_is_asked_for_without_need() -> None:
     gathered.add_commit(1, 64, [b"a"], [b"1" + PLAIN])
     (batch,) = gathered.drain(1, Way.LOG)
     assert batch.befores is None
+
+
+@pytest.mark.parametrize(("options", "asked"), [({}, 1), ({"own": 7}, 4), ({"partial": True}, 4)])
+def test_what_an_earlier_change_of_the_batch_stored_is_not_looked_up(
+    options: dict[str, Any], asked: int
+) -> None:
+    """Unless changes are left out, or are only parts of what was stored."""
+    expired = encode_value(b"3", expires_at=1)
+    values = [b"1" + PLAIN, b"2" + PLAIN, expired, TOMBSTONE]
+    history = [b"0" + PLAIN, *values[:2], None]
+    calls: list[Version] = []
+
+    def before(_: bytes, version: Version) -> bytes | None:
+        calls.append(version)
+        return history[len(calls) - 1]
+
+    gathered = Columns(KeyRange(), Data({}), before, **options)
+    versions = [compose(5_000 + number, 0) for number in range(4)]
+    for version, value in zip(versions, values, strict=True):
+        gathered.add_commit(version, 1, [b"key"], [value])
+    (batch,) = gathered.drain(versions[-1], Way.LOG)
+    assert list(batch.befores or ()) == history
+    assert len(calls) == asked

@@ -300,3 +300,22 @@ def test_a_full_disk_is_an_error_of_the_sink_and_leaves_no_file(tmp_path: Path) 
 def test_a_uri_that_makes_no_sense_is_refused(uri: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         open_sink(uri, context())
+
+
+def test_a_reader_of_single_files_tells_what_comes_again_by_key_and_version(tmp_path: Path) -> None:
+    """It sees files that are taken away later; the directory as a whole never holds a change twice."""
+    directory, seen = tmp_path / "changes", list[dict[str, object]]()
+    with closing(ParquetSink(directory, context())) as first:
+        write(first, CHANGES, since=0, through=12)
+        for file in directory.glob("*.parquet"):
+            seen += pyarrow.parquet.read_table(file).to_pylist()
+    with closing(ParquetSink(directory, context(5))) as second:
+        write(second, CHANGES, since=5, through=24)
+        for file in set(directory.glob("*.parquet")):
+            seen += pyarrow.parquet.read_table(file).to_pylist()
+    known = {(row["key"], row["_commit_version"]): row for row in seen}
+    assert len(known) < len(seen)
+    assert all(known[row["key"], row["_commit_version"]] == row for row in seen)
+    assert {(version, key) for key, version in known} == {
+        (version, key) for version, key, _ in read(directory)
+    }

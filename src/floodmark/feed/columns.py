@@ -27,12 +27,12 @@ from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.codec.packed import numbers_to_arrow, pack
 from floodmark.codec.stamps import is_first_written_at
 from floodmark.codec.unpacking import Commits, decode_commits
-from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS, PLAIN
+from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS, PLAIN, decode_value
 from floodmark.model.change import Heartbeat
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, Way
-from floodmark.model.version import Version
+from floodmark.model.version import Version, physical_ms
 from floodmark.partition import LogLine
 
 BATCH_BYTES_MAX: Final = PAGE_BYTES_MAX
@@ -84,6 +84,8 @@ class Columns:
         # Only who asks where a record was first written has to look into it.
         self._look_up = _pass_over if keys_only and own is None else look_up
         self._before = before
+        # Whether the change of a key before one is also what was stored before it.
+        self._is_whole = own is None and not partial and not keys_only
         self.clear()
 
     def clear(self) -> None:
@@ -296,10 +298,16 @@ class Columns:
         start = size = since = 0
         befores: list[bytes | None] = []
         versions, last = gathered.versions, len(gathered.keys) - 1
-        for index, (key, version) in enumerate(zip(gathered.keys, versions, strict=True)):
-            image = before(key, version)
+        # What the changes up to here have stored: a key that is changed again need not be looked up.
+        stored: dict[bytes, bytes] = {}
+        rows = zip(gathered.keys, versions, gathered.values, strict=True)
+        for index, (key, version, value) in enumerate(rows):
+            earlier = stored.get(key)
+            image = before(key, version) if earlier is None else _alive_at(version, earlier)
+            if self._is_whole:
+                stored[key] = value
             befores.append(image)
-            size += len(gathered.values[index]) + len(image or b"") + CHANGE_BYTES
+            size += len(value) + len(image or b"") + CHANGE_BYTES
             if size >= BATCH_BYTES_MAX and index < last:
                 complete = version if versions[index + 1] != version else version - 1
                 yield _cut(gathered, slice(start, index + 1), befores, since, complete)
@@ -310,6 +318,13 @@ class Columns:
 def _size(column: pyarrow.BinaryArray) -> int:
     size: int = pyarrow.compute.sum(pyarrow.compute.binary_length(column)).as_py()
     return size
+
+
+def _alive_at(version: Version, stored: bytes) -> bytes | None:
+    """A stored record, if a reader just before `version` finds it alive."""
+    if stored[-1:] == PLAIN:
+        return stored
+    return None if decode_value(stored).is_dead_at(physical_ms(version)) else stored
 
 
 def _pass_over(_key: bytes, _version: Version) -> bytes:

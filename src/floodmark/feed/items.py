@@ -17,6 +17,8 @@ from floodmark.model.version import Version, physical_ms
 
 Item: TypeAlias = Change | Resolved | Heartbeat
 
+_Images: TypeAlias = tuple[tuple[ChangeType, Record], ...]
+
 _DEAD: Final = Record(b"", deleted=True)
 
 
@@ -134,31 +136,26 @@ class Decoder:
             user_key = key[NAMESPACE_BYTES:]
             record = _decode(user_key, version, stored, now_ms)
             # Who reads just before a change sees what has not expired by then.
-            before_ms = physical_ms(version)
-            earlier = _DEAD if before is None else _decode(user_key, version, before, before_ms)
+            earlier = _DEAD if before is None else _decode(user_key, version, before, physical_ms(version))
             stamp = record.origin or Stamp(version, self._site_id)
-
-            def change(
-                kind: ChangeType,
-                image: Record,
-                name: str = name,
-                user_key: bytes = user_key,
-                version: Version = version if at is None else at,
-                stamp: Stamp = stamp,
-                partition: int = partition,
-            ) -> Change:
-                value = None if image.deleted else image.value
-                return Change(
-                    name, user_key, value, kind, version, stamp, partition, image.expires_at, at is not None
-                )
-
             if record.is_dead_at(now_ms):
-                yield change(ChangeType.DELETE, earlier)
+                images: _Images = ((ChangeType.DELETE, earlier),)
             elif earlier.deleted:
-                yield change(ChangeType.INSERT, record)
+                images = ((ChangeType.INSERT, record),)
             else:
-                yield change(ChangeType.UPDATE_PREIMAGE, earlier)
-                yield change(ChangeType.UPDATE_POSTIMAGE, record)
+                images = ((ChangeType.UPDATE_PREIMAGE, earlier), (ChangeType.UPDATE_POSTIMAGE, record))
+            for kind, image in images:
+                yield Change(
+                    name,
+                    user_key,
+                    None if image.deleted else image.value,
+                    kind,
+                    version if at is None else at,
+                    stamp,
+                    partition,
+                    image.expires_at,
+                    at is not None,
+                )
 
     def _name(self, encoded: bytes) -> str | None:
         if encoded not in self._names:
@@ -179,6 +176,8 @@ def _version(item: Change | Heartbeat) -> Version:
 
 def _decode(user_key: bytes, version: Version, stored: bytes, at_ms: int) -> Record:
     """A stored record, without those of its fields that have expired at a time."""
+    if stored[-1:] == PLAIN:
+        return Record(stored[:-1])
     try:
         record = decode_value(stored)
         if record.stamps is None or record.is_dead_at(at_ms):

@@ -62,6 +62,8 @@ def find_before(engine: Engine, key: bytes, version: Version) -> bytes | None:
     found = find_stored(engine, prefix, version - 1)
     if found is None:
         return None
+    if found[1][-1:] == PLAIN:
+        return found[1]
     record = decode_record(prefix + encode_version(found[0]), found[1])
     return None if record.is_dead_at(physical_ms(version)) else found[1]
 

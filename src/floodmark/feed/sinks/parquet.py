@@ -11,6 +11,10 @@ of its keys above that checkpoint, for it will be written again: its own files a
 earlier ranges, after the feed was cut anew, the rows that are its own now.  Each step leaves a directory
 with all changes up to the checkpoint and some after it, each once, so it does not matter where a crash comes.
 
+This holds for readers of the whole directory.  A reader that takes each file as it appears may have taken one
+that is then taken away, and gets its changes again in another file: as the same rows, which it tells by `key`
+and `_commit_version`.
+
 The columns are those of Floodmark's change rows elsewhere: `key, value, _change_type, _commit_version,
 _commit_timestamp, _origin_site, _origin_version, _site_partition, _expires_at, _snapshot`.
 
