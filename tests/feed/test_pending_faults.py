@@ -165,6 +165,29 @@ def test_every_step_may_fail(
     assert at > 1, "nothing was written"
 
 
+@pytest.mark.parametrize("kind", sorted(set(Fault) - {Fault.CRASH}))
+def test_nothing_that_has_ended_comes_back_where_a_subscription_could_not_be_removed(kind: Fault) -> None:
+    for at in count(1):
+        assert at <= STEPS_MAX
+        desk = prepare(BATCHED)
+        desk.store.abort_pending(NAME, "other")
+        desk.time.advance(30_000)
+        desk.engine.arm(FaultPlan(at=at, kind=kind))
+        known = attempt(desk, lambda desk: desk.store.remove(NAME))
+        fired = desk.engine.fired
+        desk.engine.heal()
+        if not fired:
+            assert known == "done"
+            break
+        # The next caller brings storage back, and then it is known whether it was removed.
+        desk.store.release(NAME, -1)
+        if desk.store.list():
+            desk.open()
+            desk.acknowledge_in("mine", A)
+            assert set(desk.pending()) == {"mine"}
+    assert at > 1, "nothing was written"
+
+
 # The checks must be able to fail.
 
 

@@ -272,9 +272,9 @@ class LocalSubscriptionStore:
         state = self._find(name)
         if progress.is_news(state.deliveries.through) or self._is_lease_old(state.row):
             self.acknowledge(name, epoch, progress)
-        with state.lock:
-            self._require_lease(state.row, epoch)
-            ledger = self._pending.open(name, state.row.moved)
+        self._require_lease(state.row, epoch)
+        # Nothing was pending when a log was closed that is opened here: what is in it has ended.
+        ledger = self._pending.open(name, epoch + 1)
         with Writing(ledger) as writing:
             while not self._begin(writing, ledger, transaction, name, epoch, acknowledgement):
                 ledger.wait_written(transaction)
