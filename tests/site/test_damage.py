@@ -11,7 +11,7 @@ from tests.cli.support import run
 import floodmark
 from floodmark.model.errors import Corruption
 from floodmark.model.version import Version
-from floodmark.site.opening import open_accepting_loss
+from floodmark.site.opening import open_accepting
 from floodmark.site.secondary import open_directory
 
 PUTS = 300
@@ -115,7 +115,7 @@ def test_accepted_loss_mints_no_version_again(left: Left) -> None:
         (path / "witness").write_bytes(b"damaged")
     with pytest.raises(Corruption):
         count(path)
-    with open_accepting_loss(path) as site:
+    with open_accepting(path, loss=True) as site:
         users = site.namespace("users")
         kept = sum(1 for _ in users.scan())
         assert kept < PUTS if size else kept == PUTS

@@ -16,6 +16,7 @@ from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.model.errors import (
     CannotOpen,
+    ClockSkew,
     Corruption,
     FloodmarkError,
     FormatTooNew,
@@ -25,7 +26,7 @@ from floodmark.model.errors import (
 from floodmark.model.version import physical_ms
 from floodmark.site.embedded import EmbeddedHost
 from floodmark.site.examination import Examination, Finding, Severity
-from floodmark.site.opening import open_accepting_loss
+from floodmark.site.opening import open_accepting
 
 _AFTER_LOSS: Final = (
     "compare the site with a peer, floodmark verify --repair, or take what is missing from a backup "
@@ -52,15 +53,22 @@ def doctor(
             help="Open a site that is refused because acknowledged writes are missing, without them.",
         ),
     ] = False,
+    accept_clock: Annotated[
+        bool,
+        typer.Option(
+            "--accept-clock",
+            help="Believe this machine's clock, where a site refuses it because it has jumped ahead.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check a site, and say what to do.
 
     Looks at its format, clock, disk, lock, heartbeats, partitions, safe points, feeds and
     subscriptions, names what has held the resolved version back for more than two seconds, and
-    reads every record and every row of the change log. Changes nothing, unless a loss is
-    accepted. A server is examined while it serves; a large one may need floodmark --timeout 1h
-    doctor.
+    reads every record and every row of the change log. Changes nothing, unless a loss or the
+    clock is accepted. A server is examined while it serves; a large one may need floodmark
+    --timeout 1h doctor.
 
     The exit code is 0 if all is well, 1 if there is a finding, and 2 if it could not be told, as
     when another process has the directory open.
@@ -70,8 +78,10 @@ def doctor(
       floodmark doctor data/oslo
       floodmark doctor grpc://127.0.0.1:7100 --quick
       floodmark doctor data/oslo --accept-loss
+      floodmark doctor data/oslo --accept-clock
     """
     findings = accept_losses(location) if accept_loss else []
+    findings += accept_time(location) if accept_clock else []
     findings += examine_site(location, quick=quick)
     code = judge(findings)
     output = Output(json=json)
@@ -106,12 +116,30 @@ def accept_losses(location: str) -> list[Finding]:
         missing = error.details.get("what")
         if missing is None:
             return []
-        open_accepting_loss(directory).close()
+        open_accepting(directory, loss=True).close()
         return [Finding("loss", Severity.WARNING, f"accepted: {missing}", _AFTER_LOSS)]
     except FloodmarkError:
         # The examination meets it too, and tells.
         return []
     return [Finding("loss", Severity.OK, "no acknowledged write is known to be missing")]
+
+
+def accept_time(location: str) -> list[Finding]:
+    """Let a site go on from this machine's time; whether it would not have, as a finding."""
+    directory = require_site(location)
+    try:
+        with floodmark.open(directory, background=False) as site:
+            site.now()
+    except ClockSkew as error:
+        with open_accepting(directory, clock=True) as site:
+            site.now()
+        hours = int(str(error.details.get("ahead_ms", 0))) // 3_600_000
+        message = f"accepted: this machine's time, {hours:,} hours after the last version"
+        return [Finding("clock", Severity.WARNING, message, "check that it is right: there is no way back")]
+    except FloodmarkError:
+        # The examination meets it too, and tells.
+        return []
+    return [Finding("clock", Severity.OK, "this machine's time is believed")]
 
 
 def examine_site(location: str, *, quick: bool) -> list[Finding]:
@@ -125,6 +153,8 @@ def examine_site(location: str, *, quick: bool) -> list[Finding]:
         return [Finding("lock", Severity.UNKNOWN, message, advice)]
     except (FormatTooNew, Corruption) as error:
         return [Finding("format", Severity.PROBLEM, str(error))]
+    except ClockSkew as error:
+        return [Finding("clock", Severity.PROBLEM, str(error))]
     except CannotOpen as error:
         # A site that is not there is a mistake in the command; a site without its database is a finding.
         if error.details.get("missing") != "engine" and (

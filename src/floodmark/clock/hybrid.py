@@ -110,12 +110,28 @@ class HybridClock:
             raise _skewed(version, ahead_ms, self._skew_ms_max)
 
     def physical_ms(self) -> int:
-        """The time at which expiry is judged: real time, but never before a version already given."""
-        return max(self.time_source(), physical_ms(self.latest))
+        """The time at which expiry is judged: real time, or that of the last version if it is a little ahead.
+
+        If it is far ahead, as after the machine's clock was set back, nothing would expire until real time
+        has caught up.
+        """
+        real_ms = self._real_ms()
+        return min(max(real_ms, physical_ms(self.latest)), real_ms + self._skew_ms_max)
+
+    def judged_ms(self, version: Version) -> int:
+        """The time at which a reader at a version judges expiry: the version's, unless that is far ahead."""
+        return min(physical_ms(version), self._real_ms() + self._skew_ms_max)
 
     def ahead_ms(self) -> int:
         """How far the clock runs ahead of physical time, as after a jump back; 0 in ordinary times."""
-        return max(0, physical_ms(self.latest) - self.time_source())
+        return max(0, physical_ms(self.latest) - self._real_ms())
+
+    def _real_ms(self) -> int:
+        """Real time; that of the last version while the machine's clock is not believed: reads go on."""
+        try:
+            return self.time_source()
+        except ClockSkew:
+            return physical_ms(self.latest)
 
     def close(self) -> None:
         """Lower the stored bound to what was really used, so that a restart does not jump ahead."""

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 TimeSource: TypeAlias = Callable[[], int]
+
+# On Linux, CLOCK_MONOTONIC stands still while the machine sleeps; on macOS it does not.
+_ELAPSED_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def system_time_ms() -> int:
@@ -15,6 +18,11 @@ def system_time_ms() -> int:
 def monotonic_seconds() -> float:
     """Seconds that only ever grow, from an arbitrary beginning, as fine as the machine tells them."""
     return time.perf_counter()
+
+
+def elapsed_ms() -> int:
+    """Milliseconds from an arbitrary beginning that cannot be set, with those in which the machine slept."""
+    return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
 def monotonic_ms() -> int:

@@ -247,7 +247,7 @@ class VersionCollected(Terminal):
 
 
 class ClockSkew(Terminal):
-    """A remote version lies too far ahead of this site's clock."""
+    """A remote version, or a reading of this machine's own clock, lies too far ahead."""
 
 
 class Fenced(Terminal):

@@ -22,7 +22,13 @@ from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single, pack_log_key
 from floodmark.codec.ordered import encode_version
 from floodmark.engine import WriteRow
-from floodmark.model.errors import FloodmarkError, NamespaceNotFound, OutcomeUnknown, PartitionMoved
+from floodmark.model.errors import (
+    ClockSkew,
+    FloodmarkError,
+    NamespaceNotFound,
+    OutcomeUnknown,
+    PartitionMoved,
+)
 from floodmark.model.partition import HoldKind
 from floodmark.model.version import Version
 from floodmark.partition.commit import (
@@ -164,7 +170,11 @@ class Committer:
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
-        version = self._below_floors(self.now())
+        try:
+            version = self._below_floors(self.now())
+        except ClockSkew:
+            # While the machine's clock is not believed nothing is minted, and all that was can be announced.
+            version = self.passed_version()
         with self._announcing:
             # What was said once holds for good, also when a round has begun below it meanwhile.
             self._announced = max(self._announced, version)
@@ -190,6 +200,8 @@ class Committer:
         """
         try:
             version = self._clock.now()
+        except ClockSkew:
+            version = self._clock.latest
         except FloodmarkError:
             self._storage.stop()
             version = self._clock.latest

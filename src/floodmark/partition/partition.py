@@ -30,7 +30,7 @@ from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
 from floodmark.model.partition import CommitLimits, Content, PreparedWrite
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record, Versioned
-from floodmark.model.version import Version, moment_of, physical_ms
+from floodmark.model.version import Version, moment_of
 from floodmark.partition.commit import Commit, CommitTally, Decide, Mint, Writes
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.entering import (
@@ -151,11 +151,10 @@ class LocalPartition:
         # A few more than asked for: some of what is read may be dead or an older version.
         page_rows = PAGE_ROWS_MAX if rows_max is None else min(rows_max + 16, PAGE_ROWS_MAX)
         resume: bytes | None = start
+        judged_ms = self._clock.judged_ms(at)
         while resume is not None:
             self._prepare_read(namespace, at, keys)
-            page = scan_page(
-                self._engine, start, end, at, physical_ms(at), rows_max=page_rows, reverse=reverse
-            )
+            page = scan_page(self._engine, start, end, at, judged_ms, rows_max=page_rows, reverse=reverse)
             self._require_kept(namespace, at)
             self.heat.reads += len(page.rows)
             # Many dead keys one after the other are passed in ever larger pages.
@@ -172,10 +171,11 @@ class LocalPartition:
         namespace = keys.start[:NAMESPACE_BYTES]
         resume: bytes | None = encode_prefix(keys.start)
         end = encode_prefix(keys.end)
+        judged_ms = self._clock.judged_ms(at)
         while resume is not None:
             self._prepare_read(namespace, at, keys)
             batch, resume = scan_records_page(
-                self._engine, resume, end, at, self.id, dead=dead, content=content
+                self._engine, resume, end, at, self.id, dead=dead, content=content, judged_ms=judged_ms
             )
             self._require_kept(namespace, at)
             self.heat.reads += batch.num_rows
@@ -209,7 +209,7 @@ class LocalPartition:
         if found is None:
             return None
         version, stored = found
-        now_ms = self._clock.physical_ms() if at is None else physical_ms(at)
+        now_ms = self._clock.physical_ms() if at is None else self._clock.judged_ms(at)
         return read_record(prefix + encode_version(version), stored, now_ms)
 
     def _prepare_read(self, namespace: bytes, at: Version, keys: bytes | KeyRange | None = None) -> None:

@@ -253,12 +253,21 @@ class RecordsPage(NamedTuple):
 
 
 def scan_records_page(
-    engine: Engine, start: bytes, end: bytes, at: Version, partition: int, *, dead: bool, content: Content
+    engine: Engine,
+    start: bytes,
+    end: bytes,
+    at: Version,
+    partition: int,
+    *,
+    dead: bool,
+    content: Content,
+    judged_ms: int | None = None,
 ) -> RecordsPage:
     """Some of the records as of `at`, between two engine keys, as columns.
 
     The newest record at or below `at` of each key; tombstones and what has expired only with `dead`.
-    If `content` is not whole, they come without values, and digests stand beside them.
+    If `content` is not whole, they come without values, and digests stand beside them.  Whether a record has
+    expired is judged at the time of `at`, or at `judged_ms`.
     """
     rows, resume = _read_forward(engine, start, end, encode_version(at), RECORDS_PAGE_ROWS_MAX)
     if not rows:
@@ -270,7 +279,7 @@ def scan_records_page(
     newest[1:] &= ~(columns.repeats()[1:] & reached[:-1])
     chosen = numpy.flatnonzero(newest)
     try:
-        gone = columns.dead(chosen, physical_ms(at))
+        gone = columns.dead(chosen, physical_ms(at) if judged_ms is None else judged_ms)
         if not dead:
             chosen = chosen[~gone]
         if content is Content.DIGESTS:

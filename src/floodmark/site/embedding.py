@@ -5,10 +5,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from floodmark.clock import HybridClock, TimeSource, UpperBound, system_time_ms
+from floodmark.clock import GuardedTime, HybridClock, TimeSource, UpperBound, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import Engine
 from floodmark.model.errors import Closed
+from floodmark.model.version import physical_ms
 from floodmark.partition import IDENTITY, META, EngineBound, Node
 from floodmark.site.arguments import (
     Durability,
@@ -63,11 +64,16 @@ def open_engine(
     disk: Path | None = None,
     disk_reserve_bytes: int = 0,
     time_source: TimeSource = system_time_ms,
+    elapsed_source: TimeSource | None = None,
+    accept_clock: bool = False,
     bound: UpperBound | None = None,
     release: Callable[[], None] = lambda: None,
     abandon: Callable[[Closed], None] = lambda _: None,
 ) -> Site:
     """Open a site on any engine.  The site owns the engine from here on and closes it.
+
+    A reading of `time_source` far ahead of the stored versions, or of what `elapsed_source` has measured, is
+    refused with `ClockSkew`, unless `accept_clock` takes the first one for right.
 
     >>> from floodmark.engine import MemoryEngine
     >>> from floodmark.partition import FAMILIES
@@ -93,7 +99,10 @@ def open_engine(
         identity = new_identity(site, site_id)
         _keep_identity(engine, identity, disk or "the engine")
         upper_bound = EngineBound(engine) if bound is None else bound
-        clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
+        guarded = GuardedTime(time_source, elapsed_source)
+        clock = HybridClock(guarded, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
+        if not accept_clock:
+            guarded.start(physical_ms(clock.latest))
         host = EmbeddedHost(
             identity,
             Node(engine, clock, identity.site_id),

@@ -160,6 +160,8 @@ class Examination:
         yield _ok(f"site {identity.site!r} has format {identity.format}")
 
     def _check_clock(self) -> Iterator[Judgement]:
+        # Raises ClockSkew if the machine's clock is not believed.
+        self._node.clock.time_source()
         ahead_ms = self._node.clock.ahead_ms()
         if ahead_ms > CLOCK_AHEAD_MS_MAX:
             yield _warning(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 
-from floodmark.clock import TimeSource, system_time_ms
+from floodmark.clock import TimeSource, elapsed_ms, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.engine.rocks import RocksEngine
@@ -63,6 +63,8 @@ def open(
             disk=directory.path,
             disk_reserve_bytes=disk_reserve_bytes,
             time_source=time_source,
+            # Another time source need not go at the speed of this machine's clocks.
+            elapsed_source=elapsed_ms if time_source is system_time_ms else None,
             release=directory.release,
             abandon=_abandon(directory, engine),
         )
@@ -71,17 +73,29 @@ def open(
         raise
 
 
-def open_accepting_loss(path: str | os.PathLike[str]) -> Site:
-    """Open a site that has lost acknowledged writes, without them; from then on it opens as any other."""
+def open_accepting(
+    path: str | os.PathLike[str],
+    *,
+    loss: bool = False,
+    clock: bool = False,
+    time_source: TimeSource = system_time_ms,
+) -> Site:
+    """Open a site that is refused, and from then on opens as any other.
+
+    With `loss`, one that has lost acknowledged writes, without them; with `clock`, one whose last version
+    lies so far back that the machine's clock is not believed.
+    """
     directory = SiteDirectory(require_path(path, "a site's directory"), None, None, create=False)
     try:
-        engine = _open_database(directory, accept_loss=True)
+        engine = _open_database(directory, accept_loss=loss)
         return open_engine(
             engine,
             bound=_bound(engine),
             site=directory.identity.site,
             site_id=directory.identity.site_id,
             disk=directory.path,
+            time_source=time_source,
+            accept_clock=clock,
             release=directory.release,
             abandon=_abandon(directory, engine),
         )
