@@ -33,7 +33,7 @@ from floodmark.spark.changes import ChangeInterval
 from floodmark.spark.failures import find_error
 from floodmark.spark.query import Query
 from floodmark.spark.schemas import CHANGES
-from floodmark.spark.stream import StreamReader, open_stream_reader
+from floodmark.spark.stream import QUIET_FACTOR, QUIET_PAUSES, StreamReader, open_stream_reader
 
 Offset = dict[str, Any]
 EVERYTHING = ReadAllAvailable()
@@ -82,6 +82,19 @@ def safe_point(site: Site) -> Version:
 
 
 # The driver, without Spark
+
+
+def test_a_query_that_finds_nothing_for_seconds_asks_less_often_until_something_changes(
+    make_reader: Callable[..., StreamReader], users: Namespace
+) -> None:
+    reader = make_reader()
+    start = reader.initialOffset()
+    assert [reader._next_pause() for _ in range(QUIET_PAUSES)] == [0.0] * QUIET_PAUSES
+    reader.pause_seconds = 0.1
+    assert reader._next_pause() == 0.1 * QUIET_FACTOR
+    users.put(b"a", b"1")
+    assert step(reader, start) != start
+    assert reader._next_pause() == 0.1
 
 
 def test_every_change_comes_once_with_a_restart_at_every_batch(

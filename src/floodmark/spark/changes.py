@@ -27,7 +27,7 @@ from floodmark.spark.planning import plan_ranges, plan_versions
 from floodmark.spark.query import BEGINNING_ATTEMPTS
 from floodmark.spark.reading import SiteReader, protect, require_kept
 from floodmark.spark.rows import RowFormat, change_rows
-from floodmark.spark.schemas import ALL, AVAILABLE, COUNTED, check_schema, default_schema
+from floodmark.spark.schemas import ALL, AVAILABLE, check_schema, default_schema, is_counted
 from floodmark.spark.special import beat_rows, scanned_row
 
 
@@ -122,9 +122,12 @@ def read_interval(
         yield scanned_row(interval.until, rows)
 
 
-def read_changes_options(given: Mapping[str, str], *, streaming: bool = False) -> ChangesOptions:
+def read_changes_options(
+    given: Mapping[str, str], *, streaming: bool = False, counted: bool = False
+) -> ChangesOptions:
     """What the options of a change feed say; those of streams are passed over if it may be one."""
-    options = Options(given, (CHANGES | STREAM if streaming else CHANGES) | {HEARTBEATS})
+    allowed = CHANGES | STREAM if streaming else CHANGES
+    options = Options(given, allowed | {HEARTBEATS} if counted else allowed)
     return ChangesOptions(
         address=options.address(),
         namespace=options.namespace(),
@@ -141,14 +144,12 @@ def read_changes_options(given: Mapping[str, str], *, streaming: bool = False) -
 def changes_schema(given: Mapping[str, str]) -> StructType:
     """The columns of changes, if the user names none."""
     options = read_changes_options(given, streaming=True)
-    if options.heartbeats:
-        return COUNTED
     return default_schema(ALL, metadata=True, value_format=options.value_format)
 
 
 def open_changes_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """A reader of changes.  What cannot be read is refused here."""
-    options = read_changes_options(given)
+    options = read_changes_options(given, counted=is_counted(schema))
     check_schema(schema, AVAILABLE[ALL], options.value_format)
     return ChangesReader(options, schema)
 

@@ -52,6 +52,8 @@ DIRECT: Final = "direct"
 
 # Spark asks again at once when there was nothing to do.
 PAUSE_SECONDS: Final = 0.05
+# The same where no changes have come on any link for a while.
+QUIET_PAUSE_SECONDS: Final = 0.25
 # How long the commit of a micro-batch waits for the targets to take note.
 COMMIT_SECONDS: Final = 2.0
 # The kinds of the rows that only Spark's tasks know: what a task is part of, and why it ended early.
@@ -147,7 +149,8 @@ class LinksReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: object = None) -> dict[str, Any]:
         steps = [StepOfLink(place, step) for place, step in plan_all(self._driver)]
         if not steps:
-            Event().wait(PAUSE_SECONDS)
+            is_quiet = all(planner.pace.is_quiet for planner in self._driver)
+            Event().wait(QUIET_PAUSE_SECONDS if is_quiet else PAUSE_SECONDS)
             return start
         return {"steps": msgspec.to_builtins(steps)}
 

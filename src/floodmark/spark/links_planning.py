@@ -34,6 +34,10 @@ from floodmark.spark.reading import READERS
 
 # A heartbeat comes each second, and is passed on also if nothing else is.
 BEAT_MS: Final = 1_000
+# Behind the last changes a few heartbeats are passed on at once, and prove that they arrived.  Where no more
+# come, fewer do: each is a micro-batch.  Targets miss a link that is silent for ten seconds.
+QUIET_STEPS: Final = 3
+QUIET_BEAT_MS: Final = 4_000
 # Sites answer twice within this also from the other side of the world.  Who takes longer is not waited for.
 PLAN_SECONDS: Final = 0.5
 # Up to so many changes one task is quicker than several.
@@ -77,6 +81,27 @@ class Planned(NamedTuple):
     shares: list[list[Piece]]
 
 
+class Pace:
+    """Decides which steps are taken: all that hold changes, and heartbeats less often where none come."""
+
+    def __init__(self) -> None:
+        self._steps_without_changes = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no changes have come for a while."""
+        return self._steps_without_changes >= QUIET_STEPS
+
+    def takes(self, step: LinkStep) -> bool:
+        """Whether to take a step now, or to plan it again later, when it goes further."""
+        if step.changes != 0:
+            self._steps_without_changes = 0
+            return True
+        is_due = _is_due(step, QUIET_BEAT_MS if self.is_quiet else BEAT_MS)
+        self._steps_without_changes += is_due
+        return is_due
+
+
 class Planner:
     """One link's side of the conversation with its two sites, on the driver."""
 
@@ -92,6 +117,7 @@ class Planner:
         self._held_at_ms: int | None = None
         # Whether its step was among the largest of the last micro-batch: these say how long that takes.
         self.leads = True
+        self.pace = Pace()
         # How long that should have taken.
         self.step_ms = STEP_MS
 
@@ -119,7 +145,7 @@ class Planner:
             self._rest.begin()
             return None
         self._rest.forget()
-        if planned.step.changes == 0 and not _is_due(planned.step):
+        if not self.pace.takes(planned.step):
             return None
         self._planned, self._planned_at_ms = planned, monotonic_ms()
         return planned.step
@@ -214,10 +240,10 @@ def _positions(step: LinkStep) -> list[tuple[str, int]]:
     return [(namespace.name, namespace.since) for namespace in step.namespaces]
 
 
-def _is_due(step: LinkStep) -> bool:
-    """Whether a heartbeat may have come since the target was told of the last one."""
+def _is_due(step: LinkStep, beat_ms: int) -> bool:
+    """Whether it is time to pass heartbeats on that came since the target was told of the last one."""
     return any(
-        physical_ms(namespace.until) - physical_ms(namespace.since) >= BEAT_MS
+        physical_ms(namespace.until) - physical_ms(namespace.since) >= beat_ms
         for namespace in step.namespaces
     )
 

@@ -32,6 +32,7 @@ CHANGES: Final = READING | {
 STREAM: Final = frozenset({"maxChangesPerTrigger", "safePointLifetime"})
 
 # For the jobs that check what they read: heartbeats stand among the changes, as rows of their own kind.
+# It is known only together with the columns that these jobs name.
 HEARTBEATS: Final = "heartbeats"
 
 VALUE_FORMATS: Final = ("binary", "string", "json")

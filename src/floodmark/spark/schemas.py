@@ -90,6 +90,11 @@ def arrow_schema(schema: StructType) -> Any:
     return to_arrow_schema(schema, timezone="UTC")
 
 
+def is_counted(schema: StructType) -> bool:
+    """Whether a job asks for changes to count them: only then are there heartbeats among the rows."""
+    return CHANGE_DIGEST.name in schema.names
+
+
 def record_columns(merge: str) -> StructType:
     """The columns in which records of a namespace with a merge policy are whole."""
     return RECORDS if merge == LAST_WRITE else STATES

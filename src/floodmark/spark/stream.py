@@ -40,7 +40,7 @@ from floodmark.spark.options import COMMON, EARLIEST, HEARTBEATS, KEYS, LATEST, 
 from floodmark.spark.query import Query
 from floodmark.spark.reading import READERS
 from floodmark.spark.rows import RowFormat
-from floodmark.spark.schemas import ALL, AVAILABLE, check_schema
+from floodmark.spark.schemas import ALL, AVAILABLE, check_schema, is_counted
 
 OPTIONS: Final = (
     COMMON
@@ -55,6 +55,9 @@ IDLE_MS: Final = 60_000
 SETTLE_MS: Final = 2_500
 # Spark asks again at once when there was nothing; the site need not be asked that often.
 PAUSE_SECONDS: Final = 0.1
+# After so many pauses without a change each is so much longer: to ask costs Spark more than the site.
+QUIET_PAUSES: Final = 30
+QUIET_FACTOR: Final = 5
 
 Offset: TypeAlias = dict[str, Any]
 
@@ -88,6 +91,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offset | None = None
         self._until: Version | None = None
         self._cut: ChangesCut | None = None
+        # How often nothing had changed, since something last had.
+        self._pauses = 0
         # Whether changes may have been counted that no heartbeat was held against yet.
         self._is_counting = options.heartbeats
 
@@ -115,10 +120,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cut = self._cut = self._driver.cut(since, changes_max, self._until)
         if cut.changes != 0 or self._is_idle_for_long(since, cut.version):
             self._is_counting = self._options.heartbeats and cut.changes != 0
+            self._pauses = 0 if cut.changes != 0 else self._pauses
             return start | {"version": cut.version, "since": since}
         if self._until is None:
-            Event().wait(self.pause_seconds)
+            Event().wait(self._next_pause())
         return start
+
+    def _next_pause(self) -> float:
+        self._pauses += 1
+        return self.pause_seconds * (QUIET_FACTOR if self._pauses > QUIET_PAUSES else 1)
 
     def _is_idle_for_long(self, since: Version, version: Version) -> bool:
         idle_ms = self.idle_ms
@@ -189,14 +199,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def open_stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
     """A reader of a namespace's changes.  What cannot be read is refused here."""
-    read = read_stream_options(options)
+    read = read_stream_options(options, counted=is_counted(schema))
     check_schema(schema, AVAILABLE[ALL], read.value_format)
     return StreamReader(read, schema)
 
 
-def read_stream_options(given: Mapping[str, str]) -> StreamOptions:
+def read_stream_options(given: Mapping[str, str], *, counted: bool) -> StreamOptions:
     """What the options of a stream say."""
-    options = Options(given, OPTIONS | {HEARTBEATS})
+    options = Options(given, OPTIONS | {HEARTBEATS} if counted else OPTIONS)
     if not options.flag("readChangeFeed"):
         raise InvalidOption(
             'a stream is made of changes: add .option("readChangeFeed", "true"), which gives their columns',

@@ -44,7 +44,7 @@ def read_changes(
         "minPartitions": str(tasks),
         HEARTBEATS: "true",
     }
-    return read_site(spark, source, options)
+    return read_site(spark, source, options, COUNTED)
 
 
 def read_snapshot(spark: SparkSession, source: SiteAddress, namespace: str, at: Version) -> DataFrame:

@@ -45,6 +45,7 @@ from floodmark.spark.jobs.parts import use_session
 from floodmark.spark.jobs.progress import SILENT, Progress
 from floodmark.spark.jobs.quick_notes import quick_notes
 from floodmark.spark.options import HEARTBEATS
+from floodmark.spark.schemas import COUNTED
 from floodmark.spark.special import SPECIAL
 from floodmark.spark.writing import ACCOUNT, KEEP_STAMPS
 
@@ -165,6 +166,7 @@ class _Replication:
     def _begin(self, tally: "_Tally") -> None:
         changes = (
             self._spark.readStream.format(_FORMAT)
+            .schema(COUNTED)
             .options(**self._source.options())
             .option("namespace", tally.namespace)
             .option("readChangeFeed", "true")
