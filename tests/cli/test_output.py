@@ -133,5 +133,5 @@ def test_texts_of_others_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_text_of_several_lines_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(json=False).line("one\ntwo")
-    assert capsys.readouterr().out == "one\ntwo\n"
+    Output(json=False).line("one\ttwo\nthree")
+    assert capsys.readouterr().out == "one\ttwo\nthree\n"

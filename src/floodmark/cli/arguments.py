@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from floodmark.cli.text import read_since
+from floodmark.feed.damage import OnCorrupt
 from floodmark.model import Version
 from floodmark.model.text import read_at, read_bytes, read_duration
 
@@ -92,6 +93,13 @@ Retention = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+OnCorruptOption = Annotated[
+    OnCorrupt | None,
+    typer.Option(
+        "--on-corrupt",
+        help="At a damaged change: fail, leave it out and report that, or skip it.  The keys are listed.",
+    ),
+]
 InsecureMetrics = Annotated[
     bool,
     typer.Option(

@@ -6,14 +6,16 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import floodmark
-from floodmark.cli.arguments import EndKey, Json, Location, Prefix, StartKey, parse
+from floodmark.cli.arguments import EndKey, Json, Location, OnCorruptOption, Prefix, StartKey, parse
+from floodmark.cli.failures import FINDING
 from floodmark.cli.opening import is_url, open_site
 from floodmark.cli.output import Output, counted, note
-from floodmark.cli.text import read_since, show_bytes, show_place, show_time
+from floodmark.cli.text import json_bytes, read_since, show_bytes, show_place, show_time
 from floodmark.feed import Item
+from floodmark.feed.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
-from floodmark.model.errors import NamespaceNotFound, VersionCollected
+from floodmark.model.errors import Corruption, NamespaceNotFound, VersionCollected
 from floodmark.model.text import read_at, read_bytes
 from floodmark.site.arguments import Since
 
@@ -66,6 +68,24 @@ Until = Annotated[
     ),
 ]
 
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Wait for more, until --until is reached or Ctrl-C is pressed.")
+]
+BeforeImages = Annotated[
+    bool,
+    typer.Option(
+        "--before-images",
+        help="Show what was there before: an update is two lines, a delete has the removed value.",
+    ),
+]
+ResolvedLines = Annotated[
+    bool,
+    typer.Option(
+        "--resolved",
+        help="Add lines of type resolved: all up to their place was printed; pass it to --since.",
+    ),
+]
+
 
 def changes(
     location: Location,
@@ -78,23 +98,10 @@ def changes(
     end_key: EndKey = None,
     since: Beginning = None,
     until: Until = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for more, until --until is reached or Ctrl-C is pressed.")
-    ] = False,
-    before_images: Annotated[
-        bool,
-        typer.Option(
-            "--before-images",
-            help="Show what was there before: an update is two lines, a delete has the removed value.",
-        ),
-    ] = False,
-    resolved: Annotated[
-        bool,
-        typer.Option(
-            "--resolved",
-            help="Add lines of type resolved: all up to their place was printed; pass it to --since.",
-        ),
-    ] = False,
+    follow: Follow = False,
+    before_images: BeforeImages = False,
+    resolved: ResolvedLines = False,
+    on_corrupt: OnCorruptOption = None,
     json: Json = False,
 ) -> None:
     """Print what was written, in commit order.
@@ -106,6 +113,9 @@ def changes(
     Without --since, all that is kept is printed, and a note says where that begins. With --since
     snapshot, every key comes first, as it is at one version, then what was written after that.
 
+    At a change that is damaged it fails. With --on-corrupt report or skip that is left out, and its
+    key is named on stderr; report exits with 1 then.
+
     \b
     Examples:
       floodmark changes data/oslo
@@ -115,6 +125,11 @@ def changes(
       floodmark changes grpc://127.0.0.1:7100 --since now --follow --before-images
     """
     output = Output(json=json, flush=follow)
+    skipped: list[SkippedChange] = []
+
+    def leave_out(error: Corruption) -> None:
+        skipped.append(SkippedChange.of(error))
+        _print_skipped(output, skipped[-1])
 
     def read(beginning: Since) -> Iterator[Item]:
         return site.changes(
@@ -127,6 +142,7 @@ def changes(
             prefix=prefix,
             before_images=before_images,
             resolved_markers=resolved,
+            on_damaged=None if on_corrupt in (None, OnCorrupt.FAIL) else leave_out,
         )
 
     with open_site(location, background=follow) as site:
@@ -135,6 +151,22 @@ def changes(
         rows = _read_from(site, since, read)
         for item in rows if follow else counted(rows, "changes read"):
             _print(output, item)
+    if skipped and on_corrupt is OnCorrupt.REPORT:
+        raise typer.Exit(FINDING)
+
+
+def _print_skipped(output: Output, skipped: SkippedChange) -> None:
+    if output.json:
+        output.object(
+            {
+                "type": "damaged",
+                **json_bytes("key", skipped.key),
+                "version": str(skipped.version),
+                "reason": skipped.reason,
+            }
+        )
+    else:
+        note(f"left out {show_bytes(skipped.key)} at {skipped.version}: {skipped.reason}")
 
 
 def _read_from(

@@ -15,8 +15,9 @@ from floodmark.cli.fields import plain
 from floodmark.cli.jobs import SparkChoice, print_summary, reach, spark_job
 from floodmark.cli.output import Output, console_on, note
 from floodmark.cli.signals import on_stop_signal
-from floodmark.cli.text import show_count, show_lag, show_size, show_version
+from floodmark.cli.text import show_bytes, show_count, show_lag, show_size, show_version
 from floodmark.clock import monotonic_ms
+from floodmark.feed.damage import OnCorrupt
 from floodmark.feed.feeds import FeedState
 from floodmark.feed.runner import FeedRunner, RunnerStatistics
 from floodmark.feed.sinks import parse_sink
@@ -32,15 +33,23 @@ Show = Callable[[RunnerStatistics], None]
 
 
 def run_feed(
-    site: floodmark.Site, name: str, *, sinks: Sequence[str], once: bool, wait_for_lease: bool, json: bool
+    site: floodmark.Site,
+    name: str,
+    *,
+    sinks: Sequence[str],
+    once: bool,
+    wait_for_lease: bool,
+    on_corrupt: OnCorrupt | None,
+    json: bool,
 ) -> int:
     """Run a feed until it is told to stop, and say how it went; the exit code."""
-    scheme = parse_sink(site.feeds.show(name).spec.sink).scheme
+    spec = site.feeds.show(name).spec
+    scheme = parse_sink(spec.sink).scheme
     # A sink that writes to stdout has it for itself.
     stream = sys.stderr if scheme == "stdout" else sys.stdout
     output = Output(json=json, flush=True, stream=stream)
     target = site.resolved_version() if once else None
-    runner = site.feeds.runner(name, sinks=sinks, wait_for_lease=wait_for_lease)
+    runner = site.feeds.runner(name, sinks=sinks, wait_for_lease=wait_for_lease, on_corrupt=on_corrupt)
     with (
         _showing(output, is_stdout_taken=scheme == "stdout") as show,
         on_stop_signal(runner.request_stop),
@@ -53,8 +62,13 @@ def run_feed(
             # Also when nobody reads what is shown any more: leaving the block waits for the runner.
             runner.request_stop()
         state = _result(running)
-    _print_end(output, runner.statistics(), state)
-    return DONE if state in _SOUND else FINDING
+    statistics = runner.statistics()
+    _print_end(output, statistics, state)
+    skipped = [change for part in statistics.ranges for change in part.skipped]
+    for change in skipped:
+        note(f"left out {show_bytes(change.key)} at {change.version}: {change.reason}")
+    is_finding = bool(skipped) and (on_corrupt or spec.on_corrupt) is OnCorrupt.REPORT
+    return DONE if state in _SOUND and not is_finding else FINDING
 
 
 def run_feed_on_spark(

@@ -11,6 +11,7 @@ from floodmark.cli.arguments import (
     Json,
     Location,
     NamespaceName,
+    OnCorruptOption,
     Prefix,
     SinceOption,
     StartKey,
@@ -23,8 +24,17 @@ from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, note
 from floodmark.cli.subscriptions import show_keys
-from floodmark.cli.text import json_bytes, show_lag, show_place, show_time, show_version
+from floodmark.cli.text import (
+    json_bytes,
+    show_bytes,
+    show_count,
+    show_lag,
+    show_place,
+    show_time,
+    show_version,
+)
 from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.feed.damage import OnCorrupt
 from floodmark.feed.feeds import Feed, FeedStatistics, SinkOptions, measure
 from floodmark.model import Resolved, Version
 from floodmark.model.text import read_at
@@ -103,6 +113,7 @@ def create(
     backoff_ms: BackoffMs = None,
     linger_ms: LingerMs = None,
     rate_bytes_max: RateBytesMax = None,
+    on_corrupt: OnCorruptOption = None,
     json: Json = False,
 ) -> None:
     """Create a feed of a namespace's changes.
@@ -111,6 +122,9 @@ def create(
     snapshot, which has every key of the namespace, and goes on with the changes after it.
     `floodmark feed run` makes it go. Secrets for a sink stand in files, which its URI names: the
     URI is stored and shown.
+
+    At a change that is damaged the feed stops, unless --on-corrupt lets it go on. What it leaves
+    out, `floodmark feed show` lists.
 
     \b
     Examples:
@@ -133,6 +147,7 @@ def create(
             description=description or "",
             ranges=RANGES if ranges is None else ranges,
             options=options,
+            on_corrupt=on_corrupt or OnCorrupt.FAIL,
         )
         _print_one(site, name, json=json)
 
@@ -234,6 +249,7 @@ def update(
     backoff_ms: BackoffMs = None,
     linger_ms: LingerMs = None,
     rate_bytes_max: RateBytesMax = None,
+    on_corrupt: OnCorruptOption = None,
     json: Json = False,
 ) -> None:
     """Change a feed that does not run.  What is not named stays.
@@ -247,7 +263,13 @@ def update(
     """
     if until is not None and no_until:
         raise Usage("--until and --no-until exclude each other", "name one of them")
-    named = {"sink": sink, "until": until, "description": description, "ranges": ranges}
+    named = {
+        "sink": sink,
+        "until": until,
+        "description": description,
+        "ranges": ranges,
+        "on_corrupt": on_corrupt,
+    }
     changes: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     if no_until:
         changes["until"] = None
@@ -348,6 +370,7 @@ def run(
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
+    on_corrupt: OnCorruptOption = None,
     json: Json = False,
 ) -> None:
     """Run a feed, until Ctrl-C.
@@ -371,13 +394,23 @@ def run(
     if runner not in ("process", "spark"):
         raise Usage(f"--runner is process or spark, not {runner!r:.60}", "floodmark feed run --help")
     choice = SparkChoice(master=master, remote=remote, conf=conf)
+    if runner == "spark" and on_corrupt is not None:
+        raise Usage("--on-corrupt is for the runner process", "floodmark feed update --on-corrupt")
     if runner == "spark":
         code = run_feed_on_spark(location, name, choice, sinks=allow or (), once=once, json=json)
     elif choice != SparkChoice(master=None, remote=None, conf=None):
         raise Usage("--master, --remote and --conf are for Spark", "floodmark feed run --runner spark")
     else:
         with open_site(location, background=True) as site:
-            code = run_feed(site, name, sinks=allow or (), once=once, wait_for_lease=not no_wait, json=json)
+            code = run_feed(
+                site,
+                name,
+                sinks=allow or (),
+                once=once,
+                wait_for_lease=not no_wait,
+                on_corrupt=on_corrupt,
+                json=json,
+            )
     if code:
         raise typer.Exit(code)
 
@@ -423,6 +456,9 @@ def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
         ("run by", measured.holder or "nobody"),
         *_check_pairs(measured),
     ]
+    if spec.on_corrupt is not OnCorrupt.FAIL or feed.skipped_count:
+        pairs.append(("damaged", f"{spec.on_corrupt}, {show_count(feed.skipped_count, 'change')} left out"))
+        pairs += [("left out", f"{show_bytes(each.key)} at {each.version}") for each in feed.skipped]
     if spec.description:
         pairs.append(("description", spec.description))
     if feed.error is not None:
@@ -456,4 +492,9 @@ def _fields(feed: Feed, measured: FeedStatistics) -> dict[str, object]:
             for part in feed.ranges
         ],
         "error": None if feed.error is None else feed.error.text,
+        "skipped_count": feed.skipped_count,
+        "skipped": [
+            {**json_bytes("key", each.key), "version": str(each.version), "reason": each.reason}
+            for each in feed.skipped
+        ],
     }

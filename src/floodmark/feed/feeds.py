@@ -24,6 +24,7 @@ from msgspec import UNSET, UnsetType
 
 from floodmark.feed.checks import Checks, CheckStatistics
 from floodmark.feed.counting import Counted
+from floodmark.feed.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.address import SinkAddress, parse_sink
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
@@ -111,6 +112,7 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     ranges: int = 2
     options: SinkOptions = msgspec.field(default_factory=SinkOptions)
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
     snapshot: bool = False
 
     def __post_init__(self) -> None:
@@ -185,6 +187,7 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     description: str | UnsetType = UNSET
     ranges: int | UnsetType = UNSET
     options: SinkOptions | UnsetType = UNSET
+    on_corrupt: OnCorrupt | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.sink is not UNSET:
@@ -221,6 +224,8 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     resolved: Version = 0
     counted: Counted | None = None
     snapshot: bytes | None = None
+    # What a runner has left out because it was damaged.  The site keeps that with the feed.
+    skipped: tuple[SkippedChange, ...] = ()
 
     @property
     def order(self) -> tuple[Version, bool, bytes]:
@@ -275,6 +280,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease | None = None
     # None for a feed of some keys only, and for one that was stored before there were any.
     checks: Checks | None = None
+    # The last damaged changes that were left out, and how many there were.
+    skipped: list[SkippedChange] = []
+    skipped_count: int = 0
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.codec.states import render_value
 from floodmark.codec.values import PLAIN, decode_value
+from floodmark.feed.damage import OnDamaged
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.record import Record
@@ -38,10 +39,14 @@ class Decoder:
         self._names: dict[bytes, str | None] = {}
         self._latest: Version = 0
 
-    def decode(self, batch: ChangeBatch) -> list[Change]:
-        """The changes of a batch, in its order."""
+    def decode(self, batch: ChangeBatch, on_damaged: OnDamaged | None = None) -> list[Change]:
+        """The changes of a batch, in its order.
+
+        One that is damaged is left out if `on_damaged`, which is called with the error, does not raise;
+        without it, `Corruption` is raised.
+        """
         if batch.befores is not None:
-            return list(self._with_before_images(batch))
+            return list(self._with_before_images(batch, on_damaged))
         if not batch.keys:
             return []
         at = _snapshot_version(batch)
@@ -51,13 +56,14 @@ class Decoder:
             if plain is not None:
                 return plain
         now_ms = self._physical_ms()
-        return [
-            self._decode_one(name, key[NAMESPACE_BYTES:], stored, version, partition, now_ms, at)
+        changes = (
+            self._decode_one(name, key[NAMESPACE_BYTES:], stored, version, partition, now_ms, at, on_damaged)
             for version, partition, key, stored in zip(
                 batch.versions, batch.partitions, batch.keys, batch.values, strict=True
             )
             if (name := self._name(key[:NAMESPACE_BYTES])) is not None
-        ]
+        )
+        return [change for change in changes if change is not None]
 
     def _decode_plain(self, batch: ChangeBatch) -> list[Change] | None:
         """`decode` of puts of one namespace, with no expiry or origin, which most batches consist of.
@@ -85,9 +91,11 @@ class Decoder:
             )
         )
 
-    def items(self, batch: ChangeBatch, *, resolved_markers: bool) -> Iterator[Item]:
+    def items(
+        self, batch: ChangeBatch, *, resolved_markers: bool, on_damaged: OnDamaged | None = None
+    ) -> Iterator[Item]:
         """Changes, heartbeats at their places, and a marker at the end if it is asked for."""
-        changes = self.decode(batch)
+        changes = self.decode(batch, on_damaged)
         if batch.heartbeats:
             merged: list[Change | Heartbeat] = [*changes, *batch.heartbeats]
             yield from sorted(merged, key=_version)
@@ -108,9 +116,12 @@ class Decoder:
         partition: int,
         now_ms: int,
         at: Version | None,
-    ) -> Change:
-        """A change, or with `at` a row of the snapshot at that version."""
-        record = _decode(user_key, version, stored, now_ms)
+        on_damaged: OnDamaged | None,
+    ) -> Change | None:
+        """A change, or with `at` a row of the snapshot at that version; None if it is damaged."""
+        record = _decode(user_key, version, stored, now_ms, on_damaged)
+        if record is None:
+            return None
         dead = record.is_dead_at(now_ms)
         return Change(
             name,
@@ -124,7 +135,7 @@ class Decoder:
             at is not None,
         )
 
-    def _with_before_images(self, batch: ChangeBatch) -> Iterator[Change]:
+    def _with_before_images(self, batch: ChangeBatch, on_damaged: OnDamaged | None) -> Iterator[Change]:
         assert batch.befores is not None
         now_ms, at = self._physical_ms(), _snapshot_version(batch)
         for version, partition, key, stored, before in zip(
@@ -134,9 +145,14 @@ class Decoder:
             if name is None:
                 continue
             user_key = key[NAMESPACE_BYTES:]
-            record = _decode(user_key, version, stored, now_ms)
+            record = _decode(user_key, version, stored, now_ms, on_damaged)
             # Who reads just before a change sees what has not expired by then.
-            earlier = _DEAD if before is None else _decode(user_key, version, before, physical_ms(version))
+            before_ms = physical_ms(version)
+            earlier = _DEAD if before is None else _decode(user_key, version, before, before_ms, on_damaged)
+            if record is None:
+                continue
+            # Of what is damaged there is no image.
+            earlier = earlier or _DEAD
             stamp = record.origin or Stamp(version, self._site_id)
             if record.is_dead_at(now_ms):
                 images: _Images = ((ChangeType.DELETE, earlier),)
@@ -174,8 +190,10 @@ def _version(item: Change | Heartbeat) -> Version:
     return item.version
 
 
-def _decode(user_key: bytes, version: Version, stored: bytes, at_ms: int) -> Record:
-    """A stored record, without those of its fields that have expired at a time."""
+def _decode(
+    user_key: bytes, version: Version, stored: bytes, at_ms: int, on_damaged: OnDamaged | None
+) -> Record | None:
+    """A stored record, without those of its fields that have expired at a time; None if it is damaged."""
     if stored[-1:] == PLAIN:
         return Record(stored[:-1])
     try:
@@ -184,9 +202,13 @@ def _decode(user_key: bytes, version: Version, stored: bytes, at_ms: int) -> Rec
             return record
         return replace(record, value=render_value(record, at_ms))
     except Corruption as error:
-        raise Corruption(
+        damaged = Corruption(
             f"the change of {user_key!r:.60} at version {version} is damaged: {error}. Restore it from a "
-            "backup or from a peer, or overwrite it",
+            "backup or from a peer, or overwrite it; a reader gets past it with --on-corrupt skip",
             key=user_key,
             version=version,
-        ) from error
+        )
+        if on_damaged is None:
+            raise damaged from error
+        on_damaged(damaged)
+        return None

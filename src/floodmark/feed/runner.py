@@ -17,6 +17,7 @@ from threading import Event
 from typing import Final
 
 from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
+from floodmark.feed.damage import OnCorrupt, OnDamaged
 from floodmark.feed.feeds import Feed, FeedError, FeedSpec, FeedState, RangeProgress
 from floodmark.feed.runner_backoff import BUDGET_MS
 from floodmark.feed.runner_round import Counters, Round, Surroundings
@@ -87,13 +88,14 @@ class FeedRunner:
         site_id: int,
         holder: str,
         open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]],
-        decode: Callable[[ChangeBatch], Sequence[Change]],
+        decode: Callable[[ChangeBatch, OnDamaged], Sequence[Change]],
         open_sink: OpenSink = _NO_PLACE.open,
         wait_for_lease: bool = False,
         lease_seconds: float = LEASE_SECONDS,
         report_seconds: float = REPORT_SECONDS,
         budget_ms: int = BUDGET_MS,
         buffer_bytes_max: int = FEED_BUFFER_BYTES_MAX,
+        on_corrupt: OnCorrupt | None = None,
         time_source: TimeSource = system_time_ms,
         elapsed_ms: TimeSource = monotonic_ms,
         wait: Callable[[Event, float], bool] = Event.wait,
@@ -118,6 +120,7 @@ class FeedRunner:
             wait=wait,
             budget_ms=budget_ms,
             buffer_bytes_max=buffer_bytes_max,
+            on_corrupt=on_corrupt,
         )
         self._stopping = Event()
         self._nudged = Event()

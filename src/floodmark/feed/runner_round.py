@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from floodmark.clock import TimeSource
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed.counting import Counting
+from floodmark.feed.damage import Damage, OnCorrupt, OnDamaged
 from floodmark.feed.feeds import Feed, RangeProgress
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.runner_backoff import BUDGET_MS, Backoff
@@ -44,12 +45,14 @@ class Surroundings:
     site: str
     site_id: int
     open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]]
-    decode: Callable[[ChangeBatch], Sequence[Change]]
+    decode: Callable[[ChangeBatch, OnDamaged], Sequence[Change]]
     open_sink: OpenSink
     elapsed_ms: TimeSource
     wait: Callable[[Event, float], bool]
     budget_ms: int = BUDGET_MS
     buffer_bytes_max: int = FEED_BUFFER_BYTES_MAX
+    # In the place of what the feed says.
+    on_corrupt: OnCorrupt | None = None
 
 
 class Counters:
@@ -189,6 +192,7 @@ class RangeWork:
             if owner.feed.spec.is_whole
             else None
         )
+        self._damage = Damage(owner.feed.name, surroundings.on_corrupt or owner.feed.spec.on_corrupt)
         self._read_problem: Exception | None = None
         self._write_problem: Exception | None = None
         self._round = owner
@@ -210,6 +214,7 @@ class RangeWork:
             checkpoint=checkpoint,
             resolved=self.buffer.through,
             snapshot=self.snapshot,
+            skipped=self._damage.skipped(),
         )
 
     def report(self) -> RangeProgress:
@@ -257,7 +262,7 @@ class RangeWork:
             return
         with _closed_after(surroundings.open_changes(request)) as batches:
             for batch in batches:
-                changes = surroundings.decode(batch)
+                changes = surroundings.decode(batch, self._damage)
                 # Heartbeats sum up commits, and not what a snapshot finds.
                 if self.counting is not None and batch.snapshot is None:
                     self.counting.read(batch)

@@ -22,6 +22,7 @@ from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.account import Doubt
 from floodmark.feed.checks import Checks, report_findings
+from floodmark.feed.damage import SKIPPED_KEPT, join_skipped
 from floodmark.feed.feeds import (
     Feed,
     FeedError,
@@ -317,6 +318,7 @@ class LocalFeedStore:
             self._require_namespace(feed)
             now_ms = self._time_source()
             is_due = now_ms - feed.held_at_ms >= HOLD_EVERY_MS
+            feed, progress = _take_skipped(feed, progress)
             reported = _settle(
                 replace(
                     check(feed, progress, now_ms),
@@ -457,6 +459,17 @@ class LocalFeedStore:
 
     def list(self) -> list[Feed]:
         return sorted(self._feeds.values(), key=lambda feed: feed.name)
+
+
+def _take_skipped(feed: Feed, progress: list[RangeProgress]) -> tuple[Feed, list[RangeProgress]]:
+    """The feed with what a runner has left out since; the ranges themselves do not keep it."""
+    told = [change for part in progress for change in part.skipped]
+    if not told:
+        return feed, progress
+    joined = join_skipped(feed.skipped, told)
+    count = feed.skipped_count + len(joined) - len(feed.skipped)
+    kept = replace(feed, skipped=joined[-SKIPPED_KEPT:], skipped_count=count)
+    return kept, [replace(part, skipped=()) for part in progress]
 
 
 def _settle(feed: Feed, error: FeedError | None, now_ms: int) -> Feed:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from floodmark.feed import Decoder
+from floodmark.feed.damage import OnCorrupt
 from floodmark.feed.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
 from floodmark.feed.runner import FeedRunner
 from floodmark.feed.sinks import AllowedSinks, require_sink
@@ -56,6 +57,7 @@ class Feeds:
         description: str = "",
         ranges: int = 2,
         options: SinkOptions | None = None,
+        on_corrupt: OnCorrupt = OnCorrupt.FAIL,
     ) -> Feed:
         """Add a feed of a namespace's changes to a sink, which is a URI such as `parquet:exports/users`.
 
@@ -82,6 +84,7 @@ class Feeds:
                 description=description,
                 ranges=ranges,
                 options=options or SinkOptions(),
+                on_corrupt=on_corrupt,
                 snapshot=start.snapshot is not None,
             )
             return self._host().feeds.create(spec)
@@ -145,6 +148,7 @@ class Feeds:
         sinks: Sequence[str] = (),
         wait_for_lease: bool = False,
         holder: str | None = None,
+        on_corrupt: OnCorrupt | None = None,
     ) -> FeedRunner:
         """Something that runs a feed in this process: call its `run`.
 
@@ -153,7 +157,7 @@ class Feeds:
         to the feed's.  For any other sink `run` raises `NotAllowed`.
 
         One runner at a time works on a feed.  Another one raises `LeaseHeld`, or waits and takes over when
-        the first is gone.
+        the first is gone.  `on_corrupt` says, in the place of the feed, whether it stops at a damaged change.
         """
         require_name(name, "feed")
         return FeedRunner(
@@ -166,6 +170,7 @@ class Feeds:
             decode=self._decoder().decode,
             open_sink=AllowedSinks(sinks).open,
             wait_for_lease=wait_for_lease,
+            on_corrupt=on_corrupt,
             time_source=self._host().physical_ms,
         )
 

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import LIFETIME, Decoder, Item, SafePoint, at_present
+from floodmark.feed.damage import OnDamaged
 from floodmark.feed.safepoints import require_lifetime
 from floodmark.feed.subscription import Since as Start
 from floodmark.feed.subscription import Subscription, SubscriptionOptions, open_subscription
@@ -171,6 +172,7 @@ class Site:
         before_images: bool = False,
         resolved_markers: Literal[False] = False,
         heartbeats: Literal[False] = False,
+        on_damaged: OnDamaged | None = None,
     ) -> Iterator[Change]: ...
 
     @overload
@@ -187,6 +189,7 @@ class Site:
         before_images: bool = False,
         resolved_markers: bool = False,
         heartbeats: bool = False,
+        on_damaged: OnDamaged | None = None,
     ) -> Iterator[Item]: ...
 
     def changes(
@@ -202,6 +205,7 @@ class Site:
         before_images: bool = False,
         resolved_markers: bool = False,
         heartbeats: bool = False,
+        on_damaged: OnDamaged | None = None,
     ) -> Iterator[Item]:
         """The changes of one namespace or of all, in commit order.
 
@@ -218,6 +222,9 @@ class Site:
         With `before_images` an update is two changes, before and after, as in Delta's change data feed.
         With `resolved_markers` the stream also has `Resolved` items: everything up to their version has
         been delivered, so it is a checkpoint.  With `heartbeats` it has the site's heartbeats.
+
+        At a change that is damaged, `Corruption` is raised.  With `on_damaged` that is called with the error,
+        and the change is left out.
         """
         keys = check_range(start_key, end_key, prefix)
         if namespace is not None:
@@ -236,7 +243,7 @@ class Site:
             return self.host.changes(request)
 
         batches = self._begin(namespace, since, open_batches, until=until)
-        return self._items(batches, resolved_markers=resolved_markers)
+        return self._items(batches, resolved_markers=resolved_markers, on_damaged=on_damaged)
 
     def subscribe(
         self,
@@ -297,13 +304,15 @@ class Site:
         self._require_open()
         return Subscriptions(lambda: self.host, self._begin)
 
-    def _items(self, batches: Iterator[ChangeBatch], *, resolved_markers: bool) -> Iterator[Item]:
+    def _items(
+        self, batches: Iterator[ChangeBatch], *, resolved_markers: bool, on_damaged: OnDamaged | None
+    ) -> Iterator[Item]:
         decoder = self._decoder()
         for batch in batches:
             if batch.heartbeats or resolved_markers:
-                yield from decoder.items(batch, resolved_markers=resolved_markers)
+                yield from decoder.items(batch, resolved_markers=resolved_markers, on_damaged=on_damaged)
             else:
-                yield from decoder.decode(batch)
+                yield from decoder.decode(batch, on_damaged)
 
     def _decoder(self) -> Decoder:
         def names() -> dict[int, str]:

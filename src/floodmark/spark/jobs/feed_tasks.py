@@ -20,6 +20,7 @@ from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed import Decoder
 from floodmark.feed.counting import Counting
+from floodmark.feed.damage import Damage
 from floodmark.feed.feeds import Feed, FeedState, RangeProgress
 from floodmark.feed.rate import RateLimit
 from floodmark.feed.runner_buffer import Batch, RangeBuffer, measure_bytes
@@ -184,6 +185,7 @@ class RangeDelivery:
         self._decoder = Decoder(
             site.id, lambda: {feed.namespace_id: feed.spec.namespace}, site.host.physical_ms
         )
+        self._damage = Damage(feed.name, feed.spec.on_corrupt)
         self._checkpoint, self._snapshot = progress.checkpoint, progress.snapshot
         # Heartbeats tell of all keys: there is nothing to hold against a feed of some.
         self._counting = (
@@ -210,6 +212,7 @@ class RangeDelivery:
                 snapshot=self._snapshot,
                 resolved=max(self._progress.resolved, self._checkpoint),
                 counted=None if self._counting is None else self._counting.told()[1],
+                skipped=self._damage.skipped(),
             ),
             changes=self._changes,
             value_bytes=self._bytes,
@@ -269,7 +272,7 @@ class RangeDelivery:
         try:
             stream = self._site.host.changes(request)
             for read in stream:
-                changes = self._decoder.decode(read)
+                changes = self._decoder.decode(read, self._damage)
                 # Heartbeats sum up commits, and not what a snapshot finds.
                 if self._counting is not None and read.snapshot is None:
                     self._counting.read(read)
