@@ -154,7 +154,9 @@ def in_batches(pairs: Sequence[Pair]) -> list[Sequence[Pair]]:
 
 
 def take_turns(
-    items: Sequence[Item], sides: Mapping[str, Callable[[Sequence[Item]], object]]
+    items: Sequence[Item],
+    sides: Mapping[str, Callable[[Sequence[Item]], object]],
+    clock: Callable[[], float] = perf_counter,
 ) -> dict[str, float]:
     """The seconds that each side takes for all items, of which they do a chunk in turn."""
     order = deque(sides)
@@ -163,9 +165,9 @@ def take_turns(
     for start in range(0, len(items), size):
         chunk = items[start : start + size]
         for name in order:
-            begun = perf_counter()
+            begun = clock()
             sides[name](chunk)
-            seconds[name] += perf_counter() - begun
+            seconds[name] += clock() - begun
         order.rotate(-1)
     return seconds
 
