@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 import pytest
 from tests.feed.support_pending import NAME, Desk, make_desk, settler
+from tests.site.support import HANG_SECONDS, WatchedLine
 
 from floodmark.engine import Guard, WriteRow
 from floodmark.feed import subscription_changes
@@ -19,7 +20,6 @@ from floodmark.model.partition import Decision
 from floodmark.partition import FAMILIES, META
 from floodmark.testing import Fault, FaultPlan, FaultyEngine, SimulatedCrash
 
-HANG_SECONDS: Final = 60.0
 MANY: Final = 29_000
 A, B, C = (Position(10, index) for index in range(3))
 D, E = (Position(20, index) for index in range(2))
@@ -62,13 +62,11 @@ def deliver_one(desk: Desk, name: str) -> None:
     desk.store.acknowledge_in(name, name, epoch, progress, Acknowledgement(positions=[A]))
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    pause = Event()
-    for _ in range(int(HANG_SECONDS * 1_000)):
-        if is_so():
-            return
-        pause.wait(0.001)
-    raise AssertionError("it does not come")
+def watch(desk: Desk) -> WatchedLine:
+    """Make the line of those who wait for the turn one that can be waited for."""
+    line = WatchedLine()
+    desk.store._storage.turn.line = line
+    return line
 
 
 def test_the_ends_of_transactions_share_a_sync_over_all_subscriptions() -> None:
@@ -77,6 +75,7 @@ def test_the_ends_of_transactions_share_a_sync_over_all_subscriptions() -> None:
     names = [f"consumer-{number}" for number in range(9)]
     for name in names:
         deliver_one(desk, name)
+    line = watch(desk)
     engine.gate.clear()
     before = engine.syncs
     threads = [Thread(target=desk.store.commit_pending, args=(name, name)) for name in names]
@@ -84,8 +83,7 @@ def test_the_ends_of_transactions_share_a_sync_over_all_subscriptions() -> None:
     assert engine.arrived.wait(HANG_SECONDS)
     for thread in threads[1:]:
         thread.start()
-    line = desk.store._storage.turn.line
-    wait_until(lambda: len(line) == len(names) - 1)
+    line.wait_length(len(names) - 1)
     engine.gate.set()
     for thread in threads:
         thread.join(HANG_SECONDS)
@@ -194,13 +192,14 @@ def test_a_consumer_that_comes_while_another_takes_over_is_refused() -> None:
             errors.append(error)
 
     # The safe point is set first; then comes the row.
+    line = watch(desk)
     engine.let_through = 1
     engine.gate.clear()
     successor, zombie = Thread(target=desk.open), Thread(target=acknowledge)
     successor.start()
     assert engine.arrived.wait(HANG_SECONDS)
     zombie.start()
-    wait_until(lambda: len(desk.store._storage.turn.line) == 1)
+    line.wait_length(1)
     engine.gate.set()
     for thread in (successor, zombie):
         thread.join(HANG_SECONDS)

@@ -6,16 +6,18 @@ Each test puts one thread exactly between two steps of another, by doing the oth
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Thread
 
 import pytest
-from tests.site.support import HookedEngine, node_of, nothing, open_memory
+from tests.site.support import HANG_SECONDS, HookedEngine, node_of, nothing, open_memory, watch_line
 
 from floodmark.clock import HybridClock
+from floodmark.engine import WriteRow
 from floodmark.engine.rocks import RocksEngine
-from floodmark.model.errors import OutcomeUnknown, PartitionStopped, Retryable, StorageFailed
+from floodmark.model.errors import OutcomeUnknown, PartitionStopped, Retryable, StorageFailed, StorageFull
 from floodmark.model.version import Version
-from floodmark.partition import FAMILIES, Node
-from floodmark.partition.commit import Commit, Writes
+from floodmark.partition import FAMILIES, META, Node
+from floodmark.partition.commit import Commit, Mint, Step, Writes
 from floodmark.partition.turn import Token
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
@@ -272,3 +274,40 @@ def test_rocksdb_recovers_with_what_was_written(tmp_path: Path) -> None:
         engine.recover()
         versions.append(users.put(b"more", b"1"))
         assert [change.version for change in site.changes("users")] == versions
+
+
+class Freeing(Step):
+    """A step that lets something be freed, such as an acknowledgement."""
+
+    frees = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def take(self, mint: Mint) -> list[WriteRow]:
+        self.version = mint()
+        return [(META, b"freed", b"1")]
+
+
+def test_on_a_full_disk_a_round_writes_only_what_frees_something(users: Namespace, site: Site) -> None:
+    node, line = node_of(site), watch_line(site)
+    storage = node.storage
+    refusals: list[StorageFull] = []
+
+    def put() -> None:
+        try:
+            users.put(b"ada", b"1")
+        except StorageFull as error:
+            refusals.append(error)
+
+    threads = [Thread(target=put), Thread(target=lambda: node.take(Freeing()))]
+    with storage.exclusive():
+        storage.refuse(StorageFull("planned: the disk is full"))
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            line.wait_length(number)
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+        assert not thread.is_alive()
+    storage.refuse(None)
+    assert (len(refusals), users.get(b"ada"), node.engine.get(META, b"freed")) == (1, None, b"1")
