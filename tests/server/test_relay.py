@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from pyarrow import flight
 from tests.server.certificates import Certificates
@@ -22,12 +23,14 @@ from tests.server.support import (
 from tests.server.test_frames import frame
 
 from floodmark.model.access import Role
-from floodmark.model.errors import FloodmarkError, NotAuthenticated, Unreachable
+from floodmark.model.errors import FloodmarkError, NotAuthenticated, Unreachable, WireMismatch
 from floodmark.model.limits import NEWCOMER_BYTES_MAX
 from floodmark.server import Server, ServerOptions
 from floodmark.server.frames import PREFACE
 from floodmark.server.relay import Relay
 from floodmark.site.connecting import connect
+from floodmark.wire.channels import CHANNEL_COMMAND
+from floodmark.wire.columns import PAIRS
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import decode_error
 from floodmark.wire.messages import HELLO
@@ -246,3 +249,19 @@ def test_what_a_client_does_not_read_waits_at_the_server() -> None:
                     continue
             assert connection.front.transport.get_write_buffer_size() <= 2 * MIB
             assert len(receive(client, sent)) == sent
+
+
+# Rows where none belong
+
+
+def test_a_channel_with_rows_is_ended(server: Server) -> None:
+    """Arrow has undone their compression by then; they are let go of, and no more are taken."""
+    descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
+    batch = pyarrow.record_batch([[b"key"], [bytes(MIB)]], schema=PAIRS)
+    with closing(client_of(server)) as client:
+        writer, reader = client.do_exchange(descriptor, raw_options(token=token_of(Role.READ)))
+        writer.begin(PAIRS, options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
+        writer.write_batch(batch)
+        with pytest.raises(flight.FlightError) as refused:
+            reader.read_chunk()
+    assert isinstance(decode_error(refused.value.extra_info), WireMismatch)

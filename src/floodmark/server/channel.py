@@ -42,6 +42,9 @@ class Channels:
                     chunk = reader.read_chunk()
             except (StopIteration, ClientGone):
                 return
+            if chunk.data is not None:
+                # Let go of at once: rows may have been small on their way, and compressed.
+                raise WireMismatch("a channel carries requests, and no rows; connect with Floodmark")
             request = b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
             with self._gate.passing():
                 answer, go_on = self._answer(visit, request)
