@@ -19,7 +19,7 @@ from floodmark.cli import main
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FLOODMARK: Final = str(Path(sysconfig.get_path("scripts")) / "floodmark")
-PROCESS_SECONDS_MAX: Final = 60.0
+PROCESS_SECONDS_MAX: Final = 300.0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from floodmark.codec.changelog import decode_log_key, decode_row, encode_log_ran
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_namespace, encode_prefix
 from floodmark.engine import Row
 from floodmark.engine.rocks import RocksSecondary
-from floodmark.engine.witness import WitnessFile, require_files
+from floodmark.engine.witness import Witness, WitnessFile, require_files
 from floodmark.feed.columns import Columns
 from floodmark.feed.reader import gather_lines
 from floodmark.model.change import Heartbeat
@@ -79,11 +79,9 @@ class DirectoryReader:
         self._complete: Version = 0
         self._scratch = TemporaryDirectory(prefix="floodmark-", ignore_cleanup_errors=True)
         try:
+            # Loaded before the files are looked at: they only grow.
             witness = WitnessFile(witness_path(path)).load()
-            if witness is not None:
-                # Loaded before the files are looked at: they only grow.
-                require_files(engine_path(path), witness)
-            self._engine = _open_engine(engine_path(path), Path(self._scratch.name))
+            self._engine = _open_engine(engine_path(path), Path(self._scratch.name), witness)
             self._require_own()
         except BaseException:
             self._scratch.cleanup()
@@ -304,14 +302,16 @@ class DirectoryReader:
             return None
 
 
-def _open_engine(path: Path, scratch: Path) -> RocksSecondary:
+def _open_engine(path: Path, scratch: Path, witness: Witness | None) -> RocksSecondary:
     try:
+        if witness is not None and path.exists():
+            require_files(path, witness)
         return RocksSecondary(path, READ_FAMILIES, scratch=scratch, prefix_bytes=FILTERED_BYTES)
     except (StorageFailed, PermissionError) as error:
         if not isinstance(error, PermissionError) and not isinstance(error.__cause__, PermissionError):
             raise
         raise CannotOpen(
-            f"cannot use {path}: permission denied. Whoever reads the directory of a site must be allowed to "
-            "write there, because rocksdict renews its own small file; otherwise read from a server",
+            f"cannot use {path}: permission denied. A process that reads a site's directory must be allowed "
+            "to write there, because rocksdict renews its own small file; otherwise read from a server",
             path=str(path),
         ) from error
