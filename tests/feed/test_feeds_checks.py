@@ -16,6 +16,7 @@ from floodmark.codec.values import encode_value
 from floodmark.feed.account import Doubt
 from floodmark.feed.checks import FINDINGS_KEPT, PARTLY_READ, Checks
 from floodmark.feed.counting import BEATS_MAX
+from floodmark.feed.damage import OnDamaged
 from floodmark.feed.feeds import Feed, FeedState, SinkOptions, measure
 from floodmark.model.change import Change, Stamp
 from floodmark.model.errors import OutcomeUnknown, Unreachable
@@ -159,8 +160,8 @@ def test_what_the_runner_itself_loses_or_doubles_is_named(stage: Stage, repeat: 
     world.create()
     run_to(stage, beat(world))
 
-    def decode(batch: ChangeBatch) -> list[Change]:
-        changes = world.decoder.decode(batch)
+    def decode(batch: ChangeBatch, on_damaged: OnDamaged) -> list[Change]:
+        changes = world.decoder.decode(batch, on_damaged)
         return [each for each in changes for _ in range(repeat if each.key == b"astray" else 1)]
 
     world.put(b"astray")

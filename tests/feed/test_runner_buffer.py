@@ -9,6 +9,7 @@ from tests.feed.support_feeds import Task
 from tests.feed.support_runner import Stage
 
 from floodmark.feed import reader
+from floodmark.feed.damage import OnDamaged
 from floodmark.feed.feeds import FeedState
 from floodmark.feed.runner_buffer import Batch, RangeBuffer, weigh
 from floodmark.model.change import Change
@@ -168,9 +169,9 @@ def most_buffered(monkeypatch: pytest.MonkeyPatch, bytes_max: int) -> int:
     world.create(until=world.put(b"last"), ranges=1)
     enough_read, decoded, most = Event(), 0, 0
 
-    def decode(batch: ChangeBatch) -> list[Change]:
+    def decode(batch: ChangeBatch, on_damaged: OnDamaged) -> list[Change]:
         nonlocal decoded, most
-        changes = world.decoder.decode(batch)
+        changes = world.decoder.decode(batch, on_damaged)
         most = max(most, runner.statistics().buffered_bytes)
         decoded += weigh(changes)
         if decoded > 3 * BUFFER_BYTES or (decoded > BUFFER_BYTES and most >= bytes_max):
