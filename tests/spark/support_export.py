@@ -29,6 +29,7 @@ def history_of(site: Site, namespace: str, until: Version) -> list[Row]:
             change.stamp.version,
             change.partition,
             None if change.expires_at is None else moment_of(change.expires_at * 1000 << COUNTER_BITS),
+            change.snapshot,
         )
         for change in sorted(
             site.changes(namespace, until=until), key=lambda change: (change.key, change.version)

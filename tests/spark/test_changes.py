@@ -133,7 +133,25 @@ def test_start_and_end_are_inclusive(location: Callable[[], str], site: Site, us
     assert keys_of(read_changes(place, endingVersion=versions[0])) == [b"a"]
 
 
-def test_earliest_is_all_that_is_kept_and_latest_is_nothing_yet(
+def test_a_snapshot_is_every_key_at_the_end(
+    location: Callable[[], str], site: Site, users: Namespace
+) -> None:
+    site.split("users", b"b")
+    until = users.put_many({b"a": b"1", b"b": b"2"})
+    end = max(change.version for change in site.changes("users"))
+    users.delete(b"a")
+    users.put(b"c", b"3")
+    place = location()
+    assert keys_of(read_changes(place, startingVersion="snapshot")) == [b"b", b"c"]
+    rows = read_changes(place, startingVersion="snapshot", endingVersion=end, minPartitions=4)
+    assert keys_of(rows) == [b"a", b"b"]
+    assert {(row["_snapshot"], row["_commit_version"]) for row in rows} == {(True, end)}
+    assert {row["_origin_version"] for row in rows} == {
+        change.version for change in site.changes("users", until=max(until, end))
+    }
+
+
+def test_earliest_is_the_first_of_all_and_latest_is_nothing_yet(
     location: Callable[[], str], users: Namespace
 ) -> None:
     users.put(b"a", b"1")
@@ -231,7 +249,9 @@ def test_changes_that_were_collected_are_refused(location: Callable[[], str], si
     place = location()
     with pytest.raises(VersionCollected, match=r"of 'users' was collected; the oldest that can be read"):
         plan(place, readChangeFeed="true", startingVersion=first)
-    assert [row["_commit_version"] for row in read_changes(place)] == [last]
+    with pytest.raises(VersionCollected, match='startingVersion "snapshot"'):
+        read_changes(place)
+    assert [row["_origin_version"] for row in read_changes(place, startingVersion="snapshot")] == [last]
 
 
 def test_what_is_kept_is_held_while_a_job_runs(guarded: Served, token_file: Callable[..., Path]) -> None:

@@ -172,7 +172,22 @@ def test_what_is_gone_from_the_site_takes_a_new_target(
     collect_old(served.site)
     with pytest.raises(VersionCollected, match="Export to a new target"):
         export_users(served, spark, target)
-    export_users(served, spark, target.with_name("another"))
+
+
+def test_a_new_history_has_every_live_key_though_its_changes_are_gone(
+    served: Served, spark: SparkSession, users: Namespace, target: Path
+) -> None:
+    served.site.update_namespace("users", retention=timedelta(0))
+    collect_old(served.site)
+    first = export_users(served, spark, target)
+    rows = exported(target)
+    assert {(row[0], row[1]) for row in rows} == set(users.scan())
+    assert {row[-1] for row in rows} == {True}
+    assert first.rows == len(rows)
+    users.put(b"later", b"x")
+    export_users(served, spark, target)
+    (later,) = [row for row in exported(target) if not row[-1]]
+    assert later[:3] == (b"later", b"x", "upsert")
 
 
 @pytest.mark.usefixtures("users")
@@ -265,6 +280,7 @@ def make_row(view: View, version: Version, value: bytes = b"") -> dict[str, obje
         "_origin_version": version,
         "_site_partition": 1,
         "_expires_at": None,
+        "_snapshot": False,
     }
     return {name: row[name] for name in view.schema.names}
 

@@ -81,7 +81,7 @@ def test_option_that_cannot_be_read_is_named(option: str, text: str, said: str) 
 @pytest.mark.parametrize(
     ("option", "text", "said"),
     [
-        ("startingVersion", "first", "a version, earliest or latest"),
+        ("startingVersion", "first", "a version, earliest, latest or snapshot"),
         ("startingVersion", "18446744073709551617", "up to 64 bits"),
         ("endingVersion", "latest", "up to 64 bits"),
         ("endingVersion", str(1 << 64), "up to 64 bits"),

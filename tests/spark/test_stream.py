@@ -118,6 +118,63 @@ def test_every_change_comes_once_with_a_restart_at_every_batch(
     assert batches == 14
 
 
+def test_a_snapshot_comes_first_with_a_restart_at_every_batch(
+    users: Namespace, site: Site, make_reader: Callable[..., StreamReader]
+) -> None:
+    rows = {b"%02d" % number: b"%d" % number for number in range(40)}
+    users.put_many(rows)
+    site.split("users", b"13")
+    offset = make_reader(startingVersion="snapshot").initialOffset()
+    at = offset["version"]
+    found: list[dict[str, Any]] = []
+    batches = 0
+    while (end := step(make_reader(startingVersion="snapshot"), offset, limit=7)) != offset:
+        batch = read(make_reader(startingVersion="snapshot"), offset, end)
+        # What a crash would repeat is the same.
+        assert read(make_reader(startingVersion="snapshot"), offset, end) == batch
+        assert len(batch) <= 7
+        found += batch
+        offset = end
+        batches += 1
+        if batches == 2:
+            users.put(b"00", b"new")
+            users.delete(b"39")
+    snapshot = [row for row in found if row["_snapshot"]]
+    assert {row["key"]: row["value"] for row in snapshot} == rows
+    assert (len(snapshot), {row["_commit_version"] for row in snapshot}) == (len(rows), {at})
+    changes = [(row["key"], row["_change_type"]) for row in found if not row["_snapshot"]]
+    assert changes == [(b"00", "upsert"), (b"39", "delete")]
+    assert {row["_change_type"] for row in snapshot} == {"upsert"}
+
+
+def test_a_snapshot_without_a_limit_is_one_batch_of_the_keys_that_are_asked_for(
+    users: Namespace, site: Site, make_reader: Callable[..., StreamReader]
+) -> None:
+    users.put_many({b"a1": b"1", b"a2": b"2", b"b1": b"3"})
+    reader = make_reader(startingVersion="snapshot", prefix="a", beforeImages="true")
+    start = reader.initialOffset()
+    assert safe_point(site) == start["version"]
+    end = step(reader, start)
+    rows = sorted((row["key"], row["_change_type"]) for row in read(reader, start, end))
+    assert rows == [(b"a1", "insert"), (b"a2", "insert")]
+    assert step(reader, end) == end
+    reader.commit(end)
+    assert safe_point(site) == start["version"]
+
+
+def test_the_earliest_change_is_refused_where_it_is_gone(
+    users: Namespace, site: Site, make_reader: Callable[..., StreamReader]
+) -> None:
+    users.put(b"a", b"1")
+    site.update_namespace("users", retention=timedelta(0))
+    collect_old(site)
+    with pytest.raises(VersionCollected, match='startingVersion "snapshot"'):
+        make_reader().initialOffset()
+    reader = make_reader(startingVersion="snapshot")
+    start = reader.initialOffset()
+    assert [row["key"] for row in read(reader, start, step(reader, start))] == [b"a"]
+
+
 def test_batches_never_cut_a_commit_in_two(
     users: Namespace, site: Site, make_reader: Callable[..., StreamReader]
 ) -> None:

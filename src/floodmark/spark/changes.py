@@ -3,6 +3,8 @@
 The driver fixes both ends, and the moment by which a put counts as expired, so that every task, and every
 attempt of it, finds the same.  The rows of a batch have no order, so more tasks than there are partitions
 (`minPartitions`) share the versions, and not the keys: a change log is read by version.
+
+A change feed that begins with a snapshot and ends at a version is the snapshot at that version.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,20 +16,21 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.model.errors import InvalidOption, VersionCollected
+from floodmark.feed import at_present
+from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest, Way
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
 from floodmark.site.catalog import NamespaceRow
 from floodmark.spark.address import SiteAddress
-from floodmark.spark.options import CHANGES, EARLIEST, HEARTBEATS, LATEST, STREAM, Options
+from floodmark.spark.options import CHANGES, EARLIEST, HEARTBEATS, LATEST, SNAPSHOT_FIRST, STREAM, Options
 from floodmark.spark.patience import ask_patiently
 from floodmark.spark.planning import plan_ranges, plan_versions
-from floodmark.spark.query import BEGINNING_ATTEMPTS
 from floodmark.spark.reading import SiteReader, protect, require_kept
-from floodmark.spark.rows import RowFormat, change_rows
-from floodmark.spark.schemas import ALL, AVAILABLE, check_schema, default_schema, is_counted
+from floodmark.spark.rows import RowFormat, change_rows, snapshot_change_rows
+from floodmark.spark.schemas import CHANGED, check_schema, default_schema, is_counted
+from floodmark.spark.schemas import CHANGES as CHANGES_COLUMNS
 from floodmark.spark.special import beat_rows, scanned_row
 
 
@@ -48,7 +51,10 @@ class ChangesOptions:
 
 @dataclass(frozen=True)
 class ChangeInterval(InputPartition):
-    """The changes of qualified keys in `(since, until]`, as they look at a moment."""
+    """The changes of qualified keys in `(since, until]`, as they look at a moment.
+
+    With `snapshot`, the records that live at `until` instead.
+    """
 
     namespace: int
     keys: KeyRange
@@ -56,6 +62,7 @@ class ChangeInterval(InputPartition):
     until: Version
     now_ms: int
     site_id: int
+    snapshot: bool = False
 
 
 class ChangesReader(DataSourceReader):
@@ -71,9 +78,20 @@ class ChangesReader(DataSourceReader):
             namespace = reader.find_namespace(options.namespace)
             since, until = fix_versions(reader, namespace, options)
             keys = qualify_range(encode_namespace(namespace.id), options.keys)
+            now_ms = reader.physical_ms()
+            if options.start == SNAPSHOT_FIRST:
+                ranges = plan_ranges(
+                    reader.partition_ranges(),
+                    keys,
+                    options.partitions_min,
+                    lambda within: reader.sample_keys(within, until),
+                )
+                return [
+                    ChangeInterval(namespace.id, each, until, until, now_ms, reader.site_id, snapshot=True)
+                    for each in ranges
+                ]
             ranges = plan_ranges(reader.partition_ranges(), keys)
             count = -((options.partitions_min or 1) // -len(ranges))
-            now_ms = reader.physical_ms()
             return [
                 ChangeInterval(namespace.id, each, start, end, now_ms, reader.site_id)
                 for each in ranges
@@ -112,6 +130,9 @@ def read_interval(
     )
     scanned = False
     with closing(ask_patiently(address.open_reader)) as reader:
+        if interval.snapshot:
+            yield from _read_snapshot(reader, interval, rows, before_images=before_images)
+            return
         for batch in ask_patiently(lambda: reader.changes(request)):
             scanned = scanned or batch.way is Way.SCAN
             if batch.keys:
@@ -120,6 +141,16 @@ def read_interval(
                 yield beat_rows(batch.heartbeats, rows, interval.namespace)
     if heartbeats and scanned:
         yield scanned_row(interval.until, rows)
+
+
+def _read_snapshot(
+    reader: SiteReader, interval: ChangeInterval, rows: RowFormat, *, before_images: bool
+) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of a part of a snapshot."""
+    at = interval.until
+    for page in ask_patiently(lambda: reader.scan_records(interval.keys, at)):
+        if page.num_rows:
+            yield snapshot_change_rows(page, rows, at, interval.now_ms, before_images=before_images)
 
 
 def read_changes_options(
@@ -144,13 +175,13 @@ def read_changes_options(
 def changes_schema(given: Mapping[str, str]) -> StructType:
     """The columns of changes, if the user names none."""
     options = read_changes_options(given, streaming=True)
-    return default_schema(ALL, metadata=True, value_format=options.value_format)
+    return default_schema(CHANGED, metadata=True, value_format=options.value_format)
 
 
 def open_changes_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """A reader of changes.  What cannot be read is refused here."""
     options = read_changes_options(given, counted=is_counted(schema))
-    check_schema(schema, AVAILABLE[ALL], options.value_format)
+    check_schema(schema, CHANGES_COLUMNS, options.value_format)
     return ChangesReader(options, schema)
 
 
@@ -158,8 +189,10 @@ def fix_versions(
     reader: SiteReader, namespace: NamespaceRow, options: ChangesOptions
 ) -> tuple[Version, Version]:
     """The versions that changes lie between: behind the first, up to and with the second."""
-    since = hold_start(reader, namespace, options.start)
+    since = hold_start(reader, namespace, options)
     resolved = reader.resolved_version(namespace)
+    if options.start == SNAPSHOT_FIRST:
+        return since, since
     if options.end is None:
         return since, max(since, resolved)
     if isinstance(options.start, int) and options.end <= options.start:
@@ -172,29 +205,32 @@ def fix_versions(
     return since, max(since, min(options.end, resolved))
 
 
-def hold_start(reader: SiteReader, namespace: NamespaceRow, start: Version | str) -> Version:
+def hold_start(reader: SiteReader, namespace: NamespaceRow, options: ChangesOptions) -> Version:
     """The version that changes begin behind, which is kept while a job runs."""
-    for attempt in range(BEGINNING_ATTEMPTS):
-        since = find_start(reader, namespace, start)
-        try:
-            protect(reader, since, namespace)
-            break
-        except VersionCollected:
-            # All that is kept may have become less since the site was asked what that is.
-            if start != EARLIEST or attempt + 1 == BEGINNING_ATTEMPTS:
-                raise
-    return since
+
+    def hold(since: Version) -> Version:
+        protect(reader, since, namespace)
+        return since
+
+    def present() -> Version:
+        resolved = reader.resolved_version(namespace)
+        return resolved if options.end is None else min(resolved, options.end)
+
+    if options.start == SNAPSHOT_FIRST:
+        if options.end is not None:
+            reader.require_past(options.end)
+        return at_present(present, hold)
+    return hold(find_start(reader, namespace, options.start))
 
 
 def find_start(reader: SiteReader, namespace: NamespaceRow, start: Version | str) -> Version:
     """The version that changes begin behind."""
-    oldest = reader.oldest_changes_version(namespace)
-    if start == EARLIEST:
-        return oldest
     if start == LATEST:
         return reader.resolved_version(namespace)
-    assert isinstance(start, int)
-    if start:
-        reader.require_past(start)
-    require_kept(max(start, namespace.created_at), oldest, namespace)
-    return max(start, namespace.created_at)
+    first = 0 if start == EARLIEST else start
+    assert isinstance(first, int)
+    if first:
+        reader.require_past(first)
+    since = max(first, namespace.created_at)
+    require_kept(since, reader.oldest_changes_version(namespace), namespace)
+    return since

@@ -68,7 +68,9 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
     "_stamps": (BinaryType(),),
 }
 # What a feed tells besides, and a record does not hold: where and when the change was committed there.
-_IGNORED: Final = frozenset({"_commit_version", "_commit_timestamp", "_site_partition", "_digest"})
+_IGNORED: Final = frozenset(
+    {"_commit_version", "_commit_timestamp", "_site_partition", "_digest", "_snapshot"}
+)
 
 # Not an Arrow array: to make one loads pandas, and most who load this module only plan.
 _KINDS: Final = [kind.value for kind in ChangeType]

@@ -39,6 +39,8 @@ VALUE_FORMATS: Final = ("binary", "string", "json")
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+# Every live key as of one version, and then the changes above it.
+SNAPSHOT_FIRST: Final = "snapshot"
 
 _OF_CHANGES: Final = {name.lower(): name for name in (CHANGES | STREAM) - SNAPSHOT}
 _TRUE: Final = {"true": True, "false": False}
@@ -83,14 +85,14 @@ class Options:
         return self._read(name, _read_moment)
 
     def start(self) -> Version | str:
-        """The version behind which changes begin, or a word for it; all that is kept if none is given."""
+        """The version behind which changes begin, or a word for it; the first of all if none is given."""
         self.exclusive("startingVersion", "startingTimestamp")
         moment = self.moment("startingTimestamp")
         if moment is not None:
             # The whole of the millisecond belongs to it.
             return compose(physical_ms(moment), 0) - 1
         text = self._given.get("startingVersion", EARLIEST).lower()
-        if text in (EARLIEST, LATEST):
+        if text in (EARLIEST, LATEST, SNAPSHOT_FIRST):
             return text
         return self._read("startingVersion", _read_starting_version) or 0
 
@@ -195,7 +197,7 @@ def _read_starting_version(text: str) -> Version:
     if text == "0":
         return 0
     if not text.isdigit():
-        raise ValueError(f"it is a version, {EARLIEST} or {LATEST}, not {text!r:.60}")
+        raise ValueError(f"it is a version, {EARLIEST}, {LATEST} or {SNAPSHOT_FIRST}, not {text!r:.60}")
     return _read_version(text) - 1
 
 

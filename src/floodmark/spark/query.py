@@ -11,8 +11,10 @@ from typing import Final, TypeVar
 
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.codec.ordered import encode_namespace
+from floodmark.feed import at_present
 from floodmark.feed.cut import ChangesCut
 from floodmark.model.errors import FloodmarkError, VersionCollected
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
@@ -24,8 +26,6 @@ from floodmark.spark.planning import plan_ranges
 # A safe point moves at most this often; one with a short lifetime is renewed more often.
 HOLD_MS: Final = 10_000
 RENEWALS_PER_LIFETIME: Final = 4
-# The place to begin at may be collected between asking for it and holding it.
-BEGINNING_ATTEMPTS: Final = 5
 
 Result = TypeVar("Result")
 
@@ -69,16 +69,12 @@ class Query:
 
     def begin(self, reader: str, find_start: Callable[[Administration], Version]) -> Version:
         """Find the version to begin behind, and hold it."""
-        for attempt in range(BEGINNING_ATTEMPTS):
-            version = self.ask(find_start)
-            try:
-                self._hold(reader, version)
-                break
-            except VersionCollected:
-                # All that is kept may have become less since the site was asked what that is.
-                if attempt + 1 == BEGINNING_ATTEMPTS or self.ask(find_start) == version:
-                    raise
-        return version
+
+        def hold(version: Version) -> Version:
+            self._hold(reader, version)
+            return version
+
+        return at_present(lambda: self.ask(find_start), hold)
 
     def keep(self, reader: str, version: Version) -> None:
         """Hold what a reader at a version needs, or renew what it holds already."""
@@ -106,18 +102,38 @@ class Query:
         with self._explained():
             return self.ask(lambda each: each.cut_changes(self._namespace, since, changes_max, until, False))
 
+    def cut_snapshot(self, keys: KeyRange, at: Version, rows_max: int) -> bytes | None:
+        """The qualified key up to which a range has so many rows at a version; None if it has fewer."""
+
+        def cut() -> bytes | None:
+            left = rows_max
+            # Digests take the place of values, which need not travel to be counted.
+            for page in self._site.host.router.scan_records(keys, at, content=Content.DIGESTS):
+                if page.num_rows >= left:
+                    key: bytes = page.column(0)[left - 1].as_py()
+                    return encode_namespace(self.namespace_id) + key
+                left -= page.num_rows
+            return None
+
+        with self._explained():
+            return ask_patiently(cut)
+
     def present(self) -> Version:
         """The version up to which everything that was acknowledged can be read."""
         resolved = self.ask(lambda each: each.resolved_version())
         # To cut there also makes durable, and publishes, what was written without waiting for the disk.
         return self.cut(resolved, None, None).resolved
 
+    def qualify(self, keys: KeyRange) -> KeyRange:
+        """A range of users' keys as a range of qualified ones."""
+        return qualify_range(encode_namespace(self.namespace_id), keys)
+
     def ranges(self, keys: KeyRange) -> list[KeyRange]:
-        """A range of users' keys along the partitions of the site, qualified."""
+        """A range of qualified keys along the partitions of the site."""
         maps = self._site.host.router.maps
         ask_patiently(maps.refresh)
         partitions = [partition.range for partition in maps.map.partitions]
-        return plan_ranges(partitions, qualify_range(encode_namespace(self.namespace_id), keys))
+        return plan_ranges(partitions, keys)
 
     def close(self) -> None:
         """Hold what is needed now for the time that comes, and let go."""
@@ -140,7 +156,6 @@ class Query:
             raise VersionCollected(
                 f"changes of {self._namespace!r} that the query has not read are gone: {error}. A query may "
                 f"be stopped for {self._lifetime} (option safePointLifetime). Start it anew with another "
-                "checkpoint directory: read a snapshot first (versionAsOf), and then the stream from the "
-                "version behind it (startingVersion)",
+                'checkpoint directory and the option startingVersion "snapshot", which has every key',
                 **error.details,
             ) from error

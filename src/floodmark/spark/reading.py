@@ -241,7 +241,7 @@ def require_kept(version: Version, oldest: Version, namespace: NamespaceRow) -> 
         raise VersionCollected(
             f"version {version} of {namespace.name!r} was collected; the oldest that can be read is {oldest} "
             f"({moment_of(oldest).isoformat()}). Keep history longer with the namespace's `retention` or a "
-            "safe point",
+            'safe point; for changes, begin with the option startingVersion "snapshot", which has every key',
             version=version,
             oldest=oldest,
         )

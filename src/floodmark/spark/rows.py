@@ -24,7 +24,7 @@ from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.stream import ChangeBatch
 from floodmark.model.version import COUNTER_BITS, Version, physical_ms
 from floodmark.spark.fields import find_first, read_fields
-from floodmark.spark.schemas import CHANGE_DIGEST, JSON, KEY, STAMPS, STATES, VALUE, arrow_schema
+from floodmark.spark.schemas import CHANGE_DIGEST, JSON, KEY, SNAPSHOT, STAMPS, STATES, VALUE, arrow_schema
 
 _BINARY: Final = pyarrow.binary()
 _LONG: Final = pyarrow.int64()
@@ -35,7 +35,7 @@ _EXPIRY_MAX: Final = 253_402_300_799
 # Arrow miscounts where no end is named.
 _QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
 
-_OWN: Final = frozenset({*STATES.names, "digest", CHANGE_DIGEST.name})
+_OWN: Final = frozenset({*STATES.names, "digest", CHANGE_DIGEST.name, SNAPSHOT.name})
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class _Columns:
     change_digests: pyarrow.Int64Array | None = None
     # As they are stored.
     records: pyarrow.BinaryArray | None = None
+    # Whether they are of the snapshot that changes begin with.
+    snapshot: bool = False
 
 
 def snapshot_rows(
@@ -131,6 +133,33 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
     )
     if batch.befores is not None:
         columns = _with_before_images(columns, dead, _split_befores(batch))
+    return _finish(columns, rows)
+
+
+def snapshot_change_rows(
+    batch: pyarrow.RecordBatch, rows: RowFormat, at: Version, now_ms: int, *, before_images: bool
+) -> pyarrow.RecordBatch:
+    """Records of a scan as of a version, as rows of the snapshot that changes begin with.
+
+    They have the version of the snapshot, and the stamps that they were written with.
+    """
+    keys, versions, partitions, values = batch.columns
+    stored = split_values(values, None if rows.whole else now_ms)
+    dead = stored.deleted if rows.whole else _dead(stored, now_ms)
+    live = ChangeType.INSERT if before_images else ChangeType.UPSERT
+    columns = _Columns(
+        keys=keys,
+        values=_where_alive(stored.values, dead),
+        types=lambda: compute.if_else(dead, ChangeType.DELETE.value, live.value),
+        versions=pyarrow.array(numpy.full(len(keys), at, numpy.uint64)),
+        partitions=partitions,
+        origin_sites=stored.origin_site,
+        origin_versions=compute.coalesce(stored.origin_version, versions),
+        expiries=stored.expires_at,
+        change_digests=pyarrow.nulls(len(keys), _LONG),
+        records=values,
+        snapshot=True,
+    )
     return _finish(columns, rows)
 
 
@@ -256,6 +285,7 @@ _MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
     "_site_partition": lambda columns, _: columns.partitions.cast(_LONG),
     "_expires_at": _expiry_timestamps,
     STAMPS.name: _stamps,
+    SNAPSHOT.name: lambda columns, _: pyarrow.array(numpy.full(len(columns.keys), columns.snapshot)),
 }
 
 

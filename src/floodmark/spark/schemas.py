@@ -51,17 +51,21 @@ RECORDS: Final = StructType([KEY, VALUE, CHANGE_TYPE, *METADATA])
 # What makes records of fields and counters whole, for those who copy them; only for those who ask for it.
 STAMPS: Final = StructField("_stamps", BinaryType())
 STATES: Final = StructType([*RECORDS, STAMPS])
+# Whether a row is of the snapshot that changes begin with.
+SNAPSHOT: Final = StructField("_snapshot", BooleanType(), nullable=False)
+CHANGES: Final = StructType([*RECORDS, SNAPSHOT])
 # What heartbeats sum up of a change, for those who check that they have them all.
 CHANGE_DIGEST: Final = StructField("_digest", LongType())
-COUNTED: Final = StructType([*RECORDS, CHANGE_DIGEST])
+COUNTED: Final = StructType([*CHANGES, CHANGE_DIGEST])
 DIGESTS: Final = StructType([KEY, DIGEST, CHANGE_TYPE, *METADATA])
-CHANGES: Final = RECORDS
 
 # The columns that can be asked for by the rows that are read.
 LIVE: Final = "live"
 ALL: Final = "all"
 HASHED: Final = "digests"
 AVAILABLE: Final = {LIVE: PAIRS_WITH_METADATA, ALL: RECORDS, HASHED: DIGESTS}
+# The rows of a change feed.
+CHANGED: Final = "changes"
 
 # What a value is read as.
 BINARY: Final = "binary"
@@ -107,7 +111,9 @@ def default_schema(rows: str, *, metadata: bool, value_format: str | None) -> St
             "values in JSON become columns only by a schema; name the fields with .schema(...), for example "
             '.schema("key string, name string, age int")'
         )
-    columns = PAIRS if rows == LIVE and not metadata else AVAILABLE[rows]
+    columns = CHANGES if rows == CHANGED else AVAILABLE[rows]
+    if rows == LIVE and not metadata:
+        columns = PAIRS
     if value_format != STRING:
         return columns
     return StructType(
@@ -125,7 +131,7 @@ def check_schema(schema: StructType, available: StructType, value_format: str | 
     name that does not begin with an underscore is a field of the value.
     """
     known = {field.name: field for field in available}
-    if available == RECORDS:
+    if available in (RECORDS, CHANGES):
         known |= {STAMPS.name: STAMPS, CHANGE_DIGEST.name: CHANGE_DIGEST}
     for field in schema:
         if field.name == KEY.name:

@@ -21,7 +21,7 @@ from floodmark.feed.counting import Counted, RowCounting, slim_beat
 from floodmark.model.change import ChangeType, Heartbeat, NamespaceBeat
 from floodmark.model.version import Version
 from floodmark.spark.rows import RowFormat, special_rows
-from floodmark.spark.schemas import CHANGE_DIGEST
+from floodmark.spark.schemas import CHANGE_DIGEST, SNAPSHOT
 from floodmark.spark.schemas import COUNTED as COUNTED_CHANGES
 
 HEARTBEAT: Final = "heartbeat"
@@ -73,6 +73,8 @@ class CountedRows:
     def _count(self, changes: pyarrow.RecordBatch, kinds: pyarrow.StringArray) -> None:
         # The image before an update goes with the one after it, which is the change.
         after = pyarrow.compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
+        # Heartbeats sum up commits, and not what a snapshot finds.
+        after = pyarrow.compute.and_not(after, changes.column(SNAPSHOT.name))
         versions = changes.column("_commit_version").filter(after)
         digests = changes.column(CHANGE_DIGEST.name).filter(after)
         self._counting.add(

@@ -9,6 +9,14 @@ as well (`since`), and that counts.
 
 The reader's id travels in the offsets too, and names the safe point that the query finds again when it was
 stopped (`query.py`); and so does the place that the versions belong to.
+
+A stream that begins with a snapshot at a version S has offsets with `snapshot` until it is read: "the rows up
+to this key of the snapshot at `version` were read", with the key in hexadecimal.  A micro-batch of it names
+the key that it begins behind as well (`from`).
+
+    {"version": S, "snapshot": ""}                  nothing was read
+    {"version": S, "snapshot": "…", "from": ""}     rows up to a key were read
+    {"version": S, "from": "…"}                     all rows were read
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,16 +39,25 @@ from pyspark.sql.types import StructType
 from floodmark.feed import LIFETIME
 from floodmark.feed.cut import ChangesCut
 from floodmark.model.errors import InvalidOption
-from floodmark.model.ranges import KeyRange
+from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version, physical_ms
 from floodmark.site.host import Administration
 from floodmark.spark.address import SiteAddress
 from floodmark.spark.changes import ChangeInterval, read_interval
-from floodmark.spark.options import COMMON, EARLIEST, HEARTBEATS, KEYS, LATEST, STREAM, Options
+from floodmark.spark.options import (
+    COMMON,
+    EARLIEST,
+    HEARTBEATS,
+    KEYS,
+    LATEST,
+    SNAPSHOT_FIRST,
+    STREAM,
+    Options,
+)
 from floodmark.spark.query import Query
 from floodmark.spark.reading import READERS
 from floodmark.spark.rows import RowFormat
-from floodmark.spark.schemas import ALL, AVAILABLE, check_schema, is_counted
+from floodmark.spark.schemas import CHANGES, check_schema, is_counted
 
 OPTIONS: Final = (
     COMMON
@@ -103,6 +120,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reader = READERS + str(uuid4())
             start = self._driver.begin(reader, lambda each: find_start(self._options, each))
             self._initial = {"version": start, "reader": reader, "place": self._driver.place}
+            if self._options.start == SNAPSHOT_FIRST:
+                self._initial["snapshot"] = ""
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -117,11 +136,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since: Version = start["version"]
         changes_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         self._driver.keep(start["reader"], since)
+        if "snapshot" in start:
+            return self._next_of_snapshot(start, changes_max)
         cut = self._cut = self._driver.cut(since, changes_max, self._until)
         if cut.changes != 0 or self._is_idle_for_long(since, cut.version):
             self._is_counting = self._options.heartbeats and cut.changes != 0
             self._pauses = 0 if cut.changes != 0 else self._pauses
-            return start | {"version": cut.version, "since": since}
+            return _place_of(start) | {"version": cut.version, "since": since}
         if self._until is None:
             Event().wait(self._next_pause())
         return start
@@ -129,6 +150,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next_pause(self) -> float:
         self._pauses += 1
         return self.pause_seconds * (QUIET_FACTOR if self._pauses > QUIET_PAUSES else 1)
+
+    def _next_of_snapshot(self, start: Offset, rows_max: int | None) -> Offset:
+        """The next step in the snapshot; all that is left of it, unless there is a limit."""
+        end = _place_of(start) | {"version": start["version"], "from": start["snapshot"]}
+        if rows_max is not None:
+            keys = self._snapshot_keys(start["snapshot"], None)
+            key = None if keys is None else self._driver.cut_snapshot(keys, start["version"], rows_max)
+            if key is not None:
+                end["snapshot"] = key.hex()
+        return end
+
+    def _snapshot_keys(self, behind: str, through: str | None) -> KeyRange | None:
+        """The qualified keys behind one and up to another, as offsets name them; None if there are none."""
+        end = None if through is None else after(bytes.fromhex(through))
+        within = KeyRange(after(bytes.fromhex(behind)), end)
+        return self._driver.qualify(self._options.keys).intersect(within)
 
     def _is_idle_for_long(self, since: Version, version: Version) -> bool:
         idle_ms = self.idle_ms
@@ -147,15 +184,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._require_place(end)
         if start["reader"] != end["reader"]:
             self._driver.release(start["reader"])
+        query = self._driver
+        if "from" in end and start != end:
+            return self._snapshot_intervals(end)
         since: Version = end["since"] if "since" in end else end["version"]
         if since >= end["version"] or start == end:
             return []
-        query = self._driver
         query.keep(end["reader"], since)
         now_ms = query.physical_ms()
         return [
             ChangeInterval(query.namespace_id, keys, since, end["version"], now_ms, query.site_id)
-            for keys in query.ranges(self._options.keys)
+            for keys in query.ranges(query.qualify(self._options.keys))
+        ]
+
+    def _snapshot_intervals(self, end: Offset) -> list[ChangeInterval]:
+        query, at = self._driver, end["version"]
+        query.keep(end["reader"], at)
+        keys, now_ms = self._snapshot_keys(end["from"], end.get("snapshot")), query.physical_ms()
+        return [
+            ChangeInterval(query.namespace_id, each, at, at, now_ms, query.site_id, snapshot=True)
+            for each in ([] if keys is None else query.ranges(keys))
         ]
 
     def commit(self, end: Offset) -> None:
@@ -200,7 +248,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def open_stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
     """A reader of a namespace's changes.  What cannot be read is refused here."""
     read = read_stream_options(options, counted=is_counted(schema))
-    check_schema(schema, AVAILABLE[ALL], read.value_format)
+    check_schema(schema, CHANGES, read.value_format)
     return StreamReader(read, schema)
 
 
@@ -228,12 +276,16 @@ def read_stream_options(given: Mapping[str, str], *, counted: bool) -> StreamOpt
 
 
 def find_start(options: StreamOptions, administration: Administration) -> Version:
-    """The version that a new query begins behind."""
-    if options.start == EARLIEST:
-        return administration.oldest_version(options.namespace)
-    if options.start == LATEST:
+    """The version that a new query begins behind, or that its snapshot is of."""
+    if options.start in (LATEST, SNAPSHOT_FIRST):
         return administration.resolved_version()
-    assert isinstance(options.start, int)
-    if options.start:
-        administration.observe(options.start)
-    return max(options.start, administration.find_namespace(options.namespace).created_at)
+    first = 0 if options.start == EARLIEST else options.start
+    assert isinstance(first, int)
+    if first:
+        administration.observe(first)
+    return max(first, administration.find_namespace(options.namespace).created_at)
+
+
+def _place_of(offset: Offset) -> Offset:
+    """What all offsets of a query share."""
+    return {"reader": offset["reader"], "place": offset["place"]}

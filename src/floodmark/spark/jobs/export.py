@@ -39,6 +39,7 @@ from floodmark.spark.jobs.export_frames import (
     newest_changes,
     read_changes,
     read_snapshot,
+    read_snapshot_changes,
     read_view,
     take_counted,
     touched_names,
@@ -115,7 +116,7 @@ def export(
     source.require_url("exported from")
     directory, kind = local_directory(target), Format(format)
     with source.connect() as site, only_writer(directory), use_session(spark, "floodmark export") as session:
-        asked = _identify(site, namespace, View(view))
+        asked = _identify(site, namespace, View(view), until)
         exported = (DeltaTarget if kind is Format.DELTA else ParquetTarget)(directory, asked)
         work = _Export(session, source, site, exported, at_heartbeats=at_heartbeats, progress=progress)
         since, before, began_ms = exported.through, exported.checks, monotonic_ms()
@@ -137,10 +138,17 @@ def export(
         )
 
 
-def _identify(site: Site, namespace: str, view: View) -> ExportIdentity:
-    """A new export as it is asked for; a history of all that the site still has."""
+def _identify(site: Site, namespace: str, view: View, until: Version | None) -> ExportIdentity:
+    """A new export as it is asked for.
+
+    A history has every change, or where the first ones are gone, a snapshot and every change above it.
+    """
     administration = site.host.administration
     row = administration.find_namespace(namespace)
+    since, snapshot = row.created_at, False
+    if administration.oldest_version(namespace) > row.created_at:
+        resolved = administration.resolved_version()
+        since, snapshot = resolved if until is None else min(resolved, until), True
     return ExportIdentity(
         id=uuid4().hex,
         site=site.name,
@@ -148,7 +156,8 @@ def _identify(site: Site, namespace: str, view: View) -> ExportIdentity:
         namespace=namespace,
         namespace_id=row.id,
         view=view,
-        since=max(row.created_at, administration.oldest_version(namespace)) if view is View.HISTORY else 0,
+        since=since if view is View.HISTORY else 0,
+        snapshot=snapshot and view is View.HISTORY,
     )
 
 
@@ -237,23 +246,29 @@ class _Export:
         self.written += added
         return self._moved(cut.version)
 
-    # The current view
+    # What begins with a snapshot
 
     def _begin_view(self, end: Version | None) -> Version:
-        """Write a snapshot, which changes are then merged into; its version."""
+        """Write a snapshot, which changes are then merged into or put beside; its version."""
         target, administration = self._target, self._administration
+        is_history = target.identity.view is View.HISTORY
         at = administration.resolved_version() if end is None else end
-        if self._at_heartbeats:
+        if is_history:
+            at = target.identity.since
+        elif self._at_heartbeats:
             oldest = administration.oldest_version(self._namespace)
             at = administration.cut_changes(self._namespace, oldest, None, at, True).version
         self._hold(at)
         place = target.prepare()
         with watch_tasks(self._spark, self._progress, f"snapshot of {moment_of(at).isoformat()}"):
-            rows = read_snapshot(self._spark, self._source, self._namespace, at)
+            read = read_snapshot_changes if is_history else read_snapshot
+            rows = read(self._spark, self._source, self._namespace, at)
             added = write_files(rows, place, target.identity.view.schema, step_prefix(0))
         target.commit(0, at, added, [], Checks())
         self.written += added
         return self._moved(at)
+
+    # The current view
 
     def _merge(
         self, changes: DataFrame, place: Path, since: Version, through: Version

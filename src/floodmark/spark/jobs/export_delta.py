@@ -157,7 +157,7 @@ def through_of(table: Any, identity: ExportIdentity) -> Version | None:
     """How far a table is."""
     committed = table.transaction_version(identity.id)
     if committed is None:
-        return identity.since if identity.view is View.HISTORY else None
+        return identity.start
     return int(committed)
 
 

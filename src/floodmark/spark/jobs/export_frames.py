@@ -58,6 +58,18 @@ def read_snapshot(spark: SparkSession, source: SiteAddress, namespace: str, at: 
     return read_site(spark, source, options)
 
 
+def read_snapshot_changes(spark: SparkSession, source: SiteAddress, namespace: str, at: Version) -> DataFrame:
+    """The live records at a version, as the changes that a history begins with."""
+    options = {
+        "namespace": namespace,
+        "readChangeFeed": "true",
+        "startingVersion": "snapshot",
+        "endingVersion": str(at),
+        "minPartitions": str(TASKS_MAX),
+    }
+    return read_site(spark, source, options)
+
+
 def newest_changes(changes: DataFrame) -> DataFrame:
     """Of each key the last change; and under a key without bytes, which no change has, what was counted."""
     rows = changes.mapInArrow(pass_counted, COUNTED)

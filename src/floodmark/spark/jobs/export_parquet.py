@@ -84,7 +84,7 @@ class ParquetTarget:
         state = load_state(self._directory)
         if state is None:
             self._require_empty()
-            state = State(identity=asked, through=asked.since if asked.view is View.HISTORY else None)
+            state = State(identity=asked, through=asked.start)
             self._store(state)
         state.identity.require_same(asked, str(directory))
         self._state = state

@@ -49,7 +49,10 @@ class Format(StrEnum):
 
 
 class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose rows a target holds.  A history holds the changes above `since`."""
+    """Whose rows a target holds.
+
+    A history holds the changes above `since`, and with `snapshot` the records that lived at `since`.
+    """
 
     id: str
     site: str
@@ -58,6 +61,12 @@ class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
     namespace_id: int
     view: View
     since: Version = 0
+    snapshot: bool = False
+
+    @property
+    def start(self) -> Version | None:
+        """How far a target is that holds nothing yet; None if a snapshot comes first."""
+        return self.since if self.view is View.HISTORY and not self.snapshot else None
 
     @property
     def safe_point(self) -> str:
