@@ -127,24 +127,25 @@ def test_a_new_site_with_an_older_backup_is_told_that_it_comes_too_late() -> Non
 
 
 @pytest.fixture
-def site() -> Site:
-    return open_engine(MemoryEngine(FAMILIES), site="oslo", site_id=IDS["oslo"], time_source=SimulatedTime())
+def time() -> SimulatedTime:
+    return SimulatedTime()
 
 
-def advance(site: Site, milliseconds: int) -> None:
-    time = embedded(site).node.clock.time_source
-    assert isinstance(time, SimulatedTime)
-    time.advance(milliseconds)
+@pytest.fixture
+def site(time: SimulatedTime) -> Site:
+    return open_engine(MemoryEngine(FAMILIES), site="oslo", site_id=IDS["oslo"], time_source=time)
 
 
-def test_fields_that_come_and_go_never_fill_a_record_that_is_written_all_the_time(site: Site) -> None:
+def test_fields_that_come_and_go_never_fill_a_record_that_is_written_all_the_time(
+    site: Site, time: SimulatedTime
+) -> None:
     profiles = site.create_namespace("profiles", merge="fields")
     half = FIELDS_MAX // 2
     for day in range(4):
         names = [f"{day}-{number}" for number in range(half - 10)]
         profiles.update(b"ada", {"day": day} | dict.fromkeys(names, 1))
         profiles.delete_field(b"ada", *names)
-        advance(site, DAYS_MS)
+        time.advance(DAYS_MS)
         profiles.update(b"ada", {"day": day})
         site.collect_garbage()
     assert profiles.get(b"ada") == b'{"day":3}'
@@ -159,12 +160,12 @@ def test_without_garbage_collection_they_do(site: Site) -> None:
         profiles.update(b"ada", {f"2-{number}": None for number in range(half)})
 
 
-def test_history_that_is_kept_stays_what_it_was(site: Site) -> None:
+def test_history_that_is_kept_stays_what_it_was(site: Site, time: SimulatedTime) -> None:
     profiles = site.create_namespace("profiles", merge="fields")
     profiles.put(b"ada", {"a": 1, "b": 2, "c": 3})
     profiles.delete_field(b"ada", "a")
     profiles.update(b"ada", {"brief": 1}, ttl=5)
-    advance(site, DAYS_MS)
+    time.advance(DAYS_MS)
     versions = [profiles.update(b"ada", {"b": None}), profiles.update(b"ada", {"c": 4})]
     history = [profiles.get(b"ada", at=version) for version in versions]
     changes = list(site.changes("profiles", since=versions[0] - 1))
