@@ -392,7 +392,7 @@ class ChangeContract(SiteContractBase):
             with pytest.raises(VersionCollected) as caught:
                 ask()
             assert dict(caught.value.details) == {"version": version, "oldest": kept}
-            assert "read a snapshot first with scan(at=...)" in str(caught.value)
+            assert 'Begin with a snapshot (since="snapshot")' in str(caught.value)
         with pytest.raises(VersionCollected):
             site.changes("users")
         assert versions(site.changes("users", since=kept)) == [last]

@@ -49,7 +49,7 @@ class SubscriptionContract(SiteContractBase):
     def test_changes_are_delivered_in_order_with_their_positions(self, site: Site, users: Namespace) -> None:
         first = users.put(b"ada", b"countess")
         second = users.put_many({b"bob": b"builder", b"carl": b"composer"})
-        with site.subscribe("indexer", "users", options=BY_HAND) as subscription:
+        with site.subscribe("indexer", "users", start="beginning", options=BY_HAND) as subscription:
             assert type(subscription) is Subscription
             assert (subscription.name, subscription.namespace) == ("indexer", "users")
             deliveries = list(subscription)
