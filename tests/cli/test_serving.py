@@ -10,6 +10,8 @@ from urllib.request import urlopen
 import pytest
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, run, run_process, running, serving
 
+from floodmark.site.directory import FORMAT
+
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 # Says what it does, and goes on for ever after it was asked to stop.
@@ -45,7 +47,8 @@ def test_the_ready_line_says_where_it_is(directory: Path) -> None:
         with urlopen(f"http://{ready['metrics']}/readyz", timeout=PROCESS_SECONDS_MAX) as page:
             assert page.read() == b"ok\n"
         with urlopen(f"http://{ready['metrics']}/metrics", timeout=PROCESS_SECONDS_MAX) as page:
-            assert b'floodmark_site_info{format="2",site="oslo"' in page.read()
+            told = f'floodmark_site_info{{format="{FORMAT}",site="oslo"'
+            assert told in page.read().decode()
 
 
 def test_the_ready_line_for_people(directory: Path) -> None:
