@@ -202,3 +202,35 @@ def test_a_runner_is_believed_only_if_its_caller_has_the_lease(tmp_path: Path) -
             assert mine.host.feeds.report("copy", "me", past, None).checkpoint > feed.checkpoint
             mine.host.feeds.release("copy", "me")
             assert site.host.feeds.find("copy").lease is None
+
+
+def test_a_consumer_is_believed_only_if_its_caller_has_the_lease(tmp_path: Path) -> None:
+    """Holder and epoch are public: with them, another writer acknowledged what it had never seen."""
+    access = write_access(
+        tmp_path / "access.toml",
+        {"name": "indexer", "role": "write", "token": "indexer"},
+        {"name": "other", "role": "write", "token": "other"},
+    )
+    with serving(ServerOptions(access=access)) as (site, server):
+        site.create_namespace("users").put(b"ada", b"countess")
+        with connected(server, token="indexer") as mine, connected(server, token="other") as theirs:
+            subscription = mine.subscribe("index", "users", holder="me", options=BY_HAND)
+            row, store = site.host.subscriptions.find("index"), theirs.host.subscriptions
+            past = Progress(through=site.resolved_version())
+            transaction = theirs.transaction().__enter__()
+            for meddle in (
+                lambda: store.acknowledge("index", row.epoch, past),
+                lambda: store.renew("index", row.epoch),
+                lambda: store.seek("index", past.through, row.epoch),
+                lambda: store.open(row.spec, row.through, "me", 10.0),
+                lambda: theirs.host.transactions.acknowledge(
+                    transaction.id, "index", row.epoch, past, Acknowledgement()
+                ),
+            ):
+                with pytest.raises(LeaseHeld):
+                    meddle()
+            store.release("index", row.epoch)
+            assert site.host.subscriptions.find("index") == row
+            assert [delivery.change.key for delivery in subscription] == [b"ada"]
+            subscription.close()
+            assert site.host.subscriptions.find("index").lease is None

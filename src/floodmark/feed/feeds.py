@@ -234,10 +234,10 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who runs a feed, and until when unless it is heard of again.
+    """Which runner has a feed, or which consumer a subscription, and until when unless it reports again.
 
-    `holder` is the name of the runner, which everybody sees; `owner` is the mark of the caller that acquired
-    the lease.  None if a release did so that knew of no owners.
+    `holder` is its name, which is public; `owner` is the mark of the caller that acquired the lease.  None if
+    a release did so that knew of no owners.
     """
 
     holder: str
@@ -246,8 +246,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
 
     def is_of(self, holder: str, owner: str) -> bool:
-        """Whether a runner that calls itself so has the lease; the site itself is believed."""
-        return self.holder == holder and (owner == SITE_OWNER or self.owner in (None, owner))
+        """Whether a holder of this name and owner has the lease."""
+        return self.holder == holder and self.belongs_to(owner)
+
+    def belongs_to(self, owner: str) -> bool:
+        """Whether the lease was acquired by a caller; the site itself may use every lease."""
+        return owner == SITE_OWNER or self.owner in (None, owner)
 
 
 class FeedError(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ from floodmark.feed.subscriptions import (
     lease_held,
 )
 from floodmark.log import OpenLog
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
@@ -145,6 +146,7 @@ class LocalSubscriptionStore:
         holder: str,
         lease_seconds: float,
         snapshot: bool = False,
+        owner: str = SITE_OWNER,
     ) -> SubscriptionRow:
         lifetime_ms = require_lease_seconds(lease_seconds) // timedelta(milliseconds=1)
         require_name(holder, "holder of a lease")
@@ -152,27 +154,29 @@ class LocalSubscriptionStore:
             known = self._look(spec.name)
             row = known or self._make(spec, start, snapshot=snapshot)
             self._require_same(row, spec)
-            self._require_free(row, holder)
+            self._require_free(row, holder, owner)
             # First the safe point, which fails if something is gone already; from then on nothing goes.
             self._hold(row, row.needed_version)
             expires_at_ms = self._time_source() + lifetime_ms
-            lease = Lease(holder=holder, expires_at_ms=expires_at_ms, lifetime_ms=lifetime_ms)
+            lease = Lease(holder=holder, expires_at_ms=expires_at_ms, lifetime_ms=lifetime_ms, owner=owner)
             if known is None:
                 return self._enter(replace(row, epoch=row.epoch + 1, lease=lease))
 
             def open_now(row: SubscriptionRow) -> SubscriptionRow:
-                self._require_free(row, holder)
+                self._require_free(row, holder, owner)
                 return replace(row, spec=spec, epoch=row.epoch + 1, lease=lease)
 
             return self._store(spec.name, open_now)
 
-    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
+    def acknowledge(
+        self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
+    ) -> list[Position]:
         progress.require_sound()
         self._require_resolved(name, progress.through)
         acknowledged: list[Position] = []
 
         def judge(state: SubscriptionState) -> SubscriptionChange:
-            lease = self._require_lease(state.row, epoch)
+            lease = self._require_lease(state.row, epoch, owner)
             acknowledged.extend(self._learn(state, progress))
             return SubscriptionChange(progress, self._time_source() + lease.lifetime_ms)
 
@@ -201,27 +205,33 @@ class LocalSubscriptionStore:
             )
         return acknowledged
 
-    def renew(self, name: str, epoch: int) -> None:
+    def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         def judge(state: SubscriptionState) -> SubscriptionChange:
-            lease = self._require_lease(state.row, epoch)
+            lease = self._require_lease(state.row, epoch, owner)
             nothing = Progress(through=state.deliveries.through)
             return SubscriptionChange(nothing, self._time_source() + lease.lifetime_ms)
 
         self._change(name, judge)
         self._move_on_if_due(name, epoch)
 
-    def release(self, name: str, epoch: int) -> None:
+    def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         with self._lock:
             row = self._look(name)
-            if row is not None and row.epoch == epoch and row.lease is not None:
+            lease = None if row is None or row.epoch != epoch else row.lease
+            if lease is not None and lease.belongs_to(owner):
                 self._store(name, lambda row: replace(row, lease=None))
 
     def seek(
-        self, name: str, version: Version, epoch: int | None = None, snapshot: bool = False
+        self,
+        name: str,
+        version: Version,
+        epoch: int | None = None,
+        snapshot: bool = False,
+        owner: str = SITE_OWNER,
     ) -> SubscriptionRow:
         self._end_decided(name)
         with self._lock:
-            row = self._require_movable(self._look(name) or self.find(name), epoch)
+            row = self._require_movable(self._look(name) or self.find(name), epoch, owner)
             version = max(version, self._require_namespace(row))
             self._require_reached(version)
             try:
@@ -231,7 +241,7 @@ class LocalSubscriptionStore:
                 self._hold(row, version)
 
             def move(row: SubscriptionRow) -> SubscriptionRow:
-                row = self._require_movable(row, epoch)
+                row = self._require_movable(row, epoch, owner)
                 next_epoch = row.epoch + 1
                 moved = replace(row, live=[], mark=None, epoch=next_epoch, moved=next_epoch)
                 return _begin_at(moved, version, snapshot=snapshot)
@@ -240,15 +250,17 @@ class LocalSubscriptionStore:
             self._move_on(moved)
             return moved
 
-    def _require_movable(self, row: SubscriptionRow, epoch: int | None) -> SubscriptionRow:
+    def _require_movable(
+        self, row: SubscriptionRow, epoch: int | None, owner: str = SITE_OWNER
+    ) -> SubscriptionRow:
         """A subscription as it may be moved or removed: nothing of it is pending.
 
         Without the epoch of its consumer, it must not have one, and a lease that ran out goes.
         """
         if epoch is not None:
-            self._require_lease(row, epoch)
+            self._require_lease(row, epoch, owner)
         else:
-            self._require_free(row, None)
+            self._require_free(row, None, owner)
             row = replace(row, lease=None)
         self._pending.require_none(row.name)
         return row
@@ -262,6 +274,7 @@ class LocalSubscriptionStore:
         epoch: int,
         progress: Progress,
         acknowledgement: Acknowledgement,
+        owner: str = SITE_OWNER,
     ) -> None:
         """Store what a consumer got, and what it acknowledges if a transaction is committed.
 
@@ -271,8 +284,8 @@ class LocalSubscriptionStore:
         """
         state = self._find(name)
         if progress.is_news(state.deliveries.through) or self._is_lease_old(state.row):
-            self.acknowledge(name, epoch, progress)
-        self._require_lease(state.row, epoch)
+            self.acknowledge(name, epoch, progress, owner)
+        self._require_lease(state.row, epoch, owner)
         # Nothing was pending when a log was closed that is opened here: what is in it has ended.
         ledger = self._pending.open(name, epoch + 1)
         with Writing(ledger) as writing:
@@ -294,7 +307,8 @@ class LocalSubscriptionStore:
         with state.lock, ledger.lock:
             if ledger.is_writing(transaction):
                 return False
-            self._require_lease(state.row, epoch)
+            # Its owner was asked for before.
+            self._require_lease(state.row, epoch, SITE_OWNER)
             deliveries = state.deliveries
             deliveries.require_delivered(acknowledgement)
             part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
@@ -544,21 +558,22 @@ class LocalSubscriptionStore:
             )
         return created_at
 
-    def _require_lease(self, row: SubscriptionRow, epoch: int) -> Lease:
-        """The lease of a consumer; refuse one that has lost it."""
+    def _require_lease(self, row: SubscriptionRow, epoch: int, owner: str) -> Lease:
+        """The lease of a consumer; refuse one that has lost it, or that is not its owner's."""
         if row.lease is None:
             raise LeaseHeld(
-                f"nobody holds the lease of subscription {row.name!r} any more; subscribe again to go on",
+                f"the lease of subscription {row.name!r} was given back; subscribe again to go on",
                 subscription=row.name,
                 holder=None,
             )
-        if row.epoch != epoch:
+        if row.epoch != epoch or not row.lease.belongs_to(owner):
             raise lease_held(row, row.lease)
         return row.lease
 
-    def _require_free(self, row: SubscriptionRow, holder: str | None) -> None:
+    def _require_free(self, row: SubscriptionRow, holder: str | None, owner: str) -> None:
         lease = row.lease
-        if lease is not None and lease.holder != holder and lease.expires_at_ms > self._time_source():
+        is_own = lease is None or (holder is not None and lease.is_of(holder, owner))
+        if lease is not None and not is_own and lease.expires_at_ms > self._time_source():
             raise lease_held(row, lease)
 
     def _require_reached(self, version: Version) -> None:

@@ -20,7 +20,7 @@ from floodmark.feed.acknowledgement import LiveCommit, Position, Progress, Snaps
 from floodmark.feed.feeds import Lease
 from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.model.access import Role
-from floodmark.model.actions import Action, Scope
+from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
 from floodmark.model.errors import InvalidArgument, InvalidRange, LeaseHeld
 from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
@@ -149,10 +149,16 @@ class SubscriptionStore(Protocol):
     """The subscriptions of a site.  Arguments and results are plain data: calls cross process borders.
 
     `epoch` is the one of the row that `open` or `seek` returned.  A call with an earlier one is refused
-    with `LeaseHeld`: the subscription was opened or moved since.
+    with `LeaseHeld`: the subscription was opened or moved since.  So is one of another owner: an epoch is no
+    secret.
     """
 
-    @Action(Role.WRITE, Scope.NAMESPACE, namespaces=lambda arguments: (arguments["spec"].namespace,))
+    @Action(
+        Role.WRITE,
+        Scope.NAMESPACE,
+        namespaces=lambda arguments: (arguments["spec"].namespace,),
+        owned=Owned.LEASE,
+    )
     def open(
         self,
         spec: SubscriptionSpec,
@@ -160,15 +166,18 @@ class SubscriptionStore(Protocol):
         holder: str,
         lease_seconds: float,
         snapshot: bool = False,
+        owner: str = SITE_OWNER,
     ) -> SubscriptionRow:
-        """Take the lease of a subscription; `LeaseHeld` if somebody else has it.
+        """Take the lease of a subscription; `LeaseHeld` if another consumer has it.  It belongs to its owner.
 
         One that is not there is made, and begins behind `start`, or with the snapshot at `start`.
         """
         ...
 
-    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True)
-    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
+    def acknowledge(
+        self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
+    ) -> list[Position]:
         """Store what a consumer got and acknowledges, and renew its lease.
 
         The positions that were acknowledged before are returned.  Naming them again is harmless, so a
@@ -177,19 +186,24 @@ class SubscriptionStore(Protocol):
         """
         ...
 
-    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True)
-    def renew(self, name: str, epoch: int) -> None:
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
+    def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         """Hold the lease for another while."""
         ...
 
-    @Action(Role.WRITE, Scope.SUBSCRIPTION, may_be_gone=True, repeatable=True)
-    def release(self, name: str, epoch: int) -> None:
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
+    def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         """Give the lease back, if it is still the caller's."""
         ...
 
-    @Action(Role.WRITE, Scope.SUBSCRIPTION, audited=True)
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, audited=True, owned=Owned.LEASE)
     def seek(
-        self, name: str, version: Version, epoch: int | None = None, snapshot: bool = False
+        self,
+        name: str,
+        version: Version,
+        epoch: int | None = None,
+        snapshot: bool = False,
+        owner: str = SITE_OWNER,
     ) -> SubscriptionRow:
         """Go on behind a version, as if nothing above it was delivered and all else acknowledged.
 

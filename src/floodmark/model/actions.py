@@ -45,7 +45,7 @@ class Owned(StrEnum):
     TRANSACTION = "transaction"
     SAFE_POINT = "safe point"
     STREAM = "stream of epochs"
-    LEASE = "lease of a feed"
+    LEASE = "lease of a feed or subscription"
 
 
 @dataclass(frozen=True)

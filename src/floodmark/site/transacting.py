@@ -17,6 +17,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription_store import LocalSubscriptionStore
 from floodmark.log import BatchedWriter, BatchSettings
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -144,11 +145,17 @@ class LocalTransactions:
         return self._coordinators[coordinator].begin(timeout, owner, owned_max=TRANSACTIONS_OF_CALLER_MAX)
 
     def acknowledge(
-        self, transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement
+        self,
+        transaction: str,
+        name: str,
+        epoch: int,
+        progress: Progress,
+        acknowledgement: Acknowledgement,
+        owner: str = SITE_OWNER,
     ) -> None:
         participant = Participant(ParticipantKind.SUBSCRIPTION, name)
         with self._coordinator_of(transaction).taking_part(transaction, participant):
-            self._subscriptions.acknowledge_in(transaction, name, epoch, progress, acknowledgement)
+            self._subscriptions.acknowledge_in(transaction, name, epoch, progress, acknowledgement, owner)
 
     def commit(self, transaction: str, writes: list[NamespaceWrites]) -> Version:
         coordinator = self._coordinator_of(transaction)

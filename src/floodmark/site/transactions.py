@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from floodmark.feed.acknowledgement import Acknowledgement, Progress
 from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.access import Role
-from floodmark.model.actions import Action, Owned, Scope
+from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
 from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 
@@ -97,11 +97,20 @@ class Transactions(Protocol):
         """
         ...
 
-    @Action(Role.WRITE, Scope.SUBSCRIPTION, owned=Owned.TRANSACTION, repeatable=True)
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, owned=Owned.LEASE, repeatable=True)
     def acknowledge(
-        self, transaction: str, name: str, epoch: int, progress: Progress, acknowledgement: Acknowledgement
+        self,
+        transaction: str,
+        name: str,
+        epoch: int,
+        progress: Progress,
+        acknowledgement: Acknowledgement,
+        owner: str = SITE_OWNER,
     ) -> None:
-        """Acknowledge changes of a subscription if, and when, the transaction is committed."""
+        """Acknowledge changes of a subscription if, and when, the transaction is committed.
+
+        The transaction and the lease of the subscription are the caller's.
+        """
         ...
 
     @Action(
