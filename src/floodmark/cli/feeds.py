@@ -120,8 +120,8 @@ def create(
 
     From now on the site keeps what the feed has not delivered. Without --since it begins with a
     snapshot, which has every key of the namespace, and goes on with the changes after it.
-    `floodmark feed run` makes it go. Secrets for a sink stand in files, which its URI names: the
-    URI is stored and shown.
+    `floodmark feed run` makes it go. The URI of the sink is stored and shown, so it holds no
+    secret: files with credentials are named by the runner, with feed run --allow.
 
     At a change that is damaged the feed stops, unless --on-corrupt lets it go on. What it leaves
     out, `floodmark feed show` lists.
