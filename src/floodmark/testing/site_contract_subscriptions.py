@@ -10,6 +10,7 @@ from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.feed.subscription import Delivery, Subscription, SubscriptionOptions
 from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionSpec, SubscriptionStatistics
 from floodmark.model.change import Change
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,
@@ -279,7 +280,9 @@ class SubscriptionContract(SiteContractBase):
             assert type(first) is SubscriptionRow
             assert first.spec == SubscriptionSpec(name="first", namespace="users", unacked_max=7)
             assert type(first.spec.keys) is KeyRange
-            assert first.lease == Lease(holder="me", expires_at_ms=time() + LEASE_MS, lifetime_ms=LEASE_MS)
+            assert first.lease == Lease(
+                holder="me", expires_at_ms=time() + LEASE_MS, lifetime_ms=LEASE_MS, owner=SITE_OWNER
+            )
         assert site.subscriptions.show("second").through == version
         assert site.subscriptions.show("second").lease is None
 
