@@ -139,7 +139,7 @@ def test_a_feed_copies_a_namespace_to_another_site(served: tuple[Site, Server]) 
         for number in range(50):
             users.put(b"%c%d" % (b"az"[number % 2], number % 9), b"%d" % number)
         until = users.delete(b"a0")
-        source.feeds.create("copy", "users", uri(server), until=until)
+        source.feeds.create("copy", "users", uri(server), since="beginning", until=until)
         assert source.feeds.runner("copy", sinks=[uri(server)]).run() is FeedState.FINISHED
         assert dict(copy.namespace("copies").scan()) == dict(users.scan())
         wanted = [(each.key, each.value, each.stamp) for each in source.changes("users")]
