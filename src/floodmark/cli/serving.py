@@ -64,7 +64,7 @@ Relay = Annotated[
     bool | None,
     typer.Option(
         "--relay/--no-relay",
-        help="Check what clients send before gRPC takes it in. On where other machines can connect.",
+        help="Check what clients send before gRPC takes it in. On beyond this machine, and with --access.",
     ),
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]

@@ -29,6 +29,7 @@ _BUFFER_BYTES_MAX: Final = 256 * 1024
 # How long the last words of a connection may take to reach a client.
 _PARTING_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 5.0
+_CUT_SECONDS: Final = 2.0
 _REPORT_SECONDS: Final = 1.0
 _BACKLOG: Final = 1_024
 
@@ -71,6 +72,9 @@ class Relay:
         self._places = asyncio.Semaphore(newcomers_max)
         self._connections: dict[int, _Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Clients that are not connected to gRPC yet, and the transports that are not closed yet.
+        self._clients: set[socket.socket] = set()
+        self.transports: set[Any] = set()
         self._thread = Thread(target=self._run, name="floodmark-relay", daemon=True)
 
     def start(self, target: int) -> None:
@@ -123,29 +127,56 @@ class Relay:
         try:
             self._loop.run_forever()
         finally:
-            for connection in [*self._connections.values()]:
-                connection.abort()
             tasks = {accepting, *self._tasks}
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._cut_all())
             self._loop.close()
+
+    async def _cut_all(self) -> None:
+        """Close every socket: a transport closes its own a few steps of the loop after it is told to."""
+        for transport in [*self.transports]:
+            transport.abort()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CUT_SECONDS):
+                # One more round than needed: a handshake that was cut off has a transport of its own.
+                await asyncio.sleep(0.01)
+                while self.transports:
+                    await asyncio.sleep(0.01)
+        for client in self._clients:
+            client.close()
 
     async def _accept(self) -> None:
         while True:
             # With too many strangers here, the next ones wait outside, in the system's queue.
             await self._places.acquire()
             try:
-                client, _ = await self._loop.sock_accept(self._listening)
+                # Not `sock_accept`, which loses the client where it is cancelled.
+                await self._wait_for_client()
+                client, _ = self._listening.accept()
+            except BlockingIOError:
+                self._places.release()
+                continue
             except OSError as error:
                 # As when there are too many files: those that are there must end first.
                 self._places.release()
                 _log.warning("cannot take in a connection: %s", error.strerror)
                 await asyncio.sleep(1)
                 continue
+            client.setblocking(False)
+            self._clients.add(client)
             task = self._loop.create_task(self._connect(client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _wait_for_client(self) -> None:
+        arrived = asyncio.Event()
+        self._loop.add_reader(self._listening, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            self._loop.remove_reader(self._listening)
 
     async def _connect(self, client: socket.socket) -> None:
         connection = _Connection(self, self._places.release)
@@ -162,7 +193,9 @@ class Relay:
         except (OSError, TimeoutError):
             connection.abort()
             client.close()
+            self._clients.discard(client)
             return
+        self._clients.discard(client)
         port = connection.back.port()
         self._connections[port] = connection
         connection.begin(lambda: self._connections.pop(port, None))
@@ -178,6 +211,7 @@ class _Side(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        self._connection.transports.add(transport)
         transport.set_write_buffer_limits(high=_BUFFER_BYTES_MAX)
         # Nothing is read before both ends are there.
         transport.pause_reading()
@@ -189,6 +223,7 @@ class _Side(asyncio.Protocol):
         return False
 
     def connection_lost(self, _error: Exception | None) -> None:
+        self._connection.transports.discard(self.transport)
         self._connection.part()
 
     def pause_writing(self) -> None:
@@ -210,6 +245,7 @@ class _Connection:
         self.back = _Side(self._from_server, self)
         self.visitor = Visitor("", None)
         self.is_admitted = False
+        self.transports = relay.transports
         self._relay = relay
         self._give_place_back = give_place_back
         self._forget: Callable[[], object] = lambda: None

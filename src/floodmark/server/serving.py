@@ -65,7 +65,7 @@ class ServerOptions:
     insecure                   whether it may be reached from other machines without TLS and access file
     insecure_metrics           whether the pages under `metrics_listen` may be
     relay                      whether what clients send is checked before gRPC takes it in; if None, where
-                               other machines can reach the server
+                               other machines can reach the server, or callers need a token
     stall_seconds              after how long a client that neither reads nor writes is cut off
     """
 
@@ -244,9 +244,9 @@ def parse_listen(listen: str) -> Listen:
 
 
 def _open_relay(listen: Listen, options: ServerOptions) -> Relay | None:
-    """What stands in front of gRPC where strangers can come by; it listens, and does not work yet."""
-    is_wanted = not is_loopback(listen.host) if options.relay is None else options.relay
-    if not is_wanted:
+    """The relay in front of gRPC, where a caller may be a stranger; it listens, and does not work yet."""
+    has_strangers = options.access is not None or not is_loopback(listen.host)
+    if not (has_strangers if options.relay is None else options.relay):
         return None
     tls = _make_tls(options)
     try:

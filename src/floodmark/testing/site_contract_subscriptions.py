@@ -9,8 +9,8 @@ from floodmark.feed.feeds import Lease
 from floodmark.feed.pending import PendingAcknowledgement
 from floodmark.feed.subscription import Delivery, Subscription, SubscriptionOptions
 from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionSpec, SubscriptionStatistics
-from floodmark.model.change import Change
 from floodmark.model.actions import SITE_OWNER
+from floodmark.model.change import Change
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,
