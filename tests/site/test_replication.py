@@ -5,6 +5,7 @@ from tests.replication.support_links import IDS, Mesh, topology_of
 
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.model.change import Tally
+from floodmark.model.errors import ClockSkew
 from floodmark.replication.applied import Applied
 from floodmark.replication.topology import MemberSite, SiteState
 from floodmark.site.linking import FINDING_MS_MAX, HEARTBEAT_MS_MAX
@@ -102,12 +103,27 @@ def test_finding_is_an_alarm_for_a_day_and_remembered_after_it(mesh: Mesh) -> No
     assert (len(link(mesh).findings), link(mesh).intervals_wrong) == (1, 1)
 
 
-def test_source_whose_clock_runs_far_ahead_raises_an_alarm(mesh: Mesh) -> None:
+def test_step_of_a_source_whose_clock_runs_far_ahead_is_refused(mesh: Mesh) -> None:
     mesh.exchange()
     mesh.beat()
     step = mesh.plan("oslo", "rome")
     applied = mesh.apply("oslo", "rome", step)
     mesh.time.advance(-SKEW_MS_MAX - 1)
+    with pytest.raises(ClockSkew, match="Check the time on both machines"):
+        mesh["rome"].host.administration.advance_link(step, applied)
+    mesh.time.advance(1)
+    mesh["rome"].host.administration.advance_link(step, applied)
+    assert alarms(mesh) == []
+
+
+def test_source_far_ahead_of_a_clock_that_was_set_back_raises_an_alarm(mesh: Mesh) -> None:
+    mesh.exchange()
+    mesh.beat()
+    step = mesh.plan("oslo", "rome")
+    applied = mesh.apply("oslo", "rome", step)
+    mesh.time.advance(1)
+    mesh["rome"].now()
+    mesh.time.advance(-SKEW_MS_MAX - 2)
     mesh["rome"].host.administration.advance_link(step, applied)
     assert alarms(mesh) == [AlarmKind.SKEW]
 
