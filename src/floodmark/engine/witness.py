@@ -9,7 +9,7 @@ commit pays nothing for it.
 **What it claims.**  Everything in it was on stable storage before it was written: the log files with the
 sizes that they had before the sync, the MANIFEST with its size and checksum, the sequence number of the
 last write.  All of these only grow, so an older witness claims less and never too much: a power cut that
-brings one back, or an open that nobody has witnessed yet, refuses no healthy database.
+brings one back, or an open without a witness of its own yet, refuses no healthy database.
 
     name        what it says
     version     no version above this was ever minted

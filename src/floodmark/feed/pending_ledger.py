@@ -208,7 +208,7 @@ class PendingLedgers:
         return {name: found.log for name, found in list(self._ledgers.items())}
 
     def delete(self, name: str) -> None:
-        """Remove the log of a subscription, in which nothing is pending and nobody can enter anything."""
+        """Remove the log of a subscription, in which nothing is pending and nothing can be entered."""
         found = self._ledgers.pop(name, None)
         if found is not None:
             found.log.writer.close()

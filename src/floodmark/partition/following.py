@@ -65,7 +65,7 @@ class Follower:
         self._bell.set()
 
     def rest(self, timeout_seconds: float) -> None:
-        """Sleep until somebody wakes or prods."""
+        """Sleep until `wake` or `prod` is called."""
         self._bell.wait(timeout_seconds)
         # Before the caller looks at what has woken it: a call in between is seen then.
         self._bell.clear()
@@ -119,7 +119,7 @@ class Followers:
                     del self._joined[follower.namespace]
 
     def tell(self) -> None:
-        """Something was published.  Whoever calls looks at `is_watched` first."""
+        """Something was published.  The caller looks at `is_watched` first."""
         if not self._published.is_set():
             self._published.set()
 
@@ -159,7 +159,7 @@ class Followers:
         self._lookout = follower
         self.is_watched = follower is not None
         if follower is not None:
-            # While there was no lookout, nobody was told.
+            # While there was no lookout, no reader was told.
             self._published.set()
             follower.prod()
 

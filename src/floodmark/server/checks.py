@@ -1,5 +1,5 @@
 """What a request may ask for.  A client checks its users' arguments too, but a server cannot rely on that:
-whoever speaks the protocol may send anything.  What may be stored, partitions check themselves
+a client of the protocol may send anything.  What may be stored, partitions check themselves
 (`partition/entering.py`)."""
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ one of a few, it may send little, and it has little time; what it sends beyond w
 strangers together can make this process hold is `NEWCOMERS_MAX * NEWCOMER_BYTES_MAX`.
 
 The server knows a connection by the port that the relay calls gRPC from.  A connection to gRPC that does not
-come from the relay is nobody's.
+come from the relay is refused.
 """
 
 import asyncio

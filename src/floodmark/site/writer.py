@@ -66,7 +66,7 @@ class Writer:
         self._sent: deque[tuple[int, Future[Version]]] = deque()
         self._failure: FloodmarkError | None = None
         self._closed = False
-        # Held by whoever touches the batch: the thread that writes, or the one that sends what was left.
+        # Held while the batch is touched: by the thread that writes, or by the one that sends what was left.
         self._lock = Lock()
         self._batches = 0
         self._done = Event()
@@ -137,7 +137,7 @@ class Writer:
                 try:
                     self._send()
                 except FloodmarkError as error:
-                    # Raised to whoever writes or flushes next.
+                    # Raised by the next write or flush.
                     self._failure = error
             return self._batches
 
@@ -199,7 +199,7 @@ class Writer:
 
 
 def _look_after(writer: "ref[Writer]", done: Event) -> None:
-    """Send what a writer has gathered and does not send, until it is closed or nobody has it any more."""
+    """Send what a writer has gathered and does not send, until it is closed or no longer referenced."""
     seen = 0
     while not done.wait(LINGER_SECONDS):
         writing = writer()
