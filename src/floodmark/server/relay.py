@@ -208,16 +208,26 @@ class _Side(asyncio.Protocol):
         self.transport: Any = None
         self._take = take
         self._connection = connection
+        self._early = b""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self._connection.transports.add(transport)
         transport.set_write_buffer_limits(high=_BUFFER_BYTES_MAX)
-        # Nothing is read before both ends are there.
-        transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._take(data)
+        if self._connection.is_begun:
+            self._take(data)
+        else:
+            # Not in `connection_made`: some releases of Python begin to read after it all the same.
+            self._early += data
+            self.transport.pause_reading()
+
+    def take_early(self) -> None:
+        """Pass on what came before both ends were there."""
+        early, self._early = self._early, b""
+        if early:
+            self._take(early)
 
     def eof_received(self) -> bool:
         return False
@@ -244,7 +254,8 @@ class _Connection:
         self.front = _Side(self._from_client, self)
         self.back = _Side(self._from_server, self)
         self.visitor = Visitor("", None)
-        self.is_admitted = False
+        # Whether both ends are there, and whether the client has shown who it is.
+        self.is_begun = self.is_admitted = False
         self.transports = relay.transports
         self._relay = relay
         self._give_place_back = give_place_back
@@ -266,6 +277,9 @@ class _Connection:
             self.abort()
             return
         self._timer = asyncio.get_running_loop().call_later(self._relay.newcomer_seconds, self._time_is_up)
+        self.is_begun = True
+        self.front.take_early()
+        self.back.take_early()
         self._go_on()
 
     def admit(self) -> None:
