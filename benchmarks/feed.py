@@ -84,12 +84,12 @@ from floodmark import Namespace, Site, Version
 from floodmark.codec.changelog import encode_log_key, encode_single
 from floodmark.engine.rocks import RocksEngine
 from floodmark.feed import ChangeReader
-from floodmark.feed.reader import SCAN_RATE_BYTES_MAX
+from floodmark.feed.reading.reader import SCAN_RATE_BYTES_MAX
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.limits import MIB
 from floodmark.model.stream import ChangesRequest, Way
 from floodmark.partition import FAMILIES
-from floodmark.partition.commit import tally_one
-from floodmark.site.embedded import EmbeddedHost
+from floodmark.partition.commit.commit import tally_one
 
 MILLISECONDS: Final = 1e3
 

@@ -48,6 +48,7 @@ from benchmarks.harness import (
 from floodmark.clock import system_time_ms
 from floodmark.engine import Engine
 from floodmark.engine.rocks import RocksEngine
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.log import (
     FAMILY,
     BatchedWriter,
@@ -62,7 +63,6 @@ from floodmark.model.transaction import Participant, ParticipantKind
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.site import open_engine
-from floodmark.site.transactions import BatchUpdate, LogKind
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator, start_sweeping
 
 LEVELS: Final = (1, 8, 64, 512)

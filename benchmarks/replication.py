@@ -62,7 +62,7 @@ from benchmarks.spark_data import serving
 from benchmarks.spark_processes import MASTER
 from pyspark.sql import SparkSession
 
-from floodmark.site.directory import default_site_id
+from floodmark.host.directory import default_site_id
 from floodmark.spark import SparkOptions, open_session
 from floodmark.spark.jobs import replicate_topology, site_addresses
 

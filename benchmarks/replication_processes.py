@@ -36,10 +36,10 @@ from benchmarks.replication_sites import COMMIT, heartbeat_bytes, share
 from benchmarks.spark_data import serving
 from benchmarks.spark_processes import COPY_SECONDS_MAX, MASTER
 
+from floodmark.host.statistics import LinkStatistics
 from floodmark.model.errors import Unreachable
 from floodmark.model.version import Version
 from floodmark.replication.topology import Topology, render_topology
-from floodmark.site.statistics import LinkStatistics
 
 SITES: Final = ("oslo", "rome")
 WARM_UP: Final = "warm-up"

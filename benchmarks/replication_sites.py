@@ -10,6 +10,7 @@ from benchmarks.peers.base import in_batches_of
 import floodmark
 from floodmark import Site
 from floodmark.codec.changelog import encode_log_range
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
@@ -18,7 +19,6 @@ from floodmark.partition.node import NODE
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
-from floodmark.site.embedded import EmbeddedHost
 
 COMMIT: Final = 50
 HEARTBEATS_MAX: Final = 1_000_000

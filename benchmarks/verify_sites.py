@@ -27,9 +27,9 @@ from benchmarks.replication_processes import SITES, WARM_UP, WRITES_PER_SECOND, 
 from benchmarks.replication_sites import COMMIT, open_site, run_link, share
 from benchmarks.spark_data import VALUE_BYTES, Rows, serving
 
+from floodmark.host.directory import default_site_id
 from floodmark.partition import FAMILIES
-from floodmark.site.directory import default_site_id
-from floodmark.spark.address import SiteAddress
+from floodmark.spark.source.address import SiteAddress
 
 # However long it takes to compare sites that are written to.
 WRITING_SECONDS_MAX: Final = 3_600.0

@@ -298,7 +298,7 @@ def test_check_finds_other_forms_of_the_fault(check: Check, path: str, fault: st
     ("check", "path", "source"),
     [
         (check_doorways, "engine/rocks.py", "import rocksdict\n"),
-        (check_doorways, "spark/source.py", "import pyspark.sql\n"),
+        (check_doorways, "spark/source/source.py", "import pyspark.sql\n"),
         (check_doorways, "wire/client.py", "from pyarrow import flight\n"),
         (check_doorways, "server/service.py", "import pyarrow.flight\n"),
         (check_time_and_chance, "clock/sources.py", "import time\ntime.time_ns()\n"),
@@ -360,7 +360,7 @@ def test_connecting_to_a_server_does_without_rocksdb() -> None:
 
 
 def test_the_spark_source_does_without_rocksdb() -> None:
-    loaded = heavy_modules_after("import floodmark.spark.source", ROOT / "src")
+    loaded = heavy_modules_after("import floodmark.spark.source.source", ROOT / "src")
     assert "rocksdict" not in loaded
 
 

@@ -13,9 +13,9 @@ Every write is captured, and one hybrid clock stamps every change.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from floodmark.feed.capture import CaptureState, ChangeCapture
-from floodmark.feed.feeds import Feed, FeedState, FeedStatistics, SinkOptions
-from floodmark.feed.subscription import Delivery, Subscription, SubscriptionOptions
+from floodmark.feed.named.feeds import Feed, FeedState, FeedStatistics, SinkOptions
+from floodmark.feed.reading.capture import CaptureState, ChangeCapture
+from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
 from floodmark.model import Change, ChangeType, Heartbeat, KeyRange, Resolved, Stamp, Version, Versioned
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, Retryable, Terminal
 from floodmark.site import (

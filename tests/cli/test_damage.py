@@ -8,7 +8,7 @@ from tests.cli.support import run
 import floodmark
 from floodmark.codec.ordered import encode_namespace
 from floodmark.model.version import Version
-from floodmark.partition.entering import Entrance
+from floodmark.partition.commit.entering import Entrance
 from floodmark.site import Site
 
 

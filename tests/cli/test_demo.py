@@ -31,7 +31,7 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import CannotOpen, Unreachable
 from floodmark.replication.topology import parse_topology
 from floodmark.spark.jobs import PairSummary, VerifySummary
-from floodmark.spark.jobs.verify import DriftFound
+from floodmark.spark.jobs.verifying.verify import DriftFound
 
 DEMO_SECONDS_MAX = 300.0
 HANG_SECONDS = 60.0

@@ -11,10 +11,10 @@ from tests.cli.support import Server, run, run_process
 import floodmark
 from floodmark.cli.doctor import compare_clocks, judge
 from floodmark.codec.ordered import encode_key
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.examination import Finding, Severity
 from floodmark.model.version import compose
 from floodmark.partition.families import DATA
-from floodmark.site.embedded import EmbeddedHost
-from floodmark.site.examination import Finding, Severity
 
 
 def damage(directory: Path, key: bytes, change: Callable[[bytes], bytes]) -> None:

@@ -10,9 +10,9 @@ from tests.feed.support_losing import lose_changes
 
 import floodmark
 from floodmark.cli.feed_run import describe
-from floodmark.feed.feeds import FeedState
-from floodmark.feed.runner import RunnerStatistics
-from floodmark.site.embedded import EmbeddedHost
+from floodmark.feed.named.feeds import FeedState
+from floodmark.feed.named.runner import RunnerStatistics
+from floodmark.host.embedded import EmbeddedHost
 
 
 @pytest.fixture

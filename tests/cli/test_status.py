@@ -11,10 +11,10 @@ import floodmark
 from floodmark.cli.status import Look, draw, look_at
 from floodmark.cli.text import BARS
 from floodmark.feed import ChangeStatistics, ReaderStatistics
+from floodmark.host.statistics import PartitionHeat
 from floodmark.model.partition import Hold, HoldKind
 from floodmark.model.stream import Way
 from floodmark.partition import HeatSample
-from floodmark.site.statistics import PartitionHeat
 
 
 def look(directory: Path) -> Look:

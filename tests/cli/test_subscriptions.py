@@ -6,7 +6,7 @@ import pytest
 from tests.cli.support import Server, run
 
 import floodmark
-from floodmark.feed.subscriptions import SubscriptionSpec
+from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.model import KeyRange
 from floodmark.site.connecting import connect
 

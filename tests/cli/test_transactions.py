@@ -9,7 +9,7 @@ from tests.cli.support import run
 import floodmark
 from floodmark import SubscriptionOptions
 from floodmark.engine.rocks import RocksEngine
-from floodmark.feed.pending import decode_pending
+from floodmark.feed.subscription.pending import decode_pending
 from floodmark.log import EngineStore, StoredLedger, list_ledgers
 from floodmark.partition import FAMILIES
 from floodmark.site import Transaction

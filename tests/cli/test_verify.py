@@ -31,7 +31,7 @@ from floodmark.divergence.outcome import Outcome
 from floodmark.model.change import Stamp
 from floodmark.model.version import compose
 from floodmark.spark.jobs import PairSummary, VerifySummary
-from floodmark.spark.jobs.verify import DifferenceFound, DriftFound
+from floodmark.spark.jobs.verifying.verify import DifferenceFound, DriftFound
 from floodmark.testing.clock import SimulatedTime
 
 WRITTEN = compose(1_700_000_000_000, 0)

@@ -5,7 +5,7 @@ import pyarrow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.codec.column import Column
+from floodmark.columns.column import Column
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1)), st.integers(0, 3), st.booleans())

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.codec.column import MANY, Column
-from floodmark.codec.pairs import Pairs
+from floodmark.columns.column import MANY, Column
+from floodmark.columns.pairs import Pairs
 
 keys = st.binary(max_size=3)
 

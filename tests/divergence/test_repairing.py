@@ -23,6 +23,7 @@ from floodmark.divergence import (
     verdict,
 )
 from floodmark.divergence.repairing import KEYS_AT_ONCE
+from floodmark.host.directory import Identity
 from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -37,7 +38,6 @@ from floodmark.model.errors import (
 )
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.version import Version
-from floodmark.site.directory import Identity
 
 STEPS = 60
 

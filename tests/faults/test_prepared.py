@@ -17,6 +17,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import decode_state, encode_state
 from floodmark.codec.values import encode_value
 from floodmark.engine import WriteRow
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.states import add_to_counter, stamp_state, update_fields
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
@@ -24,10 +25,9 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES, LocalPartition, Node, version_of
-from floodmark.partition.prepared import PREPARED, PreparedWrites
-from floodmark.partition.tail import LiveTail
+from floodmark.partition.commit.tail import LiveTail
+from floodmark.partition.prepared.writes import PREPARED, PreparedWrites
 from floodmark.site import Site, open_engine
-from floodmark.site.embedded import EmbeddedHost
 from floodmark.testing import Fault, FaultPlan, FaultyEngine, SimulatedCrash, SimulatedTime
 from floodmark.testing.engine import READS, UNKNOWN_FAULTS
 

@@ -26,7 +26,7 @@ from tests.site.support import START_MS, HookedEngine, host_of, nothing
 import floodmark
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.engine import Engine
-from floodmark.feed import reader as reader_module
+from floodmark.feed.reading import reader as reader_module
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
@@ -81,12 +81,12 @@ def tiny_pages() -> Iterator[None]:
     """Shrink rows, pages and batches to a few changes, so that small histories have all their borders."""
     sizes = {
         "floodmark.codec.changelog.LOG_ROW_BYTES_MAX": 40,
-        "floodmark.partition.changelog.PAGE_BYTES_MAX": 150,
-        "floodmark.partition.changelog.PAGE_ROWS_MAX": 3,
-        "floodmark.partition.records.PAGE_ROWS_MAX": 3,
-        "floodmark.feed.columns.BATCH_BYTES_MAX": 60,
-        "floodmark.feed.reader.BATCH_BYTES_MAX": 60,
-        "floodmark.feed.scan.BATCH_BYTES_MAX": 60,
+        "floodmark.partition.read.changelog.PAGE_BYTES_MAX": 150,
+        "floodmark.partition.read.changelog.PAGE_ROWS_MAX": 3,
+        "floodmark.partition.read.records.PAGE_ROWS_MAX": 3,
+        "floodmark.feed.reading.columns.BATCH_BYTES_MAX": 60,
+        "floodmark.feed.reading.reader.BATCH_BYTES_MAX": 60,
+        "floodmark.feed.reading.scan.BATCH_BYTES_MAX": 60,
     }
     modules = {name: sys.modules[name.rpartition(".")[0]] for name in sizes}
     saved = {name: getattr(module, name.rpartition(".")[2]) for name, module in modules.items()}

@@ -10,17 +10,18 @@ from floodmark.clock import HybridClock
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.engine import Engine, MemoryEngine
-from floodmark.feed.feeds import Feed, FeedError, FeedSpec, RangeProgress
-from floodmark.feed.items import Decoder
-from floodmark.feed.reader import ChangeReader
+from floodmark.feed.named.feeds import Feed, FeedError, FeedSpec, RangeProgress
+from floodmark.feed.named.store import LocalFeedStore
+from floodmark.feed.reading.items import Decoder
+from floodmark.feed.reading.reader import ChangeReader
 from floodmark.feed.safepoints import SafePoint, SafePoints
-from floodmark.feed.store import LocalFeedStore
 from floodmark.model.change import Change
 from floodmark.model.errors import NamespaceNotFound
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
-from floodmark.partition import FAMILIES, EngineBound, Node, Router
+from floodmark.partition import FAMILIES, EngineBound, Node
+from floodmark.routing import Router
 from floodmark.testing import SimulatedTime
 
 HANG_SECONDS: Final = 60.0

@@ -1,7 +1,7 @@
 """A feed that loses changes, for those who show what was found."""
 
-from floodmark.feed.counting import count_idle
-from floodmark.feed.feeds import FeedStatistics, RangeProgress
+from floodmark.accounting.counting import count_idle
+from floodmark.feed.named.feeds import FeedStatistics, RangeProgress
 from floodmark.model.stream import ChangesRequest
 from floodmark.site import Site
 

@@ -8,12 +8,18 @@ from tests.feed.support_subscription import Stage, make_stage
 from tests.site.support import host_of
 
 from floodmark.clock import HybridClock
-from floodmark.feed.acknowledgement import Acknowledgement, Deliveries, LiveCommit, Position, Progress
-from floodmark.feed.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
 from floodmark.feed.safepoints import SafePoints
-from floodmark.feed.subscription_store import LocalSubscriptionStore
-from floodmark.feed.subscription_telling import SendIn
-from floodmark.feed.subscriptions import OpenChanges, SubscriptionSpec
+from floodmark.feed.subscription.acknowledgement import (
+    Acknowledgement,
+    Deliveries,
+    LiveCommit,
+    Position,
+    Progress,
+)
+from floodmark.feed.subscription.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
+from floodmark.feed.subscription.store import LocalSubscriptionStore
+from floodmark.feed.subscription.subscriptions import OpenChanges, SubscriptionSpec
+from floodmark.feed.subscription.telling import SendIn
 from floodmark.log import Acknowledgements, BatchSettings, OpenLog, StoredLedger, open_log
 from floodmark.model.errors import OutcomeUnknown
 from floodmark.model.limits import COMMIT_BYTES_MAX

@@ -5,9 +5,9 @@ from threading import Condition, Event, Lock
 
 from tests.feed.support_feeds import HANG_SECONDS, SITE_ID, Task, World
 
-from floodmark.feed.feeds import Feed, FeedError, FeedSpec, FeedStatistics, FeedUpdate, RangeProgress
-from floodmark.feed.runner import FeedRunner
-from floodmark.feed.store import FeedStore
+from floodmark.feed.named.feeds import Feed, FeedError, FeedSpec, FeedStatistics, FeedUpdate, RangeProgress
+from floodmark.feed.named.runner import FeedRunner
+from floodmark.feed.named.store import FeedStore
 from floodmark.model.change import Change
 from floodmark.model.version import Version
 from floodmark.testing import SimulatedTime

@@ -8,7 +8,7 @@ Its lease is short, so that the next one need not wait for long.
 import sys
 
 from floodmark.feed import Decoder
-from floodmark.feed.runner import FeedRunner
+from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.sinks import open_sink
 from floodmark.site.connecting import connect
 

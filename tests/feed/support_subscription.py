@@ -8,16 +8,16 @@ from typing import Final
 from tests.site.support import host_of
 
 from floodmark.engine import MemoryEngine
-from floodmark.feed.acknowledgement import Position
-from floodmark.feed.subscription import (
+from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.consumer import (
     Delivery,
     Since,
     Subscription,
     SubscriptionOptions,
     open_subscription,
 )
-from floodmark.feed.subscription_store import LocalSubscriptionStore
-from floodmark.feed.subscriptions import SubscriptionSpec, SubscriptionStore
+from floodmark.feed.subscription.store import LocalSubscriptionStore
+from floodmark.feed.subscription.subscriptions import SubscriptionSpec, SubscriptionStore
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.feed.account import (
+from floodmark.accounting.account import (
     Account,
     AccountState,
     Checked,

@@ -8,7 +8,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from floodmark.feed.acknowledgement import (
+from floodmark.feed.subscription.acknowledgement import (
     Account,
     Acknowledgement,
     Deliveries,

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from floodmark.feed import capture as capture_module
-from floodmark.feed.capture import SPANS_MAX, CaptureState, ChangeCapture, Span
+from floodmark.feed.reading import capture as capture_module
+from floodmark.feed.reading.capture import SPANS_MAX, CaptureState, ChangeCapture, Span
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.version import Version

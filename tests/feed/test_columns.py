@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from floodmark.codec.changelog import encode_commit, encode_heartbeat, encode_log_key, encode_single
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
-from floodmark.feed.columns import BATCH_BYTES_MAX, Columns
+from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX

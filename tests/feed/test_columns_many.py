@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from floodmark.codec.changelog import encode_commit, encode_heartbeat, encode_log_key, encode_single
-from floodmark.codec.column import Column
 from floodmark.codec.values import FIELDS, TOMBSTONE, encode_value
-from floodmark.feed.columns import BATCH_BYTES_MAX, Columns
+from floodmark.columns.column import Column
+from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
 from floodmark.model.change import Heartbeat, Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX

@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 from tests.feed.support_feeds import SITE_ID, USERS, World
 
-from floodmark.feed.account import Doubt
-from floodmark.feed.checks import Checks
-from floodmark.feed.counting import BEATS_MAX, Counting, go_on_with
-from floodmark.feed.feeds import Feed, RangeProgress
-from floodmark.feed.feeds_checks import check
+from floodmark.accounting.account import Doubt
+from floodmark.accounting.checks import Checks
+from floodmark.accounting.counting import BEATS_MAX, Counting, go_on_with
+from floodmark.feed.named.checks import check
+from floodmark.feed.named.feeds import Feed, RangeProgress
 from floodmark.model.change import NamespaceBeat, Tally
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version

@@ -12,7 +12,7 @@ from tests.feed.support import DAY_MS, HUGE, SECOND_MS, World, open_world
 from tests.site.support import START_MS, HookedEngine, node_of, nothing, open_memory
 
 from floodmark.codec.changelog import count_changes, encode_commit, encode_heartbeat
-from floodmark.feed.cut import ChangesCut
+from floodmark.feed.reading.cut import ChangesCut
 from floodmark.model.change import Change, Heartbeat
 from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.ranges import KeyRange

@@ -12,8 +12,8 @@ from tests.feed.test_runner_processes import runner_process
 from tests.server.support import serving
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.feeds import FeedState, RangeProgress, SinkOptions, advance, recut
-from floodmark.feed.runner_buffer import Batch, RangeBuffer
+from floodmark.feed.named.buffer import Batch, RangeBuffer
+from floodmark.feed.named.feeds import FeedState, RangeProgress, SinkOptions, advance, recut
 from floodmark.feed.sinks import SinkContext
 from floodmark.feed.sinks.parquet import ParquetSink
 from floodmark.model.change import Change, ChangeType, Stamp

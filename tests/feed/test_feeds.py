@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.feed.support_feeds import spec
 
-from floodmark.feed.feeds import (
+from floodmark.feed.named.feeds import (
     Feed,
     FeedSpec,
     FeedState,

@@ -11,13 +11,13 @@ from msgspec import structs
 from tests.feed.support_feeds import HANG_SECONDS, USERS, Task, World, merge_or_split, spec
 from tests.feed.support_runner import Stage
 
+from floodmark.accounting.account import Doubt
+from floodmark.accounting.checks import FINDINGS_KEPT, PARTLY_READ, Checks
+from floodmark.accounting.counting import BEATS_MAX
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
-from floodmark.feed.account import Doubt
-from floodmark.feed.checks import FINDINGS_KEPT, PARTLY_READ, Checks
-from floodmark.feed.counting import BEATS_MAX
-from floodmark.feed.damage import OnDamaged
-from floodmark.feed.feeds import Feed, FeedState, SinkOptions, measure
+from floodmark.feed.named.feeds import Feed, FeedState, SinkOptions, measure
+from floodmark.feed.reading.damage import OnDamaged
 from floodmark.model.change import Change, Stamp
 from floodmark.model.errors import OutcomeUnknown, Unreachable
 from floodmark.model.stream import ChangeBatch, ChangesRequest

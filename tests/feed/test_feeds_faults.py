@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 from tests.feed.support_feeds import World
 
-from floodmark.feed.feeds import Feed, FeedError, FeedState, FeedUpdate
-from floodmark.feed.store import HOLD_EVERY_MS, LocalFeedStore
+from floodmark.feed.named.feeds import Feed, FeedError, FeedState, FeedUpdate
+from floodmark.feed.named.store import HOLD_EVERY_MS, LocalFeedStore
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES

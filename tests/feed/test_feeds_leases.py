@@ -3,7 +3,7 @@
 import pytest
 from tests.feed.support_feeds import World
 
-from floodmark.feed.feeds import FeedError
+from floodmark.feed.named.feeds import FeedError
 from floodmark.model.errors import InvalidArgument, LeaseHeld, NamespaceNotFound
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 from tests.feed.support_feeds import World
 
-from floodmark.feed.feeds import FeedError, FeedState, FeedUpdate
+from floodmark.feed.named.feeds import FeedError, FeedState, FeedUpdate
 from floodmark.model.errors import FeedExists, FeedNotFound, FeedStateConflict, LeaseHeld
 
 NORMAL, STOPPED, ERROR = FeedState.NORMAL, FeedState.STOPPED, FeedState.ERROR

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import settings
 from tests.feed.support_feeds import USERS, World, moved
 
-from floodmark.feed import store as store_module
-from floodmark.feed.feeds import Feed, FeedState, FeedUpdate
+from floodmark.feed.named import store as store_module
+from floodmark.feed.named.feeds import Feed, FeedState, FeedUpdate
+from floodmark.feed.named.store import HOLD_EVERY_MS, LocalFeedStore
 from floodmark.feed.safepoints import SafePoint
-from floodmark.feed.store import HOLD_EVERY_MS, LocalFeedStore
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     FeedExists,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
-from floodmark.feed.items import Decoder
+from floodmark.feed.reading.items import Decoder
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.stream import ChangeBatch

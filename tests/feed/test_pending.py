@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, settler
 
-from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
-from floodmark.feed.pending import PENDING_LEDGERS, PendingRecord, decode_pending
-from floodmark.feed.subscription_store import LocalSubscriptionStore
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.pending import PENDING_LEDGERS, PendingRecord, decode_pending
+from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.log import BatchSettings, list_ledgers
 from floodmark.model.errors import (
     AcknowledgementConflict,

@@ -14,11 +14,11 @@ from tests.feed.support_subscription import (
     write,
 )
 
-from floodmark.feed import subscription as subscription_module
-from floodmark.feed.acknowledgement import Position, Progress
-from floodmark.feed.pending import PendingAcknowledgement
-from floodmark.feed.subscription import Delivery, SubscriptionOptions
-from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.feed.subscription import consumer as subscription_module
+from floodmark.feed.subscription.acknowledgement import Position, Progress
+from floodmark.feed.subscription.consumer import Delivery, SubscriptionOptions
+from floodmark.feed.subscription.pending import PendingAcknowledgement
+from floodmark.feed.subscription.subscriptions import SubscriptionStore
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,

@@ -12,11 +12,11 @@ import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, settler
 
 from floodmark.engine import WriteRow
-from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
-from floodmark.feed.pending import PendingRecord
-from floodmark.feed.pending_ledger import PendingLedger, Writing
-from floodmark.feed.subscription_changes import Judge, SubscriptionChange, SubscriptionState
-from floodmark.feed.subscription_store import LocalSubscriptionStore
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.ledger import PendingLedger, Writing
+from floodmark.feed.subscription.pending import PendingRecord
+from floodmark.feed.subscription.rows import Judge, SubscriptionChange, SubscriptionState
+from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.log import BatchSettings
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.model.partition import Decision

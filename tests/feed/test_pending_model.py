@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, settler
 
-from floodmark.feed.acknowledgement import Position
-from floodmark.feed.pending import Pending
-from floodmark.feed.pending_ledger import PendingLedger
+from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.ledger import PendingLedger
+from floodmark.feed.subscription.pending import Pending
 from floodmark.log import BatchSettings
 from floodmark.model.errors import AcknowledgementConflict, FloodmarkError
 from floodmark.model.partition import Decision

@@ -11,11 +11,11 @@ import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, losing, make_consumer_stage, settler
 from tests.feed.support_subscription import positions_of, write
 
-from floodmark.feed import subscription_telling
-from floodmark.feed.acknowledgement import Position
-from floodmark.feed.subscription import Subscription
-from floodmark.feed.subscription_store import LocalSubscriptionStore
-from floodmark.feed.subscription_telling import SendIn
+from floodmark.feed.subscription import telling as subscription_telling
+from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.consumer import Subscription
+from floodmark.feed.subscription.store import LocalSubscriptionStore
+from floodmark.feed.subscription.telling import SendIn
 from floodmark.log import BatchSettings
 from floodmark.model.errors import AcknowledgementConflict, OutcomeUnknown
 from floodmark.model.partition import Decision

@@ -10,8 +10,8 @@ from tests.feed.support_pending import NAME, Desk, make_consumer_stage, make_des
 from tests.feed.support_subscription import HANG_SECONDS, write
 from tests.log.support import interrupt_at, run_threads
 
-from floodmark.feed import pending_ledger
-from floodmark.feed.acknowledgement import Position
+from floodmark.feed.subscription import ledger as pending_ledger
+from floodmark.feed.subscription.acknowledgement import Position
 from floodmark.log import Promise
 from floodmark.model.errors import AcknowledgementConflict, Retryable
 from floodmark.partition import FAMILIES

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from floodmark.clock.sources import monotonic_ms
-from floodmark.feed.rate import RateLimit
+from floodmark.feed.reading.rate import RateLimit
 from floodmark.model.errors import InvalidArgument
 from floodmark.testing import SimulatedTime
 

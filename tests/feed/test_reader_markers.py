@@ -23,7 +23,7 @@ from tests.feed.support import (
     trim_log,
 )
 
-from floodmark.feed.columns import BATCH_BYTES_MAX
+from floodmark.feed.reading.columns import BATCH_BYTES_MAX
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.stream import Way
 from floodmark.model.version import Version

@@ -11,7 +11,7 @@ from tests.feed.support import LARGE, delivered, open_world, read_batches, trim_
 from tests.site.support import host_of
 
 import floodmark
-from floodmark.feed.columns import BATCH_BYTES_MAX
+from floodmark.feed.reading.columns import BATCH_BYTES_MAX
 from floodmark.model.change import Change, Resolved
 from floodmark.model.limits import MIB, TAIL_BYTES_MAX
 from floodmark.model.stream import Way

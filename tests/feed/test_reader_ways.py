@@ -28,7 +28,7 @@ from tests.feed.support import (
 )
 from tests.site.support import host_of
 
-from floodmark.feed.reader import ChangeReader
+from floodmark.feed.reading.reader import ChangeReader
 from floodmark.model.errors import PartitionNotFound
 from floodmark.model.stream import ChangeBatch, Way
 from floodmark.model.version import Version
@@ -319,7 +319,7 @@ def test_scan_spends_its_rate() -> None:
         trim_log(world)
         host = host_of(world.site)
         reader = ChangeReader(host.node, host.safe_points, host.catalog.is_live, scan_rate_bytes_max=50_000)
-        patch.setattr("floodmark.feed.reader.Event", Impatient)
+        patch.setattr("floodmark.feed.reading.reader.Event", Impatient)
         found = raw_changes(reader.read(request_of(world.site, "users", since=since)))
         assert [change.version for change in found] == [last]
         # Between 70 and 100 bytes for each of 5,000 versions, less the second that comes for free.

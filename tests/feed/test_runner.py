@@ -7,7 +7,7 @@ import pytest
 from tests.feed.support_feeds import Task, World
 from tests.feed.support_runner import Stage, by_key, versions
 
-from floodmark.feed.feeds import FeedState, FeedUpdate, SinkOptions
+from floodmark.feed.named.feeds import FeedState, FeedUpdate, SinkOptions
 from floodmark.model.errors import FeedStateConflict, LeaseHeld
 from floodmark.model.ranges import KeyRange
 

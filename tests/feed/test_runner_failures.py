@@ -6,8 +6,8 @@ import pytest
 from tests.feed.support_feeds import Task
 from tests.feed.support_runner import Stage, WatchedStore, by_key, versions
 
-from floodmark.feed.feeds import Feed, FeedError, FeedState, RangeProgress, SinkOptions
-from floodmark.feed.runner_backoff import BUDGET_MS, Backoff
+from floodmark.feed.named.backoff import BUDGET_MS, Backoff
+from floodmark.feed.named.feeds import Feed, FeedError, FeedState, RangeProgress, SinkOptions
 from floodmark.model.errors import (
     Corruption,
     InvalidArgument,

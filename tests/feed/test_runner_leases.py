@@ -6,7 +6,7 @@ import pytest
 from tests.feed.support_feeds import Task
 from tests.feed.support_runner import Stage, WatchedStore, versions
 
-from floodmark.feed.feeds import FeedState, SinkOptions
+from floodmark.feed.named.feeds import FeedState, SinkOptions
 from floodmark.model.errors import LeaseHeld, Unreachable
 from floodmark.testing.sinks import HANG_SECONDS, MemorySinks
 

@@ -11,7 +11,7 @@ from random import Random
 import pyarrow.dataset
 from tests.server.support import serving
 
-from floodmark.feed.feeds import FeedState, SinkOptions
+from floodmark.feed.named.feeds import FeedState, SinkOptions
 from floodmark.server import Server
 from floodmark.site import Site
 from floodmark.testing.site_contract_base import wait_until

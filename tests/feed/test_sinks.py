@@ -62,7 +62,7 @@ def test_a_package_adds_a_sink_by_an_entry_point(tmp_path: Path, monkeypatch: py
 
 def test_what_a_sink_needs_is_loaded_by_those_who_use_it() -> None:
     script = (
-        "import sys, floodmark.feed.runner; from floodmark.feed.sinks import require_sink;"
+        "import sys, floodmark.feed.named.runner; from floodmark.feed.sinks import require_sink;"
         "require_sink('parquet:x'); require_sink('floodmark://x/y');"
         "print('pyarrow.parquet' in sys.modules or 'pyarrow.flight' in sys.modules)"
     )

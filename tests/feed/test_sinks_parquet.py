@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from msgspec.structs import replace
 
-from floodmark.feed.feeds import RangeProgress, recut
+from floodmark.feed.named.feeds import RangeProgress, recut
 from floodmark.feed.sinks import SinkContext, open_sink
 from floodmark.feed.sinks.parquet import SCHEMA, Files, ParquetSink
 from floodmark.model.errors import InvalidArgument, SinkFailed

@@ -8,7 +8,7 @@ from tests.feed.support_feeds import USERS, World
 from tests.server.certificates import make_certificates
 from tests.server.support import open_memory, serving
 
-from floodmark.feed.feeds import FeedState
+from floodmark.feed.named.feeds import FeedState
 from floodmark.feed.sinks import Sink, open_sink
 from floodmark.feed.sinks.site import APPLY_BYTES_MAX, SiteSink
 from floodmark.model.change import Change, Stamp

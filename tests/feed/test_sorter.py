@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from floodmark.feed.sorter import MERGE_RUNS_MAX, Row, Sorter, open_nameless
+from floodmark.feed.reading.sorter import MERGE_RUNS_MAX, Row, Sorter, open_nameless
 from floodmark.model.errors import Closed, Corruption, InvalidArgument, StorageFailed, StorageFull
 from floodmark.model.limits import KEY_BYTES_MAX, MIB, VALUE_BYTES_MAX
 from floodmark.model.version import VERSION_MAX
@@ -235,7 +235,7 @@ def test_an_error_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from floodmark.feed.sorter import Sorter
+from floodmark.feed.reading.sorter import Sorter
 sorter = Sorter(Path(sys.argv[1]), 1_000)
 for version in range(100):
     sorter.add(version, b"key", 0, bytes(100))

@@ -17,9 +17,9 @@ from tests.feed.support_subscription import (
 from tests.site.support import host_of
 
 import floodmark
-from floodmark.feed import subscription_statistics
-from floodmark.feed.acknowledgement import Position
-from floodmark.feed.subscription import Subscription, SubscriptionOptions
+from floodmark.feed.subscription import statistics as subscription_statistics
+from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
 from floodmark.model.change import ChangeType
 from floodmark.model.errors import (
     Corruption,

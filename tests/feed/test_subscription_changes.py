@@ -11,9 +11,9 @@ from tests.feed.support_pending import NAME, Desk, make_desk, settler
 from tests.site.support import HANG_SECONDS, WatchedLine
 
 from floodmark.engine import Guard, WriteRow
-from floodmark.feed import subscription_changes
-from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
-from floodmark.feed.subscriptions import SubscriptionSpec
+from floodmark.feed.subscription import rows as subscription_changes
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.model.errors import Corruption, FloodmarkError, LeaseHeld
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.partition import Decision

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from tests.feed.support_subscription import Stage, keys_of, make_stage, take, write
 
-from floodmark.feed.acknowledgement import Position, Progress
-from floodmark.feed.subscription import SubscriptionOptions
-from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionStore
+from floodmark.feed.subscription.acknowledgement import Position, Progress
+from floodmark.feed.subscription.consumer import SubscriptionOptions
+from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStore
 from floodmark.model.errors import Closed, InvalidArgument, LeaseHeld, OutcomeUnknown, Unreachable
 from floodmark.model.stream import ChangeBatch
 

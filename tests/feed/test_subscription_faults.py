@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import pytest
 from tests.feed.support_subscription import Stage, make_stage, positions_of, take, write
 
-from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
-from floodmark.feed.subscription_changes import SubscriptionState
-from floodmark.feed.subscription_store import LocalSubscriptionStore
-from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionSpec
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.rows import SubscriptionState
+from floodmark.feed.subscription.store import LocalSubscriptionStore
+from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionSpec
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.partition import FAMILIES
 from floodmark.site import open_engine

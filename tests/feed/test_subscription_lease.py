@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from tests.feed.support_subscription import Stage, keys_of, make_stage, take, write
 
-from floodmark.feed.acknowledgement import Progress
-from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionSpec, SubscriptionStore
+from floodmark.feed.subscription.acknowledgement import Progress
+from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionSpec, SubscriptionStore
 from floodmark.model.errors import LeaseHeld
 
 SPEC = SubscriptionSpec(name="indexer", namespace="users")

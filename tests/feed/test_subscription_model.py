@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 from tests.feed.support_subscription import BY_HAND, Stage, make_stage, positions_of, write
 
-from floodmark.feed.acknowledgement import Account, Deliveries, LiveCommit, Position, Progress
-from floodmark.feed.subscription import Delivery, Since, Subscription, SubscriptionOptions
+from floodmark.feed.subscription.acknowledgement import Account, Deliveries, LiveCommit, Position, Progress
+from floodmark.feed.subscription.consumer import Delivery, Since, Subscription, SubscriptionOptions
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version

@@ -7,10 +7,10 @@ import pytest
 from tests.feed.support_subscription import Stage, keys_of, make_stage, take, write
 from tests.site.support import HookedEngine, open_memory
 
-from floodmark.feed import subscription_store
-from floodmark.feed.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
-from floodmark.feed.subscription import Subscription
-from floodmark.feed.subscriptions import (
+from floodmark.feed.subscription import store as subscription_store
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.consumer import Subscription
+from floodmark.feed.subscription.subscriptions import (
     SubscriptionRow,
     SubscriptionSpec,
     SubscriptionStore,

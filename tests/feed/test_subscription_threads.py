@@ -11,9 +11,9 @@ import pytest
 from tests.feed.support_subscription import HANG_SECONDS, Stage, make_stage, positions_of, write
 from tests.site.support import run_threads
 
-from floodmark.feed.acknowledgement import Position, Progress
-from floodmark.feed.subscription import Delivery, Subscription, SubscriptionOptions
-from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.feed.subscription.acknowledgement import Position, Progress
+from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
+from floodmark.feed.subscription.subscriptions import SubscriptionStore
 from floodmark.model.errors import LeaseHeld, StorageFailed
 
 FOLLOWING = SubscriptionOptions(background=False)

@@ -21,10 +21,11 @@ from floodmark.model.change import Change
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.model.stream import Way
 from floodmark.model.version import VERSION_MAX, Version
-from floodmark.partition import FAMILIES, Storage, TailEntry, turn
-from floodmark.partition import tail as tail_module
+from floodmark.partition import FAMILIES, Storage, TailEntry
+from floodmark.partition.commit import tail as tail_module
+from floodmark.partition.commit import turn
+from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.committer import Committer
-from floodmark.partition.tail import LiveTail
 
 # How long a hook holds the disk up: more than enough for a reader to look around.
 STUCK_SECONDS = 2.0
@@ -454,7 +455,7 @@ def test_follower_agrees_with_the_log_after_a_failure(
 def test_follower_is_woken_by_a_commit_and_not_by_time() -> None:
     """With more patience than the test has, only being woken explains that it is there at once."""
     with open_world() as world, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("floodmark.feed.reader.FOLLOW_SECONDS", HANG_SECONDS * 10)
+        patch.setattr("floodmark.feed.reading.reader.FOLLOW_SECONDS", HANG_SECONDS * 10)
         received: SimpleQueue[Version] = SimpleQueue()
 
         def read() -> None:

@@ -18,13 +18,13 @@ from typing import Any, Final, NotRequired, TypedDict
 import floodmark
 from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, encode_state
+from floodmark.host.directory import FORMAT
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
-from floodmark.site.directory import FORMAT
-from floodmark.site.embedded import EmbeddedHost
 from floodmark.site.transaction import Transaction
-from floodmark.site.transactions import BatchUpdate, LogKind
 
 HERE: Final = Path(__file__).resolve().parent
 BEGIN_MS: Final = 1_700_000_000_000

@@ -21,13 +21,13 @@ from floodmark.codec.ordered import decode_key
 from floodmark.codec.values import decode_value
 from floodmark.engine import Row
 from floodmark.engine.rocks import RocksEngine
+from floodmark.host.directory import FORMAT
+from floodmark.host.secondary import open_directory
+from floodmark.host.transaction_port import LogKind
 from floodmark.model.errors import FormatTooNew, SiteMismatch, VersionCollected
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
 from floodmark.partition import FAMILIES
 from floodmark.site import opening
-from floodmark.site.directory import FORMAT
-from floodmark.site.secondary import open_directory
-from floodmark.site.transactions import LogKind
 
 GOLDEN = sorted(path.with_suffix("") for path in HERE.glob("format-*.json"))
 SIZE_MAX = 300_000

@@ -14,13 +14,13 @@ from threading import Lock, Thread
 import floodmark
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.states import add_to_counter
 from floodmark.model.errors import Retryable
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import Version
 from floodmark.partition import LocalPartition, Node
 from floodmark.site import Namespace, Site
-from floodmark.site.embedded import EmbeddedHost
 
 ABORT = b"abort"
 SHARED = b"shared"

@@ -28,7 +28,7 @@ from floodmark.model.errors import ClockSkew, InvalidArgument, OutcomeUnknown, R
 from floodmark.model.record import Record
 from floodmark.model.version import Version, compose, physical_ms
 from floodmark.partition import LocalPartition
-from floodmark.partition.records import find_stored
+from floodmark.partition.read.records import find_stored
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 

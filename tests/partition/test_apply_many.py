@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, open_memory, rows_of
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.codec.pairs import Pairs
 from floodmark.codec.values import encode_value
+from floodmark.columns.pairs import Pairs
 from floodmark.engine import Row
 from floodmark.model.change import Heartbeat, Stamp
 from floodmark.model.version import Version, compose

@@ -7,7 +7,7 @@ import pytest
 from tests.site.support import HookedEngine, host_of, node_of, nothing, open_memory, stored_versions
 
 from floodmark.model.version import Version
-from floodmark.partition import collect
+from floodmark.partition.retention import collect
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
 

@@ -17,8 +17,8 @@ from floodmark.engine.rocks import RocksEngine
 from floodmark.model.errors import OutcomeUnknown, PartitionStopped, Retryable, StorageFailed, StorageFull
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, META, Node
-from floodmark.partition.commit import Commit, Mint, Step, Writes
-from floodmark.partition.turn import Token
+from floodmark.partition.commit.commit import Commit, Mint, Step, Writes
+from floodmark.partition.commit.turn import Token
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 

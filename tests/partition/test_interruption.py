@@ -17,7 +17,7 @@ import floodmark
 from floodmark.site import Namespace, Site
 
 # The files whose bytecodes are interrupted: the turn, the round, and what they call in this room.
-FILES = ("partition/turn.py", "partition/committer.py", "partition/storage.py")
+FILES = ("partition/commit/turn.py", "partition/committer.py", "partition/commit/storage.py")
 
 
 def interrupt_at(number: int, step: Callable[[], object]) -> bool:
@@ -51,8 +51,8 @@ def interrupt_at(number: int, step: Callable[[], object]) -> bool:
 @contextmanager
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr("floodmark.partition.turn.WAIT_SECONDS_MAX", 0.2)
-        patch.setattr("floodmark.partition.turn.LOOK_SECONDS", 0.1)
+        patch.setattr("floodmark.partition.commit.turn.WAIT_SECONDS_MAX", 0.2)
+        patch.setattr("floodmark.partition.commit.turn.LOOK_SECONDS", 0.1)
         yield
 
 

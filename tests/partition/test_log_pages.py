@@ -15,8 +15,8 @@ from floodmark.model.limits import MIB, PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES, LogLine, version_of
-from floodmark.partition.changelog import read_logs
 from floodmark.partition.layout import LogRow
+from floodmark.partition.read.changelog import read_logs
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 

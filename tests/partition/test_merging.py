@@ -19,8 +19,8 @@ from floodmark.model.errors import ClockSkew, Corruption, InvalidArgument, Inval
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version, compose
 from floodmark.partition import FAMILIES
+from floodmark.partition.commit.merging import contains
 from floodmark.partition.families import DATA
-from floodmark.partition.merging import contains
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 

@@ -21,8 +21,10 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Decision, Fate, PreparingPartition
 from floodmark.model.version import Version
-from floodmark.partition import LocalPartition, prepared, settling
+from floodmark.partition import LocalPartition
 from floodmark.partition import partition as partition_module
+from floodmark.partition.prepared import settling
+from floodmark.partition.prepared import writes as prepared
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 

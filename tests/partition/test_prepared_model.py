@@ -33,12 +33,14 @@ from floodmark.model.change import Heartbeat, Stamp, Sums, Tally
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
-from floodmark.partition import LocalPartition, Node, TailEntry, inserting, preparing, version_of
+from floodmark.partition import LocalPartition, Node, TailEntry, version_of
+from floodmark.partition.commit import inserting
+from floodmark.partition.commit.inserting import Correction
+from floodmark.partition.commit.merging import is_state
+from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.families import DATA, LOG
-from floodmark.partition.inserting import Correction
-from floodmark.partition.merging import is_state
-from floodmark.partition.prepared import OpenWrite, PreparedWrites
-from floodmark.partition.tail import LiveTail
+from floodmark.partition.prepared import steps as preparing
+from floodmark.partition.prepared.writes import OpenWrite, PreparedWrites
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
 

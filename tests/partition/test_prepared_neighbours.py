@@ -10,7 +10,8 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import LimitExceeded, Retryable, WrongPolicy
 from floodmark.model.limits import COUNTER_TOTAL_MAX
 from floodmark.model.partition import Decision, Fate
-from floodmark.partition import LocalPartition, settling
+from floodmark.partition import LocalPartition
+from floodmark.partition.prepared import settling
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 

@@ -30,8 +30,8 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption, FloodmarkError, InvalidArgument, OutcomeUnknown, Retryable
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, FILTERED_BYTES
-from floodmark.partition.records import find_stored
-from floodmark.partition.stamps import newest_stamps
+from floodmark.partition.read.records import find_stored
+from floodmark.partition.read.stamps import newest_stamps
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine, SimulatedCrash

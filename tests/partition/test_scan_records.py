@@ -24,7 +24,7 @@ from floodmark.model.record import Record
 from floodmark.model.version import Version, compose, physical_ms
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.partition.families import DATA
-from floodmark.partition.records import RECORDS_PAGE_ROWS_MAX
+from floodmark.partition.read.records import RECORDS_PAGE_ROWS_MAX
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 

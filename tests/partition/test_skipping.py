@@ -13,7 +13,8 @@ from floodmark.model.limits import PAGE_ROWS_MAX
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
-from floodmark.partition import FAMILIES, LocalPartition, Node, records
+from floodmark.partition import FAMILIES, LocalPartition, Node
+from floodmark.partition.read import records
 
 NAMESPACE = bytes([0, 0, 1])
 EVERYTHING = KeyRange(NAMESPACE, prefix_end(NAMESPACE))

@@ -15,8 +15,8 @@ import pytest
 from tests.site.support import HANG_SECONDS, HookedEngine, run_threads, watch_line
 
 from floodmark.model.errors import OutcomeUnknown, PartitionStopped
-from floodmark.partition import turn as turn_module
-from floodmark.partition.turn import Token, Turn, Waiter, chain, wake
+from floodmark.partition.commit import turn as turn_module
+from floodmark.partition.commit.turn import Token, Turn, Waiter, chain, wake
 from floodmark.site import Namespace, Site
 
 # How often a signal is sent until it has come through.

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Final
 
 from floodmark.engine import Engine, MemoryEngine
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import Applier, run_step
@@ -13,7 +14,6 @@ from floodmark.replication.reading import read_step
 from floodmark.replication.step import LinkStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site, open_engine
-from floodmark.site.embedded import EmbeddedHost
 from floodmark.testing.clock import SimulatedTime
 
 IDS: Final = {"oslo": 1, "rome": 2, "bonn": 3}

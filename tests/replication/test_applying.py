@@ -19,9 +19,9 @@ from tests.replication.support_applying import (
 )
 from tests.replication.support_links import Mesh
 
+from floodmark.accounting.account import Account, Checked, Doubt, Unchecked
 from floodmark.engine import MemoryEngine
 from floodmark.engine.base import EngineLimits
-from floodmark.feed.account import Account, Checked, Doubt, Unchecked
 from floodmark.model.change import Tally
 from floodmark.model.errors import CommitTooLarge, StaleLink
 from floodmark.model.limits import MIB

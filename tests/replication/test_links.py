@@ -10,6 +10,7 @@ from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
+from floodmark.host.statistics import AlarmKind
 from floodmark.model.change import Tally
 from floodmark.model.errors import (
     ClockSkew,
@@ -30,7 +31,6 @@ from floodmark.replication.links import FINDINGS_KEPT, LinkRow
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, SiteState
 from floodmark.site import Site
-from floodmark.site.statistics import AlarmKind
 from floodmark.testing.clock import SimulatedTime
 
 OSLO, ROME, BONN = IDS["oslo"], IDS["rome"], IDS["bonn"]

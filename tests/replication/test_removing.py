@@ -7,6 +7,7 @@ import pytest
 from tests.replication.support_return import IDS, POLICIES, World
 
 from floodmark.codec.values import encode_value
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Fenced, InvalidConfiguration, StaleLink
 from floodmark.model.partition import LinkGuard
@@ -15,7 +16,6 @@ from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.removing import Removed, remove_site
 from floodmark.replication.topology import SiteState, Topology
-from floodmark.site.embedded import EmbeddedHost
 
 BONN = IDS["bonn"]
 DAYS_MS = 3 * 24 * 3_600_000

@@ -12,6 +12,7 @@ from tests.replication.support_return import IDS, POLICIES, CutOff, World
 
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import MemoryEngine
+from floodmark.host.catalog import Catalog
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
@@ -30,7 +31,6 @@ from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.removing import remove_site
 from floodmark.site import open_engine
-from floodmark.site.catalog import Catalog
 
 OSLO = IDS["oslo"]
 DAYS_MS = 3 * 24 * 3_600_000

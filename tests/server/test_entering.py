@@ -9,6 +9,7 @@ import pytest
 from tests.server.support import HANG_SECONDS, connected, qualify, serving, stored, token_of, write_roles
 
 from floodmark.codec.values import encode_value
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.merge.states import add_to_counter, put_fields
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
@@ -17,7 +18,6 @@ from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.record import Repair
 from floodmark.server import Server, ServerOptions
 from floodmark.site import Namespace, Site
-from floodmark.site.transactions import NamespaceWrites
 
 ORIGIN = Stamp(1, 9)
 

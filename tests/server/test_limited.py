@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.server.support import connected, qualify, serving, token_of, write_access, write_roles
 
-from floodmark.feed.feeds import FeedSpec
-from floodmark.feed.subscriptions import SubscriptionSpec
+from floodmark.feed.named.feeds import FeedSpec
+from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.model.access import Role
 from floodmark.model.errors import (
     FeedNotFound,

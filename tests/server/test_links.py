@@ -9,6 +9,8 @@ from tests.replication.support_links import topology_of
 from tests.server.support import LOOPBACK, connected
 
 from floodmark.engine import MemoryEngine
+from floodmark.host.linking import HEARTBEAT_MS_MAX
+from floodmark.host.statistics import AlarmKind
 from floodmark.model.errors import Fenced, InvalidConfiguration, StaleLink
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
@@ -17,9 +19,7 @@ from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SiteState
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import open_engine
-from floodmark.site.linking import HEARTBEAT_MS_MAX
 from floodmark.site.rewriting import rewrite
-from floodmark.site.statistics import AlarmKind
 from floodmark.testing.clock import SimulatedTime
 
 

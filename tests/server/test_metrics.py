@@ -10,8 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.feed.support_losing import lose_changes
 from tests.replication.support_links import Mesh
 
+from floodmark.accounting.checks import FINDING_MS_MAX
 from floodmark.engine import MemoryEngine
-from floodmark.feed.checks import FINDING_MS_MAX
+from floodmark.host.coordination import LocalTransactions
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.model.errors import (
     InvalidKey,
     NotAuthenticated,
@@ -30,8 +32,6 @@ from floodmark.server.metrics import (
     outcome_of,
 )
 from floodmark.site import Site, open_engine
-from floodmark.site.transacting import LocalTransactions
-from floodmark.site.transactions import BatchUpdate, LogKind
 from floodmark.testing.clock import START_MS, SimulatedTime
 
 START_SECONDS = START_MS / 1000

@@ -10,15 +10,16 @@ from msgspec.structs import replace
 from tests.server.support import LOOPBACK, connected, serving, write_access
 from tests.site.support import HookedEngine, host_of
 
-from floodmark.feed.acknowledgement import Acknowledgement, Progress
-from floodmark.feed.feeds import FeedSpec
+from floodmark.feed.named.feeds import FeedSpec
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
+from floodmark.host import coordination as transacting
+from floodmark.host.transaction_port import OWN_MARK, NamespaceWrites
 from floodmark.model.access import Role
 from floodmark.model.errors import LeaseHeld, LimitExceeded, NotAllowed, TransactionNotFound
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.access import Caller
 from floodmark.server.ownership import MARK_DIGITS, mark_of
-from floodmark.site import Site, Transaction, open_engine, transacting
-from floodmark.site.transactions import OWN_MARK, NamespaceWrites
+from floodmark.site import Site, Transaction, open_engine
 from floodmark.testing.site_contract_subscriptions import BY_HAND
 
 HOUR = timedelta(hours=1)

@@ -11,13 +11,13 @@ from tests.server.processes import wait_until
 from tests.server.support import HANG_SECONDS, connected, in_threads, qualify, restartable, stored
 from tests.site.support import node_of
 
+from floodmark.host.remote import CLOCK_MS_MAX, ServerClock
 from floodmark.model.errors import OutcomeUnknown
 from floodmark.model.partition import Decision, Fate, HoldKind
 from floodmark.partition import holds
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
-from floodmark.site.remote import CLOCK_MS_MAX, ServerClock
 from floodmark.testing.clock import SimulatedTime
 from floodmark.wire import Connection
 from floodmark.wire.channels import CHANNELS_MAX

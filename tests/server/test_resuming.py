@@ -17,6 +17,7 @@ from tests.server.support import (
     serving,
 )
 
+from floodmark.host.remote import Holds
 from floodmark.model.change import Resolved
 from floodmark.model.errors import (
     Closed,
@@ -30,7 +31,6 @@ from floodmark.model.ranges import KeyRange
 from floodmark.server import Server, ServerOptions
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
-from floodmark.site.remote import Holds
 from floodmark.wire import Connection
 from floodmark.wire.messages import HELLO, PUT, Nothing, PutRequest
 

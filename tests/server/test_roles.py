@@ -9,9 +9,12 @@ import pytest
 from tests.server.support import connected, qualify, serving, stored, token_of, write_roles
 
 from floodmark.codec.values import encode_value
-from floodmark.feed.acknowledgement import Acknowledgement, Progress
-from floodmark.feed.feeds import FeedSpec, FeedUpdate
-from floodmark.feed.subscriptions import SubscriptionSpec
+from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
+from floodmark.feed.subscription.subscriptions import SubscriptionSpec
+from floodmark.host.catalog import NamespaceSettings
+from floodmark.host.ports import NamespaceUpdate
+from floodmark.host.transaction_port import BatchUpdate, LogKind, NamespaceWrites
 from floodmark.merge.states import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
@@ -29,9 +32,6 @@ from floodmark.server.data import DataPlane
 from floodmark.server.guard import Guard
 from floodmark.server.leases import Leases
 from floodmark.site import Site
-from floodmark.site.catalog import NamespaceSettings
-from floodmark.site.host import NamespaceUpdate
-from floodmark.site.transactions import BatchUpdate, LogKind, NamespaceWrites
 from floodmark.wire.messages import HOLD, RELEASE, HoldRequest, ReleaseRequest
 
 Use = Callable[[Site], object]

@@ -25,7 +25,8 @@ from tests.server.support import (
 )
 
 from floodmark.codec.values import encode_value
-from floodmark.feed.feeds import FeedError, FeedSpec
+from floodmark.feed.named.feeds import FeedError, FeedSpec
+from floodmark.host.transaction_port import LogKind
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -43,7 +44,6 @@ from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.access import CHECK_EVERY_MS, require_safe_metrics
 from floodmark.site import Site
 from floodmark.site.connecting import connect
-from floodmark.site.transactions import LogKind
 from floodmark.wire.errors import decode_error
 from floodmark.wire.messages import WIRE_VERSION, require_version
 

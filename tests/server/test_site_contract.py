@@ -10,11 +10,11 @@ import pytest
 from tests.server.certificates import Certificates, make_certificates
 
 from floodmark.engine import Engine
+from floodmark.host.remote import RemoteHost
 from floodmark.model.errors import InvalidArgument, InvalidKey, InvalidRange, InvalidTimeToLive, InvalidValue
 from floodmark.server import Server, ServerOptions, hash_token, new_token, serve
 from floodmark.site import Site, connecting
 from floodmark.site.connecting import connect
-from floodmark.site.remote import RemoteHost
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.site_contract import SiteContract
 from floodmark.testing.site_contract_base import SITE, SITE_ID, START_MS, open_in_memory, refused

@@ -9,7 +9,7 @@ from tests.simulation.support_stage import Stage
 
 from floodmark.codec.states import remembers_deletes
 from floodmark.codec.values import decode_value
-from floodmark.site import garbage
+from floodmark.host import garbage
 from floodmark.testing.simulation.copies import Copy, DistantMember, Nearby, take_copy
 from floodmark.testing.simulation.verifiers import check_agreement
 from floodmark.testing.simulation.workload import TTL_SECONDS

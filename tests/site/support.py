@@ -8,12 +8,12 @@ from typing import Final
 
 from floodmark.codec.ordered import decode_key
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.change import Change
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, Node
-from floodmark.partition.commit import Commit
+from floodmark.partition.commit.commit import Commit
 from floodmark.site import Site, open_engine
-from floodmark.site.embedded import EmbeddedHost
 from floodmark.testing.clock import SimulatedTime
 
 # A hundred milliseconds into a second: expiry is judged in whole seconds, and a clock that runs a few

@@ -16,7 +16,7 @@ from floodmark.testing import SimulatedTime
 def test_heartbeats_publish_async_writes_and_end_with_the_site(
     engine: HookedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("floodmark.site.background.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("floodmark.host.background.HEARTBEAT_SECONDS", 0.01)
     with open_engine(engine, site="oslo", background=True) as site:
         version = site.create_namespace("users").put(b"key", b"1", durability="async")
         followers = node_of(site).committer.followers
@@ -31,7 +31,7 @@ def test_heartbeats_publish_async_writes_and_end_with_the_site(
 def test_failed_tick_is_reported_and_the_next_one_mends_it(
     engine: HookedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("floodmark.site.background.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("floodmark.host.background.HEARTBEAT_SECONDS", 0.01)
     failed, mended = Event(), Event()
 
     def before(operation: str) -> None:

@@ -48,7 +48,7 @@ def test_reading_a_year_ahead_takes_no_record_and_is_not_kept() -> None:
         assert dict(site.namespace("users").scan()) == {b"ada": b"1", b"grace": b"1"}
 
 
-def node_findings(site: Site) -> list[floodmark.site.examination.Finding]:
+def node_findings(site: Site) -> list[floodmark.host.examination.Finding]:
     return [
         finding
         for finding in site.host.administration.examine(True)

@@ -6,11 +6,11 @@ import pytest
 from tests.site.support import host_of
 
 from floodmark.engine import MemoryEngine
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision, Fate
 from floodmark.partition import FAMILIES
 from floodmark.site import Site, open_engine
-from floodmark.site.transactions import NamespaceWrites
 
 
 @pytest.fixture

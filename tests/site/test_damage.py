@@ -9,10 +9,10 @@ import pytest
 from tests.cli.support import run
 
 import floodmark
+from floodmark.host.secondary import open_directory
 from floodmark.model.errors import Corruption
 from floodmark.model.version import Version
 from floodmark.site.opening import open_accepting
-from floodmark.site.secondary import open_directory
 
 PUTS = 300
 

@@ -10,6 +10,7 @@ from tests.site.support import START_MS, HookedEngine, host_of, node_of, open_me
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
+from floodmark.host import epochs
 from floodmark.model.errors import (
     FloodmarkError,
     LimitExceeded,
@@ -21,7 +22,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import EPOCH_STREAM_IDLE_MAX, EPOCHS_REMEMBERED_MAX
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, META
-from floodmark.site import Namespace, Site, epochs, open_engine
+from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine, SimulatedCrash
 

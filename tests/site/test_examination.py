@@ -12,8 +12,9 @@ from floodmark.codec.ordered import encode_key, encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine, WriteRow
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
-from floodmark.feed.feeds import FeedError
-from floodmark.feed.subscriptions import SubscriptionSpec
+from floodmark.feed.named.feeds import FeedError
+from floodmark.feed.subscription.subscriptions import SubscriptionSpec
+from floodmark.host.examination import EXAMPLES_MAX, Examination, Finding, Severity, examine
 from floodmark.model.errors import OutcomeUnknown, StorageFull
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
 from floodmark.model.partition import Decision, Fate, HoldKind
@@ -21,7 +22,6 @@ from floodmark.partition import FAMILIES
 from floodmark.partition.families import DATA, LOG, META, PARTITIONS
 from floodmark.partition.holds import HOLDS_SHOWN_MAX
 from floodmark.site import Namespace, Site, open_engine
-from floodmark.site.examination import EXAMPLES_MAX, Examination, Finding, Severity, examine
 from floodmark.testing.clock import SimulatedTime
 
 HOUR_MS = 3_600_000

@@ -25,8 +25,10 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.version import COUNTER_BITS, Version
-from floodmark.partition import collect, partition, records
+from floodmark.partition import partition
 from floodmark.partition.layout import load_logs
+from floodmark.partition.read import records
+from floodmark.partition.retention import collect
 from floodmark.site import Namespace, Site
 from floodmark.site.rewriting import rewrite
 from floodmark.testing.clock import SimulatedTime

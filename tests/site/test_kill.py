@@ -122,7 +122,7 @@ def kill_rounds(path: Path, mode: str, seed: int, rounds: int, lines_max: int = 
     """Write, kill, open and check, over and over."""
     chance, witness = Random(seed), Witness()
     with floodmark.open(path, site="oslo", background=False) as site:
-        site.create_namespace("users", retention=floodmark.site.catalog.RETENTION * 100)
+        site.create_namespace("users", retention=floodmark.host.catalog.RETENTION * 100)
     for number in range(rounds):
         witness.hear(write_until_killed(path, mode, number, chance, lines_max))
         with floodmark.open(path, background=False) as site:

@@ -20,12 +20,12 @@ import floodmark
 from floodmark import Site
 from floodmark.engine import MemoryEngine
 from floodmark.engine.rocks import RocksEngine
+from floodmark.host.directory import FORMAT
+from floodmark.host.secondary import open_directory
 from floodmark.model import errors
 from floodmark.model.errors import FloodmarkError, InvalidArgument, StorageFull
 from floodmark.partition import FAMILIES
 from floodmark.site import open_engine
-from floodmark.site.directory import FORMAT
-from floodmark.site.secondary import open_directory
 
 HOUR_MS = 3_600_000
 NOBODY = 65534

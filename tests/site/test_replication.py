@@ -4,12 +4,12 @@ import pytest
 from tests.replication.support_links import IDS, Mesh, topology_of
 
 from floodmark.clock.hybrid import SKEW_MS_MAX
+from floodmark.host.linking import FINDING_MS_MAX, HEARTBEAT_MS_MAX
+from floodmark.host.statistics import AlarmKind, LinkStatistics
 from floodmark.model.change import Tally
 from floodmark.model.errors import ClockSkew
 from floodmark.replication.applied import Applied
 from floodmark.replication.topology import MemberSite, SiteState
-from floodmark.site.linking import FINDING_MS_MAX, HEARTBEAT_MS_MAX
-from floodmark.site.statistics import AlarmKind, LinkStatistics
 
 
 @pytest.fixture

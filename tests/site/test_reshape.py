@@ -23,8 +23,9 @@ from floodmark.model.errors import (
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX
-from floodmark.partition import changelog, node, partition
+from floodmark.partition import node, partition
 from floodmark.partition.layout import LogRow, load_logs
+from floodmark.partition.read import changelog
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 

@@ -23,13 +23,13 @@ import floodmark
 from floodmark.codec.columns import RECORDS, split_values
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import decode_value
+from floodmark.host.secondary import DirectoryReader, open_directory
 from floodmark.model import errors
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangesRequest, Way
 from floodmark.model.version import Version
 from floodmark.site import Site
-from floodmark.site.secondary import DirectoryReader, open_directory
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

@@ -18,14 +18,14 @@ from tests.site.support import host_of
 
 import floodmark
 from floodmark.engine import Engine
+from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import FloodmarkError, NamespaceNotFound
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
-from floodmark.partition import Router
+from floodmark.routing import Router
 from floodmark.site import Site
-from floodmark.site.catalog import NamespaceRow
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.site_contract import SiteContract
 from floodmark.testing.site_contract_base import (

@@ -11,7 +11,12 @@ from tests.site.support import HANG_SECONDS, HookedEngine, host_of
 
 from floodmark import Site, SubscriptionOptions
 from floodmark.clock import monotonic_ms
-from floodmark.feed import subscription_store
+from floodmark.feed.subscription import store as subscription_store
+from floodmark.host import coordination as transacting
+from floodmark.host import transaction_logs
+from floodmark.host.background import Background
+from floodmark.host.coordination import LocalTransactions
+from floodmark.host.transaction_port import BatchUpdate, LogKind, OwnTransactions
 from floodmark.log import BatchedWriter, EngineStore, OpenLog, StoredLedger, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
 from floodmark.model.errors import (
@@ -24,10 +29,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
-from floodmark.site import Transaction, open_engine, transacting, transaction_logs
-from floodmark.site.background import Background
-from floodmark.site.transacting import LocalTransactions
-from floodmark.site.transactions import BatchUpdate, LogKind, OwnTransactions
+from floodmark.site import Transaction, open_engine
 from floodmark.testing import SimulatedCrash
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
 

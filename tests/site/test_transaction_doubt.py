@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.site.support import HookedEngine
 
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -21,7 +22,6 @@ from floodmark.model.errors import (
 from floodmark.model.transaction import TransactionStatistics
 from floodmark.site import Site, open_engine
 from floodmark.site.transaction import Pace, Transaction, run_transaction
-from floodmark.site.transactions import NamespaceWrites
 from floodmark.testing import SimulatedCrash
 from floodmark.transaction import TransactionCoordinator, book
 

@@ -8,6 +8,7 @@ from tests.site.support import HookedEngine, host_of, node_of, run_threads
 
 from floodmark.codec.ordered import encode_key
 from floodmark.codec.values import encode_value
+from floodmark.host import verifying
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption, InvalidArgument, LimitExceeded, Rejoining
 from floodmark.model.record import Repair
@@ -15,7 +16,7 @@ from floodmark.model.version import Version
 from floodmark.partition import LocalPartition
 from floodmark.partition.families import DATA
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
-from floodmark.site import Namespace, Site, verifying
+from floodmark.site import Namespace, Site
 
 KEYS = [b"key-%02d" % number for number in range(20)]
 

@@ -17,8 +17,8 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.site.arguments import qualify_range
-from floodmark.spark.address import SiteAddress
-from floodmark.spark.jobs.manifest import Manifest
+from floodmark.spark.jobs.backups.manifest import Manifest
+from floodmark.spark.source.address import SiteAddress
 
 
 class Kept(NamedTuple):

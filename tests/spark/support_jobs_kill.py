@@ -19,12 +19,12 @@ from tests.spark.support_kill import HANG_SECONDS, Outcome, die, die_when
 
 from floodmark.model.errors import FloodmarkError
 from floodmark.site.connecting import connect
-from floodmark.spark.address import SiteAddress
 from floodmark.spark.jobs import export, replicate, run_feed
-from floodmark.spark.jobs.export_delta import DeltaTarget
-from floodmark.spark.jobs.export_parquet import ParquetTarget
+from floodmark.spark.jobs.exports.delta import DeltaTarget
+from floodmark.spark.jobs.exports.parquet import ParquetTarget
 from floodmark.spark.jobs.files import Directory
 from floodmark.spark.session import SparkOptions, open_session
+from floodmark.spark.source.address import SiteAddress
 
 Point = Literal["writing", "written", "renaming", "committed", "never"]
 

@@ -8,8 +8,8 @@ import pyarrow
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from floodmark.spark.schemas import arrow_schema
-from floodmark.spark.source import FloodmarkSource
+from floodmark.spark.source.schemas import arrow_schema
+from floodmark.spark.source.source import FloodmarkSource
 
 Rows = list[dict[str, Any]]
 

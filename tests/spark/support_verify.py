@@ -10,6 +10,7 @@ from tests.spark.support_links import POLICIES, share
 from floodmark.codec.ordered import encode_key
 from floodmark.codec.states import CounterState, Entry, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.states import newest_stamp
 from floodmark.model.change import Stamp
 from floodmark.model.record import FoundRecord
@@ -18,7 +19,6 @@ from floodmark.partition.families import DATA
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.site import Site
-from floodmark.site.embedded import EmbeddedHost
 from floodmark.spark import SiteAddress
 
 KEYS: Final = 60

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import pyarrow
 
-from floodmark.spark.writing import BatchWriter
+from floodmark.spark.source.writing import BatchWriter
 
 Pairs: TypeAlias = Sequence[tuple[bytes, bytes]]
 

@@ -34,12 +34,12 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.site import Namespace, Site
-from floodmark.spark.address import SiteAddress
-from floodmark.spark.jobs.backup import PLAN, Plan, backup, find_position, list_backups
-from floodmark.spark.jobs.check import check_backup
+from floodmark.spark.jobs.backups.backup import PLAN, Plan, backup, find_position, list_backups
+from floodmark.spark.jobs.backups.check import check_backup
+from floodmark.spark.jobs.backups.manifest import FORMAT, MANIFEST, Kind, encode_document, read_manifests
+from floodmark.spark.jobs.backups.restore import restore
 from floodmark.spark.jobs.files import directory_at
-from floodmark.spark.jobs.manifest import FORMAT, MANIFEST, Kind, encode_document, read_manifests
-from floodmark.spark.jobs.restore import restore
+from floodmark.spark.source.address import SiteAddress
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from tests.spark.support_backup import address_of, contents, fill, held_for, sto
 from tests.spark.support_kill import Arguments, Point, run_job
 
 from floodmark.site import Namespace, Site
-from floodmark.spark.jobs.backup import PLAN, Plan, backup, list_backups
-from floodmark.spark.jobs.check import check_backup
+from floodmark.spark.jobs.backups.backup import PLAN, Plan, backup, list_backups
+from floodmark.spark.jobs.backups.check import check_backup
+from floodmark.spark.jobs.backups.manifest import decode_document
+from floodmark.spark.jobs.backups.restore import restore
 from floodmark.spark.jobs.files import directory_at
-from floodmark.spark.jobs.manifest import decode_document
-from floodmark.spark.jobs.restore import restore
 
 KEYS = 4_000
 

@@ -21,8 +21,8 @@ from floodmark.model.change import Change, Stamp
 from floodmark.model.errors import InvalidOption, NamespaceNotFound, VersionCollected, VersionInFuture
 from floodmark.model.version import Version, compose, moment_of, physical_ms
 from floodmark.site import Namespace, Site
-from floodmark.spark.changes import ChangeInterval
-from floodmark.spark.schemas import CHANGES
+from floodmark.spark.source.changes import ChangeInterval
+from floodmark.spark.source.schemas import CHANGES
 
 Rows = list[dict[str, Any]]
 

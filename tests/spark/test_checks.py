@@ -18,26 +18,26 @@ from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of
 
 import floodmark
+from floodmark.accounting.account import Doubt
+from floodmark.accounting.checks import Checks, CheckStatistics, check_step
+from floodmark.accounting.counting import Counted
 from floodmark.cli.failures import DONE, FINDING
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.account import Doubt
-from floodmark.feed.checks import Checks, CheckStatistics, check_step
-from floodmark.feed.counting import Counted
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX
 from floodmark.server import serve
 from floodmark.site import Namespace, Site
-from floodmark.site.embedded import EmbeddedHost
-from floodmark.spark.accounts import FILES_KEPT, QueryChecks
-from floodmark.spark.changes import ChangeInterval, read_interval
-from floodmark.spark.incoming import check_columns
 from floodmark.spark.jobs import export, replicate, run_feed
-from floodmark.spark.jobs.export_files import HISTORY, FileWriter
-from floodmark.spark.rows import RowFormat
-from floodmark.spark.schemas import COUNTED
-from floodmark.spark.special import CountedRows, add_counted
-from floodmark.spark.writing import Target, write_rows
+from floodmark.spark.jobs.exports.files import HISTORY, FileWriter
+from floodmark.spark.source.accounts import FILES_KEPT, QueryChecks
+from floodmark.spark.source.changes import ChangeInterval, read_interval
+from floodmark.spark.source.incoming import check_columns
+from floodmark.spark.source.rows import RowFormat
+from floodmark.spark.source.schemas import COUNTED
+from floodmark.spark.source.special import CountedRows, add_counted
+from floodmark.spark.source.writing import Target, write_rows
 
 LOST: Final = b"lost"
 

@@ -13,7 +13,7 @@ from floodmark.model.errors import (
     StorageFull,
     Unreachable,
 )
-from floodmark.spark.delivery import BATCHES_IN_FLIGHT_MAX, Delivery
+from floodmark.spark.source.delivery import BATCHES_IN_FLIGHT_MAX, Delivery
 
 Rows = Mapping[bytes, bytes]
 

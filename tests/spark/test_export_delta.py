@@ -21,13 +21,13 @@ from tests.spark.support_export import (
     writing_pairs,
 )
 
-from floodmark.feed.checks import Checks
+from floodmark.accounting.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.model.errors import InvalidArgument, InvalidVersion, LeaseHeld
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import ExportSummary, common_cut, export
-from floodmark.spark.jobs.export_delta import DeltaTarget
-from floodmark.spark.jobs.export_state import ExportIdentity, View
+from floodmark.spark.jobs.exports.delta import DeltaTarget
+from floodmark.spark.jobs.exports.state import ExportIdentity, View
 
 
 @pytest.fixture

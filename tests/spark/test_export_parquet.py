@@ -27,7 +27,7 @@ from tests.spark.support_export import (
 )
 from tests.spark.support_garbage import collect_old
 
-from floodmark.feed.checks import Checks
+from floodmark.accounting.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
@@ -42,9 +42,9 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import common_cut, export, read_export
-from floodmark.spark.jobs.export_files import DataFile, FileWriter
-from floodmark.spark.jobs.export_parquet import ParquetTarget
-from floodmark.spark.jobs.export_state import ExportIdentity, View, only_writer
+from floodmark.spark.jobs.exports.files import DataFile, FileWriter
+from floodmark.spark.jobs.exports.parquet import ParquetTarget
+from floodmark.spark.jobs.exports.state import ExportIdentity, View, only_writer
 from floodmark.spark.jobs.files import Directory
 
 

@@ -10,7 +10,7 @@ from tests.spark.failing import MESSAGE, FailingSource
 from tests.spark.processes import SparkProcess
 
 from floodmark.model.errors import Corruption, FloodmarkError, Unreachable
-from floodmark.spark.failures import find_error, raising_floodmark_errors
+from floodmark.spark.runtime.failures import find_error, raising_floodmark_errors
 
 ON_THE_DRIVER = ("schema", "partitions")
 ON_A_WORKER = ("read",)

@@ -16,7 +16,7 @@ from tests.spark.support_backup import address_of, contents, fill, writing
 from tests.spark.support_garbage import collect_old
 
 from floodmark.clock import monotonic_ms
-from floodmark.feed.feeds import FeedState, SinkOptions
+from floodmark.feed.named.feeds import FeedState, SinkOptions
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.model.errors import (
     FeedNotFound,
@@ -29,7 +29,7 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import FeedRunSummary, run_feed
-from floodmark.spark.jobs.feed_tasks import LOOK_MS, LeaseWatch
+from floodmark.spark.jobs.feeds.tasks import LOOK_MS, LeaseWatch
 from floodmark.testing.site_contract_base import state_after
 
 ANYWHERE = ("parquet:", "floodmark:")

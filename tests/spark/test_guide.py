@@ -10,7 +10,7 @@ from tests.cli.test_tutorial import find_blocks, is_as_shown, run_python
 import floodmark
 from floodmark.server import serve
 from floodmark.site import Site
-from floodmark.spark import options, stream, writing
+from floodmark.spark.source import options, stream, writing
 
 GUIDE = ROOT / "docs" / "spark.md"
 URL = "grpc://127.0.0.1:7100"

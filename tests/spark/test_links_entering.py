@@ -11,9 +11,9 @@ from tests.spark.support_links import HANG_SECONDS, SiteProcess, describe
 from floodmark.model.errors import InvalidConfiguration, Unreachable
 from floodmark.replication.topology import Topology, parse_topology
 from floodmark.spark.jobs import site_addresses
-from floodmark.spark.jobs.links_entering import Entering
-from floodmark.spark.links_planning import LinkOptions, Planner, plan_all
-from floodmark.spark.links_sites import Sites
+from floodmark.spark.links.entering import Entering
+from floodmark.spark.links.planning import LinkOptions, Planner, plan_all
+from floodmark.spark.links.sites import Sites
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
+from floodmark.host.linking import HEARTBEAT_MS_MAX
 from floodmark.model.version import compose
 from floodmark.replication.step import LinkStep, NamespaceStep
-from floodmark.site.linking import HEARTBEAT_MS_MAX
-from floodmark.spark.links_planning import BEAT_MS, QUIET_BEAT_MS, QUIET_STEPS, Pace
+from floodmark.spark.links.planning import BEAT_MS, QUIET_BEAT_MS, QUIET_STEPS, Pace
 
 BEGUN_MS = 1_800_000_000_000
 

@@ -19,11 +19,18 @@ from floodmark.replication.applying import run_step
 from floodmark.replication.step import LinkStep
 from floodmark.replication.topology import parse_topology
 from floodmark.site import Site
-from floodmark.spark import links_sites
-from floodmark.spark.address import SiteAddress
-from floodmark.spark.links import COMMIT_SECONDS, AppliedPart, LinkPart, LinksReader, LinksWriter, StepOfLink
-from floodmark.spark.links_planning import PLAN_SECONDS, LinkOptions, Piece, Planner, plan_all
-from floodmark.spark.links_sites import WORKER_SITES, Sites, attend
+from floodmark.spark.links import sites as links_sites
+from floodmark.spark.links.planning import PLAN_SECONDS, LinkOptions, Piece, Planner, plan_all
+from floodmark.spark.links.sites import WORKER_SITES, Sites, attend
+from floodmark.spark.links.steps import (
+    COMMIT_SECONDS,
+    AppliedPart,
+    LinkPart,
+    LinksReader,
+    LinksWriter,
+    StepOfLink,
+)
+from floodmark.spark.source.address import SiteAddress
 
 # A machine that has much else to do needs longer; a call that waits for a silent site takes 20 s and more.
 SLACK_SECONDS = 5.0

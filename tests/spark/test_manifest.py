@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from pyarrow import fs
 
+from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import (
     Corruption,
     FormatTooNew,
@@ -19,10 +20,8 @@ from floodmark.model.errors import (
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.site.catalog import NamespaceRow
-from floodmark.spark.jobs.check import compare_files, find_strange_files
-from floodmark.spark.jobs.files import Directory, directory_at, find_full_disk
-from floodmark.spark.jobs.manifest import (
+from floodmark.spark.jobs.backups.check import compare_files, find_strange_files
+from floodmark.spark.jobs.backups.manifest import (
     FORMAT,
     MANIFEST,
     ColumnType,
@@ -39,6 +38,7 @@ from floodmark.spark.jobs.manifest import (
     read_manifest,
     read_manifests,
 )
+from floodmark.spark.jobs.files import Directory, directory_at, find_full_disk
 
 NAMESPACE = NamespaceRow(id=7, name="users", merge="last_write", ttl_ms=None, retention_ms=5, created_at=3)
 

@@ -30,11 +30,11 @@ from floodmark.model.errors import InvalidValue, SchemaMismatch, WrongPolicy
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
-from floodmark.spark.jobs.backup import backup
-from floodmark.spark.jobs.check import check_backup
-from floodmark.spark.jobs.restore import restore
-from floodmark.spark.schemas import PAIRS, RECORDS, STATES
-from floodmark.spark.writing import KEEP_STAMPS, BatchWriter, Written, open_writer
+from floodmark.spark.jobs.backups.backup import backup
+from floodmark.spark.jobs.backups.check import check_backup
+from floodmark.spark.jobs.backups.restore import restore
+from floodmark.spark.source.schemas import PAIRS, RECORDS, STATES
+from floodmark.spark.source.writing import KEEP_STAMPS, BatchWriter, Written, open_writer
 
 PAIR_COLUMNS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 FEED_COLUMNS = StructType(

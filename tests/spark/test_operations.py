@@ -19,13 +19,13 @@ from tests.cli.test_tutorial import find_blocks, find_commands, is_as_shown
 from tests.spark.support_garbage import collect_old
 
 import floodmark
+from floodmark.host.ports import NamespaceUpdate
 from floodmark.model.errors import VersionCollected
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology, render_topology
 from floodmark.server import serve
 from floodmark.site import Site
-from floodmark.site.host import NamespaceUpdate
 
 PAGES = ROOT / "docs" / "operations"
 IDS = {"oslo": 1, "rome": 2, "bonn": 3, "lund": 4}

@@ -9,11 +9,11 @@ from tests.spark.support_read import open_source
 from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import compose, physical_ms
-from floodmark.spark.changes import changes_schema, open_changes_reader, read_changes_options
-from floodmark.spark.options import CHANGES, SNAPSHOT, Options, reads_changes
-from floodmark.spark.schemas import COUNTED, RECORDS
-from floodmark.spark.snapshot import read_snapshot_options
-from floodmark.spark.stream import open_stream_reader
+from floodmark.spark.source.changes import changes_schema, open_changes_reader, read_changes_options
+from floodmark.spark.source.options import CHANGES, SNAPSHOT, Options, reads_changes
+from floodmark.spark.source.schemas import COUNTED, RECORDS
+from floodmark.spark.source.snapshot import read_snapshot_options
+from floodmark.spark.source.stream import open_stream_reader
 
 URL = "grpc://127.0.0.1:1"
 BASE = {"path": URL, "namespace": "users"}

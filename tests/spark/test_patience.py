@@ -11,10 +11,10 @@ from floodmark.model.errors import OutcomeUnknown, Unreachable
 from floodmark.model.version import Version
 from floodmark.site import Site
 from floodmark.site.connecting import connect
-from floodmark.spark.address import SiteAddress
-from floodmark.spark.patience import PAUSES, ask_patiently
-from floodmark.spark.query import Query
-from floodmark.spark.writing import open_stream_writer, write_rows
+from floodmark.spark.runtime.patience import PAUSES, ask_patiently
+from floodmark.spark.source.address import SiteAddress
+from floodmark.spark.source.query import Query
+from floodmark.spark.source.writing import open_stream_writer, write_rows
 
 
 class Away:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.model.ranges import KeyRange
-from floodmark.spark.planning import cut_range, plan_ranges, plan_versions
+from floodmark.spark.source.planning import cut_range, plan_ranges, plan_versions
 
 keys_of_some_kind = st.one_of(
     st.lists(st.binary(max_size=12), max_size=50),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from floodmark.spark import python
-from floodmark.spark.python import make_python
+from floodmark.spark.runtime import python
+from floodmark.spark.runtime.python import make_python
 
 LIBRARIES = Path(pyspark.__file__).parent / "python" / "lib"
 LOOK = """

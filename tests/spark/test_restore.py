@@ -13,10 +13,10 @@ from floodmark.model.errors import BackupDamaged, InvalidArgument, InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
-from floodmark.spark.address import SiteAddress
-from floodmark.spark.jobs.backup import backup
-from floodmark.spark.jobs.check import check_backup
-from floodmark.spark.jobs.restore import restore, restoring
+from floodmark.spark.jobs.backups.backup import backup
+from floodmark.spark.jobs.backups.check import check_backup
+from floodmark.spark.jobs.backups.restore import restore, restoring
+from floodmark.spark.source.address import SiteAddress
 
 
 @pytest.fixture

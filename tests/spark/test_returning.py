@@ -16,14 +16,7 @@ import floodmark
 from floodmark.model.errors import InvalidArgument, InvalidConfiguration, Rejoining
 from floodmark.replication.topology import MemberSite, Topology
 from floodmark.server import serve
-from floodmark.spark.jobs import (
-    ReturnSummary,
-    backup,
-    join,
-    rejoin,
-    replicate_topology,
-    site_addresses,
-)
+from floodmark.spark.jobs import ReturnSummary, backup, join, rejoin, replicate_topology, site_addresses
 
 ROUNDS = 12
 

@@ -29,14 +29,14 @@ from pyspark.sql.types import (
 
 from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS
 from floodmark.codec.values import encode_value
-from floodmark.feed.items import Decoder
+from floodmark.feed.reading.items import Decoder
 from floodmark.feed.sinks.parquet import to_table
 from floodmark.model.change import Stamp
 from floodmark.model.errors import SchemaMismatch
 from floodmark.model.stream import ChangeBatch
 from floodmark.model.version import compose
-from floodmark.spark.rows import RowFormat, change_rows, snapshot_rows
-from floodmark.spark.schemas import (
+from floodmark.spark.source.rows import RowFormat, change_rows, snapshot_rows
+from floodmark.spark.source.schemas import (
     ALL,
     AVAILABLE,
     CHANGES,
@@ -49,7 +49,7 @@ from floodmark.spark.schemas import (
     check_schema,
     default_schema,
 )
-from floodmark.spark.schemas import RECORDS as RECORD_ROWS
+from floodmark.spark.source.schemas import RECORDS as RECORD_ROWS
 
 SITE_ID = 7
 NAMESPACE = b"\x00\x00\x01"

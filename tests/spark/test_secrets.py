@@ -16,7 +16,7 @@ from tests.spark.processes import SparkProcess
 from floodmark.model.access import Role
 from floodmark.model.errors import InvalidOption, NotAuthenticated
 from floodmark.server import ServerOptions
-from floodmark.spark.failures import find_error
+from floodmark.spark.runtime.failures import find_error
 from floodmark.spark.session import SparkOptions
 
 SECRET = "open-sesame-4711"

@@ -18,7 +18,7 @@ from tests.spark.processes import SparkProcess
 
 import floodmark
 from floodmark.model.errors import FloodmarkError, InvalidConfiguration
-from floodmark.spark.failures import raising_floodmark_errors
+from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.session import SparkOptions, find_session, open_session
 
 HANG_SECONDS = 240.0

@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 
 from floodmark.model.errors import StorageFailed
-from floodmark.spark.spool import Spool
+from floodmark.spark.source.spool import Spool
 from floodmark.wire.columns import PAIRS
 
 

@@ -29,11 +29,11 @@ from floodmark.model.errors import (
 )
 from floodmark.model.version import Version, moment_of
 from floodmark.site import Namespace, Site
-from floodmark.spark.changes import ChangeInterval
-from floodmark.spark.failures import find_error
-from floodmark.spark.query import Query
-from floodmark.spark.schemas import CHANGES
-from floodmark.spark.stream import QUIET_FACTOR, QUIET_PAUSES, StreamReader, open_stream_reader
+from floodmark.spark.runtime.failures import find_error
+from floodmark.spark.source.changes import ChangeInterval
+from floodmark.spark.source.query import Query
+from floodmark.spark.source.schemas import CHANGES
+from floodmark.spark.source.stream import QUIET_FACTOR, QUIET_PAUSES, StreamReader, open_stream_reader
 
 Offset = dict[str, Any]
 EVERYTHING = ReadAllAvailable()

@@ -21,7 +21,7 @@ from tests.spark.support_write import Pairs, batches_of
 
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.site import Namespace, Site
-from floodmark.spark.writing import StreamWriter, Written, open_stream_writer
+from floodmark.spark.source.writing import StreamWriter, Written, open_stream_writer
 
 PAIRS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 

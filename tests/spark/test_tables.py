@@ -9,9 +9,9 @@ from tests.spark.support_read import open_source
 
 from floodmark.model.errors import FloodmarkError, InvalidOption
 from floodmark.site import Namespace, Site
-from floodmark.spark.failures import find_error
-from floodmark.spark.schemas import PAIRS
-from floodmark.spark.tables import find_options
+from floodmark.spark.runtime.failures import find_error
+from floodmark.spark.source.schemas import PAIRS
+from floodmark.spark.source.tables import find_options
 
 TABLES = ("by_options", "by_location")
 

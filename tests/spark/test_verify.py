@@ -20,13 +20,13 @@ from tests.spark.support_verify import FAULTS, KEYS, World, forget
 from tests.spark.test_operations import PAGES, Machines, machines
 
 from floodmark.divergence.outcome import Outcome
+from floodmark.host.ports import NamespaceUpdate
 from floodmark.model.errors import InvalidArgument, StorageFailed
 from floodmark.replication.topology import SharedNamespace
-from floodmark.site.host import NamespaceUpdate
 from floodmark.spark import SiteAddress
 from floodmark.spark.jobs import VerifySummary, verify, watch
-from floodmark.spark.jobs.verify_sites import ComparedSites
-from floodmark.spark.verifying import DRIFT_ROWS
+from floodmark.spark.jobs.verifying.comparing import DRIFT_ROWS
+from floodmark.spark.jobs.verifying.sites import ComparedSites
 
 __all__ = ["machines"]
 

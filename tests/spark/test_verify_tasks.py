@@ -13,19 +13,20 @@ from tests.spark.support_verify import World
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence import compare_keys
 from floodmark.divergence.outcome import Outcome
+from floodmark.host.catalog import NamespaceRow
+from floodmark.host.ports import Administration
+from floodmark.host.verifying import LocalRecords
 from floodmark.model.change import Stamp
 from floodmark.model.errors import ClockSkew, Corruption, FloodmarkError, InvalidArgument, NotAllowed
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Repair
-from floodmark.site.catalog import NamespaceRow
-from floodmark.site.host import Administration
-from floodmark.site.verifying import LocalRecords
-from floodmark.spark import SiteAddress, verifying
+from floodmark.spark import SiteAddress
 from floodmark.spark.jobs import verify
-from floodmark.spark.jobs.verify import Verification
-from floodmark.spark.jobs.verify_sites import ComparedSites
-from floodmark.spark.jobs.verify_watch import Watcher
-from floodmark.spark.verifying import REPORT, Comparing, RangeReport, RangeWork
+from floodmark.spark.jobs.verifying import comparing as verifying
+from floodmark.spark.jobs.verifying.comparing import REPORT, Comparing, RangeReport, RangeWork
+from floodmark.spark.jobs.verifying.sites import ComparedSites
+from floodmark.spark.jobs.verifying.verify import Verification
+from floodmark.spark.jobs.verifying.watch import Watcher
 
 MAX_LAG = timedelta(hours=1)
 AWAY = SiteAddress(location="grpc://127.0.0.1:1", timeout=timedelta(seconds=1))

@@ -39,10 +39,10 @@ from floodmark.model.partition import WriteStream
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
-from floodmark.spark.delivery import Delivery
-from floodmark.spark.failures import find_error
-from floodmark.spark.spool import Spool
-from floodmark.spark.writing import (
+from floodmark.spark.runtime.failures import find_error
+from floodmark.spark.source.delivery import Delivery
+from floodmark.spark.source.spool import Spool
+from floodmark.spark.source.writing import (
     KEEP_STAMPS,
     BatchWriter,
     Written,

@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 import pytest
 
-from floodmark.feed.store import FeedStore
-from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.feed.named.store import FeedStore
+from floodmark.feed.subscription.subscriptions import SubscriptionStore
+from floodmark.host.ports import Administration
 from floodmark.model.access import Role
 from floodmark.model.actions import Action
 from floodmark.model.errors import InvalidArgument, InvalidName
-from floodmark.site.host import Administration
 from floodmark.wire.calls import CallSpec, call_specs
 
 

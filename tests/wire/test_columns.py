@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.codec.pairs import Pairs
+from floodmark.columns.pairs import Pairs
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.stream import ChangeBatch, Way

@@ -12,7 +12,7 @@ from floodmark.cli.opening import is_url, open_site
 from floodmark.cli.output import Output, counted, note
 from floodmark.cli.text import json_bytes, read_since, show_bytes, show_place, show_time
 from floodmark.feed import Item
-from floodmark.feed.damage import OnCorrupt, SkippedChange
+from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Corruption, NamespaceNotFound, VersionCollected

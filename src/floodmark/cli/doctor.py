@@ -14,6 +14,8 @@ from floodmark.cli.output import Output, progress, tracked
 from floodmark.cli.text import show_count
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.examination import Examination, Finding, Severity
 from floodmark.model.errors import (
     CannotOpen,
     ClockSkew,
@@ -24,8 +26,6 @@ from floodmark.model.errors import (
     SiteLocked,
 )
 from floodmark.model.version import physical_ms
-from floodmark.site.embedded import EmbeddedHost
-from floodmark.site.examination import Examination, Finding, Severity
 from floodmark.site.opening import open_accepting
 
 _AFTER_LOSS: Final = (

@@ -17,9 +17,9 @@ from floodmark.cli.output import Output, console_on, note
 from floodmark.cli.signals import on_stop_signal
 from floodmark.cli.text import show_bytes, show_count, show_lag, show_size, show_version
 from floodmark.clock import monotonic_ms
-from floodmark.feed.damage import OnCorrupt
-from floodmark.feed.feeds import FeedState
-from floodmark.feed.runner import FeedRunner, RunnerStatistics
+from floodmark.feed.named.feeds import FeedState
+from floodmark.feed.named.runner import FeedRunner, RunnerStatistics
+from floodmark.feed.reading.damage import OnCorrupt
 from floodmark.feed.sinks import parse_sink
 from floodmark.model import Version
 from floodmark.model.errors import Closed, VersionCollected

@@ -34,8 +34,8 @@ from floodmark.cli.text import (
     show_version,
 )
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.feed.damage import OnCorrupt
-from floodmark.feed.feeds import Feed, FeedStatistics, SinkOptions, measure
+from floodmark.feed.named.feeds import Feed, FeedStatistics, SinkOptions, measure
+from floodmark.feed.reading.damage import OnCorrupt
 from floodmark.model import Resolved, Version
 from floodmark.model.text import read_at
 from floodmark.model.version import compose

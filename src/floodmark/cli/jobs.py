@@ -95,7 +95,7 @@ def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iter
     """
     spark = _load("floodmark.spark")
     functions = load_functions()
-    failures = _load("floodmark.spark.failures")
+    failures = _load("floodmark.spark.runtime.failures")
     spark_session = _load("floodmark.spark.session")
     options = spark.SparkOptions(master=choice.master, remote=choice.remote, conf=choice.settings())
     stop = Event()

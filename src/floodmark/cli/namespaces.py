@@ -12,8 +12,8 @@ from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, note
 from floodmark.cli.text import show_duration, show_time, show_version
+from floodmark.host.statistics import NamespaceStatistics
 from floodmark.model.errors import NamespaceExists
-from floodmark.site.statistics import NamespaceStatistics
 
 commands = typer.Typer(help="Create, look at, change and drop namespaces.")
 

@@ -13,10 +13,10 @@ from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, counted
 from floodmark.cli.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.host.statistics import PartitionStatistics
 from floodmark.model.errors import VersionCollected
 from floodmark.model.text import read_duration
 from floodmark.model.version import COUNTER_BITS, physical_ms
-from floodmark.site.statistics import PartitionStatistics
 
 commands = typer.Typer(help="List, split and join partitions, and see where the writes go.")
 

@@ -12,7 +12,7 @@ from floodmark.cli.fields import location_fields, plain, show_location
 from floodmark.cli.opening import holds_site, open_site, require_directory
 from floodmark.cli.output import Output, progress
 from floodmark.cli.text import show_count, show_time
-from floodmark.site.directory import FORMAT
+from floodmark.host.directory import FORMAT
 
 
 def init(

@@ -27,15 +27,15 @@ from floodmark.cli.text import (
 )
 from floodmark.clock import monotonic_ms
 from floodmark.feed import ReaderStatistics
-from floodmark.feed.feeds import FeedStatistics, measure
-from floodmark.model.stream import Way
-from floodmark.model.version import physical_ms
-from floodmark.site.statistics import (
+from floodmark.feed.named.feeds import FeedStatistics, measure
+from floodmark.host.statistics import (
     LinkStatistics,
     PartitionHeat,
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.model.stream import Way
+from floodmark.model.version import physical_ms
 
 REFRESH_SECONDS: Final = 1.0
 ROWS_MAX: Final = 10

@@ -11,7 +11,7 @@ from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output, progress
 from floodmark.cli.text import json_bytes, read_since, show_bytes, show_lag, show_time, show_version
-from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionStatistics
+from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.model import KeyRange
 
 commands = typer.Typer(help="See how far durable subscriptions are, and move or remove them.")

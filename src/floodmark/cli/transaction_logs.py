@@ -9,8 +9,8 @@ from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output
 from floodmark.cli.text import show_time
+from floodmark.host.transaction_port import LogKind, LogReport
 from floodmark.model.version import COUNTER_BITS
-from floodmark.site.transactions import LogKind, LogReport
 
 commands = typer.Typer(help="See what is in the logs of transactions.")
 

@@ -14,10 +14,10 @@ from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_site
 from floodmark.cli.output import Output
 from floodmark.cli.text import show_lag, show_version
+from floodmark.host.transaction_port import BatchUpdate, LogKind, LogReport
 from floodmark.log import BatchSettings
 from floodmark.model.text import read_duration
 from floodmark.model.transaction import Participant, ParticipantKind, TransactionStatistics
-from floodmark.site.transactions import BatchUpdate, LogKind, LogReport
 
 commands = typer.Typer(help="See and end transactions, and how their logs are written.")
 commands.add_typer(transaction_logs.commands, name="log")

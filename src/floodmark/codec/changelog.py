@@ -50,9 +50,9 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from floodmark.codec.packed import Packed
 from floodmark.codec.stamps import is_first_written_at
 from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
+from floodmark.columns.packed import Packed
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
@@ -167,7 +167,7 @@ def _join_chunk(keys: Sequence[bytes], packed_keys: bytes, lengths: Sequence[int
 def encode_columns(keys: Packed, values: Packed) -> list[bytes]:
     """`encode_commit` of columns in one piece each, in which no value is large.
 
-    >>> from floodmark.codec.packed import pack
+    >>> from floodmark.columns.packed import pack
     >>> keys, values = [b"a", b"bc"], [b"12", b""]
     >>> encode_columns(pack(keys), pack(values)) == encode_commit(keys, values)
     True

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import GROUP, MARKED_GROUP, NAMESPACE_BYTES, RAW, VERSION_BYTES
-from floodmark.codec.packed import window
 from floodmark.codec.states import live_value
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import (
@@ -40,6 +39,7 @@ from floodmark.codec.values import (
     decode_value,
     encode_value,
 )
+from floodmark.columns.packed import window
 from floodmark.model.errors import Corruption
 from floodmark.model.partition import Content
 

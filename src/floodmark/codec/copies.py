@@ -18,9 +18,9 @@ import numpy
 from floodmark.codec.changelog import encode_columns
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.origins import digest_records
-from floodmark.codec.packed import Packed, pack, window
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import HAS_ORIGIN
+from floodmark.columns.packed import Packed, pack, window
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
 from floodmark.model.version import Version
 

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy
 
-from floodmark.codec.packed import Packed, pack
+from floodmark.columns.packed import Packed, pack
 from floodmark.model.errors import Corruption
 from floodmark.model.version import VERSION_MAX, Version
 

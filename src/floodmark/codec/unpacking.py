@@ -12,7 +12,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from floodmark.codec.changelog import COMMIT_BYTE, COMMIT_HEAD_BYTES
-from floodmark.codec.packed import Packed, borders_of, window
+from floodmark.columns.packed import Packed, borders_of, window
 
 Numbers: TypeAlias = NDArray[numpy.int64]
 

@@ -1,6 +1,6 @@
 """What a comparison needs of the sites that it looks at.
 
-These are parts of what every host of a site offers (`site/host.py`), embedded or behind a server: this room
+These are parts of what every host of a site offers (`host/ports.py`), embedded or behind a server: this room
 stands below `site` and says only what it uses.
 """
 

@@ -31,7 +31,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import HoldKind
 from floodmark.model.version import Version
-from floodmark.partition.commit import (
+from floodmark.partition.commit.commit import (
     Commit,
     CommitTally,
     Mint,
@@ -41,14 +41,14 @@ from floodmark.partition.commit import (
     encode_commit_rows,
     tally_one,
 )
+from floodmark.partition.commit.storage import Storage, refused, unknown
+from floodmark.partition.commit.tail import LiveTail
+from floodmark.partition.commit.turn import chain, wake
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.following import Followers
 from floodmark.partition.heartbeat import fold_tallies
-from floodmark.partition.prepared import PreparedWrites
-from floodmark.partition.preparing import Place
-from floodmark.partition.storage import Storage, refused, unknown
-from floodmark.partition.tail import LiveTail
-from floodmark.partition.turn import chain, wake
+from floodmark.partition.prepared.steps import Place
+from floodmark.partition.prepared.writes import PreparedWrites
 
 # So many tallies of a partition wait for a heartbeat one by one; then they are put together.
 TALLIES_MAX: Final = 4_096

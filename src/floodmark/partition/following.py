@@ -19,7 +19,7 @@ from floodmark.clock import monotonic_seconds
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
-from floodmark.partition.tail import LiveTail, TailEntry
+from floodmark.partition.commit.tail import LiveTail, TailEntry
 
 # Up to so many readers wake by themselves as often as they ask to; more of them wake less often, so that all
 # together cost the same.

@@ -7,7 +7,7 @@ from operator import xor
 
 from floodmark.model.change import Sums, Tally
 from floodmark.model.version import Version
-from floodmark.partition.commit import CommitTally, Writer
+from floodmark.partition.commit.commit import CommitTally, Writer
 
 
 def drain_sums(partitions: Iterable[Writer], through: Version) -> dict[int, Sums]:

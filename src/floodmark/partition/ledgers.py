@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from floodmark.engine import Engine, WriteRow
-from floodmark.partition.storage import Storage
+from floodmark.partition.commit.storage import Storage
 
 
 class LedgerStore:

@@ -16,8 +16,8 @@ from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
-from floodmark.partition.changelog import LogLine, look_up_value, read_logs
-from floodmark.partition.commit import Step
+from floodmark.partition.commit.commit import Step
+from floodmark.partition.commit.storage import Storage, unknown
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import (
     CLOCK_BOUND,
@@ -40,11 +40,11 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
-from floodmark.partition.prepared import conflict, remove_rows
-from floodmark.partition.records import VersionsPage, find_before, scan_versions
+from floodmark.partition.prepared.writes import conflict, remove_rows
+from floodmark.partition.read.changelog import LogLine, look_up_value, read_logs
+from floodmark.partition.read.records import VersionsPage, find_before, scan_versions
 from floodmark.partition.recounting import recount
-from floodmark.partition.retention import Retention
-from floodmark.partition.storage import Storage, unknown
+from floodmark.partition.retention.retention import Retention
 
 NODE: Final = 0
 # Who has prepared something carries the decision out at once, or is gone.

@@ -8,7 +8,6 @@ import pyarrow
 
 from floodmark.clock import HybridClock
 from floodmark.clock.hybrid import READ_SKEW_MS_MAX
-from floodmark.codec.column import Column
 from floodmark.codec.copies import gather_copies
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
@@ -17,9 +16,10 @@ from floodmark.codec.ordered import (
     encode_prefixes,
     encode_version,
 )
-from floodmark.codec.packed import pack
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
 from floodmark.codec.values import PLAIN, TOMBSTONE
+from floodmark.columns.column import Column
+from floodmark.columns.packed import pack
 from floodmark.engine import Engine, Row
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -31,9 +31,8 @@ from floodmark.model.partition import CommitLimits, Content, PreparedWrite
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of
-from floodmark.partition.commit import Commit, CommitTally, Decide, Mint, Writes
-from floodmark.partition.committer import Committer, moved
-from floodmark.partition.entering import (
+from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes
+from floodmark.partition.commit.entering import (
     PLAIN_BYTES_MAX,
     QUALIFIED_BYTES_MAX,
     Entrance,
@@ -41,9 +40,7 @@ from floodmark.partition.entering import (
     check_fits,
     check_keys,
 )
-from floodmark.partition.families import DATA
-from floodmark.partition.heat import Heat
-from floodmark.partition.merging import (
+from floodmark.partition.commit.merging import (
     Merge,
     apply_at,
     delete_at,
@@ -54,18 +51,21 @@ from floodmark.partition.merging import (
     write_at,
     write_unchanged_at,
 )
-from floodmark.partition.prepared import OpenWrite, conflict
-from floodmark.partition.preparing import AbortPrepared, CommitPrepared, Prepare, require_preparable
-from floodmark.partition.records import (
+from floodmark.partition.commit.repairing import find_rows, write_where_seen
+from floodmark.partition.committer import Committer, moved
+from floodmark.partition.families import DATA
+from floodmark.partition.heat import Heat
+from floodmark.partition.prepared.settling import settle_writes, try_settle, wait_seconds_max
+from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare, require_preparable
+from floodmark.partition.prepared.writes import OpenWrite, conflict
+from floodmark.partition.read.records import (
     find_stored,
     read_record,
     require_kept,
     scan_page,
     scan_records_page,
 )
-from floodmark.partition.repairing import find_rows, write_where_seen
-from floodmark.partition.settling import settle_writes, try_settle, wait_seconds_max
-from floodmark.partition.stamps import newest_stamps
+from floodmark.partition.read.stamps import newest_stamps
 
 # How often one that prepares asks about a write that is in its way, and stands in line before.
 PREPARE_ASKS_MAX: Final = 40

@@ -21,7 +21,7 @@ from floodmark.model.ranges import prefix_end
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.families import DATA
 from floodmark.partition.node import Node
-from floodmark.partition.records import behind_versions, require_sound
+from floodmark.partition.read.records import behind_versions, require_sound
 
 
 def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callable[[], bool]) -> int:

@@ -17,10 +17,10 @@ from floodmark.model.change import Heartbeat
 from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import MIB, PAGE_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
-from floodmark.partition.changelog import look_up_value, read_logs, version_of
-from floodmark.partition.commit import CommitTally
+from floodmark.partition.commit.commit import CommitTally
 from floodmark.partition.families import LOG
 from floodmark.partition.layout import LogRow
+from floodmark.partition.read.changelog import look_up_value, read_logs, version_of
 
 # What is counted at the start of a node must not keep it waiting.
 CHANGES_MAX: Final = 20_000

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from floodmark.feed.account import Account, Doubt, Verdict
+from floodmark.accounting.account import Account, Doubt, Verdict
 from floodmark.model.change import NamespaceBeat, Tally
 from floodmark.model.version import Version
 from floodmark.replication.lag import LagCounts

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from floodmark.codec.joining import qualify_keys
 from floodmark.codec.origins import digest_records
-from floodmark.codec.pairs import Pairs
+from floodmark.columns.pairs import Pairs
 from floodmark.model.change import Tally
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB

@@ -1,9 +1,9 @@
 """How far a site is with the changes of others: its links, as stored.
 
 For every source and namespace there is one row: the version of the source up to which all is in, and what
-was counted on the way (`feed/account.py`).  Both are written together, after the changes that they cover and
-above them, so that after a crash neither speaks of anything that is not there.  A step that was planned from
-another position is refused; one that has been noted already does nothing.
+was counted on the way (`accounting/account.py`).  Both are written together, after the changes that they
+cover and above them, so that after a crash neither speaks of anything that is not there.  A step that was
+planned from another position is refused; one that has been noted already does nothing.
 
     links/ namespace: 3 | source: 1                     position, account, last heartbeat, findings
     marks/ namespace: 3 | source: 1 | ~version: 8       the position, as of a version of this site
@@ -18,9 +18,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from floodmark.accounting.account import Account, AccountState, Checked, Doubt, Finding, Verdict
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, encode_version
 from floodmark.engine import WriteRow
-from floodmark.feed.account import Account, AccountState, Checked, Doubt, Finding, Verdict
 from floodmark.model.change import NamespaceBeat, Tally
 from floodmark.model.errors import Corruption, Fenced, InvalidArgument, StaleLink
 from floodmark.model.limits import PAGE_BYTES_MAX, SITE_IDS_MAX
@@ -29,7 +29,7 @@ from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, Node
 from floodmark.partition.layout import read_metadata
-from floodmark.partition.records import require_kept
+from floodmark.partition.read.records import require_kept
 from floodmark.replication.admission import Admission
 from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.members import Members

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sys import maxsize
 from typing import Final
 
-from floodmark.feed.cut import ChangesCut
+from floodmark.feed.reading.cut import ChangesCut
 from floodmark.model.errors import (
     Fenced,
     FloodmarkError,

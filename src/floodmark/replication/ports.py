@@ -1,13 +1,13 @@
 """What a link needs of the two sites that it connects.
 
-These are parts of what every host of a site offers (`site/host.py`), embedded or behind a server: this room
+These are parts of what every host of a site offers (`host/ports.py`), embedded or behind a server: this room
 stands below `site` and says only what it uses.
 """
 
 from collections.abc import Iterator
 from typing import Protocol
 
-from floodmark.feed.cut import ChangesCut
+from floodmark.feed.reading.cut import ChangesCut
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from floodmark.feed.named.store import FeedStore
 from floodmark.feed.safepoints import READERS_SAFE_POINTS
-from floodmark.feed.store import FeedStore
-from floodmark.feed.subscriptions import SubscriptionStore
+from floodmark.feed.subscription.subscriptions import SubscriptionStore
+from floodmark.host.ports import Administration, Host
+from floodmark.host.transaction_port import Transactions
 from floodmark.model.access import Role
 from floodmark.model.actions import Arguments, Owned, Scope
 from floodmark.model.errors import FeedNotFound, InvalidKey, NamespaceNotFound, SubscriptionNotFound
@@ -28,8 +30,6 @@ from floodmark.server.checks import check_position
 from floodmark.server.data import WRITE_BYTES_MAX, Handler
 from floodmark.server.logs import log_action
 from floodmark.server.ownership import mark_of, owner_of, require_owner
-from floodmark.site.host import Administration, Host
-from floodmark.site.transactions import Transactions
 from floodmark.wire.calls import CallSpec, call_specs
 
 

@@ -1,6 +1,6 @@
 """What a request may ask for.  A client checks its users' arguments too, but a server cannot rely on that:
 a client of the protocol may send anything.  What may be stored, partitions check themselves
-(`partition/entering.py`)."""
+(`partition/commit/entering.py`)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from floodmark.model.errors import (
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version
-from floodmark.partition.entering import QUALIFIED_BYTES_MAX
+from floodmark.partition.commit.entering import QUALIFIED_BYTES_MAX
 
 # A range may begin right behind the longest key.
 _BOUND_BYTES_MAX = QUALIFIED_BYTES_MAX + 1

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from floodmark.host.ports import Host
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Partition
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
-from floodmark.partition.entering import check_keys
+from floodmark.partition.commit.entering import check_keys
 from floodmark.server.access import Caller
 from floodmark.server.checks import (
     check_inside,
@@ -20,7 +21,6 @@ from floodmark.server.checks import (
 from floodmark.server.guard import Guard
 from floodmark.server.leases import Leases
 from floodmark.server.logs import log_action
-from floodmark.site.host import Host
 from floodmark.wire.messages import (
     APPLY,
     COMPARE_AND_SET,

@@ -7,13 +7,13 @@ asked for again when an id is not known; the rows are the site's own, so a drop 
 from collections.abc import Sequence
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.host.catalog import NamespaceRow
+from floodmark.host.ports import Host
 from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound, PartitionMoved
 from floodmark.model.partition import Partition, PartitionMap
-from floodmark.partition.entering import namespaces_of
+from floodmark.partition.commit.entering import namespaces_of
 from floodmark.server.access import Caller
-from floodmark.site.catalog import NamespaceRow
-from floodmark.site.host import Host
 
 
 class Guard:

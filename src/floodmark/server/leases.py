@@ -13,10 +13,10 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from floodmark.clock import TimeSource
+from floodmark.host.ports import Host
 from floodmark.model.errors import Retryable
 from floodmark.model.limits import LEASES_MAX, LEASES_PER_CALLER_MAX
 from floodmark.model.version import Version
-from floodmark.site.host import Host
 
 LEASE_MS: Final = 60_000
 

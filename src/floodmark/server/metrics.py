@@ -23,20 +23,20 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from floodmark.feed.feeds import FeedStatistics
+from floodmark.feed.named.feeds import FeedStatistics
+from floodmark.host.statistics import (
+    NamespaceStatistics,
+    PartitionStatistics,
+    ReplicationStatistics,
+    SiteStatistics,
+)
+from floodmark.host.transaction_port import Transactions
 from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
 from floodmark.model.partition import HoldKind
 from floodmark.model.stream import Way
 from floodmark.model.version import Version, physical_ms
 from floodmark.server.metrics_links import check_families, link_families
 from floodmark.server.metrics_transactions import transaction_families
-from floodmark.site.statistics import (
-    NamespaceStatistics,
-    PartitionStatistics,
-    ReplicationStatistics,
-    SiteStatistics,
-)
-from floodmark.site.transactions import Transactions
 
 BUCKETS_SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,

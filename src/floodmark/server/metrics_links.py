@@ -5,8 +5,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from floodmark.feed.feeds import FeedStatistics
-from floodmark.site.statistics import AlarmKind, LinkStatistics, ReplicationStatistics
+from floodmark.feed.named.feeds import FeedStatistics
+from floodmark.host.statistics import AlarmKind, LinkStatistics, ReplicationStatistics
 
 _LINK_GAUGES: Final[tuple[tuple[str, str, Callable[[LinkStatistics], int | None]], ...]] = (
     (

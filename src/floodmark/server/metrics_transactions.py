@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from floodmark.host.transaction_port import LogReport, OwnTransactions, TransactionCounts, Transactions
 from floodmark.log import Histogram
 from floodmark.model.transaction import TransactionState
-from floodmark.site.transactions import LogReport, OwnTransactions, TransactionCounts, Transactions
 
 _LABELS = ("site", "log", "owner")
 

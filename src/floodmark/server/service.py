@@ -8,6 +8,7 @@ import pyarrow
 from pyarrow import flight
 
 from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, WireMismatch
 from floodmark.model.limits import (
     CHANNELS_MAX,
@@ -31,7 +32,6 @@ from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams
 from floodmark.server.visits import Gate, Reception, StreamPlaces
 from floodmark.server.writes import Writes
-from floodmark.site.host import Host
 from floodmark.wire.channels import CHANNEL_COMMAND
 from floodmark.wire.errors import to_flight_error
 from floodmark.wire.messages import COMMAND, TICKET

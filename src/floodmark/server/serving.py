@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
-from floodmark.feed.feeds import FeedStatistics
-from floodmark.feed.store import FeedStore
+from floodmark.feed.named.feeds import FeedStatistics
+from floodmark.feed.named.store import FeedStore
 from floodmark.model.errors import CannotOpen, FeedNotFound, FloodmarkError, InvalidConfiguration
 from floodmark.model.limits import MIB, STREAMS_MAX, STREAMS_PER_CALLER_MAX
 from floodmark.server.access import (

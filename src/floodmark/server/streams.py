@@ -14,6 +14,7 @@ import pyarrow
 from floodmark.clock import TimeSource
 from floodmark.codec.columns import records_schema
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.host.ports import Host
 from floodmark.model.actions import declared
 from floodmark.model.errors import InvalidArgument, InvalidRange, PartitionMoved
 from floodmark.model.partition import Partition
@@ -22,7 +23,6 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.server.checks import check_namespace_range, check_position, check_snapshot, check_version
 from floodmark.server.guard import Guard
 from floodmark.server.visits import Visit
-from floodmark.site.host import Host
 from floodmark.wire.columns import PAIRS, changes_schema, cut_records, encode_changes, encode_pairs
 from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket, Ticket
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import pyarrow
 
-from floodmark.codec.pairs import Pairs
+from floodmark.columns.pairs import Pairs
+from floodmark.host.ports import Host
 from floodmark.model.actions import declared
 from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Unreachable
 from floodmark.model.partition import WriteStream
-from floodmark.partition.entering import check_keys
+from floodmark.partition.commit.entering import check_keys
 from floodmark.server.calls import require_role
 from floodmark.server.checks import check_position, check_size
 from floodmark.server.data import WRITE_BYTES_MAX
@@ -24,7 +25,6 @@ from floodmark.server.guard import Guard
 from floodmark.server.logs import log_action
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
-from floodmark.site.host import Host
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
 from floodmark.wire.errors import describe_error
 from floodmark.wire.messages import (

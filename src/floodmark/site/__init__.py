@@ -1,11 +1,11 @@
 """The façade that users hold: sites and namespaces."""
 
 from floodmark.feed import SafePoint
-from floodmark.site.catalog import NamespaceSettings
+from floodmark.host.catalog import NamespaceSettings
+from floodmark.host.statistics import GarbageReport, SiteStatistics
 from floodmark.site.embedding import open_engine
 from floodmark.site.namespace import Namespace, View
 from floodmark.site.site import Site
-from floodmark.site.statistics import GarbageReport, SiteStatistics
 from floodmark.site.transaction import Transaction
 from floodmark.site.writer import Writer
 

@@ -7,7 +7,6 @@ from typing import Final, Literal, TypeAlias, TypeVar, cast
 from floodmark.model.change import Resolved
 from floodmark.model.errors import (
     InvalidArgument,
-    InvalidKey,
     InvalidRange,
     InvalidTimeToLive,
     InvalidValue,
@@ -26,19 +25,6 @@ At: TypeAlias = Version | datetime
 # or only what is to come.
 Since: TypeAlias = Version | datetime | Resolved | Literal["snapshot", "beginning", "now", "end"]
 Durability: TypeAlias = Literal["fsync", "async"]
-
-
-def refuse_key(key: object) -> InvalidKey:
-    """Say what is wrong with a key that is not bytes of 1 to KEY_BYTES_MAX."""
-    if type(key) is not bytes:
-        return InvalidKey(f"a key must be bytes, not {type(key).__name__} ({key!r:.60}); encode it first")
-    if not key:
-        return InvalidKey("a key must not be empty")
-    return InvalidKey(
-        f"the key {key[:40]!r}… has {len(key):,} bytes; at most {KEY_BYTES_MAX:,} are allowed. "
-        "Hash it, or keep the rest in the value",
-        size=len(key),
-    )
 
 
 def refuse_value(key: bytes, value: object) -> InvalidValue:

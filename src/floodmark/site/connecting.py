@@ -3,8 +3,8 @@
 from datetime import timedelta
 from typing import Final
 
+from floodmark.host.remote import RemoteHost
 from floodmark.site.arguments import Durability, check_durability, check_duration
-from floodmark.site.remote import RemoteHost
 from floodmark.site.site import Site
 from floodmark.wire import Connection
 from floodmark.wire.credentials import PathLike

@@ -8,6 +8,15 @@ from typing import Final
 from floodmark.clock import GuardedTime, HybridClock, TimeSource, UpperBound, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import Engine
+from floodmark.host.background import Background
+from floodmark.host.directory import (
+    Identity,
+    encode_engine_identity,
+    new_identity,
+    require_same_identity,
+)
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.garbage import GarbageCollection
 from floodmark.model.errors import Closed
 from floodmark.model.version import physical_ms
 from floodmark.partition import IDENTITY, META, EngineBound, Node
@@ -18,15 +27,6 @@ from floodmark.site.arguments import (
     check_duration,
     check_time_source,
 )
-from floodmark.site.background import Background
-from floodmark.site.directory import (
-    Identity,
-    encode_engine_identity,
-    new_identity,
-    require_same_identity,
-)
-from floodmark.site.embedded import EmbeddedHost
-from floodmark.site.garbage import GarbageCollection
 from floodmark.site.site import Site
 
 COLLECT_EVERY: Final = timedelta(minutes=10)

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from floodmark.feed import Decoder
-from floodmark.feed.damage import OnCorrupt
-from floodmark.feed.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
-from floodmark.feed.runner import FeedRunner
+from floodmark.feed.named.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
+from floodmark.feed.named.runner import FeedRunner
+from floodmark.feed.reading.damage import OnCorrupt
 from floodmark.feed.sinks import AllowedSinks, require_sink
-from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionStatistics
+from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
+from floodmark.host.ports import Host
 from floodmark.model.change import Resolved
 from floodmark.model.names import require_name
 from floodmark.site.arguments import At, Since, to_version
-from floodmark.site.host import Host
 
 Result = TypeVar("Result")
 

@@ -5,11 +5,11 @@ They look like the others.  A class of their own leaves the way of a plain write
 
 from datetime import timedelta
 
+from floodmark.host.catalog import NamespaceRow
+from floodmark.host.ports import Host
 from floodmark.model.errors import WrongPolicy
 from floodmark.model.version import Version
 from floodmark.site.arguments import Durability, check_durability
-from floodmark.site.catalog import NamespaceRow
-from floodmark.site.host import Host
 from floodmark.site.namespace import Namespace, Pairs, checked_pairs
 from floodmark.site.policies import POLICIES, Fields
 

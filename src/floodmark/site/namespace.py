@@ -8,24 +8,24 @@ from typing import Final, TypeAlias
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.feed import at_present
+from floodmark.host.catalog import NamespaceRow, NamespaceSettings
+from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, InvalidArgument, NamespaceNotFound, PartlyDone
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
+from floodmark.partition.commit.entering import refuse_key
 from floodmark.site.arguments import (
     At,
     Durability,
     check_durability,
     check_range,
     qualify_range,
-    refuse_key,
     refuse_value,
     to_expiry,
     to_version,
 )
-from floodmark.site.catalog import NamespaceRow, NamespaceSettings
-from floodmark.site.host import Host
 from floodmark.site.paging import Pages, rows_of
 from floodmark.site.policies import POLICIES, Fields
 from floodmark.site.writer import BATCH_RECORDS, Encoding, Writer

@@ -8,11 +8,11 @@ from floodmark.clock import TimeSource, elapsed_ms, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.engine.rocks import RocksEngine
+from floodmark.host.directory import SiteDirectory
 from floodmark.model.errors import Closed
 from floodmark.model.names import require_path
 from floodmark.partition import FAMILIES, FILTERED_BYTES, EngineBound
 from floodmark.site.arguments import Durability
-from floodmark.site.directory import SiteDirectory
 from floodmark.site.embedding import COLLECT_EVERY, check_options, open_engine
 from floodmark.site.site import Site
 

@@ -28,6 +28,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import HERE, CounterState, FieldsState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.feed import at_present
+from floodmark.host.ports import Host
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
 from floodmark.merge.states import add_to_counter
 from floodmark.model.errors import InvalidConfiguration, StaleLink
@@ -35,7 +36,6 @@ from floodmark.model.partition import WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
-from floodmark.site.host import Host
 
 # Batches on their way.
 _UNSETTLED_MAX: Final = 8

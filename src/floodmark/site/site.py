@@ -13,11 +13,21 @@ from msgspec import UNSET, UnsetType
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import LIFETIME, Decoder, Item, SafePoint, at_present
-from floodmark.feed.damage import OnDamaged
+from floodmark.feed.reading.damage import OnDamaged
 from floodmark.feed.safepoints import require_lifetime
-from floodmark.feed.subscription import Since as Start
-from floodmark.feed.subscription import Subscription, SubscriptionOptions, open_subscription
-from floodmark.feed.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
+from floodmark.feed.subscription.consumer import Since as Start
+from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions, open_subscription
+from floodmark.feed.subscription.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
+from floodmark.host.catalog import RETENTION, NamespaceSettings
+from floodmark.host.ports import Host, NamespaceUpdate
+from floodmark.host.statistics import (
+    GarbageReport,
+    PartitionHeat,
+    PartitionStatistics,
+    ReplicationStatistics,
+    SiteStatistics,
+)
+from floodmark.host.transaction_port import Transactions
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.errors import Closed, InvalidArgument, InvalidRange, InvalidVersion, PartitionNotFound
 from floodmark.model.limits import KEY_BYTES_MAX
@@ -25,6 +35,7 @@ from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
+from floodmark.partition.commit.entering import refuse_key
 from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
@@ -34,23 +45,12 @@ from floodmark.site.arguments import (
     check_kind,
     check_range,
     qualify_range,
-    refuse_key,
     to_version,
 )
-from floodmark.site.catalog import RETENTION, NamespaceSettings
 from floodmark.site.feeds import Feeds, Subscriptions
-from floodmark.site.host import Host, NamespaceUpdate
 from floodmark.site.merged import open_namespace
 from floodmark.site.namespace import Namespace
-from floodmark.site.statistics import (
-    GarbageReport,
-    PartitionHeat,
-    PartitionStatistics,
-    ReplicationStatistics,
-    SiteStatistics,
-)
 from floodmark.site.transaction import TIMEOUT, Transaction, run_transaction
-from floodmark.site.transactions import Transactions
 
 Result = TypeVar("Result")
 

@@ -23,7 +23,8 @@ from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_seconds
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.feed.subscription import Delivery, Subscription
+from floodmark.feed.subscription.consumer import Delivery, Subscription
+from floodmark.host.transaction_port import NamespaceWrites, Transactions
 from floodmark.model.errors import (
     Closed,
     CommitTooLarge,
@@ -41,7 +42,6 @@ from floodmark.model.transaction import TransactionState
 from floodmark.model.version import Version
 from floodmark.site.namespace import Namespace
 from floodmark.site.policies import Fields
-from floodmark.site.transactions import NamespaceWrites, Transactions
 
 TIMEOUT: Final = timedelta(minutes=1)
 # How often something is done again that met another transaction, and the pauses in between.

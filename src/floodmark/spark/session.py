@@ -27,9 +27,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from floodmark.model.errors import InvalidConfiguration
-from floodmark.spark.java import find_java, make_java_home
-from floodmark.spark.python import make_python
-from floodmark.spark.source import register
+from floodmark.spark.runtime.java import find_java, make_java_home
+from floodmark.spark.runtime.python import make_python
+from floodmark.spark.source.source import register
 
 _LOOPBACK: Final = "127.0.0.1"
 _LOG4J: Final = "log4j2.properties"
@@ -261,3 +261,14 @@ def _change_environment(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@contextmanager
+def use_session(spark: SparkSession | None, name: str) -> Iterator[SparkSession]:
+    """The session that a caller gave, or the one that is active, or one for the time of the job."""
+    if spark is None:
+        with open_session(name=name) as session:
+            yield session
+    else:
+        register(spark)
+        yield spark

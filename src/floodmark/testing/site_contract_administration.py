@@ -4,6 +4,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from floodmark.feed import ChangeStatistics
+from floodmark.host.directory import FORMAT
+from floodmark.host.statistics import NamespaceStatistics, PartitionHeat, PartitionStatistics
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import (
@@ -17,8 +19,6 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_ms, version_at
 from floodmark.partition import HeatSample
 from floodmark.site import GarbageReport, Namespace, SafePoint, Site, SiteStatistics
-from floodmark.site.directory import FORMAT
-from floodmark.site.statistics import NamespaceStatistics, PartitionHeat, PartitionStatistics
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.site_contract_base import (
     HOUR,

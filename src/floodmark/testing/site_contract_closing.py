@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from floodmark.feed.subscription import Subscription, SubscriptionOptions
+from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
 from floodmark.model.errors import Closed
 from floodmark.replication.topology import MemberSite, Topology
 from floodmark.site import Namespace, Site, View

@@ -6,8 +6,8 @@ from threading import Event
 
 import pyarrow.parquet
 
-from floodmark.feed.feeds import Feed, FeedSpec, FeedState, FeedStatistics, SinkOptions
-from floodmark.feed.runner import FeedRunner
+from floodmark.feed.named.feeds import Feed, FeedSpec, FeedState, FeedStatistics, SinkOptions
+from floodmark.feed.named.runner import FeedRunner
 from floodmark.model.errors import (
     FeedExists,
     FeedNotFound,

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from floodmark.feed.subscription import SubscriptionOptions
+from floodmark.feed.subscription.consumer import SubscriptionOptions
 from floodmark.model import errors
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX

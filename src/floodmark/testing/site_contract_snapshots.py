@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from floodmark.feed.acknowledgement import Position
-from floodmark.feed.feeds import FeedState
-from floodmark.feed.subscription import SubscriptionOptions
+from floodmark.feed.named.feeds import FeedState
+from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.consumer import SubscriptionOptions
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import VersionCollected, VersionInFuture
 from floodmark.model.stream import Way

@@ -4,11 +4,15 @@ from collections.abc import Iterable
 from datetime import timedelta
 from threading import Event
 
-from floodmark.feed.acknowledgement import Acknowledgement, Position
-from floodmark.feed.feeds import Lease
-from floodmark.feed.pending import PendingAcknowledgement
-from floodmark.feed.subscription import Delivery, Subscription, SubscriptionOptions
-from floodmark.feed.subscriptions import SubscriptionRow, SubscriptionSpec, SubscriptionStatistics
+from floodmark.feed.named.feeds import Lease
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, Position
+from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
+from floodmark.feed.subscription.pending import PendingAcknowledgement
+from floodmark.feed.subscription.subscriptions import (
+    SubscriptionRow,
+    SubscriptionSpec,
+    SubscriptionStatistics,
+)
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Change
 from floodmark.model.errors import (

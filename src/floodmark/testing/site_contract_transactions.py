@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from floodmark.feed.subscription import Subscription
+from floodmark.feed.subscription.consumer import Subscription
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,
@@ -19,7 +20,6 @@ from floodmark.model.errors import (
 from floodmark.model.limits import TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.transaction import ParticipantKind, TransactionState
 from floodmark.site import Namespace, Site, Transaction
-from floodmark.site.transactions import BatchUpdate, LogKind
 from floodmark.testing.site_contract_base import SiteContractBase, wait_until
 from floodmark.testing.site_contract_subscriptions import BY_HAND, keys
 

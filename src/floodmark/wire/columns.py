@@ -15,8 +15,8 @@ import msgspec
 import numpy
 import pyarrow
 
-from floodmark.codec.column import Column
-from floodmark.codec.pairs import Pairs
+from floodmark.columns.column import Column
+from floodmark.columns.pairs import Pairs
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.limits import KIB

@@ -13,7 +13,7 @@ from floodmark.cli.demo.messaging import Messaging
 from floodmark.cli.demo.stage import Stage, rate
 from floodmark.cli.text import draw_sparkline, show_lag
 from floodmark.clock import monotonic_ms
-from floodmark.site.statistics import LinkStatistics
+from floodmark.host.statistics import LinkStatistics
 
 RATES_KEPT: Final = 20
 

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 from floodmark.model.errors import LinkStalled
 from floodmark.replication.topology import Topology
 from floodmark.spark import SparkOptions, open_session
-from floodmark.spark.beside import beside
 from floodmark.spark.jobs import TopologySummary, replicate_topology, site_addresses
+from floodmark.spark.links.beside import beside
 from floodmark.spark.session import end_java
 
 # Spark's own types stay in the room `spark`.

@@ -11,10 +11,10 @@ from floodmark.cli.demo.links import Frame, Links, Spark
 from floodmark.cli.demo.messaging import MESSAGES, UNREAD, Messaging, Truth
 from floodmark.cli.demo.servers import Server
 from floodmark.cli.demo.stage import wait_until
+from floodmark.host.statistics import LinkStatistics
 from floodmark.model.errors import LinkStalled
 from floodmark.model.version import Version
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology, render_topology
-from floodmark.site.statistics import LinkStatistics
 
 NAMES: Final = ("oslo", "rome")
 TOPOLOGY_FILE: Final = "topology.toml"

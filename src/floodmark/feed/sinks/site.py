@@ -24,7 +24,7 @@ from floodmark.model.change import Change
 from floodmark.model.errors import ClockSkew, Closed, InvalidArgument, SinkFailed, WrongPolicy
 from floodmark.model.limits import MIB
 from floodmark.model.version import Version
-from floodmark.partition import Router
+from floodmark.routing import Router
 from floodmark.wire import Connection, RemoteCalls, RemotePartitionMaps, call_specs
 
 # What is sent at a time.  A commit of the other site may hold more.

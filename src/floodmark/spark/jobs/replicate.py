@@ -24,9 +24,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
+from floodmark.accounting.checks import Checks, CheckStatistics
 from floodmark.clock import monotonic_ms
-from floodmark.feed.checks import Checks, CheckStatistics
-from floodmark.feed.runner_backoff import Backoff
+from floodmark.feed.named.backoff import Backoff
 from floodmark.model.errors import (
     InvalidArgument,
     NamespaceExists,
@@ -37,17 +37,17 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version, physical_ms
 from floodmark.replication.lag import LagCounts
 from floodmark.site.site import Site
-from floodmark.spark.accounts import QueryChecks
-from floodmark.spark.address import SiteAddress
-from floodmark.spark.failures import find_error, raising_floodmark_errors
 from floodmark.spark.jobs.files import directory_at
-from floodmark.spark.jobs.parts import use_session
-from floodmark.spark.jobs.progress import SILENT, Progress
-from floodmark.spark.jobs.quick_notes import quick_notes
-from floodmark.spark.options import HEARTBEATS
-from floodmark.spark.schemas import COUNTED
-from floodmark.spark.special import SPECIAL
-from floodmark.spark.writing import ACCOUNT, KEEP_STAMPS
+from floodmark.spark.links.quick_notes import quick_notes
+from floodmark.spark.runtime.failures import find_error, raising_floodmark_errors
+from floodmark.spark.runtime.progress import SILENT, Progress
+from floodmark.spark.session import use_session
+from floodmark.spark.source.accounts import QueryChecks
+from floodmark.spark.source.address import SiteAddress
+from floodmark.spark.source.options import HEARTBEATS
+from floodmark.spark.source.schemas import COUNTED
+from floodmark.spark.source.special import SPECIAL
+from floodmark.spark.source.writing import ACCOUNT, KEEP_STAMPS
 
 # Who looks after the queries looks up this often.
 LOOK_SECONDS: Final = 0.2

@@ -14,12 +14,12 @@ import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
+from floodmark.host.ports import Host, NamespaceUpdate
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.replication.ports import NamespaceFacts
 from floodmark.replication.returning import BackupFacts, LinkFacts, Portion, SiteRemembers
 from floodmark.replication.topology import Topology
-from floodmark.site.host import Host, NamespaceUpdate
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.drivers import DistantSite
 from floodmark.testing.simulation.network import Caller

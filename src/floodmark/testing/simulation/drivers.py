@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
+from floodmark.host.directory import FORMAT, Identity
+from floodmark.host.ports import Host
 from floodmark.model.errors import (
     ClockSkew,
     Fenced,
@@ -28,8 +30,6 @@ from floodmark.replication.applying import Applier, run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.reading import read_part
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
-from floodmark.site.directory import FORMAT, Identity
-from floodmark.site.host import Host
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.history import Violation

@@ -200,7 +200,7 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "tail-leaks": PlantedFault(
         "a commit does not enter the live tail",
-        "floodmark.partition.tail:LiveTail",
+        "floodmark.partition.commit.tail:LiveTail",
         "add",
         lambda original: _every(5, original, lambda *_: None),
     ),

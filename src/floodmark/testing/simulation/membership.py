@@ -3,7 +3,7 @@
 A world has up to two such changes, one after the other.  Each is a sequence of stages that somebody takes by
 hand or a job takes for them, with time in between; whoever meets with trouble begins again from the first
 stage, as the manual says.  The rules are those of `floodmark.replication`: what is done here is what the jobs
-do (`spark/jobs/returning.py`, `cli/topology.py`), and in their order.
+do (`spark/jobs/backups/returning.py`, `cli/topology.py`), and in their order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from typing import Final, Protocol
 
 import msgspec
 
+from floodmark.host.ports import Host
 from floodmark.model.errors import ClockSkew, SafePointNotFound, VersionCollected
 from floodmark.model.version import Version
 from floodmark.replication.removing import remove_site
 from floodmark.replication.returning import join_namespace, return_namespace
 from floodmark.replication.topology import MemberSite, Topology
-from floodmark.site.host import Host
 from floodmark.testing.simulation.chronicle import NAMESPACES, Seen, unqualified
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.copies import (

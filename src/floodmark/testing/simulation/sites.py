@@ -16,6 +16,8 @@ import msgspec
 
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import WriteRow
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.ports import Host
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, Retryable
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version
@@ -23,8 +25,6 @@ from floodmark.partition.families import PARTITIONS
 from floodmark.partition.layout import PartitionRow
 from floodmark.replication.topology import Topology
 from floodmark.site import Site, open_engine
-from floodmark.site.embedded import EmbeddedHost
-from floodmark.site.host import Host
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import SimulatedCrash
 from floodmark.testing.simulation.chronicle import (

@@ -16,6 +16,8 @@ import pyarrow
 from floodmark.codec.ordered import encode_namespace
 from floodmark.divergence import Comparison, Drift, Lag, Vantage, compare, compare_keys, take_vantage
 from floodmark.divergence.ports import SiteFacts, TopologyFacts
+from floodmark.host.directory import Identity
+from floodmark.host.ports import Host
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidConfiguration,
@@ -27,8 +29,6 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
-from floodmark.site.directory import Identity
-from floodmark.site.host import Host
 from floodmark.testing.simulation.chronicle import NAMESPACES, unqualified
 from floodmark.testing.simulation.history import Key, Violation
 from floodmark.testing.simulation.sites import SimulatedSite

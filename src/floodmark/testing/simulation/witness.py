@@ -14,7 +14,7 @@ from floodmark.codec.changelog import decode_log_key
 from floodmark.engine import WriteRow
 from floodmark.model.version import Version
 from floodmark.partition.families import LOG, META
-from floodmark.partition.prepared import PREPARED
+from floodmark.partition.prepared.writes import PREPARED
 from floodmark.testing.simulation.history import Violation, show_version
 
 

@@ -13,10 +13,10 @@ import msgspec
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import CounterState, FieldsState, decode_state
 from floodmark.codec.values import decode_value, encode_value
+from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.site.arguments import Durability
-from floodmark.site.embedded import EmbeddedHost
 from floodmark.testing.simulation.history import Key
 
 KEYS: Final = tuple(b"key-%d" % number for number in range(5))

@@ -93,7 +93,7 @@ class World:
     def run(self, steps: int = STEPS) -> None:
         """Live through some steps, then let everything heal and compare the sites."""
         # A follower that finds nothing waits a moment of real time, and nobody else is here to wait for.
-        with patch.multiple("floodmark.feed.reader", GATHER_SECONDS=0, FOLLOW_SECONDS=0), _silence():
+        with patch.multiple("floodmark.feed.reading.reader", GATHER_SECONDS=0, FOLLOW_SECONDS=0), _silence():
             try:
                 self._begin()
                 self._live(steps)

@@ -1,0 +1,1 @@
+"""Named feeds: their states, checkpoints and leases, and the runner that fills their sinks."""

@@ -1,0 +1,534 @@
+"""Named feeds: what a feed is to do, how far it is, and what may be done to it when.
+
+                     pause                  resume
+      normal, error ───────▶ stopped ─────────────────▶ normal
+      normal  ◀──── the sink refuses, and takes again ────▶  error
+      normal, error ───▶ finished   the target was reached             resume, with another target
+      normal, error ───▶ failed     its changes were collected         resume, from where there are some
+
+A feed is cut into ranges along the partitions, each with a checkpoint of its own; the feed's checkpoint is
+the lowest of them.  Cutting anew never moves it: a new range begins at the lowest checkpoint of the old
+ranges that it overlaps.
+
+A feed that begins with a snapshot at a version S has the checkpoint S from the start; each range says up to
+which key its sink has the snapshot, until it has all of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from floodmark.accounting.checks import Checks, CheckStatistics
+from floodmark.accounting.counting import Counted
+from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
+from floodmark.feed.sinks.address import SinkAddress, parse_sink
+from floodmark.model.actions import SITE_OWNER
+from floodmark.model.errors import (
+    FeedStateConflict,
+    InvalidArgument,
+    InvalidRange,
+    InvalidVersion,
+)
+from floodmark.model.limits import FEED_RANGES_MAX, KEY_BYTES_MAX, MIB, REPORTED_CHARACTERS_MAX
+from floodmark.model.names import require_name
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import order_places
+from floodmark.model.version import VERSION_MAX, Version, physical_ms
+
+CONCURRENCY_MAX: Final = 64
+BATCH_RECORDS_MAX: Final = 1_000_000
+BACKOFF_MS_MAX: Final = 60_000
+RATE_BYTES_MAX: Final = 1024 * 1024 * MIB
+LINGER_MS_MAX: Final = 3_600_000
+DESCRIPTION_CHARACTERS_MAX: Final = 1_000
+
+
+class FeedState(StrEnum):
+    """How a feed is."""
+
+    NORMAL = "normal"
+    """It runs, or would if it had a runner."""
+
+    STOPPED = "stopped"
+    """A person paused it."""
+
+    ERROR = "error"
+    """Something refused, and its runner tries again or has given up."""
+
+    FAILED = "failed"
+    """It cannot go on: changes that it has not delivered were collected.  It holds no safe point."""
+
+    FINISHED = "finished"
+    """It has reached its target."""
+
+    REMOVED = "removed"
+    """It is gone.  Only its runner is told so."""
+
+
+class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sink is written to, whatever its kind.  All of them may stand in its URI as well.
+
+    concurrency      how many ranges write at the same time
+    batch_records    after how many changes a batch ends; commits are not divided
+    backoff_ms       the pause before a failed write is repeated; each further one is twice as long
+    rate_bytes_max   how many bytes a second are written at most; None for no limit
+    linger_ms        how long a batch that is not full waits for more, as for files that should not be small
+    """
+
+    concurrency: int = 2
+    batch_records: int = 1_000
+    backoff_ms: int = 100
+    rate_bytes_max: int | None = None
+    linger_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _require_between("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        _require_between("batch_records", self.batch_records, 1, BATCH_RECORDS_MAX)
+        _require_between("backoff_ms", self.backoff_ms, 1, BACKOFF_MS_MAX)
+        if self.rate_bytes_max is not None:
+            _require_between("rate_bytes_max", self.rate_bytes_max, 1, RATE_BYTES_MAX)
+        _require_between("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
+
+
+class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a feed is to do: deliver the changes of some keys in `(since, until]` to a sink.
+
+    `since` 0 means from the beginning of the namespace.  With `snapshot` the records that live at `since` are
+    delivered first.  Without `until` a feed goes on for ever.
+    """
+
+    name: str
+    namespace: str
+    sink: str
+    since: Version = 0
+    until: Version | None = None
+    start_key: bytes = b""
+    end_key: bytes | None = None
+    prefix: bytes | None = None
+    description: str = ""
+    ranges: int = 2
+    options: SinkOptions = msgspec.field(default_factory=SinkOptions)
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    snapshot: bool = False
+
+    def __post_init__(self) -> None:
+        require_name(self.name, "feed")
+        parse_sink(self.sink)
+        _require_version("since", self.since)
+        if self.until is not None:
+            _require_version("until", self.until)
+            self.require_target(self.since)
+        _require_description(self.description)
+        _require_between("ranges", self.ranges, 1, FEED_RANGES_MAX)
+        _require_bound("start_key", self.start_key)
+        for name, bound in (("end_key", self.end_key), ("prefix", self.prefix)):
+            if bound is not None:
+                _require_bound(name, bound)
+        _require_options(self.options)
+        self.keys()
+
+    def require_target(self, since: Version) -> None:
+        """Refuse a target that does not lie behind a start; a snapshot may be all there is to deliver."""
+        until = self.until
+        if until is not None and (until < since if self.snapshot else until <= since):
+            raise InvalidVersion(
+                f"the target {until} of feed {self.name!r} does not lie behind its start {since}"
+            )
+
+    def keys(self) -> KeyRange:
+        """The user keys whose changes are delivered."""
+        within = KeyRange() if self.prefix is None else KeyRange(self.prefix, prefix_end(self.prefix))
+        keys = within.intersect(KeyRange(self.start_key, self.end_key))
+        if keys is None:
+            raise InvalidRange(
+                f"no key lies in the range of feed {self.name!r}: start {self.start_key!r:.60}, "
+                f"end {self.end_key!r:.60}, prefix {self.prefix!r:.60}"
+            )
+        return keys
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it delivers all of its namespace, so that heartbeats can be held against it."""
+        return self.keys() == KeyRange()
+
+    def normalized(self) -> "FeedSpec":
+        """The same with the options that stand in the URI moved to the others, so that they stand once.
+
+        >>> spec = FeedSpec(name="f", namespace="users", sink="blackhole:?concurrency=4").normalized()
+        >>> spec.sink, spec.options.concurrency
+        ('blackhole:', 4)
+        """
+        address = parse_sink(self.sink)
+        named = {
+            name: text for name, text in address.parameters.items() if name in SinkOptions.__struct_fields__
+        }
+        if not named:
+            return self
+        options = msgspec.structs.replace(
+            self.options, **{name: _read_number(name, text) for name, text in named.items()}
+        )
+        others = {name: text for name, text in address.parameters.items() if name not in named}
+        sink = str(SinkAddress(address.scheme, address.host, address.path, others))
+        return msgspec.structs.replace(self, sink=sink, options=options)
+
+
+class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What changes about a feed; what is not named stays.
+
+    Which keys a feed delivers never changes: nobody could say afterwards what its checkpoint covers.
+    """
+
+    sink: str | UnsetType = UNSET
+    until: Version | UnsetType | None = UNSET
+    description: str | UnsetType = UNSET
+    ranges: int | UnsetType = UNSET
+    options: SinkOptions | UnsetType = UNSET
+    on_corrupt: OnCorrupt | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.sink is not UNSET:
+            parse_sink(self.sink)
+        if self.until is not UNSET and self.until is not None:
+            _require_version("until", self.until)
+        if self.description is not UNSET:
+            _require_description(self.description)
+        if self.ranges is not UNSET:
+            _require_between("ranges", self.ranges, 1, FEED_RANGES_MAX)
+        if self.options is not UNSET:
+            _require_options(self.options)
+
+    def apply(self, spec: FeedSpec) -> FeedSpec:
+        """The changed specification."""
+        named = {name: getattr(self, name) for name in self.__struct_fields__}
+        changed = {name: setting for name, setting in named.items() if setting is not UNSET}
+        return msgspec.structs.replace(spec, **changed).normalized()
+
+
+class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one range of a feed is.  Its id is never given to another range of the feed.
+
+    `keys` are qualified.  The sink has every change at or below `checkpoint`; the runner has read every
+    change at or below `resolved`.  A runner reports what it has `counted`, at least since the checkpoint that
+    is stored; what no heartbeat could be held against yet is stored with the checkpoint.
+
+    With `snapshot`, a qualified key, the sink has the snapshot at `checkpoint` up to that key only.
+    """
+
+    id: int
+    keys: KeyRange
+    checkpoint: Version
+    resolved: Version = 0
+    counted: Counted | None = None
+    snapshot: bytes | None = None
+    # What a runner has left out because it was damaged.  The site keeps that with the feed.
+    skipped: tuple[SkippedChange, ...] = ()
+
+    @property
+    def order(self) -> tuple[Version, bool, bytes]:
+        """What tells which of two states of a range is further."""
+        return order_places(self.checkpoint, self.snapshot)
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runner has a feed, or which consumer a subscription, and until when unless it reports again.
+
+    `holder` is its name, which is public; `owner` is the mark of the caller that acquired the lease.  None if
+    a release did so that knew of no owners.
+    """
+
+    holder: str
+    expires_at_ms: int
+    lifetime_ms: int
+    owner: str | None = None
+
+    def is_of(self, holder: str, owner: str) -> bool:
+        """Whether a holder of this name and owner has the lease."""
+        return self.holder == holder and self.belongs_to(owner)
+
+    def belongs_to(self, owner: str) -> bool:
+        """Whether the lease was acquired by a caller; the site itself may use every lease."""
+        return owner == SITE_OWNER or self.owner in (None, owner)
+
+
+class FeedError(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, and since when.  `collected` says that changes are gone: there is no going on."""
+
+    text: str
+    at_ms: int = 0
+    collected: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, *, collected: bool = False) -> "FeedError":
+        """An error as it is stored."""
+        text = str(error) or type(error).__name__
+        return cls(text=text[:REPORTED_CHARACTERS_MAX], collected=collected)
+
+
+class Feed(msgspec.Struct, frozen=True, kw_only=True):
+    """A feed as it is stored and shown."""
+
+    spec: FeedSpec
+    namespace_id: int
+    state: FeedState
+    ranges: list[RangeProgress]
+    created_at_ms: int
+    changed_at_ms: int
+    # The id of the next range, and when the safe point was last moved.
+    next_range: int
+    held_at_ms: int
+    error: FeedError | None = None
+    lease: Lease | None = None
+    # None for a feed of some keys only, and for one that was stored before there were any.
+    checks: Checks | None = None
+    # The last damaged changes that were left out, and how many there were.
+    skipped: list[SkippedChange] = []
+    skipped_count: int = 0
+
+    @property
+    def name(self) -> str:
+        """The feed's name."""
+        return self.spec.name
+
+    @property
+    def checkpoint(self) -> Version:
+        """The sink has every change of the feed at or below it, unless it is still at the snapshot."""
+        return min(progress.checkpoint for progress in self.ranges)
+
+    @property
+    def resolved(self) -> Version:
+        """The runner has read every change of the feed at or below it."""
+        return min(max(progress.resolved, progress.checkpoint) for progress in self.ranges)
+
+    @property
+    def is_at_snapshot(self) -> bool:
+        """Whether the sink does not have all of the snapshot that the feed begins with."""
+        return any(progress.snapshot is not None for progress in self.ranges)
+
+    @property
+    def checked(self) -> CheckStatistics:
+        """What heartbeats have shown."""
+        return CheckStatistics.of((self.checks or Checks()) if self.spec.is_whole else None)
+
+    def has_reached(self, target: Version | None) -> bool:
+        """Whether everything up to a target is delivered; never if there is none."""
+        return target is not None and self.checkpoint >= target and not self.is_at_snapshot
+
+
+class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A feed against the site that it reads.
+
+    The checkpoint lag is the recovery point: what was written in this time would be missing downstream if
+    the site were lost now.  The resolved lag is the part of it that lies in the site itself: until then,
+    changes may still be added.  A feed that has reached its target lags behind nothing.
+
+    `checks` says what heartbeats have shown, and `alarm` what somebody should look at.
+    """
+
+    name: str
+    state: FeedState
+    checkpoint: Version
+    resolved_version: Version
+    checkpoint_lag_ms: int
+    resolved_lag_ms: int
+    ranges: int
+    holder: str | None
+    checks: CheckStatistics = CheckStatistics()
+    alarm: str | None = None
+
+
+def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistics:
+    """The statistics of a feed at a moment of its site."""
+    lag_ms = max(0, now_ms - physical_ms(feed.checkpoint))
+    checks = feed.checked
+    return FeedStatistics(
+        name=feed.name,
+        state=feed.state,
+        checkpoint=feed.checkpoint,
+        resolved_version=resolved_version,
+        checkpoint_lag_ms=0 if feed.has_reached(feed.spec.until) else lag_ms,
+        resolved_lag_ms=max(0, now_ms - physical_ms(resolved_version)),
+        ranges=len(feed.ranges),
+        holder=feed.lease.holder if feed.lease is not None and feed.lease.expires_at_ms > now_ms else None,
+        checks=checks,
+        alarm=checks.alarm(now_ms),
+    )
+
+
+# What may be done when
+
+
+class FeedOperation(StrEnum):
+    """What can be asked of a feed in some states and not in others."""
+
+    PAUSE = "paused"
+    RESUME = "resumed"
+    UPDATE = "updated"
+    REBALANCE = "rebalanced"
+    ACQUIRE = "run"
+
+
+_FINISHED_ADVICE: Final = "give it a target further on, or none, with an update, and resume it"
+_FAILED_ADVICE: Final = "resume it from a version whose changes are still there, or remove it"
+
+# For each operation the states in which it is refused, and what to do instead.
+REFUSALS: Final[Mapping[FeedOperation, Mapping[FeedState, str]]] = {
+    FeedOperation.PAUSE: {
+        FeedState.STOPPED: "it already is; resume it when it is to go on",
+        FeedState.FAILED: f"it does not run; {_FAILED_ADVICE}",
+        FeedState.FINISHED: "it does not run; there is nothing to do",
+    },
+    FeedOperation.RESUME: {
+        FeedState.NORMAL: "it is not paused; if nothing happens, start a runner for it",
+    },
+    FeedOperation.UPDATE: {
+        FeedState.NORMAL: "pause it first",
+        FeedState.ERROR: "pause it first",
+    },
+    FeedOperation.REBALANCE: {
+        FeedState.FAILED: f"it has no work to share out; {_FAILED_ADVICE}",
+        FeedState.FINISHED: "it has no work to share out",
+    },
+    FeedOperation.ACQUIRE: {
+        FeedState.STOPPED: "resume it first",
+        FeedState.FAILED: _FAILED_ADVICE,
+        FeedState.FINISHED: _FINISHED_ADVICE,
+    },
+}
+
+
+def require_possible(feed: Feed, operation: FeedOperation) -> None:
+    """Refuse what cannot be done to a feed in its state."""
+    advice = REFUSALS[operation].get(feed.state)
+    if advice is not None:
+        raise state_conflict(feed, operation, advice)
+
+
+def require_work_left(feed: Feed) -> None:
+    """Refuse to go on from where there is nothing left to do."""
+    until = feed.spec.until
+    if feed.has_reached(until):
+        raise state_conflict(
+            feed,
+            FeedOperation.RESUME,
+            f"its target {until} is reached at {feed.checkpoint}; {_FINISHED_ADVICE}",
+        )
+
+
+def state_conflict(feed: Feed, operation: FeedOperation, advice: str) -> FeedStateConflict:
+    """What someone is told who asks for something at the wrong time."""
+    return FeedStateConflict(
+        f"feed {feed.name!r} is {feed.state} and cannot be {operation}: {advice}",
+        feed=feed.name,
+        state=str(feed.state),
+    )
+
+
+# Ranges
+
+
+def cut_ranges(keys: KeyRange, partitions: Iterable[KeyRange], count: int) -> list[KeyRange]:
+    """Cut a range along partitions into at most `count` parts of about as many partitions each.
+
+    >>> cut_ranges(KeyRange(b"b", None), [KeyRange(b"", b"c"), KeyRange(b"c", b"f"), KeyRange(b"f", None)], 2)
+    [KeyRange(start=b'b', end=b'f'), KeyRange(start=b'f', end=None)]
+    """
+    starts = sorted(
+        within.start for partition in partitions if (within := partition.intersect(keys)) is not None
+    )
+    parts = min(count, len(starts))
+    if parts < 2:
+        return [keys]
+    # The first parts take one partition more where they cannot be shared out evenly.
+    cuts = [starts[-(-index * len(starts) // parts)] for index in range(1, parts)]
+    return [KeyRange(start, end) for start, end in zip([keys.start, *cuts], [*cuts, keys.end], strict=True)]
+
+
+def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int) -> list[RangeProgress]:
+    """New ranges in the place of others.  A range that stays as it was keeps its id and its progress.
+
+    Others begin where the one of the old ranges is that is the least far.  One that is at a snapshot has the
+    least key of those that are: of all keys up to there, the sink has the snapshot.
+    """
+    unchanged = {progress.keys: progress for progress in olds}
+    news: list[RangeProgress] = []
+    for part in keys:
+        if part in unchanged:
+            news.append(unchanged[part])
+            continue
+        overlapping = [progress for progress in olds if progress.keys.intersect(part) is not None]
+        least = min(overlapping, key=lambda progress: progress.order)
+        news.append(
+            RangeProgress(
+                id=next_id,
+                keys=part,
+                checkpoint=least.checkpoint,
+                resolved=min(progress.resolved for progress in overlapping),
+                snapshot=least.snapshot,
+            )
+        )
+        next_id += 1
+    return news
+
+
+def advance(ranges: Sequence[RangeProgress], reports: Iterable[RangeProgress]) -> list[RangeProgress]:
+    """Take over what a runner reports.  Nothing goes back, and ranges that are no more are left out."""
+    reported = {progress.id: progress for progress in reports}
+    return [
+        _further(progress, report) if (report := reported.get(progress.id)) is not None else progress
+        for progress in ranges
+    ]
+
+
+def _further(progress: RangeProgress, report: RangeProgress) -> RangeProgress:
+    furthest = max(progress, report, key=lambda each: each.order)
+    return msgspec.structs.replace(
+        progress,
+        checkpoint=furthest.checkpoint,
+        snapshot=furthest.snapshot,
+        resolved=max(progress.resolved, report.resolved),
+    )
+
+
+# Checks
+
+
+def require_lease_seconds(seconds: object) -> timedelta:
+    """How long a lease lasts."""
+    if not isinstance(seconds, int | float) or not 0 < seconds <= 3_600:
+        raise InvalidArgument(f"a lease lasts more than 0 and at most 3,600 seconds, not {seconds!r:.60}")
+    return timedelta(seconds=seconds)
+
+
+def _require_between(name: str, number: object, low: int, high: int) -> None:
+    if type(number) is not int or not low <= number <= high:
+        raise InvalidArgument(f"{name} is a number from {low:,} to {high:,}, not {number!r:.60}")
+
+
+def _require_version(name: str, version: object) -> None:
+    if type(version) is not int or not 0 <= version <= VERSION_MAX:
+        raise InvalidVersion(f"{name} is a version, not {version!r:.60}")
+
+
+def _require_description(description: object) -> None:
+    if not isinstance(description, str) or len(description) > DESCRIPTION_CHARACTERS_MAX:
+        raise InvalidArgument(f"a description is a text of at most {DESCRIPTION_CHARACTERS_MAX:,} characters")
+
+
+def _require_options(options: object) -> None:
+    if not isinstance(options, SinkOptions):
+        raise InvalidArgument(f"options are SinkOptions, not {type(options).__name__}")
+
+
+def _require_bound(name: str, bound: object) -> None:
+    if type(bound) is not bytes or len(bound) > KEY_BYTES_MAX:
+        raise InvalidRange(f"{name} is bytes of at most {KEY_BYTES_MAX:,}, not {bound!r:.60}")
+
+
+def _read_number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InvalidArgument(f"the parameter {name} in the sink's URI is not a number")
+    return int(text)

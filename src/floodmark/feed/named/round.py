@@ -1,0 +1,394 @@
+"""A feed at work: two threads for each of its ranges, one that reads ahead and one that writes.
+
+A round is one plan carried out: these ranges, that sink.  When the plan changes, because the feed was cut
+anew or told something else, the round ends and another begins from the checkpoints.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import BoundedSemaphore, Event, Lock, Thread
+from typing import Final
+
+from msgspec.structs import replace
+
+from floodmark.accounting.counting import Counting
+from floodmark.clock import TimeSource
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.feed.named.backoff import BUDGET_MS, Backoff
+from floodmark.feed.named.buffer import Batch, RangeBuffer, measure_bytes
+from floodmark.feed.named.feeds import Feed, RangeProgress
+from floodmark.feed.reading.damage import Damage, OnCorrupt, OnDamaged
+from floodmark.feed.reading.rate import RateLimit
+from floodmark.feed.sinks import OpenSink, Sink, SinkContext
+from floodmark.model.change import Change
+from floodmark.model.errors import FloodmarkError, SinkFailed, Terminal, Unreachable, VersionCollected
+from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+
+# How long readers are waited for.  They look up whenever a batch comes, and an idle stream sends empty ones;
+# one that hangs in a call does no harm, for it has nothing to write to any more.
+READER_SECONDS_MAX: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a runner stands on.
+
+    `open_changes` must give a batch at least every second or so, an empty one if need be: that is when a
+    reader notices that it is to stop.  `wait` sleeps until the event is set or the seconds are over, and
+    says whether it is set.
+    """
+
+    site: str
+    site_id: int
+    open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]]
+    decode: Callable[[ChangeBatch, OnDamaged], Sequence[Change]]
+    open_sink: OpenSink
+    elapsed_ms: TimeSource
+    wait: Callable[[Event, float], bool]
+    budget_ms: int = BUDGET_MS
+    buffer_bytes_max: int = FEED_BUFFER_BYTES_MAX
+    # In the place of what the feed says.
+    on_corrupt: OnCorrupt | None = None
+
+
+class Counters:
+    """What a runner has written; shared by all ranges and rounds."""
+
+    def __init__(self) -> None:
+        self.changes = self.bytes = self.batches = 0
+        self._lock = Lock()
+
+    def add(self, changes: int, size: int) -> None:
+        """Count a batch that the sink has."""
+        with self._lock:
+            self.changes += changes
+            self.bytes += size
+            self.batches += 1
+
+
+class Round:
+    """The ranges of a feed at work.
+
+    `require_lease` raises if the runner may no longer write; `nudge` is called when there is news that
+    should not wait for the next report.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        surroundings: Surroundings,
+        counters: Counters,
+        *,
+        require_lease: Callable[[], None],
+        nudge: Callable[[], None],
+    ) -> None:
+        options = feed.spec.options
+        self.feed = feed
+        self.surroundings = surroundings
+        self.counters = counters
+        self.stopping = Event()
+        self.permits = BoundedSemaphore(options.concurrency)
+        self.require_lease = require_lease
+        self.nudge = nudge
+        # The first error that ended the round, and whether it says that changes are gone.
+        self.failure: Exception | None = None
+        self.collected = False
+        self._lock = Lock()
+        self._rate = RateLimit(
+            options.rate_bytes_max, surroundings.elapsed_ms, partial(surroundings.wait, self.stopping)
+        )
+        self._rate_lock = Lock()
+        self.ranges = [RangeWork(self, progress) for progress in feed.ranges]
+        self._writers = [self._thread(work.write, "write", work.id) for work in self.ranges]
+        self._readers = [self._thread(work.read, "read", work.id) for work in self.ranges]
+
+    def start(self) -> None:
+        """Let all threads run."""
+        for thread in (*self._writers, *self._readers):
+            thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing new.  A write that the sink is at is not interrupted."""
+        self.stopping.set()
+        for work in self.ranges:
+            work.buffer.close()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end of all writes; False if some go on for longer than the seconds."""
+        for thread in self._writers:
+            thread.join(seconds)
+        if any(thread.is_alive() for thread in self._writers):
+            return False
+        for thread in self._readers:
+            thread.join(READER_SECONDS_MAX / len(self._readers))
+        return True
+
+    def fail(self, error: Exception, *, collected: bool = False) -> None:
+        """End the round by an error; the first one counts."""
+        with self._lock:
+            if self.failure is None:
+                self.failure, self.collected = error, collected
+        self.stop()
+        self.nudge()
+
+    def spend(self, size: int) -> bool:
+        """Wait until so many bytes may be written; False if the round is over."""
+        with self._rate_lock:
+            return self._rate.spend(size) and not self.stopping.is_set()
+
+    def progress(self) -> list[RangeProgress]:
+        """How far each range is."""
+        return [work.progress() for work in self.ranges]
+
+    def report(self) -> list[RangeProgress]:
+        """How far the ranges are, and what they have counted, for the site to store."""
+        return [work.report() for work in self.ranges]
+
+    def acknowledge(self, feed: Feed) -> None:
+        """The site has stored how far the ranges are."""
+        stored = {part.id: part.checkpoint for part in feed.ranges}
+        for work in self.ranges:
+            if work.counting is not None and work.id in stored:
+                work.counting.acknowledge(stored[work.id])
+
+    def problem(self) -> Exception | None:
+        """What some range is trying to get over at the moment."""
+        return next((work.problem for work in self.ranges if work.problem is not None), None)
+
+    def _thread(self, task: Callable[[], None], verb: str, range_id: int) -> Thread:
+        def guarded() -> None:
+            try:
+                task()
+            except Exception as error:
+                self.fail(error)
+            finally:
+                self.nudge()
+
+        return Thread(target=guarded, name=f"feed {self.feed.name} {verb} {range_id}", daemon=True)
+
+
+class RangeWork:
+    """One range: reads its changes ahead, writes them to its sink, and knows how far both are."""
+
+    def __init__(self, owner: Round, progress: RangeProgress) -> None:
+        surroundings, options = owner.surroundings, owner.feed.spec.options
+        self.id = progress.id
+        self.checkpoint, self.snapshot = progress.checkpoint, progress.snapshot
+        self.buffer = RangeBuffer(
+            progress.checkpoint,
+            progress.snapshot,
+            prefix=encode_namespace(owner.feed.namespace_id),
+            bytes_max=surroundings.buffer_bytes_max,
+        )
+        self.reading = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
+        self.writing = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
+        # Heartbeats tell of all keys: there is nothing to hold against a feed of some.
+        self.counting = (
+            Counting(progress.checkpoint, site_id=surroundings.site_id, namespace=owner.feed.namespace_id)
+            if owner.feed.spec.is_whole
+            else None
+        )
+        self._damage = Damage(owner.feed.name, surroundings.on_corrupt or owner.feed.spec.on_corrupt)
+        self._read_problem: Exception | None = None
+        self._write_problem: Exception | None = None
+        self._round = owner
+        self._keys = progress.keys
+        self._sink: Sink | None = None
+
+    @property
+    def problem(self) -> Exception | None:
+        """What is being tried again, if something is."""
+        return self._write_problem or self._read_problem
+
+    def progress(self) -> RangeProgress:
+        """How far the range is."""
+        # The checkpoint first: the others must not seem to be behind it.
+        checkpoint = self.checkpoint
+        return RangeProgress(
+            id=self.id,
+            keys=self._keys,
+            checkpoint=checkpoint,
+            resolved=self.buffer.through,
+            snapshot=self.snapshot,
+            skipped=self._damage.skipped(),
+        )
+
+    def report(self) -> RangeProgress:
+        """How far the range is, with what was counted up to there."""
+        if self.counting is None:
+            return self.progress()
+        checkpoint, counted = self.counting.told()
+        progress = self.progress()
+        return replace(
+            progress, checkpoint=checkpoint, resolved=max(progress.resolved, checkpoint), counted=counted
+        )
+
+    # Reading
+
+    def read(self) -> None:
+        """Read ahead until the target is reached or the round is over."""
+        while not self._round.stopping.is_set():
+            try:
+                self._follow()
+                return
+            except VersionCollected as error:
+                self._round.fail(error, collected=True)
+                return
+            except Terminal:
+                raise
+            except FloodmarkError as error:
+                self._read_problem = error
+                self._forget_incomplete()
+                self._pause(self.reading, error)
+
+    def _follow(self) -> None:
+        feed, surroundings = self._round.feed, self._round.surroundings
+        until = feed.spec.until
+        request = ChangesRequest(
+            keys=self._keys,
+            namespace=feed.namespace_id,
+            since=self.buffer.through,
+            until=until,
+            follow=True,
+            heartbeats=self.counting is not None,
+            snapshot=self.buffer.snapshot,
+        )
+        if until is not None and request.since >= until and request.snapshot is None:
+            self.buffer.finish()
+            return
+        with _closed_after(surroundings.open_changes(request)) as batches:
+            for batch in batches:
+                changes = surroundings.decode(batch, self._damage)
+                # Heartbeats sum up commits, and not what a snapshot finds.
+                if self.counting is not None and batch.snapshot is None:
+                    self.counting.read(batch)
+                if not self.buffer.put(changes, batch.through, batch.snapshot):
+                    return
+                if self._read_problem is not None:
+                    self._read_problem = None
+                    self.reading.reset()
+                    self._round.nudge()
+        if until is None or self.buffer.through < until or self.buffer.snapshot is not None:
+            raise Unreachable(f"the changes of feed {feed.name!r} ended before their time")
+        self.buffer.finish()
+
+    def _forget_incomplete(self) -> None:
+        """What was read behind the last whole commit is read again."""
+        self.buffer.forget_incomplete()
+        if self.counting is not None:
+            self.counting.forget_behind(self.buffer.through)
+
+    # Writing
+
+    def write(self) -> None:
+        """Write what was read until there is nothing more or the round is over."""
+        try:
+            # Opened before there is anything to write: what is wrong with a sink is better known at once.
+            if not self._persist(self._open):
+                return
+            options = self._round.feed.spec.options
+            linger_seconds = options.linger_ms / 1000
+            while (batch := self.buffer.take(options.batch_records, linger_seconds)) is not None:
+                if batch.changes and not self._deliver(batch):
+                    return
+                if self.counting is not None and batch.through > self.checkpoint:
+                    self.counting.deliver([change.version for change in batch.changes], batch.through)
+                # In this order: a version behind the snapshot must never be seen with a key in it.
+                self.snapshot = batch.snapshot
+                self.checkpoint = batch.through
+        finally:
+            self._close()
+
+    def _deliver(self, batch: Batch) -> bool:
+        size = measure_bytes(batch.changes)
+        if not self._round.spend(size) or not self._persist(lambda: self._write(batch)):
+            return False
+        self._round.counters.add(len(batch.changes), size)
+        return True
+
+    def _persist(self, attempt: Callable[[], object]) -> bool:
+        """Try until it works; False if the round is over before it has."""
+        while not self._round.stopping.is_set():
+            failure = self._try(attempt)
+            if failure is not None:
+                self._write_problem = failure
+                self._close()
+                self._pause(self.writing, failure)
+                continue
+            self.writing.reset()
+            if self._write_problem is not None:
+                self._write_problem = None
+                self._round.nudge()
+            return True
+        return False
+
+    def _try(self, attempt: Callable[[], object]) -> FloodmarkError | None:
+        with self._round.permits:
+            self._round.require_lease()
+            try:
+                attempt()
+            except Terminal:
+                raise
+            except FloodmarkError as error:
+                return error
+            except Exception as error:
+                return SinkFailed(f"the sink refused: {type(error).__name__}: {error}")
+        return None
+
+    def _open(self) -> Sink:
+        if self._sink is None:
+            feed = self._round.feed
+            context = SinkContext(
+                site=self._round.surroundings.site,
+                feed=feed.name,
+                namespace=feed.spec.namespace,
+                range_id=self.id,
+                keys=user_keys(self._keys, feed.namespace_id),
+                since=self.checkpoint,
+                snapshot=None if self.snapshot is None else self.snapshot[NAMESPACE_BYTES:],
+            )
+            self._sink = self._round.surroundings.open_sink(feed.spec.sink, context)
+        return self._sink
+
+    def _write(self, batch: Batch) -> None:
+        sink = self._open()
+        sink.write(batch.changes, since=batch.since, through=batch.through)
+        sink.flush()
+
+    def _close(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            # Whatever was flushed is safe, and the rest will be written again.
+            with suppress(Exception):
+                sink.close()
+
+    def _pause(self, backoff: Backoff, error: FloodmarkError) -> None:
+        """Wait before another attempt; if there are to be no more, raise what is in the way."""
+        pause_ms = backoff.next_ms()
+        if pause_ms is None:
+            raise error
+        self._round.nudge()
+        self._round.surroundings.wait(self._round.stopping, pause_ms / 1000)
+
+
+@contextmanager
+def _closed_after(batches: Iterator[ChangeBatch]) -> Iterator[Iterator[ChangeBatch]]:
+    """Close a stream at the end if it can be closed: it may hold a connection or a safe point."""
+    try:
+        yield batches
+    finally:
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+
+
+def user_keys(keys: KeyRange, namespace: int) -> KeyRange:
+    """A range of a namespace's qualified keys as its users see it."""
+    end = keys.end
+    if end is not None and end == prefix_end(encode_namespace(namespace)):
+        end = None
+    return KeyRange(keys.start[NAMESPACE_BYTES:], None if end is None else end[NAMESPACE_BYTES:])

@@ -1,0 +1,313 @@
+"""Change capture: one call back a change, over rewinds, repetitions and switches between sites.
+
+A client reads the feed of one site, and may go back in it or go on with the feed of another site, which
+holds the same changes at other versions and in another order.  Each change is called back once.
+
+**Within one feed, versions decide.**  A *reading* is a stretch of one site's feed without gaps: the client
+has every change of that site in `(after, through]`, and what comes again from there is a duplicate.
+
+**Between feeds, stamps decide.**  What a site has of others is said by its heartbeats, and only by them:
+stamps of other sites arrive out of order, so that a high one says nothing about the lower ones.  A
+heartbeat at h that says "all changes of origin O up to w are in" lets the client take the stamps in
+`(after, w]` as had.  The proof, for a reading of site S that began after version `after`:
+
+1. At S a change's stamp is at or below its commit version.  S's own changes have equal ones, and S moves
+   its clock past the stamp of any other before it commits it.
+2. A change of O with a stamp at or below w stands in S's log below h, or it lost there to a change of the
+   same key with a higher stamp, which stands in S's log below h.
+3. If the stamp is above `after`, then by 1 the commit version of either is above `after` too: it lies in
+   `(after, h)`, all of which was accepted.  So the change was called back, or one that supersedes it.
+
+At or below `after` the heartbeat claims more than the client has read, and nothing is concluded.  Thus a
+reading that begins too late never makes a change be dropped; spans of several readings are united where
+they touch.  Conversely, everything that was called back is either in a span or remembered stamp by stamp,
+so nothing is called back twice.  What is remembered is small: the next heartbeats cover it.
+
+A heartbeat is not held against what follows it in its own feed, where versions decide; but between feeds
+step 2 needs a site not to announce a version as long as it may still commit a stamp at or below it.
+
+**Traps.**  The feed must carry heartbeats and the same namespaces and keys at all times.  After a switch
+a change that lost at the old site can be called back later than its winner: to keep the newest value of
+each key, compare stamps.  A state holds what was called back before it was taken, so store it after the
+effects of the callback: then a crash repeats the changes since, and loses none.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from floodmark.feed.reading.items import Item
+from floodmark.model.change import Change, ChangeType, Heartbeat
+from floodmark.model.errors import InvalidArgument
+from floodmark.model.version import Version
+
+# More spans than this come only from a client that skips again and again; the oldest is then forgotten,
+# and its changes would be called back again.
+SPANS_MAX: Final = 16
+
+# A namespace, and the id of the site where its changes were first written.
+Origin: TypeAlias = tuple[str, int]
+
+
+class Span(NamedTuple):
+    """The stamp versions in `(after, through]`."""
+
+    after: Version
+    through: Version
+
+
+class Seen(NamedTuple):
+    """A change that was called back, by namespace, stamp and key."""
+
+    namespace: str
+    site: int
+    version: Version
+    key: bytes
+
+
+class Had(msgspec.Struct, frozen=True):
+    """The stamps of one origin whose changes a client has had."""
+
+    namespace: str
+    site: int
+    spans: tuple[Span, ...]
+
+
+class ReadingState(msgspec.Struct, frozen=True, kw_only=True):
+    """A reading: all of a site's changes in `(after, through]`, and some at `position`, the last version."""
+
+    site: int
+    after: Version
+    through: Version
+    position: Version
+    had: tuple[Had, ...]
+    seen: tuple[Seen, ...]
+
+
+class CaptureState(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a capture knows, to be stored (as JSON, say) and given to the next one.
+
+    >>> msgspec.json.decode(msgspec.json.encode(CaptureState()), type=CaptureState)
+    CaptureState(reading=None, had=(), seen=())
+    """
+
+    reading: ReadingState | None = None
+    had: tuple[Had, ...] = ()
+    seen: tuple[Seen, ...] = ()
+
+
+class ChangeCapture:
+    """Calls back for each change once.  For one thread.
+
+    `names` gives the namespaces of a site by id, as heartbeats name them, each name once.
+
+    >>> from floodmark.model import Stamp
+    >>> capture = ChangeCapture(lambda change: print(change.key), lambda site_id: {1: "users"})
+    >>> ada = Change("users", b"ada", b"1815", ChangeType.UPSERT, 7, Stamp(7, 1), 0)
+    >>> capture.begin(1, since=0)
+    >>> capture.accept(1, ada), capture.accept(1, ada)
+    b'ada'
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        callback: Callable[[Change], object],
+        names: Callable[[int], Mapping[int, str]],
+        state: CaptureState | None = None,
+    ) -> None:
+        state = state or CaptureState()
+        self._callback = callback
+        self._names = names
+        self._reading = None if state.reading is None else _Reading.load(state.reading)
+        # What earlier readings have had.
+        self._spans = {(had.namespace, had.site): had.spans for had in state.had}
+        self._seen = set(state.seen)
+        self._begun = False
+        # A change whose callback failed: nothing goes on before it was called back.
+        self._owed: Change | None = None
+
+    def begin(self, site_id: int, since: Version, *, held: bool = False) -> None:
+        """Say that the items to come are those of a site after version `since`, without gaps.
+
+        `since(site_id)` says from where nothing is missed.  If the client has everything of the site at or
+        below `since` from elsewhere, for example from a snapshot, or does not want it, say `held=True`: it
+        is then not called back when it comes from another site.  A `since` at the last version that was
+        accepted says that all changes of that version were.
+        """
+        if held or not self._continues(site_id, since):
+            self._end_reading()
+            self._reading = _Reading(site_id, 0 if held else since, since)
+        elif self._reading is not None:
+            self._reading.through = max(self._reading.through, since)
+        self._begun, self._owed = True, None
+
+    def accept(self, site_id: int, item: Item) -> bool:
+        """Take the next item of the site's feed; whether it was called back.
+
+        If the callback raises, nothing has changed: accept the same item again, or begin again.
+        """
+        reading = self._reading
+        if reading is None or reading.site != site_id or not self._begun:
+            raise InvalidArgument(
+                f"an item of site {site_id} came, and its feed was not begun; call begin({site_id}, since) "
+                "with the version that the feed starts after",
+                site=site_id,
+            )
+        if self._owed is not None and item != self._owed:
+            raise InvalidArgument(
+                f"the callback for {self._owed.key!r:.60} at version {self._owed.version} failed, and "
+                "another item came; accept the failed one again, or begin again",
+                version=self._owed.version,
+            )
+        if isinstance(item, Change):
+            return self._accept_change(reading, item)
+        if item.version > reading.through:
+            if isinstance(item, Heartbeat) and item.log is None:
+                self._learn(reading, item)
+            reading.through = item.version
+            reading.position = max(reading.position, item.version)
+        return False
+
+    def since(self, site_id: int, *, removed: Collection[int] = ()) -> Version:
+        """From where to read a site's feed so that nothing is missed.
+
+        For the site that was read last, where its reading stands.  For another one, the lowest version up to
+        which the client has any origin's changes: what the other site committed up to there has lower stamps.
+        Sites that were `removed` from the mesh are left out, for their entries stand still.  Only sites and
+        namespaces that heartbeats have named are counted: read what is new to the client from its beginning.
+        """
+        reading = self._reading
+        if reading is not None and reading.site == site_id:
+            return reading.through
+        spans = self._spans if reading is None else _united(self._spans, reading)
+        ends = [had[-1].through if had else 0 for (_, site), had in spans.items() if site not in removed]
+        return min(ends, default=0)
+
+    def state(self) -> CaptureState:
+        """What the capture knows now.  Within a callback, that does not include the change."""
+        return CaptureState(
+            reading=None if self._reading is None else self._reading.state(),
+            had=_list_had(self._spans),
+            seen=tuple(sorted(self._seen)),
+        )
+
+    def _accept_change(self, reading: "_Reading", change: Change) -> bool:
+        stamp = change.stamp
+        seen = Seen(change.namespace, stamp.site, stamp.version, change.key)
+        is_new = not (reading.has(change.version, seen) or self._had_before(seen))
+        if is_new:
+            self._owed = change
+            self._callback(change)
+            self._owed = None
+            # The image before an update goes with the one after it, which is the change.
+            if change.type is not ChangeType.UPDATE_PREIMAGE:
+                reading.seen.add(seen)
+        reading.reach(change.version)
+        return is_new
+
+    def _had_before(self, seen: Seen) -> bool:
+        spans = self._spans.get((seen.namespace, seen.site), ())
+        return any(span.after < seen.version <= span.through for span in spans) or seen in self._seen
+
+    def _continues(self, site_id: int, since: Version) -> bool:
+        reading = self._reading
+        if reading is None or reading.site != site_id:
+            return False
+        return reading.after <= since <= (reading.through if self._owed else reading.position)
+
+    def _end_reading(self) -> None:
+        """Keep of the reading which stamps it has had."""
+        if self._reading is not None:
+            self._spans = _united(self._spans, self._reading)
+            self._seen |= self._reading.seen
+
+    def _learn(self, reading: "_Reading", heartbeat: Heartbeat) -> None:
+        """Take from a heartbeat what it covers, and forget the stamps that need no remembering then."""
+        names, watermark = self._names(reading.site), heartbeat.watermark
+        sites = {site for entries in watermark.values() for site in entries}
+        # A missing entry is 0: of that site nothing may be in yet.
+        marks = {
+            (name, site): watermark.get(namespace, {}).get(site, 0)
+            for namespace, name in names.items()
+            for site in sites
+        }
+        marks |= {(name, reading.site): heartbeat.through for name in names.values()}
+        for origin, version in marks.items():
+            reading.marks[origin] = max(version, reading.marks.get(origin, 0))
+        reading.seen = {seen for seen in reading.seen if not reading.covers(seen)}
+        if self._seen:
+            self._seen = {seen for seen in self._seen if not reading.covers(seen)}
+
+
+class _Reading:
+    """A stretch of one site's feed, and what its heartbeats said."""
+
+    def __init__(self, site: int, after: Version, through: Version) -> None:
+        self.site = site
+        self.after = after
+        self.through = through
+        self.position = through
+        self.marks: dict[Origin, Version] = {}
+        self.seen: set[Seen] = set()
+
+    @classmethod
+    def load(cls, state: ReadingState) -> "_Reading":
+        reading = cls(state.site, state.after, state.through)
+        reading.position = state.position
+        reading.marks = {(had.namespace, had.site): had.spans[-1].through for had in state.had}
+        reading.seen = set(state.seen)
+        return reading
+
+    def state(self) -> ReadingState:
+        return ReadingState(
+            site=self.site,
+            after=self.after,
+            through=self.through,
+            position=self.position,
+            had=_list_had({origin: (Span(self.after, mark),) for origin, mark in self.marks.items()}),
+            seen=tuple(sorted(self.seen)),
+        )
+
+    def has(self, version: Version, seen: Seen) -> bool:
+        """Whether a change of this feed was accepted before.
+
+        Of the last version some changes may still be missing, so there each is looked up by itself.
+        """
+        return self.after < version <= self.through or seen in self.seen
+
+    def reach(self, version: Version) -> None:
+        """Note that a change of this version was accepted, and so all changes of lower versions."""
+        if version > self.position:
+            self.through, self.position = version - 1, version
+
+    def covers(self, seen: Seen) -> bool:
+        """Whether a heartbeat of this reading says that a change was had."""
+        return self.after < seen.version <= self.marks.get((seen.namespace, seen.site), 0)
+
+
+def _united(spans: Mapping[Origin, tuple[Span, ...]], reading: _Reading) -> dict[Origin, tuple[Span, ...]]:
+    """Spans together with those of a reading.  An origin of which nothing was had is named as well."""
+    united = dict(spans)
+    for origin, mark in reading.marks.items():
+        had = united.get(origin, ())
+        united[origin] = _unite(had, Span(reading.after, mark)) if mark > reading.after else had
+    return united
+
+
+def _unite(spans: tuple[Span, ...], new: Span) -> tuple[Span, ...]:
+    """Spans in order, with another one; those that touch become one.
+
+    >>> _unite((Span(0, 5), Span(9, 12)), Span(5, 7))
+    (Span(after=0, through=7), Span(after=9, through=12))
+    """
+    touching = [span for span in spans if span.after <= new.through and new.after <= span.through]
+    apart = [span for span in spans if span not in touching]
+    touching.append(new)
+    whole = Span(min(span.after for span in touching), max(span.through for span in touching))
+    return tuple(sorted([*apart, whole])[-SPANS_MAX:])
+
+
+def _list_had(spans: Mapping[Origin, tuple[Span, ...]]) -> tuple[Had, ...]:
+    return tuple(Had(namespace, site, had) for (namespace, site), had in sorted(spans.items()))

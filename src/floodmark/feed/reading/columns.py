@@ -1,0 +1,348 @@
+"""Columns of changes on their way into a batch.
+
+Lines of the change log wait until they are many, and are then taken apart all at once, into arrays.  Where
+something has to be looked up, or is not wanted, and where they stay few, each is taken apart by itself: then
+columns are lists.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy
+import pyarrow
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from floodmark.codec.changelog import (
+    COMMIT_BYTE,
+    count_of,
+    decode_row,
+    decode_single,
+    holds_copies_only,
+    names_values,
+)
+from floodmark.codec.ordered import VERSION_BYTES
+from floodmark.codec.stamps import is_first_written_at
+from floodmark.codec.unpacking import Commits, decode_commits
+from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS, PLAIN, decode_value
+from floodmark.columns.column import Column
+from floodmark.columns.packed import numbers_to_arrow, pack
+from floodmark.model.change import Heartbeat
+from floodmark.model.limits import PAGE_BYTES_MAX
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangeBatch, Way
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition import LogLine
+
+BATCH_BYTES_MAX: Final = PAGE_BYTES_MAX
+# What Python needs for a change beyond its bytes, about.
+CHANGE_BYTES: Final = 100
+
+# What is stored under a qualified key at a version; None if its namespace is gone.
+LookUp = Callable[[bytes, Version], bytes | None]
+Before = Callable[[bytes, Version], bytes | None]
+
+
+# Above all flags.
+_NEVER: Final = b"\xff\xff"
+_WITH_ORIGIN: Final = frozenset(bytes([flags]) for flags in range(256) if flags & HAS_ORIGIN)
+_NO_FLAGS: Final[frozenset[bytes]] = frozenset()
+_flags: Final = itemgetter(slice(-1, None))
+# From so many changes on, it is quicker to take lines apart all at once.
+_MANY: Final = 128
+_NAMES: Final = ("versions", "partitions", "keys", "values")
+
+
+class Columns:
+    """Gathers the changes of a key range, and gives them away as batches.
+
+    With `own`, the id of the site, only those that were first written there; with `keys_only`, no values.
+    """
+
+    def __init__(
+        self,
+        keys: KeyRange,
+        look_up: LookUp,
+        before: Before | None,
+        *,
+        heartbeats: bool = False,
+        own: int | None = None,
+        partial: bool = False,
+        keys_only: bool = False,
+    ) -> None:
+        self._range = keys
+        self._heartbeats_wanted = heartbeats
+        # From which flags on a value in the log is not the whole record, which is looked up then.
+        self._incomplete = _NEVER if partial or keys_only else bytes([HAS_STAMPS])
+        self._keys_only = keys_only
+        # What is looked up may be large, and is counted at once.
+        self._may_wait = partial and not keys_only and before is None
+        # The flags of records that have to be looked into: they came from other sites, if not from this one.
+        self._doubtful = _NO_FLAGS if own is None else _WITH_ORIGIN
+        self._own = own or 0
+        # Only who asks where a record was first written has to look into it.
+        self._look_up = _pass_over if keys_only and own is None else look_up
+        self._before = before
+        # Whether the change of a key before one is also what was stored before it.
+        self._is_whole = own is None and not partial and not keys_only
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was gathered."""
+        self._bytes = 0
+        # Lines that wait, and their changes, and what is taken apart already: either arrays or lists.
+        self._lines: list[LogLine] = []
+        self._waiting = 0
+        self._arrays: list[pyarrow.RecordBatch] = []
+        self._heartbeats: list[Heartbeat] = []
+        self._versions: list[Version] = []
+        self._partitions: list[int] = []
+        self._keys: list[bytes] = []
+        self._values: list[bytes] = []
+
+    @property
+    def gathered_bytes(self) -> int:
+        """About how much was gathered; not less, and exactly once it makes a batch."""
+        if self._bytes >= BATCH_BYTES_MAX:
+            self._settle()
+        return self._bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was gathered."""
+        self._settle()
+        return not self._arrays and not self._keys and not self._heartbeats
+
+    def add_line(self, line: LogLine) -> None:
+        """Take the changes of a change-log line that lie in the range, or its heartbeat."""
+        row = line[1]
+        if not self._may_wait or row[-1:] in self._doubtful or row[:1] != COMMIT_BYTE or names_values(row):
+            self._add_alone(line)
+            return
+        count = count_of(row)
+        self._lines.append(line)
+        self._waiting += count
+        self._bytes += len(row) + CHANGE_BYTES * count
+
+    def _settle(self) -> None:
+        """Take apart the lines that wait."""
+        if not self._lines:
+            return
+        lines, count, self._lines, self._waiting = self._lines, self._waiting, [], 0
+        self._bytes -= sum(len(row) for _, row, _ in lines) + CHANGE_BYTES * count
+        commits = decode_commits([row for _, row, _ in lines]) if count >= _MANY else None
+        if commits is not None and not self._keys and self._are_plain(commits.flags):
+            self._add_arrays(lines, commits)
+        else:
+            for line in lines:
+                self._add_alone(line)
+
+    def _are_plain(self, flags: NDArray[numpy.uint8]) -> bool:
+        """Whether no record has to be looked into."""
+        return not self._doubtful or not (flags & HAS_ORIGIN).any()
+
+    def _add_arrays(self, lines: Sequence[LogLine], commits: Commits) -> None:
+        """Take the changes of lines that lie in the range."""
+        orders = b"".join([order[:VERSION_BYTES] for order, _, _ in lines])
+        versions = numpy.frombuffer(orders, ">u8").astype(numpy.uint64)
+        partitions = numpy.array([log.partition or 0 for _, _, log in lines], numpy.uint32)
+        columns = [
+            numbers_to_arrow(numpy.repeat(versions, commits.counts)),
+            numbers_to_arrow(numpy.repeat(partitions, commits.counts)),
+            commits.keys,
+            commits.values,
+        ]
+        changes = pyarrow.RecordBatch.from_arrays(columns, names=_NAMES)
+        start, end = self._range
+        bounds = pack([start, end or b""]).to_arrow()
+        inside = pyarrow.compute.greater_equal(commits.keys, bounds[0])
+        if end is not None:
+            inside = pyarrow.compute.and_(inside, pyarrow.compute.less(commits.keys, bounds[1]))
+        if not pyarrow.compute.all(inside).as_py():
+            changes = changes.filter(inside)
+        if changes.num_rows:
+            self._arrays.append(changes)
+            size = sum(_size(changes.column(name)) for name in ("keys", "values"))
+            self._bytes += size + CHANGE_BYTES * changes.num_rows
+
+    def _spread(self) -> None:
+        """Make lists of arrays, before something is added to them."""
+        for changes in self._arrays:
+            versions, partitions, keys, values = (column.to_pylist() for column in changes.columns)
+            self._versions += versions
+            self._partitions += partitions
+            self._keys += keys
+            self._values += values
+        self._arrays = []
+
+    def _prepare_lists(self) -> None:
+        """Let what came before be in lists, so that something can be added to these."""
+        if self._lines:
+            self._settle()
+        if self._arrays:
+            self._spread()
+
+    def _add_alone(self, line: LogLine) -> None:
+        order, row, log = line
+        version = int.from_bytes(order[:VERSION_BYTES], "big")
+        single = decode_single(row)
+        if single is not None:
+            key, value = single
+            start, end = self._range
+            if key >= start and (end is None or key < end):
+                if value[-1:] >= self._incomplete:
+                    self.add_commit(version, log.partition or 0, (key,), (None,))
+                elif self.wants(value):
+                    self.add_change(version, log.partition or 0, key, value)
+            return
+        if self._doubtful and holds_copies_only(row, self._own):
+            return
+        decoded = decode_row(version, row)
+        if isinstance(decoded, Heartbeat):
+            if self._heartbeats_wanted:
+                self._heartbeats.append(decoded)
+            return
+        keys, values = decoded
+        self.add_commit(version, log.partition or 0, keys, values)
+
+    def wants(self, stored: bytes) -> bool:
+        """Whether a record is among those that were asked for, wherever its key lies."""
+        return stored[-1:] not in self._doubtful or is_first_written_at(self._own, stored)
+
+    def add_change(self, version: Version, partition: int, key: bytes, value: bytes) -> None:
+        """Take a change that is known to lie in the range, and to be wanted."""
+        self._prepare_lists()
+        self._versions.append(version)
+        self._partitions.append(partition)
+        self._keys.append(key)
+        self._values.append(value)
+        self._bytes += len(key) + len(value) + CHANGE_BYTES
+
+    def add_commit(
+        self, version: Version, partition: int, keys: Sequence[bytes], values: Sequence[bytes | None]
+    ) -> None:
+        """Take the changes of a commit that lie in the range; a value of None is looked up."""
+        self._prepare_lists()
+        start, end = self._range
+        if len(keys) == 1 and (value := values[0]) is not None and value[-1:] < self._incomplete:
+            key = keys[0]
+            if key >= start and (end is None or key < end) and self.wants(value):
+                self.add_change(version, partition, key, value)
+            return
+        if min(keys) < start or (end is not None and max(keys) >= end):
+            inside = [
+                (key, value)
+                for key, value in zip(keys, values, strict=True)
+                if key >= start and (end is None or key < end)
+            ]
+            keys, values = [key for key, _ in inside], [value for _, value in inside]
+        found = [value for value in values if value is not None]
+        if len(found) < len(values) or max(map(_flags, found), default=b"") >= self._incomplete:
+            keys, found = self._complete(version, keys, values)
+        if not self._doubtful.isdisjoint(map(_flags, found)):
+            keys = [key for key, stored in zip(keys, found, strict=True) if self.wants(stored)]
+            found = list(filter(self.wants, found))
+        self._keys += keys
+        self._values += found
+        self._versions += [version] * len(keys)
+        self._partitions += [partition] * len(keys)
+        self._bytes += sum(map(len, keys)) + sum(map(len, found)) + CHANGE_BYTES * len(keys)
+
+    def _complete(
+        self, version: Version, keys: Sequence[bytes], values: Sequence[bytes | None]
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Look up what is only named; what is gone with its namespace is left out."""
+        complete = [
+            (key, stored)
+            for key, value in zip(keys, values, strict=True)
+            if (stored := self._look_up(key, version) if self._is_named(value) else value) is not None
+        ]
+        return [key for key, _ in complete], [stored for _, stored in complete]
+
+    def _is_named(self, value: bytes | None) -> bool:
+        return value is None or value[-1:] >= self._incomplete
+
+    def drain(self, through: Version, way: Way) -> Iterator[ChangeBatch]:
+        """Everything gathered so far, as batches of which the last goes through `through`.
+
+        It is one batch, unless before-images are wanted: how large these are only shows when they are read.
+        """
+        self._settle()
+        heartbeats = self._heartbeats
+        versions, partitions, keys, values = self._columns()
+        gathered = ChangeBatch(
+            through=through,
+            way=way,
+            versions=versions,
+            partitions=partitions,
+            keys=keys,
+            values=[b""] * len(keys) if self._keys_only else values,
+            heartbeats=[beat for beat in heartbeats if beat.version <= through],
+        )
+        self.clear()
+        # Several logs may be sealed at one version: their heartbeats come when all of them are there.
+        self._heartbeats = [beat for beat in heartbeats if beat.version > through]
+        if self._before is None:
+            yield gathered
+        else:
+            yield from self._with_before_images(gathered, self._before)
+
+    def _columns(self) -> Sequence[Sequence[Any]]:
+        """Versions, partitions, keys and values."""
+        if not self._arrays:
+            return self._versions, self._partitions, self._keys, self._values
+        return [Column(column) for column in pyarrow.concat_batches(self._arrays).columns]
+
+    def _with_before_images(self, gathered: ChangeBatch, before: Before) -> Iterator[ChangeBatch]:
+        start = size = since = 0
+        befores: list[bytes | None] = []
+        versions, last = gathered.versions, len(gathered.keys) - 1
+        # What the changes up to here have stored: a key that is changed again need not be looked up.
+        stored: dict[bytes, bytes] = {}
+        rows = zip(gathered.keys, versions, gathered.values, strict=True)
+        for index, (key, version, value) in enumerate(rows):
+            earlier = stored.get(key)
+            image = before(key, version) if earlier is None else _alive_at(version, earlier)
+            if self._is_whole:
+                stored[key] = value
+            befores.append(image)
+            size += len(value) + len(image or b"") + CHANGE_BYTES
+            if size >= BATCH_BYTES_MAX and index < last:
+                complete = version if versions[index + 1] != version else version - 1
+                yield _cut(gathered, slice(start, index + 1), befores, since, complete)
+                start, size, since, befores = index + 1, 0, complete, []
+        yield _cut(gathered, slice(start, last + 1), befores, since, gathered.through)
+
+
+def _size(column: pyarrow.BinaryArray) -> int:
+    size: int = pyarrow.compute.sum(pyarrow.compute.binary_length(column)).as_py()
+    return size
+
+
+def _alive_at(version: Version, stored: bytes) -> bytes | None:
+    """A stored record, if a reader just before `version` finds it alive."""
+    if stored[-1:] == PLAIN:
+        return stored
+    return None if decode_value(stored).is_dead_at(physical_ms(version)) else stored
+
+
+def _pass_over(_key: bytes, _version: Version) -> bytes:
+    """What stands for a value that nobody asked for."""
+    return PLAIN
+
+
+def _cut(
+    batch: ChangeBatch, part: slice, befores: list[bytes | None], since: Version, through: Version
+) -> ChangeBatch:
+    """A part of a batch, with the heartbeats in `(since, through]`."""
+    return ChangeBatch(
+        through=through,
+        way=batch.way,
+        versions=batch.versions[part],
+        partitions=batch.partitions[part],
+        keys=batch.keys[part],
+        values=batch.values[part],
+        befores=befores,
+        heartbeats=[beat for beat in batch.heartbeats if since < beat.version <= through],
+    )

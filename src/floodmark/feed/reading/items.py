@@ -1,0 +1,214 @@
+"""From batches of stored bytes to the changes that users see."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
+
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.states import render_value
+from floodmark.codec.values import PLAIN, decode_value
+from floodmark.feed.reading.damage import OnDamaged
+from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
+from floodmark.model.errors import Corruption
+from floodmark.model.record import Record
+from floodmark.model.stream import ChangeBatch
+from floodmark.model.version import Version, physical_ms
+
+Item: TypeAlias = Change | Resolved | Heartbeat
+
+_Images: TypeAlias = tuple[tuple[ChangeType, Record], ...]
+
+_DEAD: Final = Record(b"", deleted=True)
+
+
+class Decoder:
+    """Makes changes of batches.
+
+    A put whose time to live is over when it is read becomes a delete: whoever copies it must not bring it
+    back to life.  Changes of a namespace whose name is no longer known are left out.
+    """
+
+    def __init__(
+        self, site_id: int, names: Callable[[], Mapping[int, str]], physical_ms: Callable[[], int]
+    ) -> None:
+        self._site_id = site_id
+        self._load_names = names
+        self._physical_ms = physical_ms
+        self._names: dict[bytes, str | None] = {}
+        self._latest: Version = 0
+
+    def decode(self, batch: ChangeBatch, on_damaged: OnDamaged | None = None) -> list[Change]:
+        """The changes of a batch, in its order.
+
+        One that is damaged is left out if `on_damaged`, which is called with the error, does not raise;
+        without it, `Corruption` is raised.
+        """
+        if batch.befores is not None:
+            return list(self._with_before_images(batch, on_damaged))
+        if not batch.keys:
+            return []
+        at = _snapshot_version(batch)
+        flags = [stored[-1:] for stored in batch.values]
+        if flags.count(PLAIN) == len(flags):
+            plain = self._decode_plain(batch)
+            if plain is not None:
+                return plain
+        now_ms = self._physical_ms()
+        changes = (
+            self._decode_one(name, key[NAMESPACE_BYTES:], stored, version, partition, now_ms, at, on_damaged)
+            for version, partition, key, stored in zip(
+                batch.versions, batch.partitions, batch.keys, batch.values, strict=True
+            )
+            if (name := self._name(key[:NAMESPACE_BYTES])) is not None
+        )
+        return [change for change in changes if change is not None]
+
+    def _decode_plain(self, batch: ChangeBatch) -> list[Change] | None:
+        """`decode` of puts of one namespace, with no expiry or origin, which most batches consist of.
+
+        Column by column, without a line of Python for each change.  None if they are of several namespaces.
+        """
+        encoded = min(batch.keys)[:NAMESPACE_BYTES]
+        if not max(batch.keys).startswith(encoded):
+            return None
+        name = self._name(encoded)
+        if name is None:
+            return []
+        return list(
+            map(
+                Change,
+                repeat(name),
+                [key[NAMESPACE_BYTES:] for key in batch.keys],
+                [stored[:-1] for stored in batch.values],
+                repeat(ChangeType.UPSERT),
+                batch.versions if batch.snapshot is None else repeat(batch.through),
+                map(Stamp, batch.versions, repeat(self._site_id)),
+                batch.partitions,
+                repeat(None),
+                repeat(batch.snapshot is not None),
+            )
+        )
+
+    def items(
+        self, batch: ChangeBatch, *, resolved_markers: bool, on_damaged: OnDamaged | None = None
+    ) -> Iterator[Item]:
+        """Changes, heartbeats at their places, and a marker at the end if it is asked for."""
+        changes = self.decode(batch, on_damaged)
+        if batch.heartbeats:
+            merged: list[Change | Heartbeat] = [*changes, *batch.heartbeats]
+            yield from sorted(merged, key=_version)
+        else:
+            yield from changes
+        if batch.versions and batch.snapshot is None:
+            self._latest = max(self._latest, batch.versions[-1])
+        # In the middle of a commit there is no place to go on from: its first half would come twice.
+        if resolved_markers and batch.through >= self._latest:
+            yield Resolved(batch.through, batch.snapshot)
+
+    def _decode_one(
+        self,
+        name: str,
+        user_key: bytes,
+        stored: bytes,
+        version: Version,
+        partition: int,
+        now_ms: int,
+        at: Version | None,
+        on_damaged: OnDamaged | None,
+    ) -> Change | None:
+        """A change, or with `at` a row of the snapshot at that version; None if it is damaged."""
+        record = _decode(user_key, version, stored, now_ms, on_damaged)
+        if record is None:
+            return None
+        dead = record.is_dead_at(now_ms)
+        return Change(
+            name,
+            user_key,
+            None if dead else record.value,
+            ChangeType.DELETE if dead else ChangeType.UPSERT,
+            version if at is None else at,
+            record.origin or Stamp(version, self._site_id),
+            partition,
+            record.expires_at,
+            at is not None,
+        )
+
+    def _with_before_images(self, batch: ChangeBatch, on_damaged: OnDamaged | None) -> Iterator[Change]:
+        assert batch.befores is not None
+        now_ms, at = self._physical_ms(), _snapshot_version(batch)
+        for version, partition, key, stored, before in zip(
+            batch.versions, batch.partitions, batch.keys, batch.values, batch.befores, strict=True
+        ):
+            name = self._name(key[:NAMESPACE_BYTES])
+            if name is None:
+                continue
+            user_key = key[NAMESPACE_BYTES:]
+            record = _decode(user_key, version, stored, now_ms, on_damaged)
+            # Who reads just before a change sees what has not expired by then.
+            before_ms = physical_ms(version)
+            earlier = _DEAD if before is None else _decode(user_key, version, before, before_ms, on_damaged)
+            if record is None:
+                continue
+            # Of what is damaged there is no image.
+            earlier = earlier or _DEAD
+            stamp = record.origin or Stamp(version, self._site_id)
+            if record.is_dead_at(now_ms):
+                images: _Images = ((ChangeType.DELETE, earlier),)
+            elif earlier.deleted:
+                images = ((ChangeType.INSERT, record),)
+            else:
+                images = ((ChangeType.UPDATE_PREIMAGE, earlier), (ChangeType.UPDATE_POSTIMAGE, record))
+            for kind, image in images:
+                yield Change(
+                    name,
+                    user_key,
+                    None if image.deleted else image.value,
+                    kind,
+                    version if at is None else at,
+                    stamp,
+                    partition,
+                    image.expires_at,
+                    at is not None,
+                )
+
+    def _name(self, encoded: bytes) -> str | None:
+        if encoded not in self._names:
+            known = {encode_namespace(namespace): name for namespace, name in self._load_names().items()}
+            self._names.update(known)
+            self._names.setdefault(encoded, None)
+        return self._names[encoded]
+
+
+def _snapshot_version(batch: ChangeBatch) -> Version | None:
+    """The version of the snapshot that a batch is a part of; None for a batch of changes."""
+    return None if batch.snapshot is None else batch.through
+
+
+def _version(item: Change | Heartbeat) -> Version:
+    return item.version
+
+
+def _decode(
+    user_key: bytes, version: Version, stored: bytes, at_ms: int, on_damaged: OnDamaged | None
+) -> Record | None:
+    """A stored record, without those of its fields that have expired at a time; None if it is damaged."""
+    if stored[-1:] == PLAIN:
+        return Record(stored[:-1])
+    try:
+        record = decode_value(stored)
+        if record.stamps is None or record.is_dead_at(at_ms):
+            return record
+        return replace(record, value=render_value(record, at_ms))
+    except Corruption as error:
+        damaged = Corruption(
+            f"the change of {user_key!r:.60} at version {version} is damaged: {error}. Restore it from a "
+            "backup or from a peer, or overwrite it; a reader gets past it with --on-corrupt skip",
+            key=user_key,
+            version=version,
+        )
+        if on_damaged is None:
+            raise damaged from error
+        on_damaged(damaged)
+        return None

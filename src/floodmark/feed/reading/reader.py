@@ -1,0 +1,293 @@
+"""Streams of changes from a node: up to the present, and from there on as they come.
+
+There are three ways to catch up, and a stream takes the cheapest that still reaches back far enough:
+
+- the *tail*: the last commits, in memory.  Nothing is read and nothing is decoded;
+- the *log*: one sequential scan, O(changes);
+- a *scan* of all versions of the keys, O(keys), sorted by version.  It serves where the change log was
+  trimmed but the versions are still kept.
+
+Behind what garbage collection has kept there is no way, and the reader is told so at once.  A reader that is
+to have every key all the same begins with a snapshot (`snapshot.py`).
+
+A slow reader must cost the writers nothing.  A stream holds one batch in memory, takes no lock that
+writers wait for, and gathers what is committed within a few milliseconds instead of being woken for
+every commit; a commit to other keys does not wake it at all (`partition/following.py`).
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import count, pairwise
+from pathlib import Path
+from threading import Event, RLock
+from typing import Final
+
+from msgspec.structs import replace
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
+from floodmark.feed.reading.rate import RateLimit
+from floodmark.feed.reading.scan import Position, scan_changes
+from floodmark.feed.reading.snapshot import snapshot_batches
+from floodmark.feed.reading.sorter import Sorter
+from floodmark.feed.reading.statistics import ChangeStatistics, ReaderStatistics
+from floodmark.feed.safepoints import SafePoints
+from floodmark.model.errors import Corruption, InvalidArgument, VersionCollected, VersionInFuture
+from floodmark.model.limits import SORT_BYTES_MAX
+from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition import Follower, LogLine, Node, version_of
+from floodmark.routing import Router
+
+# How long a follower waits before it looks around by itself, as for a site that was closed.
+FOLLOW_SECONDS: Final = 0.2
+# A follower gathers what is committed in this time, so that it need not be woken for every commit.
+GATHER_SECONDS: Final = 0.01
+SCAN_RATE_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class ChangeReader:
+    """Opens streams of changes, and knows which are open."""
+
+    def __init__(
+        self,
+        node: Node,
+        safe_points: SafePoints,
+        is_live: Callable[[int], bool],
+        *,
+        sort_bytes_max: int = SORT_BYTES_MAX,
+        scan_rate_bytes_max: int | None = SCAN_RATE_BYTES_MAX,
+        sort_directory: Path | None = None,
+    ) -> None:
+        self._node = node
+        self._safe_points = safe_points
+        self._is_live = is_live
+        self._sort_bytes_max = sort_bytes_max
+        self._scan_rate_bytes_max = scan_rate_bytes_max
+        self._sort_directory = sort_directory
+        self._streams: dict[int, _Stream] = {}
+        self._tokens = count()
+        # What streams that have ended delivered.
+        self._delivered = dict.fromkeys(Way, 0)
+        # A stream may be collected, and so end, in a thread that is here already.
+        self._lock = RLock()
+
+    def read(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        """The changes that were asked for; their safe point is held from the call on.
+
+        A stream that follows gives an empty batch now and then, so that its reader can look around.
+        """
+        batches = self._batches(request)
+        next(batches)
+        return batches
+
+    def statistics(self) -> ChangeStatistics:
+        """The open streams, and what was delivered by each way."""
+        with self._lock:
+            streams, delivered = list(self._streams.values()), dict(self._delivered)
+        for stream in streams:
+            for way, changes in stream.delivered.items():
+                delivered[way] += changes
+        return ChangeStatistics(open=[stream.statistics() for stream in streams], changes=delivered)
+
+    def _batches(self, request: ChangesRequest) -> Generator[ChangeBatch, None, None]:
+        # Nothing is older than the node itself.
+        request = replace(request, since=max(request.since, self._node.born_version()))
+        self._check_snapshot(request)
+        stream, token = _Stream(self._node, request, self._look_up, self._scan), next(self._tokens)
+        with self._safe_points.reading(request.since, request.namespace) as advance:
+            self._streams[token] = stream
+            try:
+                yield ChangeBatch(through=request.since, snapshot=request.snapshot)
+                if request.snapshot is not None:
+                    yield from stream.deliver(self._snapshot(request))
+                yield from stream.run(advance)
+            finally:
+                with self._lock:
+                    del self._streams[token]
+                    for way, changes in stream.delivered.items():
+                        self._delivered[way] += changes
+
+    def _check_snapshot(self, request: ChangesRequest) -> None:
+        """Refuse a snapshot that is not to be had."""
+        if request.snapshot is None:
+            return
+        if request.own or request.keys_only:
+            raise InvalidArgument("a snapshot has whole records, of all sites; ask for neither own nor keys")
+        resolved = self._node.resolved_version()
+        if request.since > resolved:
+            raise VersionInFuture(
+                f"a snapshot at {request.since} is not to be had yet: the site has only come to {resolved}",
+                version=request.since,
+            )
+
+    def _snapshot(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        every, one = self._safe_points.live_namespaces, request.namespace
+        namespaces = every() if one is None else [one]
+        for batch in snapshot_batches(Router(self._node), namespaces, request):
+            self._node.require_open()
+            yield batch
+
+    def _look_up(self, key: bytes, version: Version) -> bytes | None:
+        try:
+            return self._node.look_up_value(key, version)
+        except Corruption:
+            # The data of a dropped namespace goes before its changes do.
+            if self._is_live(int.from_bytes(key[:NAMESPACE_BYTES], "big")):
+                raise
+            return None
+
+    def _scan(
+        self, request: ChangesRequest, since: Version, until: Version, seen: Position, columns: Columns
+    ) -> Iterator[ChangeBatch]:
+        rate = RateLimit(self._scan_rate_bytes_max, self._node.clock.time_source, Event().wait)
+        with Sorter(self._sort_directory, self._sort_bytes_max) as sorter:
+            yield from scan_changes(self._node, request.keys, since, until, seen, columns, sorter, rate)
+
+
+Scan = Callable[[ChangesRequest, Version, Version, Position, Columns], Iterator[ChangeBatch]]
+
+
+class _Stream:
+    """One stream: where it is, and which way it takes from there."""
+
+    def __init__(
+        self,
+        node: Node,
+        request: ChangesRequest,
+        look_up: Callable[[bytes, Version], bytes | None],
+        scan: Scan,
+    ) -> None:
+        self.delivered = dict.fromkeys(Way, 0)
+        self._node = node
+        self._request = request
+        self._scan = scan
+        self._position = request.since
+        self._seen: Position = request.since, b""
+        self._way = Way.LOG
+        before = node.find_before if request.before_images else None
+        self._columns = Columns(
+            request.keys,
+            look_up,
+            before,
+            heartbeats=request.heartbeats,
+            own=node.site_id if request.own else None,
+            partial=request.partial,
+            keys_only=request.keys_only,
+        )
+
+    def statistics(self) -> ReaderStatistics:
+        now_ms = self._node.clock.physical_ms()
+        return ReaderStatistics(
+            namespace=self._request.namespace,
+            follow=self._request.follow,
+            position=self._position,
+            lag_ms=max(0, now_ms - physical_ms(self._position)),
+            way=self._way,
+            changes=dict(self.delivered),
+        )
+
+    def deliver(self, batches: Iterable[ChangeBatch]) -> Iterator[ChangeBatch]:
+        """Hand batches on, and count them."""
+        for batch in batches:
+            self._way = batch.way
+            self.delivered[batch.way] += len(batch.keys)
+            yield batch
+
+    def run(self, advance: Callable[[Version], None]) -> Iterator[ChangeBatch]:
+        """Batches until the end that was asked for, or for ever."""
+        request, committer = self._request, self._node.committer
+        committer.sync()
+        with self._following() as follower:
+            while request.until is None or self._position < request.until:
+                self._node.require_open()
+                if follower is not None:
+                    follower.expect()
+                resolved = self._node.resolved_version()
+                target = resolved if request.until is None else min(request.until, resolved)
+                if target > self._position:
+                    for batch in self.deliver(self._catch_up(self._position, target)):
+                        if batch.keys:
+                            self._seen = batch.versions[-1], batch.keys[-1]
+                        yield batch
+                        self._position = max(self._position, batch.through)
+                        advance(self._position)
+                elif follower is not None:
+                    yield ChangeBatch(through=self._position, way=self._way)
+                if follower is None:
+                    return
+                if target == resolved:
+                    committer.followers.wait(follower, FOLLOW_SECONDS, GATHER_SECONDS)
+
+    @contextmanager
+    def _following(self) -> Iterator[Follower | None]:
+        """Keep the tail, and be woken, while the block lasts; None for a stream that ends."""
+        request, committer = self._request, self._node.committer
+        if not request.follow:
+            yield None
+            return
+        # Heartbeats are only in the log.
+        latest = lambda: self._node.clock.latest  # noqa: E731
+        with (
+            nullcontext() if request.heartbeats else committer.tail.following(latest),
+            committer.followers.joining(request.keys, heartbeats=request.heartbeats) as follower,
+        ):
+            yield follower
+
+    def _catch_up(self, since: Version, target: Version) -> Iterator[ChangeBatch]:
+        """Everything in `(since, target]`; the last batch goes through `target`."""
+        if self._request.follow and not self._request.heartbeats:
+            while (batches := self._from_tail(since, target)) is not None:
+                yield from batches
+                since = batches[-1].through
+                if since >= target:
+                    return
+        try:
+            for batch in self._from_log(since, target):
+                yield batch
+                since = batch.through
+        except VersionCollected:
+            # The log was trimmed.  The versions are still there: this stream's safe point keeps them.
+            self._columns.clear()
+            yield from self._scan(self._request, since, target, self._seen, self._columns)
+
+    def _from_tail(self, since: Version, target: Version) -> list[ChangeBatch] | None:
+        """What comes next, if the tail has it.  Not more: what is kept here is not the tail's to forget."""
+        entries = self._node.committer.tail.between(since, target)
+        if entries is None:
+            return None
+        columns = self._columns
+        for entry in entries:
+            columns.add_commit(entry.version, entry.partition, entry.keys, entry.values)
+            if columns.gathered_bytes >= BATCH_BYTES_MAX:
+                return list(columns.drain(entry.version, Way.TAIL))
+        return list(columns.drain(target, Way.TAIL))
+
+    def _from_log(self, since: Version, target: Version) -> Iterator[ChangeBatch]:
+        request = self._request
+        pages = self._node.read_log(since, target, request.keys, heartbeats=request.heartbeats)
+        return gather_lines(pages, target, self._columns)
+
+
+def gather_lines(pages: Iterable[list[LogLine]], target: Version, columns: Columns) -> Iterator[ChangeBatch]:
+    """The changes of change-log lines up to `target`, through which the last batch goes."""
+    # A commit may go on in the next page: its last line is kept back until that is known.
+    kept: list[LogLine] = []
+    for page in pages:
+        lines = kept + page
+        for line, following in pairwise(lines):
+            columns.add_line(line)
+            if columns.gathered_bytes >= BATCH_BYTES_MAX:
+                yield from columns.drain(_complete_through(line, following), Way.LOG)
+        kept = lines[-1:]
+        if not columns.is_empty:
+            yield from columns.drain(_complete_through(lines[-2], lines[-1]), Way.LOG)
+    for line in kept:
+        columns.add_line(line)
+    yield from columns.drain(target, Way.LOG)
+
+
+def _complete_through(line: LogLine, following: LogLine) -> Version:
+    """Up to where a reader has everything who has all lines up to `line`."""
+    version = version_of(line)
+    return version if version_of(following) != version else version - 1

@@ -1,0 +1,1 @@
+"""Durable subscriptions: deliveries, acknowledgements and pending acknowledgements."""

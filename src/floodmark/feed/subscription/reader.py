@@ -1,0 +1,123 @@
+"""Reading the changes of a subscription, each with its position: new ones, and live ones once more."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from floodmark.feed.subscription.acknowledgement import LiveCommit, Position, SnapshotMark
+from floodmark.feed.subscription.subscriptions import OpenChanges, SubscriptionRow
+from floodmark.model.change import Change
+from floodmark.model.errors import Corruption
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version, physical_ms
+
+Decode: TypeAlias = Callable[[ChangeBatch], list[Change]]
+
+# Live commits that are closer than this are read again in one go, with all that lies between them.
+NEARBY_MS: Final = 100
+
+
+class Step(NamedTuple):
+    """A change that was read, or none; with it, the reader has everything at or below `through`.
+
+    A row of a snapshot may come with a `mark`, a place that it is found from.
+    """
+
+    change: Change | None
+    position: Position
+    through: Version
+    is_redelivered: bool = False
+    mark: SnapshotMark | None = None
+
+
+class SnapshotPlace(NamedTuple):
+    """A place in the snapshot at a version."""
+
+    version: Version
+    mark: SnapshotMark
+
+
+class SubscriptionReader:
+    """Reads what a subscription is about.
+
+    A stream that follows must give an empty batch now and then: whoever waits for a change then learns
+    that the subscription was closed, moved or lost meanwhile.
+    """
+
+    def __init__(self, row: SubscriptionRow, open_changes: OpenChanges, decode: Decode) -> None:
+        self._row = row
+        self._open_changes = open_changes
+        self._decode = decode
+
+    def read(self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None = None) -> Iterator[Step]:
+        """The changes after a version, or first the rows of a snapshot from a place on."""
+        if snapshot is None:
+            return self._steps(self._row.request(since, follow=follow))
+        version, mark = snapshot
+        return self._steps(self._row.request(version, follow=follow, snapshot=mark.key), snapshot)
+
+    def read_again(
+        self, commits: Iterable[LiveCommit], snapshot: SnapshotPlace | None = None
+    ) -> Iterator[Step]:
+        """The live changes of some commits, in order; the first may be a snapshot, read from a place on."""
+        left = list(commits)
+        if snapshot is not None and left and left[0].version == snapshot.version:
+            version, mark = snapshot
+            request = self._row.request(version, version, snapshot=mark.key)
+            yield from self._find_live(left[:1], self._steps(request, snapshot))
+            del left[0]
+        for group in _nearby(left):
+            request = self._row.request(group[0].version - 1, group[-1].version)
+            yield from self._find_live(group, self._steps(request))
+
+    def _find_live(self, commits: list[LiveCommit], steps: Iterator[Step]) -> Iterator[Step]:
+        by_version = {commit.version: commit for commit in commits}
+        missing = sum(commit.unacked for commit in commits)
+        for step in steps:
+            commit = by_version.get(step.position.version)
+            if step.change is not None and commit is not None and commit.is_live(step.position.index):
+                missing -= 1
+                yield step._replace(is_redelivered=True)
+            if not missing:
+                return
+        if missing:
+            first, last = commits[0].version, commits[-1].version
+            raise Corruption(
+                f"{missing} changes that subscription {self._row.name!r} delivered between versions {first} "
+                f"and {last} cannot be read again. Seek the subscription to a snapshot, which has every key",
+                subscription=self._row.name,
+            )
+
+    def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[Step]:
+        """Number the changes of each commit, which may go on in the next batch.
+
+        A snapshot is one commit, whose rows are counted from the place on.
+        """
+        version, index, mark = 0, 0, None
+        if snapshot is not None:
+            version, index = snapshot.version, snapshot.mark.index - 1
+        for batch in self._open_changes(request):
+            changes = self._decode(batch)
+            # In the middle of a snapshot, a reader does not have all of any version.
+            through = batch.through if batch.snapshot is None else 0
+            for left, change in zip(reversed(range(len(changes))), changes, strict=True):
+                version, index = change.version, index + 1 if change.version == version else 0
+                yield Step(change, Position(version, index), 0 if left else through, mark=mark)
+                mark = None
+            if not changes:
+                yield Step(None, Position(batch.through, 0), through)
+            if batch.snapshot is not None:
+                mark = SnapshotMark(index + 1, batch.snapshot)
+
+
+def _nearby(commits: Iterable[LiveCommit]) -> Iterator[list[LiveCommit]]:
+    """The commits with live changes, those together that are close to each other."""
+    group: list[LiveCommit] = []
+    for commit in commits:
+        if not commit.runs:
+            continue
+        if group and physical_ms(commit.version) - physical_ms(group[-1].version) > NEARBY_MS:
+            yield group
+            group = []
+        group.append(commit)
+    if group:
+        yield group

@@ -1,0 +1,260 @@
+"""Durable subscriptions: what a site remembers of those who consume its changes.
+
+A subscription has a name, reads one namespace or a range of its keys, and has one consumer at a time.  A
+consumer holds a lease that runs out when nothing is heard of it, so that another takes over when it died.
+Every opening has a number, the *epoch*, which a consumer shows with each call: one that was taken for
+dead and comes back is told so, and does not disturb its successor.
+
+The site keeps all changes that a subscription has not delivered, or that were not acknowledged, by a safe
+point.  It stays when the consumer goes away, and is given up if none comes back for a day.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.named.feeds import Lease
+from floodmark.feed.subscription.acknowledgement import LiveCommit, Position, Progress, SnapshotMark
+from floodmark.feed.subscription.pending import PendingAcknowledgement
+from floodmark.model.access import Role
+from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
+from floodmark.model.errors import InvalidArgument, InvalidRange, LeaseHeld
+from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
+from floodmark.model.names import require_name
+from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import COUNTER_BITS, Version, moment_of
+
+UNACKED_DEFAULT: Final = 10_000
+# What a consumer tells its site grows with what it has not acknowledged, and must fit into one request.
+
+OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
+
+
+class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is subscribed to.  `keys` are the user's.
+
+    When `unacked_max` changes were delivered and not acknowledged, no more are delivered for now.
+    """
+
+    name: str
+    namespace: str
+    keys: KeyRange = KeyRange()
+    unacked_max: int = UNACKED_DEFAULT
+
+    def __post_init__(self) -> None:
+        require_name(self.name, "subscription")
+        start, end = self.keys
+        longest = max(len(start), len(end or b""))
+        if longest > KEY_BYTES_MAX or (end is not None and end < start):
+            raise InvalidRange(
+                f"subscription {self.name!r} reads keys from a start to an end at or behind it, each of at "
+                f"most {KEY_BYTES_MAX:,} bytes"
+            )
+        if type(self.unacked_max) is not int or not 0 < self.unacked_max <= UNACKED_MAX:
+            raise InvalidArgument(
+                f"unacked_max is a number from 1 to {UNACKED_MAX:,}, not {self.unacked_max!r:.60}"
+            )
+
+
+class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription as it is stored and shown.  `moved` is the epoch since which it has not been moved.
+
+    `snapshot` is the version of the snapshot that it begins with, if it does: one commit of that version.
+    `mark` is a place in it, at or before the first row that is not done with.
+
+    As it is stored, changes up to and including the version `changed` are in it.
+    """
+
+    spec: SubscriptionSpec
+    namespace_id: int
+    through: Version
+    live: list[LiveCommit] = []
+    epoch: int
+    lease: Lease | None = None
+    moved: int = 0
+    changed: Version = 0
+    snapshot: Version | None = None
+    mark: SnapshotMark | None = None
+
+    @property
+    def name(self) -> str:
+        """What the subscription is called."""
+        return self.spec.name
+
+    @property
+    def needed_version(self) -> Version:
+        """Every change above this may still have to be read."""
+        needed = min(self.through, self.live[0].version - 1) if self.live else self.through
+        # A snapshot is read as of its own version, and nothing of what came before.
+        return max(needed, self.snapshot or 0)
+
+    def request(
+        self,
+        since: Version,
+        until: Version | None = None,
+        *,
+        follow: bool = False,
+        snapshot: bytes | None = None,
+    ) -> ChangesRequest:
+        """The subscribed changes in `(since, until]`, or first the snapshot at `since` behind a key."""
+        namespace, keys = encode_namespace(self.namespace_id), self.spec.keys
+        end = prefix_end(namespace) if keys.end is None else namespace + keys.end
+        return ChangesRequest(
+            keys=KeyRange(namespace + keys.start, end),
+            namespace=self.namespace_id,
+            since=since,
+            until=until,
+            follow=follow,
+            snapshot=snapshot,
+        )
+
+    def waiting(self) -> tuple[ChangesRequest, int]:
+        """What was not delivered, and how many changes of it were all the same."""
+        if self.snapshot is not None and self.through < self.snapshot:
+            mark = self.mark or SnapshotMark()
+            count = next(
+                (commit.count for commit in self.live if commit.version == self.snapshot), mark.index
+            )
+            return self.request(self.snapshot, snapshot=mark.key), count - mark.index
+        # Of the commit that is being delivered, the first changes do not wait any more.
+        counts = (commit.count for commit in self.live if commit.version > self.through)
+        return self.request(self.through), sum(counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubscriptionStatistics:
+    """A subscription at one moment.
+
+    `backlog` counts the changes that are not delivered yet or not acknowledged; if it is not exact, there
+    are more.  The lag is the age of the oldest of them, and 0 if there are none.  Of those that are not
+    acknowledged, `pending` wait for the end of a transaction.
+    """
+
+    name: str
+    namespace: str
+    through: Version
+    unacked: int
+    pending: int
+    backlog: int
+    backlog_is_exact: bool
+    lag_ms: int
+    holder: str | None
+
+
+class SubscriptionStore(Protocol):
+    """The subscriptions of a site.  Arguments and results are plain data: calls cross process borders.
+
+    `epoch` is the one of the row that `open` or `seek` returned.  A call with an earlier one is refused
+    with `LeaseHeld`: the subscription was opened or moved since.  So is one of another owner: an epoch is no
+    secret.
+    """
+
+    @Action(
+        Role.WRITE,
+        Scope.NAMESPACE,
+        namespaces=lambda arguments: (arguments["spec"].namespace,),
+        owned=Owned.LEASE,
+    )
+    def open(
+        self,
+        spec: SubscriptionSpec,
+        start: Version,
+        holder: str,
+        lease_seconds: float,
+        snapshot: bool = False,
+        owner: str = SITE_OWNER,
+    ) -> SubscriptionRow:
+        """Take the lease of a subscription; `LeaseHeld` if another consumer has it.  It belongs to its owner.
+
+        One that is not there is made, and begins behind `start`, or with the snapshot at `start`.
+        """
+        ...
+
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
+    def acknowledge(
+        self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
+    ) -> list[Position]:
+        """Store what a consumer got and acknowledges, and renew its lease.
+
+        The positions that were acknowledged before are returned.  Naming them again is harmless, so a
+        consumer that got no answer tells the same again.  `AcknowledgementConflict` if one of them is
+        pending in a transaction: it would be acknowledged even if that is aborted.
+        """
+        ...
+
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
+    def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
+        """Hold the lease for another while."""
+        ...
+
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
+    def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
+        """Give the lease back, if it is still the caller's."""
+        ...
+
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, audited=True, owned=Owned.LEASE)
+    def seek(
+        self,
+        name: str,
+        version: Version,
+        epoch: int | None = None,
+        snapshot: bool = False,
+        owner: str = SITE_OWNER,
+    ) -> SubscriptionRow:
+        """Go on behind a version, as if nothing above it was delivered and all else acknowledged.
+
+        With `snapshot`, begin anew with the snapshot at that version.
+
+        The row has a new epoch, so that nothing is made of what was told before and comes late.  Without
+        an epoch, the subscription must not have a consumer.  `AcknowledgementConflict` while something is
+        pending in a transaction.
+        """
+        ...
+
+    @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
+    def find(self, name: str) -> SubscriptionRow:
+        """The subscription of a name."""
+        ...
+
+    @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
+    def pending(self, name: str) -> list[PendingAcknowledgement]:
+        """What transactions have acknowledged of a subscription and are not committed or aborted yet.
+
+        Whoever sees that something is not pending any more finds in the row whether it is live: if so, the
+        transaction was aborted.
+        """
+        ...
+
+    @Action(Role.ADMIN, Scope.SUBSCRIPTION, audited=True)
+    def remove(self, name: str) -> None:
+        """Forget a subscription, which must not have a consumer, and let garbage collection go on.
+
+        `AcknowledgementConflict` while something is pending in a transaction.
+        """
+        ...
+
+    @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True, lengthy=True)
+    def statistics(self, name: str) -> SubscriptionStatistics:
+        """How far a subscription is, and how much is left."""
+        ...
+
+    @Action(Role.READ, shown_by=lambda row: row.spec.namespace, repeatable=True)
+    def list(self) -> list[SubscriptionRow]:
+        """All subscriptions by name."""
+        ...
+
+
+def lease_held(row: SubscriptionRow, lease: Lease) -> LeaseHeld:
+    """The error for using a subscription that another consumer holds."""
+    until = moment_of(lease.expires_at_ms << COUNTER_BITS)
+    return LeaseHeld(
+        f"subscription {row.name!r} is consumed by {lease.holder} until {until.isoformat()} at least; wait "
+        "for it, or close that consumer",
+        subscription=row.name,
+        holder=lease.holder,
+        expires_at_ms=lease.expires_at_ms,
+    )

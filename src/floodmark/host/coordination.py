@@ -1,0 +1,323 @@
+"""The transactions of a node of this process: its coordinators, and the way from them to those who take part.
+
+A site that is opened again knows of each transaction that was open, and goes on with those that were decided.
+Those that no caller can still commit are aborted (`transaction/recovery.py`), and what they had prepared is
+gone when the site has been opened: the resolved version waits for no deadline.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from threading import Lock, Thread
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
+from floodmark.feed.subscription.store import LocalSubscriptionStore
+from floodmark.host.catalog import Catalog
+from floodmark.host.transaction_logs import TransactionLogs, read_log
+from floodmark.host.transaction_port import (
+    OWN_MARK,
+    BatchUpdate,
+    LogKind,
+    LogRecord,
+    LogReport,
+    NamespaceWrites,
+    TransactionCounts,
+)
+from floodmark.log import BatchedWriter, BatchSettings
+from floodmark.model.actions import SITE_OWNER
+from floodmark.model.errors import (
+    Closed,
+    FloodmarkError,
+    InvalidArgument,
+    NamespaceNotFound,
+    PartitionMoved,
+    TransactionEnded,
+    TransactionNotFound,
+)
+from floodmark.model.limits import COORDINATORS_MAX, REPORTED_CHARACTERS_MAX, TRANSACTIONS_OF_CALLER_MAX
+from floodmark.model.partition import Decision, Fate
+from floodmark.model.transaction import (
+    Participant,
+    ParticipantKind,
+    TransactionState,
+    TransactionStatistics,
+)
+from floodmark.model.version import Version
+from floodmark.partition import LocalPartition, Node
+from floodmark.routing import ROUTES_MAX
+from floodmark.transaction import TransactionCoordinator
+from floodmark.transaction.opening import open_coordinator, start_sweeping
+
+# How many hexadecimal digits keep others from guessing the id of a transaction.
+_SECRET_DIGITS: Final = 12
+
+Result = TypeVar("Result")
+
+
+class _Participants:
+    """The way to partitions and subscriptions of this process."""
+
+    def __init__(self, node: Node, subscriptions: LocalSubscriptionStore) -> None:
+        self._node = node
+        self._subscriptions = subscriptions
+
+    def commit(self, participant: Participant, transaction: str, version: Version) -> None:
+        if participant.kind is ParticipantKind.SUBSCRIPTION:
+            self._subscriptions.commit_pending(participant.name, transaction)
+        else:
+            self.at(
+                bytes.fromhex(participant.name),
+                lambda partition: partition.commit_prepared(transaction, version),
+            )
+
+    def abort(self, participant: Participant, transaction: str) -> None:
+        if participant.kind is ParticipantKind.SUBSCRIPTION:
+            self._subscriptions.abort_pending(participant.name, transaction)
+        else:
+            self.at(bytes.fromhex(participant.name), lambda partition: partition.abort_prepared(transaction))
+
+    def at(self, key: bytes, step: Callable[[LocalPartition], Result]) -> Result:
+        """Take a step at the partition of a qualified key, wherever that is by now."""
+        for _ in range(ROUTES_MAX - 1):
+            with suppress(PartitionMoved):
+                return step(self._node.map.route(key))
+        return step(self._node.map.route(key))
+
+
+class LocalTransactions:
+    """Has the coordinators of a node.  Safe to use from many threads."""
+
+    def __init__(
+        self,
+        node: Node,
+        catalog: Catalog,
+        subscriptions: LocalSubscriptionStore,
+        logs: TransactionLogs,
+        *,
+        sweeps: bool,
+    ) -> None:
+        self._logs = logs
+        self._node = node
+        self._catalog = catalog
+        self._subscriptions = subscriptions
+        self._participants = _Participants(node, subscriptions)
+        # Whether each coordinator has a thread that sweeps.
+        self._is_started = False
+        # Held by whoever opens a coordinator.  Those that are open stand in a dict that never changes, but is
+        # replaced, so that nobody waits who only looks.
+        self._lock = Lock()
+        self._closed = False
+        self._coordinators: Mapping[int, TransactionCoordinator] = {}
+        self._threads: list[Thread] = []
+        for number in logs.coordinators():
+            self._open(number)
+        node.settle_by(self.fate)
+        subscriptions.settle_by(self.fate)
+        node.forget_prepared(
+            {each.id for each in self.list(timedelta(0)) if each.state is TransactionState.ABORTING}
+        )
+        subscriptions.settle_pending(self._fate_at_opening if sweeps else self.fate)
+        if not sweeps:
+            self.sweep()
+
+    def start(self) -> None:
+        """Let each coordinator have a thread that sweeps, from now on."""
+        with self._lock:
+            self._is_started = True
+            for coordinator in self._coordinators.values():
+                self._threads.append(start_sweeping(coordinator))
+
+    # What transactions do
+
+    def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
+        if not 0 <= coordinator < COORDINATORS_MAX:
+            raise InvalidArgument(f"coordinators have numbers from 0 to {COORDINATORS_MAX - 1}")
+        if coordinator not in self._coordinators:
+            with self._lock:
+                if coordinator not in self._coordinators:
+                    self._open(coordinator)
+        if not owner:
+            return self._coordinators[coordinator].begin(timeout, OWN_MARK)
+        return self._coordinators[coordinator].begin(timeout, owner, owned_max=TRANSACTIONS_OF_CALLER_MAX)
+
+    def acknowledge(
+        self,
+        transaction: str,
+        name: str,
+        epoch: int,
+        progress: Progress,
+        acknowledgement: Acknowledgement,
+        owner: str = SITE_OWNER,
+    ) -> None:
+        participant = Participant(ParticipantKind.SUBSCRIPTION, name)
+        with self._coordinator_of(transaction).taking_part(transaction, participant):
+            self._subscriptions.acknowledge_in(transaction, name, epoch, progress, acknowledgement, owner)
+
+    def commit(self, transaction: str, writes: list[NamespaceWrites]) -> Version:
+        coordinator = self._coordinator_of(transaction)
+        rows = self._qualify(writes)
+        if not rows or coordinator.fate(transaction).decision is not Decision.UNDECIDED:
+            return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
+        participant = Participant(ParticipantKind.PARTITION, min(rows).hex())
+        try:
+            with coordinator.taking_part(transaction, participant):
+                version = self._participants.at(
+                    min(rows), lambda partition: _prepare(partition, transaction, rows)
+                )
+        except TransactionEnded:
+            # Perhaps by the same commit, sent before, whose answer was not waited for.
+            return coordinator.commit(transaction, self._node.committer.now(), wrote=True)
+        except FloodmarkError as error:
+            with suppress(FloodmarkError):
+                coordinator.abort(transaction, f"its writes cannot be prepared: {error}")
+            raise
+        return coordinator.commit(transaction, version, wrote=True)
+
+    def abort(self, transaction: str, reason: str) -> None:
+        self._coordinator_of(transaction).abort(transaction, reason[:REPORTED_CHARACTERS_MAX])
+
+    def fate(self, transaction: str) -> Fate:
+        """What those do who meet a write of a transaction, or an acknowledgement."""
+        try:
+            return self._coordinator_of(transaction).fate(transaction)
+        except TransactionNotFound:
+            return Fate(Decision.ABORT)
+
+    def _fate_at_opening(self, transaction: str) -> Fate:
+        """What becomes of an acknowledgement that was found pending when the site was opened.
+
+        What has not ended is left to the coordinator, which ends it in the background: a site answers at
+        once, however much was left half-way.
+        """
+        try:
+            is_held = self._coordinator_of(transaction).holds(transaction)
+        except TransactionNotFound:
+            is_held = False
+        return Fate(Decision.UNDECIDED if is_held else Decision.ABORT)
+
+    # What operators do
+
+    def show(self, transaction: str) -> TransactionStatistics:
+        return self._coordinator_of(transaction).show(transaction)
+
+    def sweep(self) -> None:
+        """Do what the threads do that a site with `background=False` does not have."""
+        for coordinator in self._coordinators.values():
+            coordinator.sweep()
+
+    def count(self) -> TransactionCounts:
+        counts = [coordinator.count() for coordinator in self._coordinators.values()]
+        states = sum((states for states, _ in counts), Counter[TransactionState]())
+        return TransactionCounts(
+            states=states, oldest_age_ms=max((age_ms for _, age_ms in counts), default=0)
+        )
+
+    def close(self) -> None:
+        """Write what is on its way, then refuse.  What goes wrong with one keeps no other from it."""
+        with self._lock:
+            self._closed = True
+        with ExitStack() as closing:
+            for thread in self._threads:
+                closing.callback(thread.join)
+            for coordinator in self._coordinators.values():
+                closing.callback(coordinator.close)
+
+    # The logs
+
+    def logs(self) -> list[LogReport]:
+        return [self._logs.report(log, owner, writer) for (log, owner), writer in self._writers().items()]
+
+    def log_records(self, log: LogKind, owner: str, limit: int) -> list[LogRecord]:
+        writer = self._writers().get((log, owner))
+        if writer is None:
+            raise InvalidArgument(f"there is no {log} log of {owner!r:.80}; floodmark txn log list names all")
+        return read_log(log, writer, limit)
+
+    def batching(self, log: LogKind) -> BatchSettings:
+        return self._logs.settings.of(log)
+
+    def set_batching(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
+        return self._logs.change(log, update)
+
+    def _writers(self) -> dict[tuple[LogKind, str], BatchedWriter[Any]]:
+        coordinators = sorted(self._coordinators.items())
+        pending = sorted(self._subscriptions.pending_logs().items())
+        return {
+            **{(LogKind.COORDINATOR, str(number)): each.log for number, each in coordinators},
+            **{(LogKind.PENDING_ACK, name): each.writer for name, each in pending},
+        }
+
+    # Small things
+
+    def _qualify(self, writes: list[NamespaceWrites]) -> dict[bytes, bytes]:
+        rows: dict[bytes, bytes] = {}
+        for each in writes:
+            row = self._catalog.get(each.namespace)
+            if row.id != each.id:
+                raise NamespaceNotFound(
+                    f"the namespace {each.namespace!r} was dropped, and one that came later has its name; "
+                    "open it again",
+                    namespace=each.namespace,
+                )
+            prefix = encode_namespace(row.id)
+            rows.update({prefix + key: value for key, value in each.rows.items()})
+        return rows
+
+    def _open(self, number: int) -> None:
+        if self._closed:
+            raise Closed("the site was closed; open it again")
+        coordinator = open_coordinator(
+            number,
+            self._logs.store,
+            self._participants,
+            settings=self._logs.settings.coordinator,
+            mint=self._mint,
+            time_source=self._node.clock.time_source,
+            is_abandoned=_is_own,
+        )
+        self._logs.opened(LogKind.COORDINATOR, coordinator.log)
+        self._coordinators = {**self._coordinators, number: coordinator}
+        if self._is_started:
+            self._threads.append(start_sweeping(coordinator))
+
+    def _mint(self) -> str:
+        return f"{self._node.committer.now()}-{uuid4().hex[:_SECRET_DIGITS]}"
+
+    def _coordinator_of(self, transaction: str) -> TransactionCoordinator:
+        number, _, rest = transaction.partition("-")
+        found = (
+            self._coordinators.get(int(number)) if number.isdecimal() and len(number) < 8 and rest else None
+        )
+        if found is None:
+            raise TransactionNotFound(
+                f"there is no transaction {transaction!r:.80}; it has ended, or never was",
+                transaction=transaction[:80],
+            )
+        return found
+
+    def list(self, older_than: timedelta) -> list[TransactionStatistics]:
+        found = [
+            each
+            for coordinator in self._coordinators.values()
+            for each in coordinator.transactions(older_than=older_than)
+        ]
+        return sorted(found, key=lambda each: -each.age_ms)
+
+
+def _is_own(transaction: str) -> bool:
+    """Whether a process began a transaction that had the site open itself."""
+    return transaction.endswith(f"-{OWN_MARK}")
+
+
+def _prepare(partition: LocalPartition, transaction: str, rows: Mapping[bytes, bytes]) -> Version:
+    if not partition.range.contains(max(rows)):
+        raise InvalidArgument(
+            f"transaction {transaction} writes to several partitions, and may write to one; keep what is "
+            "written together close together, or merge the partitions",
+            transaction=transaction,
+        )
+    return partition.prepare(transaction, list(rows), list(rows.values()))

@@ -1,0 +1,517 @@
+"""Examines a site: what is wrong with it, and what to do about it.
+
+An examination only looks.  It runs where the data is, and what it finds is plain data, so that it can be
+asked for over a wire.  The site may be in use meanwhile: what is missing because it was collected is no
+damage, and since garbage collection declares before it deletes, looking at the declaration *after* the
+data tells the two apart.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from threading import Event
+from typing import Final, NamedTuple, Protocol
+
+from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row
+from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_prefix, encode_version
+from floodmark.engine import Row
+from floodmark.engine.base import RECOVERY_ROOM_BYTES
+from floodmark.feed import SafePoints
+from floodmark.feed.named.feeds import Feed, FeedState, FeedStatistics, measure
+from floodmark.feed.named.store import LocalFeedStore
+from floodmark.feed.subscription.store import LocalSubscriptionStore
+from floodmark.feed.subscription.subscriptions import SubscriptionRow
+from floodmark.host.background import CLOCK_AHEAD_MS_MAX, Background
+from floodmark.host.catalog import Catalog
+from floodmark.host.directory import Identity
+from floodmark.model.errors import Corruption, FloodmarkError
+from floodmark.model.limits import KEY_BYTES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.partition import HoldKind
+from floodmark.model.ranges import after
+from floodmark.model.version import Version, moment_of, physical_ms
+from floodmark.partition import Node
+from floodmark.partition.commit.merging import contains
+from floodmark.partition.families import DATA, LOG
+from floodmark.partition.layout import LogRow, load_logs, load_partitions
+from floodmark.partition.read.records import decode_whole
+
+HEARTBEAT_MS_MAX: Final = 10_000
+FEED_LAG_MS_MAX: Final = 5 * 60_000
+# How long something may hold garbage collection back beyond the retention before it is worth a word.
+HELD_MS_MAX: Final = timedelta(hours=24) // timedelta(milliseconds=1)
+# A feed or subscription that nobody runs is given up after 24 hours: time to say so.
+UNUSED_MS_MAX: Final = timedelta(hours=12) // timedelta(milliseconds=1)
+DISK_RESERVES_MIN: Final = 4
+EXAMPLES_MAX: Final = 5
+# A server has others to serve: a page takes a few milliseconds, and then it is their turn.
+PAUSE_SECONDS: Final = 0.005
+
+_RESTORE: Final = "restore the site from a backup"
+
+
+_HOLD_ADVICE: Final = {
+    HoldKind.COMMIT: "look for errors of the disk in the system's log; feeds wait until the commit has ended",
+    HoldKind.UNSYNCED: "site.sync() makes it durable; a site does so each second, unless it was opened with "
+    "background=False",
+    HoldKind.PREPARED: "floodmark txn show {transaction} says what it waits for; floodmark txn abort "
+    "{transaction} ends it, if it is open",
+}
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and somebody should look at it."""
+
+    PROBLEM = "problem"
+    """Something is broken, or will be soon."""
+
+    UNKNOWN = "unknown"
+    """It could not be told."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check, and what to do about it; nothing, if the advice is empty."""
+
+    check: str
+    severity: Severity
+    message: str
+    advice: str = ""
+
+
+class Judgement(NamedTuple):
+    """A finding of a check that does not say its own name."""
+
+    severity: Severity
+    message: str
+    advice: str = ""
+
+
+class Examined(Protocol):
+    """What an examination needs of a site in this process."""
+
+    identity: Identity
+    node: Node
+    catalog: Catalog
+    safe_points: SafePoints
+    feeds: LocalFeedStore
+    subscriptions: LocalSubscriptionStore
+    background: Background
+
+
+# Called after each page with what is being read, and how many rows and bytes were read so far.
+OnPage = Callable[[str, int, int], object]
+
+
+def examine(host: Examined, quick: bool, *, disk: Path | None = None) -> list[Finding]:
+    """Examine a site that others use meanwhile.  A quick examination does not read all of its data."""
+    resting = Event()
+    return Examination(host, disk=disk, on_page=lambda *_: resting.wait(PAUSE_SECONDS)).run(quick=quick)
+
+
+class Examination:
+    """All checks of one site.  `disk` is where its data lies, if it lies in a directory."""
+
+    def __init__(
+        self,
+        host: Examined,
+        *,
+        disk: Path | None = None,
+        disk_reserve_bytes: int = RECOVERY_ROOM_BYTES,
+        on_page: OnPage = lambda *_: None,
+    ) -> None:
+        self._host = host
+        self._node = host.node
+        self._disk = disk
+        self._disk_reserve_bytes = disk_reserve_bytes
+        self._on_page = on_page
+
+    def run(self, *, quick: bool) -> list[Finding]:
+        """The findings of all checks, in the order in which they are best read."""
+        checks: list[tuple[str, Callable[[], Iterator[Judgement]]]] = [
+            ("format", self._check_format),
+            ("clock", self._check_clock),
+            ("disk", self._check_disk),
+            ("storage", self._check_storage),
+            ("background", self._check_background),
+            ("heartbeat", self._check_heartbeat),
+            ("resolved", self._check_resolved),
+            ("partitions", self._check_partitions),
+            ("retention", self._check_retention),
+            ("safe points", self._check_safe_points),
+            ("feeds", self._check_feeds),
+            ("subscriptions", self._check_subscriptions),
+        ]
+        if not quick:
+            walk = Walk(self._host, self._on_page)
+            checks += [("records", walk.check_records), ("change log", walk.check_logs)]
+        return [finding for name, check in checks for finding in _findings(name, check)]
+
+    # The process and its surroundings
+
+    def _check_format(self) -> Iterator[Judgement]:
+        identity = self._host.identity
+        yield _ok(f"site {identity.site!r} has format {identity.format}")
+
+    def _check_clock(self) -> Iterator[Judgement]:
+        # Raises ClockSkew if the machine's clock is not believed.
+        self._node.clock.time_source()
+        ahead_ms = self._node.clock.ahead_ms()
+        if ahead_ms > CLOCK_AHEAD_MS_MAX:
+            yield _warning(
+                f"versions run {ahead_ms:,} ms ahead of this machine's clock, which was set back or ran "
+                "ahead before",
+                "check the machine's time; versions go on growing, and match real time again when it has "
+                "caught up",
+            )
+        else:
+            yield _ok("versions keep to this machine's time")
+
+    def _check_disk(self) -> Iterator[Judgement]:
+        # Raises StorageFull if writes are refused.
+        self._node.storage.require_wanted()
+        if self._disk is None:
+            yield _ok("there is room, and writes are taken")
+            return
+        free, reserve = shutil.disk_usage(self._disk).free, self._disk_reserve_bytes
+        room = f"{free:,} bytes are free, and {reserve:,} are kept free"
+        if free < DISK_RESERVES_MIN * reserve:
+            yield _warning(room, "make room before writes are refused")
+        else:
+            yield _ok(room)
+
+    def _check_storage(self) -> Iterator[Judgement]:
+        storage = self._node.storage
+        if storage.stopped:
+            yield _problem(
+                "a write failed, and storage has not recovered yet",
+                "look for errors of the disk in the system's log; the next write tries to recover",
+            )
+        elif storage.recoveries:
+            yield _warning(
+                f"storage failed and recovered {storage.recoveries:,} times since the site was opened",
+                "look for errors of the disk in the system's log",
+            )
+        else:
+            yield _ok("no write has failed")
+
+    def _check_background(self) -> Iterator[Judgement]:
+        error = self._host.background.error
+        if error is not None:
+            yield _problem(
+                f"heartbeats or garbage collection fail: {error}",
+                "remove the cause; they are tried again each second",
+            )
+        else:
+            yield _ok("no background work has failed")
+
+    def _check_heartbeat(self) -> Iterator[Judgement]:
+        last = self._node.last_heartbeat
+        if last is None:
+            yield _ok("none yet since the site was opened")
+            return
+        age_ms = max(0, self._node.clock.time_source() - last.wall_ms)
+        if age_ms > HEARTBEAT_MS_MAX:
+            yield _problem(
+                f"the last one was {_show_age(age_ms)} ago; there should be one each second",
+                "look at the other findings and at the server's log; restart the process if it hangs",
+            )
+        else:
+            yield _ok(f"the last one was {_show_age(age_ms)} ago")
+
+    # What the site keeps about itself
+
+    def _check_resolved(self) -> Iterator[Judgement]:
+        for hold in self._node.holds.long():
+            yield _warning(str(hold), _HOLD_ADVICE[hold.kind].format(transaction=hold.transaction))
+        yield _ok("nothing holds the resolved version back")
+
+    def _check_partitions(self) -> Iterator[Judgement]:
+        with self._node.storage.exclusive():
+            # Raises Corruption if two neighbours do not meet.
+            rows = load_partitions(self._node.engine)
+            logs = {log.id: log for log in load_logs(self._node.engine)}
+        if not rows or rows[0].start or rows[-1].end is not None:
+            yield _problem("the map does not cover all keys", _RESTORE)
+        for row in rows:
+            log = logs.get(row.log)
+            if log is None or log.sealed_at is not None or log.range != row.range:
+                yield _problem(f"partition {row.id} has no log that fits it", _RESTORE)
+        yield _ok(f"{len(rows):,} in the map, without holes")
+
+    def _check_retention(self) -> Iterator[Judgement]:
+        retention = self._node.retention
+        gone = {
+            f"namespace {row.name!r} was collected": retention.collected_version(row.id)
+            for row in self._host.catalog.live()
+        }
+        trimmed = gone["the change log was trimmed"] = retention.trimmed_version()
+        # Asked for last: it goes on meanwhile, and they never pass it.
+        resolved = self._node.resolved_version()
+        for what, version in gone.items():
+            if version > resolved:
+                yield _problem(f"{what} up to {version}, which is not resolved yet ({resolved})", _RESTORE)
+        since = moment_of(trimmed).isoformat() if trimmed else "the beginning"
+        yield _ok(f"the change log goes back to {since}")
+
+    def _check_safe_points(self) -> Iterator[Judgement]:
+        rows = self._host.catalog.live()
+        points = self._host.safe_points.list()
+        now_ms = self._node.clock.time_source()
+        for point in points:
+            retentions = [row.retention_ms for row in rows if point.namespace in (None, row.id)]
+            held_ms = now_ms - physical_ms(point.version) - min(retentions, default=0)
+            if retentions and held_ms > HELD_MS_MAX:
+                yield _warning(
+                    f"{point.name!r} has kept garbage collection back for {_show_age(held_ms)}",
+                    "if nobody needs it, release it: floodmark safepoint release; a feed's goes on with its "
+                    "checkpoint, or with floodmark feed remove",
+                )
+        yield _ok(f"{len(points):,} held")
+
+    # Those who read
+
+    def _check_feeds(self) -> Iterator[Judgement]:
+        feeds, now_ms = self._host.feeds.list(), self._node.clock.time_source()
+        resolved = self._node.resolved_version()
+        for feed in feeds:
+            collected = self._node.retention.collected_version(feed.namespace_id)
+            yield from _judge_feed(feed, measure(feed, resolved, now_ms), collected)
+        yield _ok(f"{len(feeds):,} in all")
+
+    def _check_subscriptions(self) -> Iterator[Judgement]:
+        rows, now_ms = self._host.subscriptions.list(), self._node.clock.time_source()
+        for row in rows:
+            collected = self._node.retention.collected_version(row.namespace_id)
+            yield from _judge_subscription(row, now_ms, collected)
+        yield _ok(f"{len(rows):,} in all")
+
+
+def _findings(name: str, check: Callable[[], Iterator[Judgement]]) -> list[Finding]:
+    """What a check finds.  That all is well is said only if it is."""
+    judgements: list[Judgement] = []
+    try:
+        # One by one, so that what was found before an error counts.
+        for judgement in check():
+            judgements.append(judgement)
+    except Corruption as error:
+        judgements.append(_problem(str(error), _RESTORE))
+    except FloodmarkError as error:
+        judgements.append(_problem(str(error)))
+    bad = [judgement for judgement in judgements if judgement.severity is not Severity.OK]
+    return [Finding(name, *judgement) for judgement in bad or judgements]
+
+
+def _ok(message: str) -> Judgement:
+    return Judgement(Severity.OK, message)
+
+
+def _warning(message: str, advice: str) -> Judgement:
+    return Judgement(Severity.WARNING, message, advice)
+
+
+def _problem(message: str, advice: str = "") -> Judgement:
+    return Judgement(Severity.PROBLEM, message, advice)
+
+
+def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> Iterator[Judgement]:
+    name, lag_ms = feed.name, statistics.checkpoint_lag_ms
+    behind = f"feed {name!r} is {_show_age(lag_ms)} behind"
+    rebuild = f"copy a snapshot to the sink, and feed resume {name} --since its version; or feed remove"
+    error = "" if feed.error is None else f": {feed.error.text}"
+    if feed.state is FeedState.FAILED:
+        yield _problem(f"feed {name!r} has failed{error}", rebuild)
+    elif feed.state is not FeedState.FINISHED and feed.checkpoint < collected:
+        yield _problem(f"changes that feed {name!r} has not delivered were collected", rebuild)
+    elif feed.state is FeedState.ERROR:
+        yield _warning(f"feed {name!r} is in trouble{error}", "see to its sink; its runner tries again")
+    elif feed.state is FeedState.STOPPED and lag_ms > UNUSED_MS_MAX:
+        yield _warning(
+            f"{behind} and paused; after 24 hours its changes are no longer kept",
+            f"floodmark feed resume {name}, or feed remove",
+        )
+    elif feed.state is FeedState.NORMAL and lag_ms > FEED_LAG_MS_MAX:
+        if statistics.holder is None:
+            advice = f"nobody runs it: floodmark feed run {name}"
+        else:
+            advice = f"{statistics.holder} runs it; see whether its sink is slow, and give it more --ranges"
+        yield _warning(behind, advice)
+
+
+def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -> Iterator[Judgement]:
+    age_ms = now_ms - physical_ms(row.needed_version)
+    if row.needed_version < collected:
+        yield _problem(
+            f"changes that subscription {row.name!r} has not acknowledged were collected",
+            f"rebuild its consumer from a snapshot, then floodmark subscription seek {row.name}",
+        )
+    elif (row.lease is None or row.lease.expires_at_ms <= now_ms) and age_ms > UNUSED_MS_MAX:
+        yield _warning(
+            f"subscription {row.name!r} has no consumer and is {_show_age(age_ms)} behind; after 24 hours "
+            "its changes are no longer kept",
+            f"start its consumer, or floodmark subscription remove {row.name}",
+        )
+
+
+# The walk over everything that is stored
+
+
+@dataclass
+class Damage:
+    """What was found wrong: how often, and the first few cases in words."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, example: str) -> None:
+        """Count a case."""
+        self.count += 1
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(example)
+
+    def show(self) -> str:
+        """The first cases, and whether there are more."""
+        return "; ".join(self.examples) + ("; …" if self.count > len(self.examples) else "")
+
+
+class Walk:
+    """Reads all records and all rows of the change logs, a page at a time."""
+
+    def __init__(self, host: Examined, on_page: OnPage) -> None:
+        self._node = host.node
+        self._catalog = host.catalog
+        self._on_page = on_page
+
+    def check_records(self) -> Iterator[Judgement]:
+        """Whether every record can be read, is of a namespace, and is not of the future."""
+        damage, strays, count = Damage(), Damage(), 0
+        namespaces = self._names()
+        for page in self._pages(DATA, "records"):
+            count += len(page)
+            latest = self._node.clock.latest
+            for engine_key, stored in page:
+                try:
+                    namespace, key, version = decode_key(engine_key)
+                    decode_whole(stored)
+                except Corruption as error:
+                    damage.add(f"{_say_key(engine_key, namespaces)}: {error}")
+                    continue
+                if not 0 < len(key) <= KEY_BYTES_MAX or not 0 < version <= latest:
+                    damage.add(f"{_say_key(engine_key, namespaces)}: no such key can have been written")
+                elif namespace not in namespaces and namespace not in (namespaces := self._names()):
+                    strays.add(_say_key(engine_key, namespaces))
+        if damage.count:
+            yield _problem(
+                f"{damage.count:,} of {count:,} records are damaged: {damage.show()}",
+                "restore them from a backup or from a peer, or overwrite them with floodmark put",
+            )
+        if strays.count:
+            yield _warning(
+                f"{strays.count:,} records belong to namespaces that are gone: {strays.show()}",
+                "nobody can read them and they do no harm; please report it",
+            )
+        yield _ok(f"{count:,} read, and all are whole")
+
+    def check_logs(self) -> Iterator[Judgement]:
+        """Whether every row of the change logs can be read, and says the same as the data."""
+        damage, count = Damage(), 0
+        logs = {log.id: log for log in load_logs(self._node.engine)}
+        previous = _Place(0, 0, 0)
+        for page in self._pages(LOG, "change-log rows"):
+            count += len(page)
+            for key, row in page:
+                try:
+                    place = _Place(*decode_log_key(key))
+                    decoded = decode_row(place.version, row)
+                    if place.log not in logs:
+                        logs = {log.id: log for log in load_logs(self._node.engine)}
+                    problem = self._judge_place(place, previous, logs)
+                    if problem is None and isinstance(decoded, CommitRow):
+                        problem = self._compare(place.version, decoded)
+                    previous = place
+                except Corruption as error:
+                    problem = str(error)
+                if problem is not None:
+                    damage.add(f"row {key.hex()}: {problem}")
+        if damage.count:
+            yield _problem(f"{damage.count:,} of {count:,} rows are damaged: {damage.show()}", _RESTORE)
+        yield _ok(f"{count:,} rows read, and they match the data")
+
+    def _judge_place(self, place: "_Place", previous: "_Place", logs: Mapping[int, LogRow]) -> str | None:
+        if place.version <= self._node.retention.trimmed_version():
+            # Trimmed, and a crash has brought it back: it goes when the log is trimmed again.
+            return None
+        log = logs.get(place.log)
+        if log is None:
+            return f"there is no log {place.log}"
+        end = self._node.clock.latest if log.sealed_at is None else log.sealed_at
+        if not log.opened_at < place.version <= end:
+            return f"version {place.version} lies outside log {log.id}"
+        if place.chunk and previous != place._replace(chunk=place.chunk - 1):
+            return f"chunk {place.chunk} of version {place.version} comes without the one before it"
+        return None
+
+    def _compare(self, version: Version, row: CommitRow) -> str | None:
+        """Whether the data holds what a commit says that it wrote."""
+        suffix = encode_version(version)
+        stored = self._node.engine.get_many(DATA, [encode_prefix(key) + suffix for key in row.keys])
+        for key, logged, found in zip(row.keys, row.values, stored, strict=True):
+            if found is None and not self._may_be_gone(key, version):
+                return f"it names {key[NAMESPACE_BYTES:]!r:.60} at version {version}, and the data is gone"
+            if found is not None and logged is not None and not contains(found, logged):
+                return f"{key[NAMESPACE_BYTES:]!r:.60} at version {version} is not what it says"
+        return None
+
+    def _may_be_gone(self, key: bytes, version: Version) -> bool:
+        namespace = int.from_bytes(key[:NAMESPACE_BYTES], "big")
+        retention = self._node.retention
+        collected = max(retention.collected_version(namespace), retention.trimmed_version())
+        return version <= collected or not self._catalog.is_live(namespace)
+
+    def _pages(self, family: str, what: str) -> Iterator[Sequence[Row]]:
+        start, rows, size = b"", 0, 0
+        while page := self._node.engine.scan(
+            family, start, None, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX
+        ):
+            yield page
+            rows += len(page)
+            size += sum(len(key) + len(value) for key, value in page)
+            self._on_page(what, rows, size)
+            start = after(page[-1][0])
+
+    def _names(self) -> dict[int, str]:
+        return {row.id: row.name for row in self._catalog.all()}
+
+
+class _Place(NamedTuple):
+    """Where a row of the change log stands."""
+
+    log: int
+    version: Version
+    chunk: int
+
+
+def _say_key(engine_key: bytes, namespaces: Mapping[int, str]) -> str:
+    try:
+        namespace, key, version = decode_key(engine_key)
+    except Corruption:
+        return f"row {engine_key.hex()}"
+    return f"{key!r:.60} of {namespaces.get(namespace, f'namespace #{namespace}')} at version {version}"
+
+
+def _show_age(milliseconds: int) -> str:
+    """A length of time in its largest unit.
+
+    >>> _show_age(900), _show_age(90_000), _show_age(200_000_000)
+    ('900 ms', '90 s', '55 h')
+    """
+    for unit, size, most in (("ms", 1, 1_000), ("s", 1_000, 120_000), ("min", 60_000, 7_200_000)):
+        if milliseconds < most:
+            return f"{milliseconds // size:,} {unit}"
+    return f"{milliseconds // 3_600_000:,} h"

@@ -1,0 +1,227 @@
+"""The links that end at a site, by the names of its namespaces, and what there is to say about them."""
+
+from typing import Final
+
+from floodmark.clock.hybrid import SKEW_MS_MAX
+from floodmark.host.catalog import Catalog, NamespaceRow
+from floodmark.host.directory import Identity
+from floodmark.host.statistics import AlarmKind, LinkAlarm, LinkStatistics, ReplicationStatistics
+from floodmark.model.errors import InvalidConfiguration, StaleLink
+from floodmark.model.limits import REPORTED_CHARACTERS_MAX
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition import Node
+from floodmark.replication.applied import Applied
+from floodmark.replication.links import LinkPosition, LinkRow, Links
+from floodmark.replication.members import Members
+from floodmark.replication.recent import RecentLink
+from floodmark.replication.step import LinkStep, NamespacePosition
+
+# A heartbeat is written each second, and travels for a second or two.
+HEARTBEAT_MS_MAX: Final = 10_000
+# How long a finding is an alarm.  It is remembered for longer.
+FINDING_MS_MAX: Final = 24 * 60 * 60_000
+
+
+class LocalLinks:
+    """The links of a site of this process."""
+
+    def __init__(
+        self, identity: Identity, node: Node, catalog: Catalog, links: Links, members: Members
+    ) -> None:
+        self._identity = identity
+        self._node = node
+        self._catalog = catalog
+        self._links = links
+        self._members = members
+
+    def positions(self) -> list[LinkPosition]:
+        """How far the site is with the changes of others.  One that is rejoining does not know yet."""
+        self._members.require_rejoined()
+        names = {row.id: row.name for row in self._catalog.live()}
+        return [
+            LinkPosition(
+                source_id=source,
+                namespace=names[namespace],
+                through=row.through,
+                incarnation=row.incarnation,
+            )
+            for (namespace, source), row in sorted(self._links.rows.items())
+            if namespace in names
+        ]
+
+    def positions_of(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
+        """How far the site is with namespaces of one source, as far as they are there."""
+        self._members.require_rejoined()
+        found = {row.name: row for row in self._catalog.live()}
+        rows = [found[name] for name in namespaces if name in found]
+        links = self._links.rows
+        return [
+            NamespacePosition(
+                name=row.name,
+                id=row.id,
+                through=links.get((row.id, source_id), LinkRow()).through,
+                horizon=self._links.horizon(source_id, row.id),
+                refused=self._links.why_refused(source_id, row.id),
+            )
+            for row in rows
+        ]
+
+    def advance(self, step: LinkStep, applied: Applied) -> None:
+        """Take note of a step.  Its namespaces must still be the ones that it was applied to."""
+        self._members.require_rejoined()
+        for part in step.namespaces:
+            if self._catalog.get(part.name).id != part.target_id:
+                raise StaleLink(
+                    f"namespace {part.name!r} was dropped and made anew since the step was planned; plan it "
+                    "again",
+                    namespace=part.name,
+                )
+        self._links.advance(step, applied)
+
+    def adopt(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
+        """Go on from where the site stood from which a namespace was loaded.
+
+        The watermark's entry of this site itself says how far all others have what it wrote.
+        """
+        own = self._identity.site_id
+        peers = dict.fromkeys(self._members.peers(namespace), 0)
+        if namespace not in self._members.shared:
+            raise InvalidConfiguration(
+                f"namespace {namespace!r} is not shared here; set the topology first, then load it",
+                namespace=namespace,
+            )
+        sources = {source: at for source, at in {**peers, **watermark}.items() if source != own}
+        self._links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
+
+    def finish_rejoining(self) -> list[str]:
+        """Let the site take part again, unless namespaces have not got everything back: these."""
+        topology = self._members.topology
+        shared = [] if topology is None else topology.shared_by(self._identity.site)
+        begun = {namespace for namespace, _ in self._links.rows}
+        ids = {row.name: row.id for row in self._catalog.live()}
+        begun |= {each for each in ids.values() if self._members.told_version(each)}
+        missing = [name for name in shared if ids.get(name) not in begun]
+        with self._node.storage.settled():
+            if not missing and self._members.is_rejoining:
+                self._members.note_rejoined(self._node.committer.sync_in_turn())
+        return missing
+
+    def stall(self, source_id: int, namespaces: list[str], reason: str) -> None:
+        """Remember why a link does not go on, of the namespaces that are there."""
+        ids = [row.id for row in self._catalog.live() if row.name in namespaces]
+        self._links.stall(source_id, ids, reason[:REPORTED_CHARACTERS_MAX])
+
+    def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
+        """The watermark of a namespace, now or as of a version."""
+        return self._links.watermark(self._catalog.get(namespace).id, at)
+
+    def rewritable_version(self, namespace: str) -> Version:
+        """What was written up to here by the sites that share a namespace is in."""
+        now = self._node.committer.read_version()
+        row = self._catalog.get(namespace)
+        watermark = self._links.watermark(row.id)
+        entries = [
+            watermark.get(site, 0)
+            for site, member in self._members.of(namespace).items()
+            if site != self._identity.site_id and not member.has_ended(watermark.get(site, 0))
+        ]
+        return min([now, *entries])
+
+    def statistics(self) -> ReplicationStatistics:
+        """All links that there are, or that there should be."""
+        topology = self._members.topology
+        links = [
+            self._describe(row, source)
+            for row in self._catalog.live()
+            for source in sorted(self._sources(row), key=self._members.name_of)
+        ]
+        return ReplicationStatistics(
+            site=self._identity.site,
+            site_id=self._identity.site_id,
+            epoch=None if topology is None else topology.epoch,
+            links=sorted(links, key=lambda link: (link.source, link.namespace)),
+            rejoining=self._members.is_rejoining,
+        )
+
+    def _sources(self, row: NamespaceRow) -> set[int]:
+        peers = self._members.peers(row.name)
+        if members := self._members.of(row.name):
+            watermark = self._links.watermark(row.id)
+            # Of those that were removed nothing more is expected, unless it should be here and is not.
+            left = {
+                source
+                for source, member in members.items()
+                if not member.is_active and not member.has_ended(watermark.get(source, 0))
+            }
+            return {*peers, *left}
+        return {source for namespace, source in self._links.rows if namespace == row.id}
+
+    def _describe(self, namespace: NamespaceRow, source: int) -> LinkStatistics:
+        now_ms = self._node.clock.time_source()
+        row = self._links.rows.get((namespace.id, source), LinkRow())
+        recent = self._links.recent(namespace.id, source)
+        lags = recent.lags(now_ms)
+        missing = self._why_missing(source)
+        return LinkStatistics(
+            source=self._members.name_of(source),
+            source_id=source,
+            namespace=namespace.name,
+            incarnation=row.incarnation,
+            through=row.through,
+            heartbeat_age_ms=None if row.beat is None else max(0, now_ms - row.beat.wall_ms),
+            backlog_ms=max(0, now_ms - physical_ms(row.through)) if row.through else self._waiting_ms(now_ms),
+            changes=round(sum(lags.counts.values())),
+            lag_ms_p50=lags.percentile(0.5),
+            lag_ms_p99=lags.percentile(0.99),
+            intervals_checked=row.checked,
+            intervals_unchecked=row.unchecked,
+            intervals_wrong=row.wrong,
+            findings=[str(stored.finding) for stored in row.findings],
+            stalled=missing or recent.stalled,
+            alarms=self._alarms(row, recent, now_ms) if missing is None else [_missing_alarm(missing)],
+        )
+
+    def _why_missing(self, source: int) -> str | None:
+        """Why not all is here that a removed site wrote; None if the site was not removed."""
+        member, name = self._members.find(source), self._members.name_of(source)
+        if member is None or member.is_active:
+            return None
+        once_more = f"run `floodmark topology remove {name} --topology FILE` again"
+        if member.final is None:
+            return f"its removal was not finished (docs/operations/remove.md); {once_more}"
+        return (
+            f"it was removed, and this site, which joined later, lacks what it wrote "
+            f"(docs/operations/join.md); {once_more}, and the others hand it over"
+        )
+
+    def _waiting_ms(self, now_ms: int) -> int:
+        """How long a link has been expected from which nothing has come yet."""
+        return max(0, now_ms - self._members.set_at_ms) if self._members.set_at_ms else 0
+
+    def _alarms(self, row: LinkRow, recent: RecentLink, now_ms: int) -> list[LinkAlarm]:
+        alarms: list[LinkAlarm] = []
+
+        def raise_alarm(kind: AlarmKind, text: str) -> None:
+            alarms.append(LinkAlarm(kind=kind, text=text))
+
+        silent_ms = self._waiting_ms(now_ms) if row.beat is None else now_ms - row.beat.wall_ms
+        if silent_ms > HEARTBEAT_MS_MAX:
+            raise_alarm(
+                AlarmKind.OVERDUE,
+                f"no heartbeat for {silent_ms // 1000:,} s; check that the source and replication run",
+            )
+        late = [stored for stored in row.findings if now_ms - stored.at_ms <= FINDING_MS_MAX]
+        if late:
+            raise_alarm(AlarmKind.FINDING, f"{late[-1].finding}; compare the sites")
+        if recent.stalled is not None:
+            raise_alarm(AlarmKind.STALLED, f"nothing is taken in: {recent.stalled}")
+        if recent.ahead_ms > SKEW_MS_MAX:
+            raise_alarm(
+                AlarmKind.SKEW,
+                f"the source's clock is at least {recent.ahead_ms:,} ms ahead; set the time on both machines",
+            )
+        return alarms
+
+
+def _missing_alarm(reason: str) -> LinkAlarm:
+    return LinkAlarm(kind=AlarmKind.STALLED, text=f"something is missing: {reason}")

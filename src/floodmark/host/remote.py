@@ -1,0 +1,250 @@
+"""A site behind a server: the same `Site`, with everything that it stands on at the other end of a wire."""
+
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import Condition, Lock, Thread
+from typing import Any, Final, cast
+
+from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.feed.named.store import FeedStore
+from floodmark.feed.subscription.subscriptions import SubscriptionStore
+from floodmark.host.catalog import NamespaceRow, NamespaceSettings
+from floodmark.host.directory import Identity
+from floodmark.host.ports import Administration, NamespaceUpdate, check_stream_kind
+from floodmark.host.transaction_port import Transactions
+from floodmark.model.errors import FloodmarkError
+from floodmark.model.partition import LinkGuard
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version
+from floodmark.routing import Router
+from floodmark.wire import (
+    Connection,
+    RemoteCalls,
+    RemotePartitionMaps,
+    RemoteWriteStream,
+    call_specs,
+    read_changes,
+)
+from floodmark.wire.messages import HOLD, HOLD_ON, RELEASE, Hello, HoldRequest, Method, ReleaseRequest
+
+# How long the server's clock is taken to run like this machine's before it is asked again.
+CLOCK_MS_MAX: Final = 60_000
+
+# A reader that is open for longer than this asks the server to keep its version; the server forgets after
+# a minute, unless it is asked again.
+HOLD_SECONDS: Final = 5.0
+LOOKS_PER_RENEWAL: Final = 4
+
+
+class RemoteHost:
+    """What a `Site` stands on when the data is elsewhere."""
+
+    def __init__(self, connection: Connection, *, monotonic: TimeSource = monotonic_ms) -> None:
+        self._connection = connection
+        self._clock = ServerClock(connection, monotonic)
+        hello = self._clock.hello()
+        self.identity = Identity(site=hello.site, site_id=hello.site_id, format=hello.format)
+        calls = cast(Administration, _calls(connection, Administration, "administration"))
+        self.administration = cast(Administration, RemoteAdministration(calls))
+        self.feeds = cast(FeedStore, _calls(connection, FeedStore, "feeds"))
+        self.subscriptions = cast(SubscriptionStore, _calls(connection, SubscriptionStore, "subscriptions"))
+        self.transactions = cast(Transactions, _calls(connection, Transactions, "transactions"))
+        self.router = Router(RemotePartitionMaps(connection))
+        self._holds = Holds(connection)
+
+    def physical_ms(self) -> int:
+        return self._clock.physical_ms()
+
+    def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
+        # A stream holds its version by itself, but between the streams of several partitions nobody does.
+        return self._holds.holding(version, namespace, at_once=True)
+
+    def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        batches = self._changes(request)
+        next(batches)
+        return batches
+
+    def _changes(self, request: ChangesRequest) -> Generator[ChangeBatch, None, None]:
+        batches = read_changes(self._connection, request)
+        if request.namespace is None:
+            yield ChangeBatch(through=request.since)
+            yield from batches
+            return
+        with self._holds.holding(request.since, request.namespace, at_once=False) as hold:
+            yield ChangeBatch(through=request.since)
+            for batch in batches:
+                yield batch
+                hold.version = max(hold.version, batch.through)
+
+    def write_stream(
+        self,
+        *,
+        durable: bool,
+        apply: bool = False,
+        load: bool = False,
+        merge: bool = False,
+        unchanged_since: Version | None = None,
+        link: LinkGuard | None = None,
+    ) -> RemoteWriteStream:
+        check_stream_kind(apply, load, merge, unchanged_since)
+        return RemoteWriteStream(
+            self._connection,
+            durable=durable,
+            apply=apply,
+            load=load,
+            merge=merge,
+            unchanged_since=unchanged_since,
+            link=link,
+        )
+
+    def close(self) -> None:
+        self._holds.close()
+        self._connection.close()
+
+
+class RemoteAdministration:
+    """The calls of `Administration`, with one row for each namespace.
+
+    Whoever has a namespace sees what this client changes about it, as in a site of its own process; what
+    others change shows when the namespace is looked up again.
+    """
+
+    def __init__(self, calls: Administration) -> None:
+        self._calls = calls
+        self._rows: dict[int, NamespaceRow] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._calls, name)
+
+    def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
+        return self._shared(self._calls.create_namespace(namespace, settings))
+
+    def find_namespace(self, namespace: str) -> NamespaceRow:
+        return self._shared(self._calls.find_namespace(namespace))
+
+    def list_namespaces(self) -> list[NamespaceRow]:
+        return [self._shared(row) for row in self._calls.list_namespaces()]
+
+    def update_namespace(self, namespace: str, update: NamespaceUpdate) -> NamespaceRow:
+        return self._shared(self._calls.update_namespace(namespace, update))
+
+    def drop_namespace(self, namespace: str) -> None:
+        self._calls.drop_namespace(namespace)
+        self.list_namespaces()
+
+    def _shared(self, row: NamespaceRow) -> NamespaceRow:
+        held = self._rows.setdefault(row.id, row)
+        held.apply(row.settings)
+        held.dropped_at = row.dropped_at
+        return held
+
+
+def _calls(connection: Connection, protocol: type, prefix: str) -> RemoteCalls:
+    return RemoteCalls(connection, call_specs(protocol, prefix).values())
+
+
+class ServerClock:
+    """The server's time, told by this machine's monotonic clock.
+
+    The moment before the question is taken for the moment of the answer, so the time told is never behind
+    the server's: a time to live is never cut short.
+    """
+
+    def __init__(self, connection: Connection, monotonic: TimeSource) -> None:
+        self._connection = connection
+        self._monotonic = monotonic
+        self._offset_ms = 0
+        self._asked_at_ms = 0
+        self._lock = Lock()
+
+    def hello(self) -> Hello:
+        """Ask the server who it is, and what time it is there."""
+        with self._lock:
+            asked_at_ms = self._monotonic()
+            hello = self._connection.hello()
+            self._offset_ms = hello.physical_ms - asked_at_ms
+            self._asked_at_ms = asked_at_ms
+            return hello
+
+    def physical_ms(self) -> int:
+        """The site's time in unix milliseconds."""
+        now_ms = self._monotonic()
+        if now_ms - self._asked_at_ms > CLOCK_MS_MAX:
+            self.hello()
+        return self._monotonic() + self._offset_ms
+
+
+class Hold:
+    """A version that a reader of this process needs, and the server's lease on it, if there is one."""
+
+    def __init__(self, version: Version, namespace: int) -> None:
+        self.version = version
+        self.namespace = namespace
+        self.lease: int | None = None
+        # How often the keeper has looked at it.
+        self.looks = 0
+
+
+class Holds:
+    """Keeps the versions of open readers held at the server.
+
+    Most readers are done before it is worth a request.  One thread looks after those that are not; it
+    ends when there are none.
+    """
+
+    def __init__(self, connection: Connection, *, hold_seconds: float = HOLD_SECONDS) -> None:
+        self._connection = connection
+        self._hold_seconds = hold_seconds
+        self._open: set[Hold] = set()
+        self._changed = Condition()
+        self._keeper: Thread | None = None
+        self._closed = False
+
+    @contextmanager
+    def holding(self, version: Version, namespace: int, *, at_once: bool) -> Iterator[Hold]:
+        """Hold a version in the block; the reader may move it on."""
+        hold = Hold(version, namespace)
+        if at_once:
+            self._renew(hold, HOLD)
+        with self._changed:
+            self._open.add(hold)
+            if self._keeper is None and not self._closed:
+                self._keeper = Thread(target=self._keep, name="floodmark-holds", daemon=True)
+                self._keeper.start()
+        try:
+            yield hold
+        finally:
+            with self._changed:
+                self._open.discard(hold)
+            self._release(hold)
+
+    def close(self) -> None:
+        """Stop holding."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, self._hold_seconds)
+                if self._closed or not self._open:
+                    self._keeper = None
+                    return
+                holds = list(self._open)
+            for hold in holds:
+                hold.looks += 1
+                if hold.lease is None or hold.looks % LOOKS_PER_RENEWAL == 0:
+                    # What is gone, or cannot be reached, the reader itself is told.
+                    with suppress(FloodmarkError):
+                        self._renew(hold, HOLD_ON)
+
+    def _renew(self, hold: Hold, method: Method[HoldRequest, int]) -> None:
+        request = HoldRequest(hold.version, hold.namespace, hold.lease)
+        hold.lease = self._connection.invoke(method, request)
+
+    def _release(self, hold: Hold) -> None:
+        if hold.lease is not None and not self._closed:
+            # A lease that is not released ends by itself.
+            with suppress(FloodmarkError):
+                self._connection.invoke(RELEASE, ReleaseRequest(hold.lease))

@@ -1,0 +1,153 @@
+"""Single records for those who compare sites: looked up with their stamps, and put right.
+
+A whole namespace is compared by scanning it.  These calls are for the few keys that are left: what changed
+since the last look, what was in doubt, and what has to be repaired (`divergence/`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+from floodmark.codec.ordered import decode_version, encode_namespace
+from floodmark.codec.thin import thin_record
+from floodmark.feed import at_present
+from floodmark.host.catalog import Catalog
+from floodmark.model.errors import (
+    Corruption,
+    FloodmarkError,
+    InvalidArgument,
+    LimitExceeded,
+    PartitionMoved,
+)
+from floodmark.model.limits import COMMIT_BYTES_MAX, KEY_BYTES_MAX, RECORDS_FOUND_MAX
+from floodmark.model.partition import CommitLimits
+from floodmark.model.record import FoundRecord, Repair
+from floodmark.model.version import Version
+from floodmark.partition import LocalPartition, Node
+from floodmark.partition.commit.entering import refuse_key
+from floodmark.partition.read.records import require_sound
+from floodmark.replication.members import Members
+from floodmark.routing import ROUTES_MAX, partly_done
+
+# What an answer may hold: some dozens of the largest values.
+FOUND_BYTES_MAX: Final = 2 * COMMIT_BYTES_MAX
+
+
+class LocalRecords:
+    """The records of a site of this process, key by key."""
+
+    def __init__(self, node: Node, catalog: Catalog, members: Members) -> None:
+        self._node = node
+        self._catalog = catalog
+        self._members = members
+
+    def find(
+        self, namespace: str, keys: Sequence[bytes], at: Version | None, *, thin: bool
+    ) -> list[FoundRecord | None]:
+        """The newest records of some keys, in their order, dead or alive, now or as of a version."""
+        row = self._catalog.get(namespace)
+        _check_keys(keys)
+        if at is not None:
+            return self._find_at(row.id, keys, at, thin=thin)
+        return at_present(
+            self._node.committer.read_version,
+            lambda version: self._find_at(row.id, keys, version, thin=thin),
+        )
+
+    def _find_at(
+        self, namespace: int, keys: Sequence[bytes], version: Version, *, thin: bool
+    ) -> list[FoundRecord | None]:
+        prefix = encode_namespace(namespace)
+        found: dict[bytes, FoundRecord | None] = {}
+        size = 0
+
+        def find_some(partition: LocalPartition, some: Sequence[bytes]) -> None:
+            nonlocal size
+            for key, stored in zip(some, partition.find_rows(some, version), strict=True):
+                record = None if stored is None else _found(*stored, thin=thin)
+                found[key] = record
+                size += 0 if record is None else len(record.stored)
+                if size > FOUND_BYTES_MAX:
+                    raise LimitExceeded(
+                        f"the records of {len(keys):,} keys make more than {FOUND_BYTES_MAX:,} bytes; ask "
+                        "for fewer at a time"
+                    )
+
+        self._each_partition([prefix + key for key in keys], find_some)
+        return [found[prefix + key] for key in keys]
+
+    def repair(self, namespace: str, repairs: Sequence[Repair]) -> list[bool]:
+        """Store records under those keys that still have what was seen; which of them."""
+        row = self._catalog.get(namespace)
+        self._members.require_rejoined()
+        _check_keys([repair.key for repair in repairs])
+        prefix = encode_namespace(row.id)
+        wanted = {prefix + repair.key: repair for repair in repairs}
+        if len(wanted) < len(repairs):
+            raise InvalidArgument("a key stands twice among the repairs; repair it once")
+        seen = {key: repair.seen for key, repair in wanted.items()}
+        stored: set[bytes] = set()
+
+        def repair_some(partition: LocalPartition, some: Sequence[bytes]) -> None:
+            for keys in _portions(some, wanted, partition.limits):
+                stored.update(partition.repair(keys, [wanted[key].stored for key in keys], seen))
+
+        try:
+            self._each_partition(list(wanted), repair_some)
+        except FloodmarkError as error:
+            raise partly_done(len(stored), error) from error
+        return [key in stored for key in wanted]
+
+    def _each_partition(
+        self, keys: Sequence[bytes], work: Callable[[LocalPartition, Sequence[bytes]], None]
+    ) -> None:
+        """Do something with qualified keys, in order, in the partitions that have them."""
+        left = sorted({*keys})
+        moved: PartitionMoved | None = None
+        for _ in range(ROUTES_MAX):
+            route, later = self._node.map.route, []
+            for partition, group in groupby(left, key=route):
+                some = list(group)
+                try:
+                    work(partition, some)
+                except PartitionMoved as error:
+                    later += some
+                    moved = error
+            if not later:
+                return
+            left = later
+        assert moved is not None
+        raise moved
+
+
+def _found(engine_key: bytes, stored: bytes, *, thin: bool) -> FoundRecord:
+    try:
+        shown, digest = thin_record(stored)
+    except Corruption:
+        require_sound(engine_key, stored)
+        raise
+    return FoundRecord(decode_version(engine_key), shown if thin else stored, digest)
+
+
+def _portions(
+    keys: Sequence[bytes], wanted: Mapping[bytes, Repair], limits: CommitLimits
+) -> Iterator[list[bytes]]:
+    """Keys in as many parts as it takes for one commit to hold each."""
+    portion: list[bytes] = []
+    size = 0
+    for key in keys:
+        added = len(key) + len(wanted[key].stored)
+        if portion and (size + added > limits.bytes_max or len(portion) == limits.changes_max):
+            yield portion
+            portion, size = [], 0
+        portion.append(key)
+        size += added
+    yield portion
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    if len(keys) > RECORDS_FOUND_MAX:
+        raise LimitExceeded(f"{len(keys):,} keys are too many; one call takes {RECORDS_FOUND_MAX:,} at most")
+    for key in keys:
+        if not 0 < len(key) <= KEY_BYTES_MAX:
+            raise refuse_key(key)

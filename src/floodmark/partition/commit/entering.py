@@ -1,0 +1,278 @@
+"""What may enter a partition.  Everything that is stored for users passes here, from whichever side it comes:
+plain writes, merges, copies from other sites, loads, repairs and what transactions prepare.
+
+What is stored stays: a value that is no record would fail every reader of the namespace, and every follower
+of the site, until garbage collection has removed it.  Sites and clients check their users' arguments too, to
+say better what is wrong with them; a partition does not rely on that.
+
+Most records are plain, which is seen at a glance; the rest are decoded.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from operator import itemgetter
+from typing import Final
+
+import numpy
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.stamps import STAMP_BYTES
+from floodmark.codec.states import CounterState, decode_state, is_unstamped
+from floodmark.codec.values import HAS_EXPIRY, HAS_ORIGIN, HAS_STAMPS, PLAIN, TOMBSTONE, decode_value
+from floodmark.columns.column import Column
+from floodmark.columns.packed import pack
+from floodmark.merge.fields import parse_object
+from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
+from floodmark.model.errors import (
+    CommitTooLarge,
+    Corruption,
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    NamespaceNotFound,
+    WrongPolicy,
+)
+from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.partition import CommitLimits
+from floodmark.model.record import Record
+
+QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
+PLAIN_BYTES_MAX: Final = VALUE_BYTES_MAX + len(PLAIN)
+# Readers hold moments as 64 bits of microseconds.
+EXPIRY_MAX: Final = ((1 << 63) - 1) // 1_000_000
+
+_EXPIRY_BYTES: Final = 8
+_EXPIRY_MAX_BYTES: Final = EXPIRY_MAX.to_bytes(_EXPIRY_BYTES, "big")
+_EXPIRING_BYTES_MIN: Final = _EXPIRY_BYTES + len(PLAIN)
+_EXPIRING: Final = bytes([HAS_EXPIRY])
+# What a copy ends with that has neither an expiry nor a tombstone, and what it holds besides its value.
+_PLAIN_COPY: Final = bytes([HAS_ORIGIN])
+_COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
+_PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
+_FLAGS: Final = itemgetter(-1)
+_NO_VERSION: Final = bytes(STAMP_BYTES - 1)
+
+
+class Kind(Enum):
+    """As what something is to be stored."""
+
+    PUT = auto()
+    """New values, which replace what is there."""
+
+    MERGE = auto()
+    """New states, which are merged into what is there."""
+
+    WRITE = auto()
+    """Whatever is new: values or states, as the namespace has them."""
+
+    COPY = auto()
+    """What was first written elsewhere, and carries its origin."""
+
+
+class Entrance:
+    """Checks what is to be stored in the partitions of a node.
+
+    Of a node without a catalog the namespaces are not known: then any kind of record may enter.
+    """
+
+    def __init__(self) -> None:
+        self._policies: Mapping[bytes, str] | None = None
+        # The namespaces whose records are plain values, by the bytes that their keys begin with.
+        self.plain: frozenset[bytes] = frozenset()
+
+    def set_policies(self, policies: Mapping[bytes, str]) -> None:
+        """Say which namespaces there are, by the bytes that their keys begin with, and how they merge."""
+        self._policies = policies
+        self.plain = frozenset(namespace for namespace, policy in policies.items() if policy == LAST_WRITE)
+
+    def check(self, keys: Sequence[bytes], values: Sequence[bytes], kind: Kind) -> None:
+        """Refuse qualified keys and stored values that may not enter: nothing of them is stored then."""
+        check_keys(keys)
+        if len(values) != len(keys):
+            raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
+        namespaces = namespaces_of(keys)
+        if namespaces <= self.plain:
+            if kind is Kind.MERGE:
+                raise _wrong_policy(keys[0], LAST_WRITE)
+            keys, values = _unusual_copies(keys, values) if kind is Kind.COPY else _unusual(keys, values)
+        policies = {namespace: self._policy_of(namespace) for namespace in namespaces}
+        for key, value in zip(keys, values, strict=True):
+            _check_record(key, value, policies[key[:NAMESPACE_BYTES]], kind)
+
+    def _policy_of(self, namespace: bytes) -> str | None:
+        if self._policies is None:
+            return None
+        policy = self._policies.get(namespace)
+        if policy is None:
+            raise NamespaceNotFound(
+                f"there is no namespace with id {int.from_bytes(namespace, 'big')}, or it was dropped; look "
+                "it up by its name again"
+            )
+        return policy
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Refuse what is not one or more qualified keys, each once."""
+    if not keys:
+        raise InvalidArgument("a request must name at least one key")
+    ordered = isinstance(keys, Column) and keys.is_ascending
+    for length in set(pack(keys).lengths.tolist() if ordered else map(len, keys)):
+        if not NAMESPACE_BYTES < length <= QUALIFIED_BYTES_MAX:
+            raise InvalidKey(
+                f"a key has {max(0, length - NAMESPACE_BYTES):,} bytes; 1 to {KEY_BYTES_MAX:,} are allowed"
+            )
+    if not ordered and len(set(keys)) != len(keys):
+        raise InvalidArgument("a commit must name each key once")
+
+
+def refuse_key(key: object) -> InvalidKey:
+    """Say what is wrong with a key that is not bytes of 1 to KEY_BYTES_MAX."""
+    if type(key) is not bytes:
+        return InvalidKey(f"a key must be bytes, not {type(key).__name__} ({key!r:.60}); encode it first")
+    if not key:
+        return InvalidKey("a key must not be empty")
+    return InvalidKey(
+        f"the key {key[:40]!r}… has {len(key):,} bytes; at most {KEY_BYTES_MAX:,} are allowed. "
+        "Hash it, or keep the rest in the value",
+        size=len(key),
+    )
+
+
+def check_fits(limits: CommitLimits, count: int, size: int) -> None:
+    """Refuse more than one commit can hold."""
+    if size > limits.bytes_max or count > limits.changes_max:
+        raise CommitTooLarge(
+            f"{count:,} pairs make {size:,} bytes; one commit holds at most {limits.bytes_max:,} bytes and "
+            f"{limits.changes_max:,} pairs. Write them in smaller portions",
+            size=size,
+        )
+
+
+def namespaces_of(keys: Sequence[bytes]) -> set[bytes]:
+    """What qualified keys begin with."""
+    ordered = isinstance(keys, Column) and keys.is_ascending
+    ends = (keys[0], keys[-1]) if ordered else (min(keys), max(keys))
+    first, last = (key[:NAMESPACE_BYTES] for key in ends)
+    # What lies between two keys of a namespace is in it, too.
+    return {first} if first == last else {key[:NAMESPACE_BYTES] for key in keys}
+
+
+def _unusual(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Those pairs that are not seen to be plain values, values that expire, or deletions."""
+    if isinstance(values, Column) and _all_end_with(values, PLAIN, len(PLAIN), PLAIN_BYTES_MAX):
+        return (), ()
+    if all(values) and max(map(len, values)) <= PLAIN_BYTES_MAX and {*map(_FLAGS, values)} == {*PLAIN}:
+        return (), ()
+    return _only(keys, values, [not _is_simple(value) for value in values])
+
+
+def _is_simple(value: bytes) -> bool:
+    if value.endswith(PLAIN):
+        return len(value) <= PLAIN_BYTES_MAX
+    if value.endswith(_EXPIRING):
+        size = len(value) - _EXPIRING_BYTES_MIN
+        return 0 <= size <= VALUE_BYTES_MAX and value[size:-1] <= _EXPIRY_MAX_BYTES
+    return value == TOMBSTONE
+
+
+def _unusual_copies(
+    keys: Sequence[bytes], values: Sequence[bytes]
+) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Those pairs that are not seen to be plain values with an origin."""
+    if isinstance(values, Column) and _are_plain_copies(values):
+        return (), ()
+    return _only(keys, values, [not _is_plain_copy(value) for value in values])
+
+
+def _is_plain_copy(value: bytes) -> bool:
+    return (
+        value.endswith(_PLAIN_COPY)
+        and _COPY_OVERHEAD <= len(value) <= _PLAIN_COPY_BYTES_MAX
+        and value[-2] != 0
+        and value[-_COPY_OVERHEAD:-2] != _NO_VERSION
+    )
+
+
+def _all_end_with(values: Column[bytes], flags: bytes, bytes_min: int, bytes_max: int) -> bool:
+    packed = pack(values)
+    lengths, data = packed.lengths, numpy.frombuffer(packed.data, numpy.uint8)
+    if not len(lengths) or lengths.min() < bytes_min or lengths.max() > bytes_max:
+        return False
+    return bool((data[packed.borders[1:] - 1] == flags[0]).all())
+
+
+def _are_plain_copies(values: Column[bytes]) -> bool:
+    if not _all_end_with(values, _PLAIN_COPY, _COPY_OVERHEAD, _PLAIN_COPY_BYTES_MAX):
+        return False
+    packed = pack(values)
+    data, ends = numpy.frombuffer(packed.data, numpy.uint8), packed.borders[1:]
+    versions = numpy.bitwise_or.reduce([data[ends - place] for place in range(3, _COPY_OVERHEAD + 1)])
+    return bool(data[ends - 2].all() and versions.all())
+
+
+def _only(
+    keys: Sequence[bytes], values: Sequence[bytes], wanted: Sequence[bool]
+) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    places = [place for place, is_wanted in enumerate(wanted) if is_wanted]
+    return [keys[place] for place in places], [values[place] for place in places]
+
+
+def _check_record(key: bytes, value: bytes, policy: str | None, kind: Kind) -> None:
+    copied = kind is Kind.COPY
+    try:
+        record = decode_value(value)
+        found = LAST_WRITE if record.stamps is None else _check_state(record, value, stamped=copied)
+        if record.deleted and record.value:
+            raise Corruption("it is deleted and not empty")
+        if record.expires_at is not None and record.expires_at > EXPIRY_MAX:
+            raise Corruption(f"it expires at second {record.expires_at}, which is no moment")
+    except (Corruption, InvalidValue) as error:
+        raise InvalidValue(
+            f"the value of {_shown(key)} is not a record: {error}", key=key[NAMESPACE_BYTES:]
+        ) from error
+    is_merged = found != LAST_WRITE
+    if (
+        found != (policy or found)
+        or (kind is Kind.PUT and is_merged)
+        or (kind is Kind.MERGE and not is_merged)
+    ):
+        raise _wrong_policy(key, policy or found)
+    has_origin = record.origin is not None and 0 not in (record.origin.version, record.origin.site)
+    if has_origin != copied or (record.origin is not None) != copied:
+        raise InvalidValue(
+            f"the value of {_shown(key)} carries no origin; use put"
+            if copied
+            else f"the value of {_shown(key)} carries an origin; use apply",
+            key=key[NAMESPACE_BYTES:],
+        )
+    size = len(record.value)
+    if size > VALUE_BYTES_MAX and not (copied and value[-1] & HAS_STAMPS):
+        raise InvalidValue(
+            f"the value of {_shown(key)} has {size:,} bytes; at most {VALUE_BYTES_MAX:,} are allowed",
+            key=key[NAMESPACE_BYTES:],
+            size=size,
+        )
+
+
+def _check_state(record: Record, value: bytes, *, stamped: bool) -> str:
+    """The policy that a state belongs to.  What is new gets its stamps here, what is copied has them."""
+    state = decode_state(value)
+    if is_unstamped(state) == stamped:
+        raise Corruption("it has no stamps of its own" if stamped else "it has stamps before it is committed")
+    if isinstance(state, CounterState):
+        return COUNTER
+    if record.value:
+        parse_object(record.value)
+    return FIELDS
+
+
+def _wrong_policy(key: bytes, policy: str) -> WrongPolicy:
+    return WrongPolicy(
+        f"{_shown(key)} is in a namespace that merges by {policy}, and something else is written to it; "
+        "upgrade the client, or write to another namespace",
+        key=key[NAMESPACE_BYTES:],
+    )
+
+
+def _shown(key: bytes) -> str:
+    return f"{key[NAMESPACE_BYTES:]!r:.60}"

@@ -1,0 +1,272 @@
+"""A commit below others: what the records of its keys above it become.
+
+A prepared write commits at a version c, and its keys may have got newer records meanwhile.  These become what
+they would be had the commit been there when they were written, in the same engine batch:
+
+- a copy from another site with a lower stamp had lost, and would not have been stored: it goes, with its
+  place in the change log;
+- a record of fields takes the change in, and a copy that adds nothing to it any more goes;
+- a counter that was added to here goes on from the new total: what it logged was a total, so that changes
+  too, or another site would believe the old one.
+
+Nobody has seen what changes here except by a plain get (`prepared.py` says why).
+
+A decision is carried out, whatever has happened since: no limit holds here, and a total that would not fit
+stays at the highest that does.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from floodmark.codec.changelog import (
+    CommitRow,
+    decode_log_key,
+    decode_row,
+    encode_commit,
+    encode_log_key,
+    encode_log_range,
+)
+from floodmark.codec.ordered import decode_version, encode_version
+from floodmark.codec.stamps import digest_copies, encode_stamp, find_origins
+from floodmark.codec.states import CounterState, Entry, decode_state, encode_state
+from floodmark.codec.values import HAS_ORIGIN
+from floodmark.engine import Engine, Row, WriteRow
+from floodmark.merge.states import Written, merge_states, stamp_state
+from floodmark.model.change import Stamp
+from floodmark.model.limits import (
+    COUNTER_TOTAL_MAX,
+    LOG_INLINE_VALUE_BYTES_MAX,
+    PAGE_BYTES_MAX,
+    PAGE_ROWS_MAX,
+)
+from floodmark.model.ranges import after
+from floodmark.model.version import Version
+from floodmark.partition.commit.commit import CommitTally, tally_one
+from floodmark.partition.commit.merging import is_state, kind_of
+from floodmark.partition.families import DATA, LOG
+from floodmark.partition.read.records import find_stored
+
+# Rows of the first page above a commit; most often the first row is the last that is looked at.
+_PROBE_ROWS: Final = 4
+# A large value is only named in the log.  Any other large one makes the same row.
+_LARGE: Final = bytes(LOG_INLINE_VALUE_BYTES_MAX + 1)
+
+
+class Correction(NamedTuple):
+    """A change that is logged otherwise from now on; None where it goes, or where it never was."""
+
+    version: Version
+    key: bytes
+    before: bytes | None
+    after: bytes | None
+
+    def tallies(self, site: int) -> Iterator[CommitTally]:
+        """What to add to the sums of its commit, to make them right."""
+        if self.before is not None:
+            version, namespace, changes, digest, own = _tally(self.version, site, self.key, self.before)
+            yield version, namespace, -changes, digest, own
+        if self.after is not None:
+            yield _tally(self.version, site, self.key, self.after)
+
+
+class Insertion:
+    """A commit at a version below others, key by key; then, all that has to be written for it."""
+
+    def __init__(self, engine: Engine, log: int, version: Version, site: int) -> None:
+        # What each key logs at the version.
+        self.logged: list[bytes] = []
+        self.corrections: list[Correction] = []
+        self._engine = engine
+        self._log = LoggedCommits(engine, log)
+        self._log_id = log
+        self._version = version
+        self._site = site
+        self._rows: list[WriteRow] = []
+
+    def add(self, key: bytes, prefix: bytes, value: bytes) -> None:
+        """Insert what is written to a qualified key."""
+        base = find_stored(self._engine, prefix, self._version)
+        before = None if base is None else base[1]
+        written = _write(before, value, self._version, self._site)
+        self._rows.append((DATA, prefix + encode_version(self._version), written.stored))
+        self.logged.append(written.logged)
+        below = self._version, written.stored
+        for engine_key, stored in _rows_above(self._engine, prefix, self._version):
+            version = decode_version(engine_key)
+            found = self._log.find(version, key, stored)
+            logged = stored if found is None else found
+            redone = _redo(below, before, version, stored, logged, self._site)
+            before = stored
+            if redone is None:
+                self._rows.append((DATA, engine_key, None))
+                self._correct(version, key, found, None)
+                continue
+            if redone == Written(logged, stored):
+                # What stands above was made on this, and stays as it is.
+                return
+            below = version, redone.stored
+            self._rows.append((DATA, engine_key, redone.stored))
+            if found is not None and redone.logged != logged:
+                self._correct(version, key, found, redone.logged)
+
+    def rows(self, keys: Sequence[bytes]) -> list[WriteRow]:
+        """All rows of the commit, whose keys have been added in order, and of what changes above it."""
+        rows = self._rows + self._log.rewritten(self.corrections)
+        for chunk, row in enumerate(encode_commit(keys, self.logged)):
+            rows.append((LOG, encode_log_key(self._log_id, self._version, chunk), row))
+        return rows
+
+    def _correct(self, version: Version, key: bytes, before: bytes | None, after: bytes | None) -> None:
+        if before is not None:
+            self.corrections.append(Correction(version, key, before, after))
+
+
+class LoggedCommits:
+    """The commits of a change log, looked up by version and key, and written anew."""
+
+    def __init__(self, engine: Engine, log: int) -> None:
+        self._engine = engine
+        self._log = log
+        self._commits: dict[Version, dict[bytes, bytes | None]] = {}
+        self._chunks: dict[Version, list[bytes]] = {}
+
+    def find(self, version: Version, key: bytes, stored: bytes) -> bytes | None:
+        """What a commit logged of a qualified key that it stored; None if it did not, as a load does not."""
+        if version not in self._commits:
+            self._read(version)
+        commit = self._commits[version]
+        if key not in commit:
+            return None
+        logged = commit[key]
+        return stored if logged is None else logged
+
+    def rewritten(self, corrections: Sequence[Correction]) -> list[WriteRow]:
+        """The writes that make the log what some corrections say."""
+        touched: dict[Version, dict[bytes, bytes | None]] = {}
+        for correction in corrections:
+            touched.setdefault(correction.version, {})[correction.key] = correction.after
+        rows: list[WriteRow] = []
+        for version, changes in touched.items():
+            rows += self._rewrite(version, changes)
+        return rows
+
+    def _rewrite(self, version: Version, changes: Mapping[bytes, bytes | None]) -> Iterator[WriteRow]:
+        left = {
+            key: (_LARGE if logged is None else logged)
+            for key, logged in self._commits[version].items()
+            if key not in changes
+        }
+        left |= {key: after for key, after in changes.items() if after is not None}
+        keys = sorted(left)
+        encoded = encode_commit(keys, [left[key] for key in keys]) if keys else []
+        for chunk, row in enumerate(encoded):
+            yield LOG, encode_log_key(self._log, version, chunk), row
+        for row_key in self._chunks[version]:
+            if decode_log_key(row_key)[2] >= len(encoded):
+                yield LOG, row_key, None
+
+    def _read(self, version: Version) -> None:
+        commit: dict[bytes, bytes | None] = {}
+        chunks: list[bytes] = []
+        start, end = encode_log_range(self._log, version - 1, version)
+        while page := self._engine.scan(LOG, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+            for row_key, row in page:
+                chunks.append(row_key)
+                decoded = decode_row(version, row)
+                assert isinstance(decoded, CommitRow)
+                commit |= zip(decoded.keys, decoded.values, strict=True)
+            start = after(page[-1][0])
+        self._commits[version] = commit
+        self._chunks[version] = chunks
+
+
+def _rows_above(engine: Engine, prefix: bytes, version: Version) -> Iterator[Row]:
+    """The records of an encoded key above a version, the lowest version first."""
+    end, rows_max = prefix + encode_version(version), _PROBE_ROWS
+    # The newest version of a key comes first in the engine, so this goes against its order.
+    while page := engine.scan(DATA, prefix, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX, reverse=True):
+        yield from page
+        end, rows_max = page[-1][0], PAGE_ROWS_MAX
+
+
+def _write(current: bytes | None, value: bytes, version: Version, site: int) -> Written:
+    """What a write becomes at a version, on the record that stands below it."""
+    if not is_state(value):
+        return Written(value, value)
+    if kind_of(value) == "fields":
+        logged = stamp_state(value, None, version, site)
+    else:
+        logged = _stamp_counter(current, value, version, site)
+    if not _is_alike(current, logged):
+        return Written(logged, logged)
+    return Written(logged, merge_states(current, logged, own=Stamp(version, site)))
+
+
+def _stamp_counter(current: bytes | None, value: bytes, version: Version, site: int) -> bytes:
+    write = _decode_counter(value)
+    if write.deleted is not None:
+        return stamp_state(value, None, version, site)
+    return _encode_total(_total(current, site) + write.entries[0].total, version, site)
+
+
+def _redo(
+    below: tuple[Version, bytes],
+    before: bytes | None,
+    version: Version,
+    stored: bytes,
+    logged: bytes,
+    site: int,
+) -> Written | None:
+    """What a record becomes on what stands below it now, where `before` stood; None if it goes."""
+    current = below[1]
+    if not _is_alike(current, stored):
+        wins = _stamp(version, stored, site) > _stamp(*below, site)
+        return Written(logged, stored) if wins else None
+    is_copy = logged[-1] & HAS_ORIGIN != 0
+    if not is_copy and kind_of(logged) == "counter":
+        logged = _count_again(current, before, version, logged, site)
+    joined = merge_states(current, logged, own=Stamp(version, site))
+    return None if is_copy and joined is current else Written(logged, joined)
+
+
+def _count_again(current: bytes, before: bytes | None, version: Version, logged: bytes, site: int) -> bytes:
+    """What a write to a counter logs that was made on another total of this site."""
+    entries = _decode_counter(logged).entries
+    if not entries:
+        return logged
+    added = entries[0].total - _total(before, site)
+    return _encode_total(_total(current, site) + added, version, site)
+
+
+def _total(stored: bytes | None, site: int) -> int:
+    """What a site has added to a counter."""
+    if stored is None or not is_state(stored) or kind_of(stored) != "counter":
+        return 0
+    return sum(entry.total for entry in _decode_counter(stored).entries if entry.site == site)
+
+
+def _encode_total(total: int, version: Version, site: int) -> bytes:
+    total = max(-COUNTER_TOTAL_MAX, min(total, COUNTER_TOTAL_MAX))
+    return encode_state(CounterState(None, (Entry(site, version, total),)))
+
+
+def _decode_counter(stored: bytes) -> CounterState:
+    state = decode_state(stored)
+    assert isinstance(state, CounterState)
+    return state
+
+
+def _is_alike(stored: bytes | None, other: bytes) -> bool:
+    """Whether two records are merged, and do not only replace each other."""
+    return stored is not None and is_state(stored) and is_state(other) and kind_of(stored) == kind_of(other)
+
+
+def _stamp(version: Version, stored: bytes, site: int) -> bytes:
+    return find_origins([stored])[0] or encode_stamp(version, site)
+
+
+def _tally(version: Version, site: int, key: bytes, logged: bytes) -> CommitTally:
+    if not logged[-1] & HAS_ORIGIN:
+        return tally_one(version, site, key, logged)
+    ((namespace, changes, digest, own),) = digest_copies([key], [logged], site)
+    return version, namespace, changes, digest, own

@@ -1,0 +1,200 @@
+"""What a node does to its engine, one thread at a time, and how it gets over a failure.
+
+Whoever changes something holds the turn.  If the engine fails in the middle of it, the engine is
+recovered and asked what happened, so that the caller hears "done" or "not done".  Only if that fails too
+is the outcome unknown; then nothing else is written until recovery has succeeded.  What was kept in
+memory is loaded anew after each recovery: the engine's truth wins.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.engine import Engine, WriteRow
+from floodmark.model.errors import (
+    Closed,
+    FloodmarkError,
+    NamespaceNotFound,
+    OutcomeUnknown,
+    PartitionStopped,
+    StorageFailed,
+)
+from floodmark.partition.commit.commit import Commit
+from floodmark.partition.commit.entering import Entrance
+from floodmark.partition.commit.turn import Turn
+
+Result = TypeVar("Result")
+
+
+class Storage:
+    """An engine, the turn to write to it, and the memory of a failure that is not settled yet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.turn: Turn[Commit] = Turn()
+        self.stopped = False
+        # Whether the engine itself failed, and not only a caller was interrupted.
+        self.failed = False
+        # The bytes of namespaces that were dropped: a writer that came late must not write into them.
+        self.dropped: set[bytes] = set()
+        # What may be stored in which namespace.
+        self.entrance = Entrance()
+        # Whether writes are stopped or refused, for those in a hurry.
+        self.is_unusual = False
+        self.recoveries = 0
+        # Called after each recovery by whoever has the turn.
+        self.on_recovery: list[Callable[[], None]] = []
+        self._refusal: FloodmarkError | None = None
+        self._writers_refusal: FloodmarkError | None = None
+        # Called before a refusal is passed on, to see whether it still holds.
+        self.reconsider: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the turn: nobody else writes until the block is left."""
+        token, turn = None, self.turn
+        try:
+            token = turn.try_take() or turn.wait(Commit(None, None, durable=True))
+            yield
+        finally:
+            if token is not None:
+                turn.give_back(token)
+                if turn.line:
+                    turn.lead_next()
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Hold the turn over an engine that has recovered from whatever happened before."""
+        with self.exclusive():
+            self.recover_if_stopped()
+            yield
+
+    def refuse(self, refusal: FloodmarkError | None) -> None:
+        """Refuse all writes from now on, as on a disk that is nearly full; None accepts them again."""
+        self._refusal = refusal
+        self._look_around()
+
+    def refuse_writers(self, refusal: FloodmarkError | None) -> None:
+        """Take in only what was first written elsewhere from now on; None accepts all writes again."""
+        self._writers_refusal = refusal
+        self._look_around()
+
+    def stop(self, *, failed: bool = True) -> None:
+        """Write nothing more before it is known what the engine holds.
+
+        `failed` says that the engine has to recover; a caller that was interrupted leaves it as it is.
+        """
+        self.failed = self.failed or failed
+        self.stopped = True
+        self._look_around()
+
+    def drop(self, namespace: bytes) -> None:
+        """Let nobody write into a namespace any more."""
+        self.dropped.add(namespace)
+
+    def _look_around(self) -> None:
+        refusals = self._refusal, self._writers_refusal
+        self.is_unusual = self.stopped or refusals != (None, None)
+
+    def require_wanted(self) -> None:
+        """Refuse if writes are not wanted."""
+        if self._refusal is not None:
+            self.reconsider()
+        if self._refusal is not None:
+            raise self._refusal.again()
+
+    def require_writers(self) -> None:
+        """Refuse if nothing is to be written here for the first time."""
+        if self._writers_refusal is not None:
+            raise self._writers_refusal.again()
+
+    def require_not_dropped(self, keys: Sequence[bytes]) -> None:
+        """Refuse a writer of qualified keys whose namespace was dropped meanwhile."""
+        if any(key[:NAMESPACE_BYTES] in self.dropped for key in keys):
+            raise NamespaceNotFound("the namespace was dropped; create it again with site.create_namespace()")
+
+    def store(self, rows: Sequence[WriteRow]) -> None:
+        """Write rows for good, and return when they are on disk.  The caller holds the turn."""
+        try:
+            self.engine.write(rows)
+            self.engine.sync()
+        except Closed:
+            raise
+        except FloodmarkError as failure:
+            self.stop()
+            try:
+                self.recover_if_stopped()
+                written = all(self.engine.get(family, key) == value for family, key, value in rows)
+            except FloodmarkError:
+                raise unknown(failure) from failure
+            if not written:
+                raise refused(failure) from failure
+        except BaseException:
+            self.stop(failed=False)
+            raise
+
+    def remove(self, rows: Sequence[WriteRow]) -> None:
+        """Write rows that a crash may undo, such as the removal of garbage."""
+        with self.settled(), self._stopping():
+            self.engine.write(rows)
+
+    def remove_range(self, family: str, start: bytes, end: bytes) -> None:
+        """Remove a range of garbage."""
+        with self.settled(), self._stopping():
+            self.engine.delete_range(family, start, end)
+
+    def recover_if_stopped(self) -> None:
+        """Settle what is unknown.  The caller holds the turn."""
+        if not self.stopped:
+            return
+        try:
+            if self.failed:
+                self.engine.recover()
+            self.engine.sync()
+            for reload in self.on_recovery:
+                reload()
+        except OutcomeUnknown as error:
+            self.failed = True
+            raise PartitionStopped(
+                f"storage has not recovered from a failed write yet ({error}); try again"
+            ) from error
+        self.recoveries += self.failed
+        self.stopped = self.failed = False
+        self._look_around()
+
+    def retry_recovered(self, operation: Callable[[], Result]) -> Result:
+        """Run something that may have to write a little, such as minting a version; the turn is free."""
+        recoveries = self.recoveries
+        try:
+            return operation()
+        except (StorageFailed, OutcomeUnknown):
+            with self.exclusive():
+                # Of many who failed together, the first recovers for all.
+                if self.recoveries == recoveries:
+                    self.stop()
+                self.recover_if_stopped()
+            return operation()
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as failure:
+            self.stop(failed=isinstance(failure, FloodmarkError))
+            raise
+
+
+def refused(failure: FloodmarkError) -> FloodmarkError:
+    """What someone whose write certainly did not happen is told."""
+    if isinstance(failure, OutcomeUnknown):
+        return PartitionStopped(f"storage failed and the write did not happen ({failure}); try again")
+    return failure.again()
+
+
+def unknown(failure: BaseException) -> OutcomeUnknown:
+    """What someone whose write may have happened is told."""
+    return OutcomeUnknown(
+        f"the write was interrupted ({failure!r}) and storage has not recovered; whether it happened is "
+        "not known. Read once the site answers again, before you repeat the write"
+    )

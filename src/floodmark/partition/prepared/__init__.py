@@ -1,0 +1,1 @@
+"""Prepared writes: stored durably and invisible until their transaction is decided."""

@@ -1,0 +1,1 @@
+"""Reading versioned records and change logs from the engine."""

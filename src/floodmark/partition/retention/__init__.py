@@ -1,0 +1,1 @@
+"""Garbage collection, and how far back a node remembers."""

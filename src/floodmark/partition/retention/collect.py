@@ -1,0 +1,118 @@
+"""Garbage collection: forget versions that no reader can ask for any more.
+
+At or below the safe point only the newest version of a key can still be read, and not even that one if
+it is a tombstone or has expired.  The safe point is stored *before* the first row goes, so that a crash
+in between cannot leave a reader with half a history and no warning.
+
+Of a dead key the older versions go first and the tombstone last: a crash in between leaves the key
+deleted, never risen.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from floodmark.codec.ordered import VERSION_BYTES, decode_version
+from floodmark.engine import WriteRow
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.ranges import after
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition.commit.storage import Storage
+from floodmark.partition.families import DATA, HORIZON, META
+from floodmark.partition.read.records import decode_record
+
+BATCH_ROWS: Final = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """What one pass over a namespace removed."""
+
+    versions_read: int = 0
+    versions_removed: int = 0
+    keys_removed: int = 0
+
+
+class Collector:
+    """One pass over the versions of one namespace, in order of keys, newest version first.
+
+    `pause` is called between pages; it returns False to end the pass early, which is harmless.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        namespace: bytes,
+        safe_point: Version,
+        settled: Version,
+        horizon: Version,
+        pause: Callable[[], bool],
+    ) -> None:
+        self._storage = storage
+        self._namespace = namespace
+        self._safe_point = safe_point
+        # Tombstones above this may still be needed to hide something older from another site.
+        self._settled = settled
+        self._pause = pause
+        self._prefix = b""
+        self._found_newest = False
+        self._dead: bytes | None = None
+        self._doomed: list[bytes] = []
+        self.horizon = horizon
+        self._stored_horizon = horizon
+        self._read = self._removed = self._keys = 0
+
+    def run(self, start: bytes, end: bytes) -> Collected:
+        """Collect between two engine keys."""
+        while page := self._storage.engine.scan(
+            DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX
+        ):
+            self._read += len(page)
+            for engine_key, stored in page:
+                self._visit(engine_key, stored)
+            if not self._pause():
+                break
+            start = after(page[-1][0])
+        else:
+            self._finish_key()
+        self._flush()
+        return Collected(versions_read=self._read, versions_removed=self._removed, keys_removed=self._keys)
+
+    def _visit(self, engine_key: bytes, stored: bytes) -> None:
+        prefix = engine_key[:-VERSION_BYTES]
+        if prefix != self._prefix:
+            self._finish_key()
+            self._prefix, self._found_newest = prefix, False
+        version = decode_version(engine_key)
+        if version > self._safe_point:
+            return
+        if self._found_newest:
+            self._doom(engine_key)
+            return
+        self._found_newest = True
+        record = decode_record(engine_key, stored)
+        stamp_version = record.origin.version if record.origin else version
+        if record.is_dead_at(physical_ms(self._safe_point)) and stamp_version <= self._settled:
+            self._dead = engine_key
+            self.horizon = max(self.horizon, stamp_version)
+
+    def _finish_key(self) -> None:
+        if self._dead is not None:
+            self._keys += 1
+            self._doom(self._dead)
+            self._dead = None
+
+    def _doom(self, engine_key: bytes) -> None:
+        self._doomed.append(engine_key)
+        if len(self._doomed) >= BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows: list[WriteRow] = [(DATA, engine_key, None) for engine_key in self._doomed]
+        if self.horizon > self._stored_horizon:
+            rows.append((META, HORIZON + self._namespace, self.horizon.to_bytes(8, "big")))
+        if rows:
+            self._storage.remove(rows)
+        self._removed += len(self._doomed)
+        self._stored_horizon = self.horizon
+        self._doomed = []

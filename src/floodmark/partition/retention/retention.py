@@ -1,0 +1,132 @@
+"""How far back a node remembers: what was collected of each namespace, and trimmed of the logs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from floodmark.codec.changelog import encode_log_range
+from floodmark.codec.ordered import RAW, encode_namespace
+from floodmark.engine import WriteRow
+from floodmark.model.ranges import prefix_end
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.partition.commit.storage import Storage
+from floodmark.partition.families import COLLECTED, DATA, HORIZON, LOADED, LOG, LOG_TRIMMED, META
+from floodmark.partition.layout import load_version, read_metadata, store_version
+from floodmark.partition.retention.collect import Collected, Collector
+
+# Without other sites, every tombstone has done its work once no reader here can see behind it.
+SETTLED: Final = VERSION_MAX
+
+
+class Retention:
+    """Removes history, and knows what was removed.
+
+    A version is declared collected on stable storage before anything of it goes, so that a reader gets
+    the truth or `VersionCollected`, and nothing in between.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._engine = storage.engine
+        # By the namespace's bytes; shared with the partitions, which check their readers against it.
+        self.collected: dict[bytes, Version] = {}
+        self._loaded: dict[bytes, Version] = {}
+        self._trimmed: Version = 0
+        self._load()
+        storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        # Only ever raised: a reader that was refused once is not let in again.
+        for key, stored in read_metadata(self._engine, COLLECTED):
+            namespace, version = key[len(COLLECTED) :], int.from_bytes(stored, "big")
+            self.collected[namespace] = max(version, self.collected.get(namespace, 0))
+        self._loaded = {
+            key[len(LOADED) :]: int.from_bytes(stored, "big")
+            for key, stored in read_metadata(self._engine, LOADED)
+        }
+        self._trimmed = max(self._trimmed, load_version(self._engine, LOG_TRIMMED))
+
+    def collected_version(self, namespace: int) -> Version:
+        """The oldest version at which a namespace can still be read."""
+        return self.collected.get(encode_namespace(namespace), 0)
+
+    def collected_horizon(self, namespace: int) -> Version:
+        """The highest stamp of a tombstone or expired record that was removed."""
+        return load_version(self._engine, HORIZON + encode_namespace(namespace))
+
+    def loaded_version(self, namespace: int) -> Version:
+        """What a namespace was loaded with is stored at or below this, and was no change; 0 if nothing."""
+        return self._loaded.get(encode_namespace(namespace), 0)
+
+    def declare_loaded(self, namespace: int, version: Version) -> None:
+        """Let the history of a namespace begin behind what it was loaded with.  The caller has the turn."""
+        encoded = encode_namespace(namespace)
+        collected = max(version, self.collected.get(encoded, 0))
+        self._storage.store(
+            [store_version(LOADED + encoded, version), store_version(COLLECTED + encoded, collected)]
+        )
+        self._load()
+
+    def raise_horizon(self, namespace: int, horizon: Version) -> WriteRow:
+        """The write that takes over a collected horizon from those that a namespace was loaded from."""
+        raised = max(horizon, self.collected_horizon(namespace))
+        return store_version(HORIZON + encode_namespace(namespace), raised)
+
+    def trimmed_version(self) -> Version:
+        """Changes at or below this are no longer in the logs."""
+        return self._trimmed
+
+    def declare_collected(self, safe_points: Mapping[int, Version]) -> None:
+        """Declare that namespaces can no longer be read below some versions.  The caller has the turn."""
+        raised = {
+            encode_namespace(namespace): safe_point
+            for namespace, safe_point in safe_points.items()
+            if safe_point > self.collected_version(namespace)
+        }
+        if raised:
+            self._storage.store(
+                [store_version(COLLECTED + namespace, version) for namespace, version in raised.items()]
+            )
+            self.collected.update(raised)
+
+    def collect(self, namespace: int, pause: Callable[[], bool], settled: Version = SETTLED) -> Collected:
+        """Remove what no reader at or above the namespace's collected version can see.
+
+        What is dead under a stamp above `settled` stays: something older may still come.
+        """
+        encoded = encode_namespace(namespace)
+        collector = Collector(
+            self._storage,
+            encoded,
+            safe_point=self.collected.get(encoded, 0),
+            settled=settled,
+            horizon=self.collected_horizon(namespace),
+            pause=pause,
+        )
+        return collector.run(*_namespace_bounds(encoded))
+
+    def trim(self, logs: Iterable[int], through: Version) -> bool:
+        """Remove the rows of logs at or below a version; False if they were removed before."""
+        if through <= self._trimmed:
+            return False
+        with self._storage.settled():
+            self._storage.store([store_version(LOG_TRIMMED, through)])
+            self._trimmed = through
+        for log in logs:
+            self._storage.remove_range(LOG, *encode_log_range(log, 0, through))
+        return True
+
+    def remove_namespace(self, namespace: int) -> None:
+        """Remove all data of a namespace that was dropped."""
+        encoded = encode_namespace(namespace)
+        self._storage.remove_range(DATA, *_namespace_bounds(encoded))
+        self._storage.remove([(META, kind + encoded, None) for kind in (COLLECTED, HORIZON, LOADED)])
+        self.collected.pop(encoded, None)
+        self._loaded.pop(encoded, None)
+
+
+def _namespace_bounds(encoded: bytes) -> tuple[bytes, bytes]:
+    """The engine keys of a namespace: its bytes stand in the first group, so plain prefixes bound them."""
+    start = RAW + encoded
+    end = prefix_end(start)
+    assert end is not None
+    return start, end

@@ -1,0 +1,352 @@
+"""From keys to partitions, through splits and merges.
+
+A partition that was split, merged or moved refuses with `PartitionMoved`, and the router looks at the
+map again.  Groups of keys and their partition are always taken from one and the same map: a newer one
+may give a key to somebody else.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+import pyarrow
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.stamps import find_origins, stamp_version
+from floodmark.columns.pairs import Pairs
+from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone
+from floodmark.model.partition import Content, Partition, PartitionMaps
+from floodmark.model.ranges import KeyRange, after
+from floodmark.model.version import Version
+from floodmark.partition.commit.entering import Entrance, Kind
+
+# A key may change hands this often under one call; more means that something is wrong.
+ROUTES_MAX: Final = 100
+
+Result = TypeVar("Result")
+Rows = Mapping[bytes, bytes]
+
+
+def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
+    """Between partitions there is no atomicity here; at least it is said."""
+    if not done:
+        return failure.again()
+    return PartlyDone(
+        f"{done:,} keys were written before a partition failed ({failure}); read before you repeat",
+        done=done,
+    )
+
+
+class Router:
+    """Finds the partition of a key and goes on where it has moved."""
+
+    def __init__(self, maps: PartitionMaps, entrance: Entrance | None = None) -> None:
+        self.maps = maps
+        # What the partitions of this process ask before they store anything.
+        self._entrance = entrance
+
+    def call(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:
+        """Call the partition of a qualified key."""
+        moved: PartitionMoved | None = None
+        for _ in range(ROUTES_MAX):
+            try:
+                return operation(self.maps.map.route(key))
+            except PartitionMoved as error:
+                moved = error
+                self.maps.refresh()
+        assert moved is not None
+        raise moved
+
+    def get(self, key: bytes, at: Version | None) -> bytes | None:
+        """The value of a qualified key."""
+        try:
+            return self.maps.map.route(key).get(key, at)
+        except PartitionMoved:
+            self.maps.refresh()
+            return self.call(key, lambda partition: partition.get(key, at))
+
+    def put_one(self, key: bytes, stored: bytes, *, durable: bool) -> Version:
+        """Commit one qualified key."""
+        try:
+            return self.maps.map.route(key).put((key,), (stored,), durable=durable)
+        except PartitionMoved:
+            self.maps.refresh()
+            return self.call(key, lambda partition: partition.put((key,), (stored,), durable=durable))
+
+    def merge_one(self, key: bytes, state: bytes, *, durable: bool) -> Version:
+        """Merge an unstamped state into one qualified key."""
+        return self.call(key, lambda partition: partition.merge((key,), (state,), durable=durable))
+
+    def get_many(self, keys: Sequence[bytes], at: Version | None) -> list[bytes | None]:
+        """The values of qualified keys, in their order."""
+        found: dict[bytes, bytes | None] = {}
+
+        def get_group(partition: Partition, group: Rows) -> None:
+            found.update(zip(group, partition.get_many(list(group), at), strict=True))
+
+        groups = self._groups(dict.fromkeys(keys, b""))
+        self._each_group(groups, get_group, lambda _, failure: failure.again())
+        return [found[key] for key in keys]
+
+    def put(self, rows: Rows, *, durable: bool) -> Version:
+        """Commit qualified keys, once per partition; the highest version, 0 for no rows.
+
+        Rows that do not fit into one commit per partition are refused before anything is written.
+        """
+        return max(
+            self._commit_groups(
+                rows, Kind.PUT, lambda partition, keys, values: partition.put(keys, values, durable=durable)
+            ),
+            default=0,
+        )
+
+    def merge(self, rows: Rows, *, durable: bool) -> Version:
+        """`put` for unstamped states, each of which is merged into what its key holds."""
+        return max(
+            self._commit_groups(
+                rows,
+                Kind.MERGE,
+                lambda partition, keys, values: partition.merge(keys, values, durable=durable),
+            ),
+            default=0,
+        )
+
+    def apply(self, rows: Rows, *, durable: bool, admit: Callable[[], None] | None = None) -> Version:
+        """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
+
+        The partition of the highest stamp comes first: if that lies too far ahead, nothing is stored.
+        """
+        return max(
+            self._commit_groups(
+                rows,
+                Kind.COPY,
+                lambda partition, keys, values: partition.apply(keys, values, durable=durable, admit=admit),
+                rank=_highest_stamp,
+            ),
+            default=0,
+        )
+
+    def load(self, rows: Rows, *, durable: bool) -> Version:
+        """`apply` without a trace in the change log."""
+        return max(
+            self._commit_groups(
+                rows,
+                Kind.COPY,
+                lambda partition, keys, values: partition.load(keys, values, durable=durable),
+                rank=_highest_stamp,
+            ),
+            default=0,
+        )
+
+    def put_unchanged(self, rows: Rows, since: Version, *, durable: bool) -> int:
+        """`put` of those qualified keys whose newest stamp is not above `since`; how many."""
+        return sum(
+            self._commit_groups(
+                rows,
+                Kind.WRITE,
+                lambda partition, keys, values: partition.put_unchanged(keys, values, since, durable=durable),
+            )
+        )
+
+    def _commit_groups(
+        self,
+        rows: Rows,
+        kind: Kind,
+        commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], int],
+        rank: Callable[[Rows], int] | None = None,
+    ) -> list[int]:
+        """Commit to each partition what is its own; what each answered.  The highest rank comes first.
+
+        What one partition would refuse is not stored in part in another.
+        """
+        answers: list[int] = []
+        groups = self._groups(rows)
+        if len(groups) > 1 and self._entrance is not None:
+            self._entrance.check(*_columns(rows), kind)
+        groups = _ranked(groups, rank)
+        for partition, group in groups:
+            if not _fits(group, partition):
+                raise _too_large(group, partition)
+
+        def commit_group(partition: Partition, group: Rows) -> None:
+            answers.append(commit(partition, *_columns(group)))
+
+        self._each_group(groups, commit_group, rank=rank)
+        return answers
+
+    def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
+        """Delete qualified keys that were not written after `since`; how many."""
+        deleted = 0
+
+        def delete_group(partition: Partition, group: Rows) -> None:
+            nonlocal deleted
+            deleted += partition.delete_unchanged(list(group), since, durable=durable)
+
+        self._each_group(self._groups(dict.fromkeys(keys, b"")), delete_group)
+        return deleted
+
+    def scan(
+        self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The live (user key, value) pairs of a range of one namespace, as of a version, page by page."""
+        namespace = keys.start[:NAMESPACE_BYTES]
+        left: KeyRange | None = keys
+        moves = 0
+        while left is not None and limit != 0:
+            partition = self._first_partition(left, reverse=reverse)
+            within = partition.range.intersect(left)
+            if within is None:
+                return
+            last: bytes | None = None
+            finished = False
+            try:
+                for page in partition.scan(within, at, rows_max=limit, reverse=reverse):
+                    rows = page if limit is None else page[:limit]
+                    if limit is not None:
+                        limit -= len(rows)
+                    if rows:
+                        last = namespace + rows[-1][0]
+                    yield rows
+                    if limit == 0:
+                        return
+                finished = True
+            except PartitionMoved:
+                moves = 0 if last is not None else moves + 1
+                if moves == ROUTES_MAX:
+                    raise
+                self.maps.refresh()
+            left = _behind(left, within if finished else None, last, reverse=reverse)
+
+    def scan_records(
+        self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
+
+        See `Partition.scan_records`.
+        """
+        namespace = keys.start[:NAMESPACE_BYTES]
+        left: KeyRange | None = keys
+        moves = 0
+        while left is not None:
+            partition = self.maps.map.route(left.start)
+            within = partition.range.intersect(left)
+            if within is None:
+                return
+            last: bytes | None = None
+            finished = False
+            try:
+                for batch in partition.scan_records(within, at, dead=dead, content=content):
+                    if batch.num_rows:
+                        last = namespace + batch.column(0)[-1].as_py()
+                    yield batch
+                finished = True
+            except PartitionMoved:
+                moves = 0 if last is not None else moves + 1
+                if moves == ROUTES_MAX:
+                    raise
+                self.maps.refresh()
+            left = _behind(left, within if finished else None, last, reverse=False)
+
+    def _first_partition(self, keys: KeyRange, *, reverse: bool) -> Partition:
+        if not reverse:
+            return self.maps.map.route(keys.start)
+        overlapping = self.maps.map.overlapping(keys)
+        return overlapping[-1] if overlapping else self.maps.map.route(keys.start)
+
+    def _each_group(
+        self,
+        groups: Sequence[tuple[Partition, Rows]],
+        commit: Callable[[Partition, Rows], None],
+        describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
+        rank: Callable[[Rows], int] | None = None,
+    ) -> None:
+        done = 0
+        failure: FloodmarkError | None = None
+        for _ in range(ROUTES_MAX):
+            moved: dict[bytes, bytes] = {}
+            for partition, group in groups:
+                try:
+                    commit(partition, group)
+                    done += len(group)
+                except PartitionMoved as error:
+                    moved |= group
+                    failure = error
+                except FloodmarkError as error:
+                    raise describe(done, error) from error
+            if not moved:
+                return
+            self.maps.refresh()
+            groups = _ranked(self._groups(moved), rank)
+            if any(not _fits(group, partition) for partition, group in groups):
+                break
+        assert failure is not None
+        raise describe(done, failure) from failure
+
+    def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
+        """Rows by the partition that has their keys, in one map."""
+        partition_map = self.maps.map
+        if len(partition_map.partitions) == 1:
+            return [(partition_map.partitions[0], rows)] if rows else []
+        groups: list[tuple[Partition, Rows]] = []
+        # In order, the keys of a partition stand together.
+        keys, start = sorted(rows), 0
+        while start < len(keys):
+            partition = partition_map.route(keys[start])
+            last = partition.range.end
+            # At least one goes to it: a map that contradicts itself must not make this endless.
+            end = len(keys) if last is None else max(start + 1, bisect_left(keys, last, start))
+            groups.append((partition, {key: rows[key] for key in keys[start:end]}))
+            start = end
+        return groups
+
+
+def _ranked(
+    groups: list[tuple[Partition, Rows]], rank: Callable[[Rows], int] | None
+) -> list[tuple[Partition, Rows]]:
+    if rank is None or len(groups) < 2:
+        return groups
+    return sorted(groups, key=lambda group: rank(group[1]), reverse=True)
+
+
+def _highest_stamp(rows: Rows) -> Version:
+    return stamp_version(max(find_origins(list(rows.values()))))
+
+
+def _columns(rows: Rows) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Keys and values, as they are if they are columns."""
+    if isinstance(rows, Pairs) and rows.is_ordered:
+        return rows.columns()
+    return list(rows), list(rows.values())
+
+
+def _size(rows: Rows) -> int:
+    if isinstance(rows, Pairs):
+        return rows.size
+    return sum(map(len, rows)) + sum(map(len, rows.values()))
+
+
+def _fits(rows: Rows, partition: Partition) -> bool:
+    return _size(rows) <= partition.limits.bytes_max and len(rows) <= partition.limits.changes_max
+
+
+def _too_large(rows: Rows, partition: Partition) -> CommitTooLarge:
+    limits, size = partition.limits, _size(rows)
+    return CommitTooLarge(
+        f"{len(rows):,} pairs for partition {partition.id} make {size:,} bytes; one commit holds at most "
+        f"{limits.bytes_max:,} bytes and {limits.changes_max:,} pairs. Write them in smaller portions",
+        partition=partition.id,
+        size=size,
+    )
+
+
+def _behind(
+    keys: KeyRange, finished: KeyRange | None, last: bytes | None, *, reverse: bool
+) -> KeyRange | None:
+    """What is left of a range after a partition was read to its end, or up to `last`."""
+    if finished is not None:
+        start, end = (keys.start, finished.start) if reverse else (finished.end, keys.end)
+    elif last is not None:
+        start, end = (keys.start, last) if reverse else (after(last), keys.end)
+    else:
+        return keys
+    return KeyRange(start, end) if start is not None and (end is None or start < end) else None

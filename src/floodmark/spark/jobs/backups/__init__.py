@@ -1,0 +1,1 @@
+"""Backup, check, restore, and sites that join or return."""

@@ -1,0 +1,402 @@
+"""Back up a namespace to Parquet files: all of it as of one version, or what changed since the last time.
+
+A full part holds the newest record of every key at the version, with tombstones and expired records, because
+whoever restores it must know what was deleted, and when.  A part with changes holds every change in between,
+so a restore may stop at any version of it.  The version of the newest part is where a reader of the site's
+changes goes on: everything at or below it is in the backup, and everything above it comes from there.
+
+A backup can be killed at any point and run again.  What it is going to do is in TARGET/plan.json before it
+does it, and the plan's version is held by a safe point, so the next run does the same thing again.  Each
+attempt writes its rows into a directory of its own, and the manifest, written last, names its files: what a
+killed attempt has left can neither be taken for rows nor get between those of the next one.
+
+One backup into a directory at a time: the plan is there to be taken up by whoever comes next.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+import pyarrow.parquet
+from pyspark.sql import DataFrame, SparkSession
+
+from floodmark.host.catalog import NamespaceRow
+from floodmark.model.change import Resolved
+from floodmark.model.errors import Corruption, InvalidArgument, SinkFailed, VersionCollected
+from floodmark.model.limits import TTL_MAX
+from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_ms
+from floodmark.site.site import Site
+from floodmark.spark.jobs.backups.manifest import (
+    ATTEMPT,
+    FORMAT,
+    MANIFEST,
+    DataFile,
+    Kind,
+    Manifest,
+    RowCounts,
+    RowSums,
+    decode_document,
+    encode_document,
+    part_name,
+    read_manifest,
+    read_manifests,
+)
+from floodmark.spark.jobs.backups.parts import columns_of, explaining, read_site, write_files
+from floodmark.spark.jobs.files import Directory, directory_at
+from floodmark.spark.jobs.safepoints import holding, release
+from floodmark.spark.runtime.progress import Progress, watch_tasks
+from floodmark.spark.session import use_session
+from floodmark.spark.source.address import SiteAddress
+from floodmark.spark.source.schemas import record_columns
+
+HOLD: Final = timedelta(hours=24)
+PLAN: Final = "plan.json"
+
+# How often a version may be collected between being chosen and being held.
+_ATTEMPTS: Final = 5
+# Whoever asks how far changes reach begins not long ago, so that there is little to read.
+_RECENT_MS: Final = 10_000
+# The smallest range of keys: whoever only asks how far changes reach need not be sent any.
+_ONE_KEY: Final = (b"\x00", b"\x00\x00")
+
+
+class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup has done.  `note` says why a plan that was found was not carried out."""
+
+    target: str
+    part: str
+    kind: str
+    site: str
+    namespace: str
+    since: Version
+    version: Version
+    rows: RowCounts
+    files: int
+    bytes: int
+    safe_point: str | None
+    resumed: bool
+    note: str | None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A part that was begun."""
+
+    format: int = FORMAT
+    id: str
+    kind: Kind
+    site: str
+    site_id: int
+    namespace: NamespaceRow
+    since: Version
+    version: Version
+    watermark: dict[int, Version]
+    safe_point: str
+
+    @property
+    def part(self) -> str:
+        """The name of the part's directory."""
+        return part_name(self.kind, self.since, self.version)
+
+    @property
+    def held_version(self) -> Version:
+        """What must not be collected before the part is complete."""
+        return self.version if self.kind is Kind.FULL else self.since
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """Everything that a backup works with."""
+
+    site: Site
+    source: SiteAddress
+    namespace: NamespaceRow
+    target: Directory
+    spark: SparkSession
+    progress: Progress | None
+
+
+def backup(
+    source: SiteAddress,
+    namespace: str,
+    target: str,
+    *,
+    incremental: bool = False,
+    hold: timedelta = HOLD,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> BackupSummary:
+    """Back up a namespace into a directory; with `incremental`, what changed since the newest part there.
+
+    The site keeps the changes above the backup's version for as long as `hold` says, so that the next
+    incremental backup finds them.  A backup that was begun there before is finished instead.
+    """
+    source.require_url("be backed up")
+    _require_hold(hold)
+    kind = Kind.CHANGES if incremental else Kind.FULL
+    directory = directory_at(target)
+    with source.connect() as site, use_session(spark, "floodmark backup") as session:
+        row = site.host.administration.find_namespace(namespace)
+        # Whoever may not see it should hear so now, and not when all rows are written.
+        _collected_horizon(site, namespace)
+        job = _Job(
+            site=site, source=source, namespace=row, target=directory, spark=session, progress=progress
+        )
+        found, note = _find_plan(job, kind)
+        plan = found or _begin(job, kind)
+        manifest = read_manifest(directory, plan.part)
+        if manifest is None:
+            with holding(site, plan.safe_point, plan.held_version, namespace):
+                manifest = _carry_out(job, plan)
+        held = _finish(job, plan, hold)
+    return BackupSummary(
+        target=target,
+        part=manifest.part,
+        kind=manifest.kind.value,
+        site=manifest.site,
+        namespace=namespace,
+        since=manifest.since,
+        version=manifest.version,
+        rows=manifest.sums.counts,
+        files=len(manifest.files),
+        bytes=sum(file.bytes for file in manifest.files),
+        safe_point=plan.safe_point if held else None,
+        resumed=found is not None,
+        note=note,
+    )
+
+
+def list_backups(target: str) -> list[Manifest]:
+    """The complete parts of the backup at a place, oldest first."""
+    return read_manifests(directory_at(target))
+
+
+# The plan
+
+
+def _find_plan(job: _Job, kind: Kind) -> tuple[Plan | None, str | None]:
+    """The plan that was recorded, if it can still be carried out; else why it cannot."""
+    for manifest in read_manifests(job.target):
+        _require_same(job, manifest.site, manifest.site_id, manifest.namespace)
+    content = job.target.read(PLAN)
+    if content is None:
+        return None, None
+    plan = decode_document(content, Plan, f"{job.target.location}/{PLAN}")
+    _require_same(job, plan.site, plan.site_id, plan.namespace)
+    if read_manifest(job.target, plan.part) is not None:
+        if plan.kind is kind:
+            return plan, None
+        _finish(job, plan, HOLD)
+        return None, None
+    reason = _reason_to_abandon(job, plan, kind)
+    if reason is None:
+        return plan, None
+    job.target.remove(plan.part)
+    release(job.site, plan.safe_point)
+    job.target.remove(PLAN)
+    return None, f"a backup at version {plan.version} had been begun here and was given up: {reason}"
+
+
+def _reason_to_abandon(job: _Job, plan: Plan, kind: Kind) -> str | None:
+    if plan.kind is not kind:
+        return f"it was to be of kind {plan.kind.value!r}, and now {kind.value!r} is asked for"
+    if plan.kind is Kind.CHANGES and plan.since != _newest_version(job.target):
+        return "the part that it was to follow is not the newest one any more"
+    try:
+        job.site.host.administration.hold_safe_point(
+            plan.safe_point, plan.held_version, HOLD, job.namespace.name
+        )
+    except VersionCollected:
+        return "its version was collected meanwhile"
+    return None
+
+
+def _begin(job: _Job, kind: Kind) -> Plan:
+    """Choose a version, record the plan, and hold the version: in this order, so that nothing is held that
+    no plan knows of."""
+    since = _newest_version(job.target) if kind is Kind.CHANGES else 0
+    administration = job.site.host.administration
+    for _ in range(_ATTEMPTS):
+        version, watermark = find_position(job.site, job.namespace)
+        plan_id = uuid4().hex
+        plan = Plan(
+            id=plan_id,
+            kind=kind,
+            site=job.site.name,
+            site_id=job.site.id,
+            namespace=job.namespace,
+            since=since,
+            version=version,
+            watermark=watermark,
+            safe_point=f"spark/backup-{plan_id}",
+        )
+        job.target.publish(PLAN, encode_document(plan))
+        try:
+            administration.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
+        except VersionCollected as error:
+            job.target.remove(PLAN)
+            if kind is Kind.CHANGES:
+                raise _too_late(job, since) from error
+        else:
+            return plan
+    raise VersionCollected(
+        f"the site collects the versions of {job.namespace.name!r} faster than they can be held; set a "
+        "retention of a minute or more with `floodmark namespace update`"
+    )
+
+
+def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
+    """A version up to which every change is durable and published, and the watermark of a namespace at it.
+
+    What was acknowledged before is at or below the version.  The site's own entry is the version itself.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        # What was the oldest version a moment ago may be gone.
+        with suppress(VersionCollected):
+            return _look_for_position(site, namespace)
+    return _look_for_position(site, namespace)
+
+
+def _look_for_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
+    administration = site.host.administration
+    recently = max(0, physical_ms(administration.now()) - _RECENT_MS) << COUNTER_BITS
+    since = max(recently, administration.oldest_version(namespace.name))
+    start, end = _ONE_KEY
+    version = since
+    for item in site.changes(
+        namespace.name, since=since, start_key=start, end_key=end, resolved_markers=True
+    ):
+        if isinstance(item, Resolved):
+            version = item.version
+    return version, administration.watermark(namespace.name, version) | {site.id: version}
+
+
+def _newest_version(target: Directory) -> Version:
+    manifests = read_manifests(target)
+    if not manifests:
+        raise InvalidArgument(
+            f"there is no complete backup at {target.location} that changes could be added to; take a full "
+            "one first"
+        )
+    return manifests[-1].version
+
+
+def _require_same(job: _Job, site: str, site_id: int, namespace: NamespaceRow) -> None:
+    """Refuse a directory that holds something else, as does one of a namespace that was dropped since."""
+    found = site, site_id, namespace.id, namespace.created_at
+    if found != (job.site.name, job.site.id, job.namespace.id, job.namespace.created_at):
+        raise InvalidArgument(
+            f"{job.target.location} holds a backup of namespace {namespace.name!r} of site {site!r}, made at "
+            f"{moment_of(namespace.created_at).isoformat()}; give {job.namespace.name!r} of "
+            f"{job.site.name!r} another directory"
+        )
+
+
+def _too_late(job: _Job, since: Version) -> VersionCollected:
+    return VersionCollected(
+        f"the changes of {job.namespace.name!r} since version {since} ({moment_of(since).isoformat()}), the "
+        "newest in the backup, were collected; take a full backup, and give it a longer hold",
+        version=since,
+    )
+
+
+# The part
+
+
+def _carry_out(job: _Job, plan: Plan) -> Manifest:
+    part = job.target.directory(plan.part)
+    attempt = f"{ATTEMPT}{uuid4().hex}"
+    with watch_tasks(job.spark, job.progress, "write rows"), explaining(job.target):
+        sums = write_files(_read_rows(job, plan), part.directory(attempt), plan.version)
+    files = [DataFile(f"{attempt}/{name}", size) for name, size in part.directory(attempt).sizes().items()]
+    _require_rows(part, files, sums)
+    for name in part.names():
+        if name != attempt:
+            part.remove(name)
+    part.sync(file.name for file in files)
+    manifest = Manifest(
+        id=plan.id,
+        kind=plan.kind,
+        site=plan.site,
+        site_id=plan.site_id,
+        namespace=plan.namespace,
+        since=plan.since,
+        version=plan.version,
+        sums=sums,
+        files=files,
+        columns=columns_of(record_columns(plan.namespace.merge)),
+        watermark=plan.watermark,
+        # After the rows were read: deletions that were collected meanwhile may be missing among them.
+        collected_horizon=_collected_horizon(job.site, plan.namespace.name),
+        safe_point=plan.safe_point,
+        created_at=moment_of(job.site.now()),
+    )
+    part.publish(MANIFEST, encode_document(manifest))
+    job.target.sync([plan.part])
+    return manifest
+
+
+def _read_rows(job: _Job, plan: Plan) -> DataFrame:
+    options = {"namespace": plan.namespace.name}
+    if plan.kind is Kind.FULL:
+        options |= {"rows": "all", "versionAsOf": str(plan.version)}
+    else:
+        options |= {
+            "readChangeFeed": "true",
+            "startingVersion": str(plan.since + 1),
+            "endingVersion": str(plan.version),
+        }
+    return read_site(job.spark, job.source, options, record_columns(plan.namespace.merge))
+
+
+def _require_rows(part: Directory, files: list[DataFile], sums: RowSums) -> None:
+    """Refuse to call a part complete whose files hold other rows than were read from the site."""
+    written = 0
+    for file in files:
+        with part.open(file.name) as stream:
+            written += pyarrow.parquet.read_metadata(stream).num_rows
+    if written != sums.counts.total:
+        raise SinkFailed(
+            f"{sums.counts.total:,} rows were read and {written:,} are in the files at {part.location}; is "
+            "another backup running into the same directory? Run it again"
+        )
+
+
+def _collected_horizon(site: Site, namespace: str) -> Version:
+    for statistics in site.statistics().namespaces:
+        if statistics.name == namespace:
+            return statistics.collected_horizon
+    raise Corruption(f"the site's statistics do not name its namespace {namespace!r}")
+
+
+def _finish(job: _Job, plan: Plan, hold: timedelta) -> bool:
+    """Hold what the next incremental backup needs and nothing else; whether that is held."""
+    held = _hold_for_next(job, plan, hold)
+    if not held:
+        release(job.site, plan.safe_point)
+    for manifest in read_manifests(job.target):
+        if manifest.safe_point != plan.safe_point and manifest.version < plan.version:
+            release(job.site, manifest.safe_point)
+    job.target.remove(PLAN)
+    return held
+
+
+def _hold_for_next(job: _Job, plan: Plan, hold: timedelta) -> bool:
+    if not hold:
+        return False
+    try:
+        job.site.host.administration.hold_safe_point(plan.safe_point, plan.version, hold, job.namespace.name)
+    except VersionCollected:
+        # The part was complete long ago, and only this step was missing.
+        return False
+    return True
+
+
+def _require_hold(hold: object) -> None:
+    if not isinstance(hold, timedelta) or not timedelta(0) <= hold <= TTL_MAX:
+        raise InvalidArgument(
+            f"the time for which a backup's version is held is a timedelta of 0 to {TTL_MAX.days:,} days, "
+            f"not {hold!r:.60}"
+        )

@@ -1,0 +1,243 @@
+"""What a backup says about itself, and which of its parts lead to a version.
+
+    TARGET/
+      plan.json                                 a part that was begun (backup.py); gone when it is complete
+      full-<version>/                           every record as of a version, the dead ones too
+        manifest.json                           written last: with it the part is complete
+        rows-<attempt>/part-….parquet
+      changes-<since>-<version>/                every change in (since, version]
+        manifest.json
+        rows-<attempt>/part-….parquet
+
+A manifest holds whatever is needed to check the part, and to restore it without the site that it came from.
+It carries a hash of itself, so that one that was damaged is not believed, and the number of its format: one
+that this Floodmark does not know is refused, for to guess would be to restore something else.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+import xxhash
+
+from floodmark.host.catalog import NamespaceRow
+from floodmark.model.errors import BackupDamaged, FormatTooNew, InvalidArgument, InvalidVersion
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version, moment_of
+from floodmark.spark.jobs.files import Directory
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+# What the directories begin with into which attempts write their rows.
+ATTEMPT: Final = "rows-"
+
+
+class Kind(StrEnum):
+    """What the rows of a part are."""
+
+    FULL = "full"
+    CHANGES = "changes"
+
+
+class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows by what a reader at the part's version would find: a value, a deletion, an expired value."""
+
+    live: int
+    tombstones: int
+    expired: int
+    total: int
+
+
+class RowSums(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rows, and the XOR of Spark's xxhash64 of all their columns: equal sums mean equal rows."""
+
+    counts: RowCounts
+    digest: int
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A file of rows, by its path from the part's directory."""
+
+    name: str
+    bytes: int
+
+
+class ColumnType(msgspec.Struct, frozen=True):
+    """A column of the rows, in Spark's words."""
+
+    name: str
+    type: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete part of a backup.
+
+    `version` is where a reader of the site's changes goes on from after the part was restored.  `watermark`
+    says per site which of its changes are in, and `collected_horizon` up to where deletions may be missing.
+    """
+
+    format: int = FORMAT
+    id: str
+    kind: Kind
+    site: str
+    site_id: int
+    namespace: NamespaceRow
+    since: Version
+    version: Version
+    keys: KeyRange = KeyRange()
+    sums: RowSums
+    files: list[DataFile]
+    columns: list[ColumnType]
+    watermark: dict[int, Version]
+    collected_horizon: Version
+    safe_point: str
+    created_at: datetime
+
+    @property
+    def part(self) -> str:
+        """The name of the part's directory."""
+        return part_name(self.kind, self.since, self.version)
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    """A document as it is stored: with the hash of its bytes."""
+
+    document: msgspec.Raw
+    xxh64: str
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+Document = TypeVar("Document", bound=msgspec.Struct)
+
+
+def part_name(kind: Kind, since: Version, version: Version) -> str:
+    """The name of a part's directory; names sort as versions do.
+
+    >>> part_name(Kind.FULL, 0, 17), part_name(Kind.CHANGES, 17, 42)
+    ('full-00000000000000000017', 'changes-00000000000000000017-00000000000000000042')
+    """
+    return f"full-{version:020}" if kind is Kind.FULL else f"changes-{since:020}-{version:020}"
+
+
+def encode_document(document: msgspec.Struct) -> bytes:
+    """A manifest or a plan as it is stored."""
+    content = msgspec.json.encode(document)
+    sealed = _Sealed(msgspec.Raw(content), xxhash.xxh64_hexdigest(content))
+    return msgspec.json.encode(sealed) + b"\n"
+
+
+def decode_document(content: bytes, kind: type[Document], place: str) -> Document:
+    """Undo `encode_document`.  Raises BackupDamaged, or FormatTooNew for a format that is not known."""
+    try:
+        sealed = msgspec.json.decode(content, type=_Sealed)
+        stored = bytes(sealed.document)
+        found = msgspec.json.decode(stored, type=_Format).format
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BackupDamaged(f"{place} is damaged: {error}") from error
+    if xxhash.xxh64_hexdigest(stored) != sealed.xxh64:
+        raise BackupDamaged(f"{place} is damaged: its content is not what was written")
+    if found != FORMAT:
+        raise FormatTooNew(
+            f"{place} has format {found}; this Floodmark knows format {FORMAT}. Use the release that wrote "
+            "it, or a later one"
+        )
+    try:
+        return msgspec.json.decode(stored, type=kind)
+    except msgspec.MsgspecError as error:
+        raise BackupDamaged(f"{place} is damaged: {error}") from error
+
+
+def read_manifest(target: Directory, part: str) -> Manifest | None:
+    """The manifest of a part; None if the part is not complete."""
+    content = target.directory(part).read(MANIFEST)
+    if content is None:
+        return None
+    manifest = decode_document(content, Manifest, f"{target.location}/{part}/{MANIFEST}")
+    if manifest.part != part:
+        raise BackupDamaged(f"{target.location}/{part} holds the manifest of {manifest.part}")
+    return manifest
+
+
+def read_manifests(target: Directory) -> list[Manifest]:
+    """The manifests of all complete parts, oldest first."""
+    found = [read_manifest(target, name) for name in part_names(target)]
+    return sorted((each for each in found if each is not None), key=lambda each: (each.version, each.since))
+
+
+def part_names(target: Directory) -> list[str]:
+    """The directories of parts, complete or not."""
+    return [name for name in target.names() if name.startswith(("full-", "changes-"))]
+
+
+class Chain(NamedTuple):
+    """A full part and the changes that follow it without a gap: it leads to every version in its range."""
+
+    full: Manifest
+    changes: tuple[Manifest, ...]
+
+    @property
+    def newest(self) -> Manifest:
+        """The last part."""
+        return self.changes[-1] if self.changes else self.full
+
+    def leads_to(self, version: Version) -> bool:
+        """Whether the state at a version is in the chain."""
+        return self.full.version <= version <= self.newest.version
+
+    def up_to(self, version: Version) -> "Chain":
+        """The parts that are needed for a version."""
+        return Chain(self.full, tuple(part for part in self.changes if part.since < version))
+
+
+def find_chains(manifests: Iterable[Manifest]) -> list[Chain]:
+    """What the parts lead to, one chain for each full part, oldest first."""
+    parts = sorted(manifests, key=lambda each: each.version)
+    followers = {each.since: each for each in parts if each.kind is Kind.CHANGES}
+    return [_follow(each, followers) for each in parts if each.kind is Kind.FULL]
+
+
+def _follow(full: Manifest, followers: dict[Version, Manifest]) -> Chain:
+    changes: list[Manifest] = []
+    position = full.version
+    while (part := followers.get(position)) is not None:
+        changes.append(part)
+        position = part.version
+    return Chain(full, tuple(changes))
+
+
+def choose_chain(manifests: Iterable[Manifest], at: Version | None, place: str) -> tuple[Chain, Version]:
+    """The shortest way to a version, or to the newest that there is; and that version."""
+    chains = find_chains(manifests)
+    if not chains:
+        raise InvalidArgument(
+            f"there is no complete full backup at {place}; take one with `floodmark backup`"
+        )
+    if at is None:
+        at = max(chain.newest.version for chain in chains)
+    leading = [chain for chain in chains if chain.leads_to(at)]
+    if not leading:
+        ranges = " or ".join(_show_range(chain) for chain in chains)
+        raise InvalidVersion(
+            f"the backup at {place} does not lead to version {at} ({moment_of(at).isoformat()}); it leads to "
+            f"every version in {ranges}",
+            version=at,
+        )
+    return leading[-1].up_to(at), at
+
+
+def find_gaps(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """The parts with changes that no chain reaches: what they follow is missing."""
+    parts = list(manifests)
+    reached = {part.id for chain in find_chains(parts) for part in chain.changes}
+    return [each for each in parts if each.kind is Kind.CHANGES and each.id not in reached]
+
+
+def _show_range(chain: Chain) -> str:
+    first, last = chain.full.version, chain.newest.version
+    moments = f"{moment_of(first).isoformat()} to {moment_of(last).isoformat()}"
+    return f"[{first}, {last}] ({moments})"

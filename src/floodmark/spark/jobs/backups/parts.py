@@ -1,0 +1,173 @@
+"""The rows of a backup on their way through Spark: from a site to files, from files to a site, and counted.
+
+Whatever a part holds was counted while it was written, in the same pass, and is counted again by whoever
+reads it: how many rows there are of each sort, and the XOR of their hashes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from floodmark.model.change import ChangeType
+from floodmark.model.errors import FormatTooNew
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version, physical_ms
+from floodmark.replication.returning import Portion
+from floodmark.spark.jobs.backups.manifest import ColumnType, Manifest, RowCounts, RowSums
+from floodmark.spark.jobs.files import Directory, find_full_disk
+from floodmark.spark.runtime.failures import raising_floodmark_errors
+from floodmark.spark.source.address import SiteAddress
+from floodmark.spark.source.schemas import RECORDS, record_columns
+from floodmark.spark.source.writing import KEEP_STAMPS, PORTION
+
+# Each page of a Parquet file has a checksum, which Spark looks at only if it is told to.
+_CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
+
+# What of a row is the same wherever it was restored to.
+CONTENT: Final = ("key", "value", "_change_type", "_origin_site", "_origin_version", "_expires_at", "_stamps")
+
+_FORMAT: Final = "floodmark"
+
+
+@contextmanager
+def explaining(directory: Directory) -> Iterator[None]:
+    """Raise what went wrong in Spark as Floodmark's errors, also that a directory has no room left."""
+    try:
+        with raising_floodmark_errors():
+            yield
+    except (PySparkException, Py4JJavaError) as error:
+        full = find_full_disk(directory.location, str(error))
+        if full is None:
+            raise
+        raise full from None
+
+
+def read_site(
+    spark: SparkSession,
+    address: SiteAddress,
+    options: Mapping[str, str],
+    columns: StructType | None = None,
+) -> DataFrame:
+    """Rows of a site; without `columns`, with those that it gives by itself."""
+    reader = spark.read.format(_FORMAT).options(**address.options(), **options)
+    return (reader if columns is None else reader.schema(columns)).load(address.location)
+
+
+def write_site(rows: DataFrame, address: SiteAddress, namespace: str, portion: Portion | None = None) -> None:
+    """Apply rows, at most one for each key, to a namespace by their stamps; or a portion of each."""
+    writer = rows.write.format(_FORMAT).mode("append").options(**address.options(), **KEEP_STAMPS)
+    if portion is not None:
+        writer = writer.option(PORTION, msgspec.json.encode(portion).decode())
+    writer.options(namespace=namespace, distinctKeys="true").save(address.location)
+
+
+def write_files(rows: DataFrame, directory: Directory, at: Version) -> RowSums:
+    """Write rows to a new directory; their sums."""
+    observed, sums = observe_rows(rows, at)
+    observed.write.mode("error").option("compression", "zstd").parquet(directory.url)
+    return sums()
+
+
+def read_files(
+    spark: SparkSession, part: Directory, names: Iterable[str], columns: StructType = RECORDS
+) -> DataFrame:
+    """The rows of some files of a part, whatever else is in its directory."""
+    urls = [f"{part.url}/{name}" for name in names]
+    return spark.read.schema(columns).options(**_CHECKED).parquet(*urls)
+
+
+def read_parts(spark: SparkSession, target: Directory, parts: Iterable[Manifest]) -> DataFrame:
+    """The rows of several parts of one backup."""
+    urls = []
+    columns = RECORDS
+    for manifest in parts:
+        columns = require_columns(manifest)
+        part = target.directory(manifest.part)
+        urls += [f"{part.url}/{file.name}" for file in manifest.files]
+    return spark.read.schema(columns).options(**_CHECKED).parquet(*urls)
+
+
+def columns_of(schema: StructType) -> list[ColumnType]:
+    """The columns of rows, for a manifest."""
+    return [ColumnType(field.name, field.dataType.simpleString()) for field in schema.fields]
+
+
+def require_columns(manifest: Manifest) -> StructType:
+    """The columns of a part's rows, if they are what this Floodmark writes."""
+    columns = record_columns(manifest.namespace.merge)
+    if manifest.columns != columns_of(columns):
+        named = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
+        raise FormatTooNew(f"the rows of {manifest.part} have columns that are not known here: {named}")
+    return columns
+
+
+def newest_rows(rows: DataFrame) -> DataFrame:
+    """Of each key the row of its newest commit, in order of keys within each of Spark's partitions."""
+    others = [name for name in rows.columns if name != "key"]
+    newest = F.max_by(F.struct(*others), F.col("_commit_version")).alias("newest")
+    return rows.repartitionByRange("key").groupBy("key").agg(newest).select("key", "newest.*")
+
+
+def in_range(keys: KeyRange) -> Column:
+    """Whether a row's key lies in a range."""
+    inside = F.col("key") >= F.lit(keys.start)
+    return inside if keys.end is None else inside & (F.col("key") < F.lit(keys.end))
+
+
+def content_columns(rows: DataFrame) -> list[str]:
+    """The columns of rows that are the same wherever these were restored to."""
+    return [name for name in CONTENT if name in rows.columns]
+
+
+def to_content(rows: DataFrame) -> DataFrame:
+    """Rows as they are restored.  What is deleted has neither a value nor a time at which it expires."""
+    kept = {
+        name: F.when(~_is_deleted(), F.col(name)).alias(name)
+        if name in ("value", "_expires_at")
+        else F.col(name)
+        for name in content_columns(rows)
+    }
+    return rows.select(*kept.values())
+
+
+def sum_columns(columns: Iterable[str], at: Version) -> list[Column]:
+    """Expressions whose values `to_sums` takes, over rows of which a reader at a version is meant."""
+    expired = ~_is_deleted() & (F.unix_millis("_expires_at") <= F.lit(physical_ms(at)))
+    return [
+        F.count(F.lit(1)).alias("total"),
+        F.count_if(_is_deleted()).alias("tombstones"),
+        F.count_if(expired).alias("expired"),
+        F.bit_xor(F.xxhash64(*columns)).alias("digest"),
+    ]
+
+
+def to_sums(found: Mapping[str, Any]) -> RowSums:
+    """The sums that Spark has found."""
+    total, tombstones, expired = found["total"], found["tombstones"], found["expired"]
+    live = total - tombstones - expired
+    counts = RowCounts(live=live, tombstones=tombstones, expired=expired, total=total)
+    # Of no rows at all Spark gives no XOR.
+    return RowSums(counts=counts, digest=found["digest"] or 0)
+
+
+def observe_rows(rows: DataFrame, at: Version) -> tuple[DataFrame, Callable[[], RowSums]]:
+    """Rows that are counted as they pass, and their sums, to be asked for when they have passed."""
+    observation = Observation()
+    observed = rows.observe(observation, *sum_columns(rows.columns, at))
+    return observed, lambda: to_sums(observation.get)
+
+
+def sum_rows(rows: DataFrame, at: Version) -> RowSums:
+    """The sums of rows, by reading them all."""
+    return to_sums(rows.agg(*sum_columns(rows.columns, at)).collect()[0].asDict())
+
+
+def _is_deleted() -> Column:
+    return F.col("_change_type") == F.lit(ChangeType.DELETE.value)

@@ -1,0 +1,148 @@
+"""Build a site of a topology up from a backup: a new one that joins, or one that has lost its data.
+
+The rows are written as a restore writes them, but most of them without a trace in the change log: everybody
+else has heard of them already.  The order of things, and what of each row is told to whom, are rules of
+`floodmark.replication.returning`; here Spark writes the rows.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from floodmark.host.ports import NamespaceUpdate
+from floodmark.model.errors import InvalidArgument, InvalidConfiguration
+from floodmark.model.version import Version
+from floodmark.replication.returning import BackupFacts, Portion, join_namespace, return_namespace
+from floodmark.replication.topology import Topology
+from floodmark.site.site import Site
+from floodmark.spark.jobs.backups.manifest import RowCounts, RowSums
+from floodmark.spark.jobs.backups.restore import Restoration, restoring
+from floodmark.spark.runtime.progress import Progress
+from floodmark.spark.source.address import SiteAddress
+
+
+class ReturnSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What was built up.
+
+    `returned` is how many records came back from other sites.  While a site that comes back is `missing`
+    namespaces, it takes no writes.  `verified` is as for every restore.
+    """
+
+    backup: str
+    site: str
+    namespace: str
+    version: Version
+    rows: RowCounts
+    resumed: bool
+    returned: int
+    missing: list[str]
+    verified: bool
+    note: str | None
+
+
+def join(
+    backup: str,
+    target: SiteAddress,
+    namespace: str,
+    *,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> ReturnSummary:
+    """Build a namespace of a new site up from a backup of another site of its topology."""
+    with target.connect() as site:
+        topology = site.topology()
+        if topology is None or namespace not in topology.shared_by(site.name):
+            raise InvalidConfiguration(
+                f"site {site.name!r} does not share {namespace!r}; enter it in the topology, and set that at "
+                "all sites, the new one last",
+                site=site.name,
+            )
+    with restoring(backup, target, namespace, spark=spark, progress=progress) as restoration:
+        writing = _Writing(restoration)
+        join_namespace(restoration.site.host, namespace, _facts_of(restoration), writing.write)
+        return writing.summarize(backup)
+
+
+def rejoin(
+    backup: str,
+    target: SiteAddress,
+    namespace: str,
+    *,
+    topology: Topology,
+    addresses: Mapping[str, SiteAddress],
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> ReturnSummary:
+    """Build a namespace of a site up again that has lost its data, from a backup of it or of another site.
+
+    The topology, in which the site's incarnation was counted up, is put in force everywhere first, so that
+    nothing of the earlier life arrives any more.  `addresses` lead to the other sites.
+    """
+    with ExitStack() as stack:
+        with target.connect() as site:
+            name = site.name
+            if namespace not in topology.shared_by(name):
+                raise InvalidConfiguration(f"site {name!r} does not share {namespace!r}", site=name)
+        others = topology.active_members(namespace).keys() - {name}
+        peers = {other: stack.enter_context(addresses[other].connect()).host for other in sorted(others)}
+        for other in sorted(addresses.keys() - {name}):
+            with addresses[other].connect() as peer:
+                peer.set_topology(topology)
+        with target.connect() as site:
+            site.set_topology(topology)
+            _require_rejoining(site)
+        restoration = stack.enter_context(
+            restoring(backup, target, namespace, spark=spark, progress=progress)
+        )
+        writing = _Writing(restoration)
+        host = restoration.site.host
+        copied = return_namespace(host, peers, namespace, _facts_of(restoration), writing.write)
+        missing = host.administration.finish_rejoining()
+        return writing.summarize(backup, returned=copied.records, missing=missing)
+
+
+def _require_rejoining(site: Site) -> None:
+    if not site.replication().rejoining:
+        raise InvalidArgument(
+            f"site {site.name!r} is the incarnation that the topology speaks of, and takes part; if it has "
+            "lost its data, count its `incarnation` up in the topology first"
+        )
+
+
+def _facts_of(restoration: Restoration) -> BackupFacts:
+    newest = restoration.chain.newest
+    return BackupFacts(newest.watermark, newest.collected_horizon)
+
+
+class _Writing:
+    """Writes portions of a backup, and remembers what all of it is."""
+
+    def __init__(self, restoration: Restoration) -> None:
+        self._restoration = restoration
+        self._written: RowSums | None = None
+        settings = restoration.chain.newest.namespace.settings
+        restoration.site.host.administration.update_namespace(
+            restoration.namespace.name, NamespaceUpdate(ttl=settings.ttl, retention=settings.retention)
+        )
+
+    def write(self, portion: Portion) -> None:
+        self._written = self._restoration.write(portion)
+
+    def summarize(self, backup: str, *, returned: int = 0, missing: list[str] | None = None) -> ReturnSummary:
+        restoration, written = self._restoration, self._written
+        assert written is not None
+        note = restoration.verify(written)
+        return ReturnSummary(
+            backup=backup,
+            site=restoration.site.name,
+            namespace=restoration.namespace.name,
+            version=restoration.version,
+            rows=written.counts,
+            resumed=restoration.resumed,
+            returned=returned,
+            missing=missing or [],
+            verified=note is None,
+            note=note,
+        )

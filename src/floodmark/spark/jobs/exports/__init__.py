@@ -1,0 +1,1 @@
+"""Exports to Parquet files and Delta tables."""

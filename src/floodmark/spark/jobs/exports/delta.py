@@ -1,0 +1,231 @@
+"""Exports as Delta tables, by the `deltalake` package: Spark needs no jars for them.
+
+Spark's tasks write the data files into the table's directory, where nobody looks at a file that the table's
+log does not name.  The driver then commits them in one transaction of the log, which carries an application
+transaction: the export's id, and as its number the version that the table now goes through.  That number is
+the export's only checkpoint.  A commit that is tried twice conflicts with itself, and so does one of
+another process that exports to the same table.
+
+A merge into the current view takes away the files in which a key has changed, and adds what is left of
+them together with the new rows.  Spark does the joining, so it is as large as Spark can do; the `merge` of
+the package would do it in the driver's memory.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow
+import pyarrow.dataset
+
+from floodmark.accounting.checks import Checks
+from floodmark.clock import TimeSource, system_time_ms
+from floodmark.model.errors import Corruption, InvalidArgument, InvalidConfiguration, LeaseHeld
+from floodmark.model.version import Version, moment_of
+from floodmark.spark.jobs.exports.files import DataFile
+from floodmark.spark.jobs.exports.state import LOCK, Cuts, ExportIdentity, View, step_prefix
+
+try:
+    import deltalake
+    import deltalake.exceptions
+    import deltalake.transaction
+except ImportError:
+    deltalake = None  # type: ignore[assignment]
+
+IDENTITY: Final = "floodmark.export"
+THROUGH: Final = "floodmark.through"
+CHECKS: Final = "floodmark.checks"
+LOG: Final = "_delta_log"
+
+# So many commits are looked at for the last of an export: other engines may have tidied up since.
+_ENTRIES_MAX: Final = 100
+
+
+class DeltaTarget:
+    """A Delta table that this process writes."""
+
+    def __init__(
+        self, directory: Path, asked: ExportIdentity, *, time_source: TimeSource = system_time_ms
+    ) -> None:
+        require_package()
+        self._directory = directory
+        self._time_source = time_source
+        if not deltalake.DeltaTable.is_deltatable(str(directory)):
+            _create(directory, asked)
+        self._table = open_table(directory)
+        self.identity = identity_of(self._table, directory)
+        self.identity.require_same(asked, str(directory))
+        self.checks = checks_of(self._table, self.through)
+
+    @property
+    def through(self) -> Version | None:
+        return through_of(self._table, self.identity)
+
+    @property
+    def rewrites_whole(self) -> bool:
+        return False
+
+    def prepare(self) -> Path:
+        """Clear away what a step that was not committed has left.
+
+        Its files say where it began, and no committed step began where the table is now.
+        """
+        self._table.update_incremental()
+        for file in self._directory.glob(f"{step_prefix(self.through or 0)}*.parquet"):
+            file.unlink()
+        return self._directory
+
+    def files(self) -> list[Path]:
+        # What another engine has marked as deleted within a file would come back to life.
+        if self._table.protocol().min_reader_version > 1:
+            raise InvalidArgument(
+                f"{self._directory} was given features that plain Parquet files do not show, such as "
+                "deletion vectors; an export cannot merge into it any more. Export to another target"
+            )
+        return [self._directory / unquote(path) for path in _paths(self._table)]
+
+    def commit(
+        self,
+        since: Version,
+        through: Version,
+        added: Sequence[DataFile],
+        removed: Sequence[Path],
+        checks: Checks,
+    ) -> None:
+        now_ms = self._time_source()
+        actions: list[Any] = [
+            deltalake.transaction.AddAction(file.name, file.bytes, {}, now_ms, True, _statistics(file))
+            for file in added
+        ]
+        gone = {path.name for path in removed}
+        actions += [
+            deltalake.transaction.RemoveAction(path, True, now_ms, size, {})
+            for path, size in _paths(self._table).items()
+            if unquote(path) in gone
+        ]
+        properties = deltalake.CommitProperties(
+            app_transactions=[deltalake.Transaction(self.identity.id, through, now_ms)],
+            custom_metadata={THROUGH: str(through), CHECKS: msgspec.json.encode(checks).decode()},
+        )
+        try:
+            self._table.create_write_transaction(
+                actions, "append", self._table.schema(), commit_properties=properties
+            )
+        except deltalake.exceptions.CommitFailedError as error:
+            raise LeaseHeld(
+                f"somebody else has changed {self._directory} meanwhile ({error}); run the export again"
+            ) from error
+        self._table.update_incremental()
+        self.checks = checks
+
+    def advance(self, through: Version, checks: Checks) -> None:
+        self.commit(through, through, (), (), checks)
+
+
+def open_table(directory: Path) -> Any:
+    """A Delta table."""
+    require_package()
+    return deltalake.DeltaTable(directory)
+
+
+def require_package() -> None:
+    """Refuse to go on without the package."""
+    if deltalake is None:
+        raise InvalidConfiguration(
+            "Delta tables are written by the package deltalake, which is not installed; install "
+            "floodmark[spark], which brings it, or export as Parquet"
+        )
+
+
+def identity_of(table: Any, directory: Path) -> ExportIdentity:
+    """Whose rows a table holds."""
+    text = table.metadata().configuration.get(IDENTITY)
+    if text is None:
+        raise InvalidArgument(f"{directory} is a Delta table that no export made; choose another target")
+    try:
+        return msgspec.json.decode(text, type=ExportIdentity)
+    except msgspec.MsgspecError as error:
+        raise Corruption(
+            f"the property {IDENTITY} of {directory} is damaged ({error}); export to another target"
+        ) from error
+
+
+def through_of(table: Any, identity: ExportIdentity) -> Version | None:
+    """How far a table is."""
+    committed = table.transaction_version(identity.id)
+    if committed is None:
+        return identity.start
+    return int(committed)
+
+
+def checks_of(table: Any, through: Version | None) -> Checks:
+    """What was checked up to where a table is; nothing if its log does not tell any more."""
+    entries = (entry for entry in table.history(_ENTRIES_MAX) if entry.get(THROUGH) == str(through))
+    found = next((entry.get(CHECKS) for entry in entries), None)
+    if found is None:
+        return Checks()
+    try:
+        return msgspec.json.decode(found, type=Checks)
+    except msgspec.MsgspecError as error:
+        raise Corruption(
+            f"{CHECKS} in the log of {table.table_uri} is damaged ({error}); export to another target"
+        ) from error
+
+
+def cuts_of(table: Any, identity: ExportIdentity) -> Cuts:
+    """The versions at which a table can be read."""
+    through = through_of(table, identity) or 0
+    if identity.view is View.HISTORY:
+        return Cuts(since=identity.since, through=through)
+    return Cuts(through=through, only=frozenset(_steps(table)))
+
+
+def read_at(directory: Path, identity: ExportIdentity, at: Version) -> pyarrow.dataset.Dataset:
+    """The rows of a table at one of its cuts."""
+    table = deltalake.DeltaTable(directory)
+    if identity.view is View.CURRENT:
+        table.load_as_version(_steps(table)[at])
+        return table.to_pyarrow_dataset()
+    return table.to_pyarrow_dataset().filter(pyarrow.dataset.field("_commit_version") <= at)
+
+
+def _steps(table: Any) -> dict[Version, int]:
+    """The versions of a site that the table was once at, and the table's own number for each."""
+    entries = [entry for entry in table.history() if THROUGH in entry]
+    return {int(entry[THROUGH]): entry["version"] for entry in reversed(entries)}
+
+
+def _paths(table: Any) -> dict[str, int]:
+    """The files of a table as its log writes them, and their sizes."""
+    actions = pyarrow.table(table.get_add_actions())
+    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def _create(directory: Path, asked: ExportIdentity) -> None:
+    # An export that was killed while it created its table has left only an empty log.
+    if any(path.name not in (LOCK, LOG) for path in directory.iterdir()):
+        raise InvalidArgument(f"{directory} holds other files and no Delta table; choose an empty directory")
+    deltalake.DeltaTable.create(
+        directory,
+        asked.view.schema,
+        name=asked.namespace,
+        description=f"the {asked.view} of {asked.namespace} at {asked.site}",
+        configuration={IDENTITY: msgspec.json.encode(asked).decode()},
+        raise_if_key_not_exists=False,
+    )
+
+
+def _statistics(file: DataFile) -> str:
+    """What a reader may know of a file without opening it, as Delta writes it."""
+    bounds = {
+        which: {"_commit_version": version, "_commit_timestamp": _moment(version)}
+        for which, version in (("minValues", file.first), ("maxValues", file.last))
+    }
+    return json.dumps({"numRecords": file.rows, **bounds})
+
+
+def _moment(version: Version) -> str:
+    return moment_of(version).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,168 @@
+"""Rows into Parquet files, written by Spark's tasks and named only afterwards by the driver.
+
+A task writes under a name that nobody has used before, and says what it wrote when the file is on disk.  A
+task that is killed, or repeated, leaves a file that no one was told of: it counts for nothing, and whoever
+owns the directory clears it away.  The rows stream: a task holds one row group, whatever a file holds.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from floodmark.accounting.counting import Counted
+from floodmark.feed.sinks.parquet import SCHEMA
+from floodmark.model.errors import StorageFailed
+from floodmark.model.limits import MIB
+from floodmark.model.version import Version
+from floodmark.spark.jobs.files import directory_at, find_full_disk
+from floodmark.spark.source.special import CountedRows, add_counted
+
+# Every change a row.
+HISTORY: Final = SCHEMA
+# Every live key a row: there are no deletes in it, and its partition is of no use to anyone.
+CURRENT: Final = pyarrow.schema(
+    [
+        pyarrow.field("key", pyarrow.binary(), nullable=False),
+        pyarrow.field("value", pyarrow.binary(), nullable=False),
+        *(
+            SCHEMA.field(name)
+            for name in ("_commit_version", "_commit_timestamp", "_origin_site", "_origin_version")
+        ),
+        SCHEMA.field("_expires_at"),
+    ]
+)
+
+ROW_GROUP_BYTES_MAX: Final = 16 * MIB
+FILE_BYTES_MAX: Final = 256 * MIB
+
+_REPORT: Final = "name string, rows long, bytes long, first long, last long, counted binary"
+_REPORT_SCHEMA: Final = pyarrow.schema(
+    [
+        ("name", pyarrow.string()),
+        *((name, pyarrow.int64()) for name in ("rows", "bytes", "first", "last")),
+        ("counted", pyarrow.binary()),
+    ]
+)
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of rows, and the lowest and the highest version among them."""
+
+    name: str
+    rows: int
+    bytes: int
+    first: Version
+    last: Version
+
+
+def write_files(frame: DataFrame, directory: Path, schema: pyarrow.Schema, prefix: str) -> list[DataFile]:
+    """Write the rows of a frame into new files, whose names begin with a prefix; what was written."""
+    return _write(frame, FileWriter(str(directory), schema, prefix))[0]
+
+
+def write_changes(
+    changes: DataFrame, directory: Path, schema: pyarrow.Schema, prefix: str
+) -> tuple[list[DataFile], Counted]:
+    """Write changes, between which there are heartbeats; what was written, and what was counted of it."""
+    return _write(changes, FileWriter(str(directory), schema, prefix, counts=True))
+
+
+def _write(frame: DataFrame, writer: "FileWriter") -> tuple[list[DataFile], Counted]:
+    reports = frame.mapInArrow(writer, _REPORT).collect()
+    directory_at(writer.directory).sync(["."])
+    names = DataFile.__struct_fields__
+    files = [DataFile(**{name: report[name] for name in names}) for report in reports if report.name]
+    return files, add_counted(report.counted for report in reports if report.counted is not None)
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """What a task does: one file after another of its rows, and a row about each of them.
+
+    If it counts, the last row tells what was counted.
+    """
+
+    directory: str
+    schema: pyarrow.Schema
+    prefix: str
+    counts: bool = False
+
+    def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        context = TaskContext.get()
+        task = 0 if context is None else context.partitionId()
+        counted = CountedRows(batches) if self.counts else None
+        groups = _group(self._conform(batch) for batch in counted or batches if batch.num_rows)
+        group = next(groups, None)
+        while group is not None:
+            name = f"{self.prefix}{task:05}-{uuid4().hex}.parquet"
+            file, group = self._write(name, group, groups)
+            yield pyarrow.RecordBatch.from_pylist([msgspec.structs.asdict(file)], schema=_REPORT_SCHEMA)
+        if counted is not None:
+            yield pyarrow.RecordBatch.from_pylist([{"counted": counted.finish()}], schema=_REPORT_SCHEMA)
+
+    def _conform(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        # Spark writes its own time zone and nullability into the batches.
+        columns = [batch.column(field.name).cast(field.type) for field in self.schema]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _write(
+        self, name: str, group: pyarrow.Table | None, more: Iterator[pyarrow.Table]
+    ) -> tuple[DataFile, pyarrow.Table | None]:
+        """Write a file until it is full; what it holds, and the group that is left over."""
+        path = Path(self.directory, name)
+        rows, bounds = 0, []
+        try:
+            with path.open("xb") as stream:
+                with pyarrow.parquet.ParquetWriter(stream, self.schema, compression="zstd") as writer:
+                    while group is not None and stream.tell() < FILE_BYTES_MAX:
+                        writer.write_table(group)
+                        rows += group.num_rows
+                        bounds.append(pyarrow.compute.min_max(group["_commit_version"]).as_py())
+                        group = next(more, None)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise storage_failure(self.directory, error) from error
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return DataFile(
+            name=name,
+            rows=rows,
+            bytes=path.stat().st_size,
+            first=min(bound["min"] for bound in bounds),
+            last=max(bound["max"] for bound in bounds),
+        ), group
+
+
+def storage_failure(location: str, error: OSError) -> StorageFailed:
+    """The error of a directory that could not be written to."""
+    reason = str(error.strerror or error)
+    return find_full_disk(location, reason) or StorageFailed(
+        f"{location} could not be written: {reason}. See to it, then run it again"
+    )
+
+
+def _group(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
+    """Batches in groups of a size that a file is read by."""
+    held: list[Any] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES_MAX:
+            yield pyarrow.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pyarrow.Table.from_batches(held)

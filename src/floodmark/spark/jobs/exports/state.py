@@ -1,0 +1,192 @@
+"""What every export target has, whatever its format: an identity, how far it is, and one writer at a time.
+
+A target knows by itself how far it is, and that moves in the same step as the rows that it is about.  So
+there is no second checkpoint that could say something else, and a job that was killed anywhere just begins
+again: what was committed is passed over, what was not is done anew.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import pyarrow
+import pyarrow.dataset
+
+from floodmark.accounting.checks import Checks
+from floodmark.model.errors import InvalidArgument, InvalidOption, LeaseHeld
+from floodmark.model.version import Version
+from floodmark.spark.jobs.exports.files import CURRENT, HISTORY, DataFile, storage_failure
+
+LOCK: Final = "_floodmark.lock"
+
+
+class View(StrEnum):
+    """What the rows of an export are."""
+
+    HISTORY = "history"
+    """Every change is a row."""
+
+    CURRENT = "current"
+    """Every live key is a row, with its newest value."""
+
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """The columns."""
+        return HISTORY if self is View.HISTORY else CURRENT
+
+
+class Format(StrEnum):
+    """What an export is written as."""
+
+    DELTA = "delta"
+    PARQUET = "parquet"
+
+
+class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose rows a target holds.
+
+    A history holds the changes above `since`, and with `snapshot` the records that lived at `since`.
+    """
+
+    id: str
+    site: str
+    site_id: int
+    namespace: str
+    namespace_id: int
+    view: View
+    since: Version = 0
+    snapshot: bool = False
+
+    @property
+    def start(self) -> Version | None:
+        """How far a target is that holds nothing yet; None if a snapshot comes first."""
+        return self.since if self.view is View.HISTORY and not self.snapshot else None
+
+    @property
+    def safe_point(self) -> str:
+        """The name of the safe point that keeps what the export has not got yet."""
+        return f"spark/export-{self.id}"
+
+    def require_same(self, asked: "ExportIdentity", location: str) -> None:
+        """Refuse a target that holds something else than what is asked for now."""
+        if (self.site, self.site_id, self.namespace, self.view) != (
+            asked.site,
+            asked.site_id,
+            asked.namespace,
+            asked.view,
+        ):
+            raise InvalidArgument(
+                f"{location} holds the {self.view} of {self.namespace!r} of site {self.site!r} (id "
+                f"{self.site_id}), not the {asked.view} of {asked.namespace!r} of site {asked.site!r} (id "
+                f"{asked.site_id}); choose another target"
+            )
+        if self.namespace_id != asked.namespace_id:
+            raise InvalidArgument(
+                f"{location} holds a namespace {self.namespace!r} that was dropped since, and one that came "
+                "later has its name; export that to another target"
+            )
+
+
+class Cuts(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions at which a target can be read.
+
+    A history can be read at any version from `since` to `through`; a current view at single ones.
+    """
+
+    through: Version
+    since: Version = 0
+    only: frozenset[Version] | None = None
+
+
+class ExportTarget(Protocol):
+    """A table that rows are exported to."""
+
+    @property
+    def identity(self) -> ExportIdentity:
+        """Whose rows it holds."""
+        ...
+
+    @property
+    def through(self) -> Version | None:
+        """It holds everything at or below this; None if it holds nothing yet."""
+        ...
+
+    @property
+    def checks(self) -> Checks:
+        """What heartbeats have shown up to there.  It moves in the same step."""
+        ...
+
+    @property
+    def rewrites_whole(self) -> bool:
+        """Whether a step that merges must write all rows again, or only the files that it touches."""
+        ...
+
+    def prepare(self) -> Path:
+        """Clear away what a step that was not committed has left; where the next one's files are written."""
+        ...
+
+    def files(self) -> list[Path]:
+        """The files of which a current view consists now."""
+        ...
+
+    def commit(
+        self,
+        since: Version,
+        through: Version,
+        added: Sequence[DataFile],
+        removed: Sequence[Path],
+        checks: Checks,
+    ) -> None:
+        """Let files come and go, and move on to `through`: all of it in one step, and for good."""
+        ...
+
+    def advance(self, through: Version, checks: Checks) -> None:
+        """Move on to `through` where there is nothing new."""
+        ...
+
+
+def step_prefix(since: Version) -> str:
+    """How the files of a step are called that begins at a version, until they get another name."""
+    return f"step-{since:020}-"
+
+
+def local_directory(location: str) -> Path:
+    """The directory of a target; every machine that takes part must see it under this name."""
+    parts = urlsplit(location)
+    if parts.scheme == "file" and not parts.netloc:
+        return Path(unquote(parts.path))
+    if "://" in location or not location:
+        raise InvalidOption(
+            f"an export is written to a directory that all workers see, not to {location!r:.200}; mount the "
+            "storage, and name the directory",
+            option="target",
+        )
+    return Path(location).absolute()
+
+
+@contextmanager
+def only_writer(directory: Path) -> Iterator[None]:
+    """Keep others from exporting to the same directory.  However the process ends, that ends with it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise storage_failure(str(directory), error) from error
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LeaseHeld(f"another process exports to {directory}; wait for it, or stop it") from error

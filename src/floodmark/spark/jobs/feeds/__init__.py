@@ -1,0 +1,1 @@
+"""Named feeds run by Spark."""

@@ -1,0 +1,1 @@
+"""Comparing sites on Spark, and repairing the keys that differ."""

@@ -1,0 +1,1 @@
+"""The links of a topology, driven by Spark."""

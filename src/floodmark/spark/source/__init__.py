@@ -1,0 +1,1 @@
+"""The data source floodmark: snapshots, change streams, writes and tables."""

@@ -1,0 +1,91 @@
+"""Where a site is and how to get there, in a form that may stand in a plan.
+
+An address is pickled into every task and shown in plans and event logs.  So it names the files that hold a
+token or a key, which must be there on every machine that takes part, and never what is in them.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from floodmark.model.errors import InvalidOption
+from floodmark.site.connecting import TIMEOUT, connect
+from floodmark.site.site import Site
+from floodmark.spark.source.reading import ServedReader, SiteReader, open_directory
+from floodmark.wire.address import SCHEMES, parse_address
+
+# The options of a reader, a writer or a job that make up an address, and the fields that they fill.
+FILES: Final = {
+    "tokenFile": "token_file",
+    "tlsRootCertificate": "tls_root",
+    "tlsCertificate": "tls_certificate",
+    "tlsKey": "tls_key",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteAddress:
+    """A server's URL or a site's directory, and the files with credentials for the server.
+
+    >>> SiteAddress(location="grpc://127.0.0.1:7100").is_url, SiteAddress(location="data/oslo").is_url
+    (True, False)
+    """
+
+    location: str
+    token_file: str | None = None
+    tls_root: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    timeout: timedelta = TIMEOUT
+
+    def __post_init__(self) -> None:
+        if not self.location:
+            raise InvalidOption("a site is named by its URL or its directory: load('grpc://host:port')")
+        if "://" in self.location:
+            self._require_url()
+
+    @property
+    def is_url(self) -> bool:
+        """Whether the site is behind a server."""
+        return self.location.partition("://")[0] in SCHEMES
+
+    def connect(self) -> Site:
+        """The site behind the server; close it, or use `with`."""
+        self.require_url("be connected to")
+        return connect(
+            self.location,
+            token_file=self.token_file,
+            tls_root=self.tls_root,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+            timeout=self.timeout,
+        )
+
+    def open_reader(self) -> SiteReader:
+        """The site, to read from, wherever it is; close it."""
+        return ServedReader(self.connect()) if self.is_url else open_directory(self.location)
+
+    def require_url(self, purpose: str) -> None:
+        """Refuse a directory for what only a server can do."""
+        if not self.is_url:
+            raise InvalidOption(
+                f"the directory {self.location!r:.200} can be read, but not {purpose}; start a server with "
+                f"`floodmark serve {self.location}` and use its URL",
+                option="path",
+            )
+
+    def options(self) -> dict[str, str]:
+        """The options of a reader or writer that lead here, besides the location itself.
+
+        >>> SiteAddress(location="grpc://a:1", token_file="secret/token").options()
+        {'tokenFile': 'secret/token'}
+        """
+        named = {option: getattr(self, field) for option, field in FILES.items()}
+        return {option: file for option, file in named.items() if file is not None}
+
+    def _require_url(self) -> None:
+        try:
+            parse_address(self.location)
+        except ValueError as error:
+            # A URL with a password is not repeated here either.
+            raise InvalidOption(f"the site's URL cannot be used: {error}", option="path") from None

@@ -1,0 +1,451 @@
+"""From the rows of a DataFrame to records as a site stores them, whole columns at a time.
+
+A row is a key and a value, or a deletion, and perhaps a moment at which it expires.  If it names its origin
+as well, it is a change of a Floodmark feed, and keeps the stamp that it was first written with: only a copy
+wants that, so a write must ask for it.  Of a feed with before-images only the images after a change are
+written.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+import numpy
+import pyarrow
+import pyarrow.compute
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from floodmark.codec.joining import join_values, qualify_keys
+from floodmark.codec.values import encode_value
+from floodmark.host.catalog import NamespaceRow
+from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
+from floodmark.model.change import ChangeType, Stamp
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidKey,
+    InvalidTimeToLive,
+    InvalidValue,
+    SchemaMismatch,
+    WrongPolicy,
+)
+from floodmark.model.limits import KEY_BYTES_MAX, SITE_IDS_MAX, VALUE_BYTES_MAX
+from floodmark.site.arguments import to_expiry
+from floodmark.site.policies import FieldsPolicy
+from floodmark.spark.source.schemas import require_column
+from floodmark.wire.columns import PAIRS
+
+_BINARY: Final = pyarrow.binary()
+_MICROSECONDS: Final = 1_000_000
+
+_BYTES: Final = (BinaryType(), StringType())
+_ORIGIN: Final = ("_origin_site", "_origin_version")
+# The columns that rows may have besides keys and values, and their types.
+_TYPES: Final[dict[str, tuple[DataType, ...]]] = {
+    "_change_type": (StringType(),),
+    "_expires_at": (TimestampType(),),
+    "_origin_site": (IntegerType(), LongType()),
+    "_origin_version": (LongType(),),
+    "_stamps": (BinaryType(),),
+}
+# What a feed tells besides, and a record does not hold: where and when the change was committed there.
+_IGNORED: Final = frozenset(
+    {"_commit_version", "_commit_timestamp", "_site_partition", "_digest", "_snapshot"}
+)
+
+# Not an Arrow array: to make one loads pandas, and most who load this module only plan.
+_KINDS: Final = [kind.value for kind in ChangeType]
+
+_JSON_TYPES: Final = (
+    StringType,
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
+_encode_json: Final = msgspec.json.Encoder(decimal_format="number").encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Which columns the rows have.  `fields` are those that make up a JSON value; None for a plain one."""
+
+    names: frozenset[str]
+    fields: tuple[str, ...] | None = None
+
+    @property
+    def has_origin(self) -> bool:
+        """Whether the rows are changes of a Floodmark feed."""
+        return _ORIGIN[0] in self.names
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether the rows are changes to be counted, with heartbeats between them."""
+        return {"_digest", "_change_type", "_commit_version"} <= self.names
+
+    @property
+    def has_stamps(self) -> bool:
+        """Whether the rows are whole records of fields or counters, as another site held them."""
+        return "_stamps" in self.names
+
+
+def check_columns(schema: StructType, *, json: bool) -> Layout:
+    """The layout of rows to be written; SchemaMismatch names the column that does not fit."""
+    names = schema.fieldNames()
+    known = {"key", *_TYPES, *_IGNORED}
+    if not json:
+        known.add("value")
+    fields = tuple(name for name in names if name != "key" and not name.startswith("_"))
+    for name in ("key",) if json else ("key", "value"):
+        if name not in names:
+            raise _mismatch(f"there is no column {name!r}; the columns are: {', '.join(names)}", name)
+    for number, field in enumerate(schema.fields):
+        if field.name in names[:number]:
+            raise _mismatch(f"there are two columns {field.name!r}; drop one of them", field.name)
+        if field.name in ("key", "value") and field.name in known:
+            require_column(field, _BYTES)
+        elif field.name in _TYPES:
+            require_column(field, _TYPES[field.name])
+        elif json and field.name in fields:
+            _require_json(field.name, field.dataType)
+        elif field.name not in known:
+            raise _mismatch(
+                f"the column {field.name!r} cannot be written; the columns are: {', '.join(sorted(known))}. "
+                "Drop it, or write the columns without an underscore as fields of a JSON object with "
+                'option("valueFormat", "json")',
+                field.name,
+            )
+    if json and not fields:
+        raise _mismatch("there is no column besides the key that could be a field of a JSON value", "value")
+    if len(missing := [name for name in _ORIGIN if name not in names]) == 1:
+        raise _mismatch(f"a change of a feed has both of {' and '.join(_ORIGIN)}", missing[0])
+    if "_stamps" in names and (json or missing):
+        raise _mismatch(
+            "records with their stamps have the columns value, _origin_site and _origin_version as well",
+            "_stamps",
+        )
+    return Layout(names=frozenset(names), fields=fields if json else None)
+
+
+def check_stamps(layout: Layout, *, keep: bool) -> None:
+    """Refuse rows that carry stamps unless the write is told to keep them, and a write that has none to keep.
+
+    A value that was read, changed and written back under its old stamp would lose to the record that it was
+    read from, and the change would be gone without a word.
+    """
+    if layout.has_origin and not keep:
+        stamps = ", ".join(name for name in (*_ORIGIN, "_stamps") if name in layout.names)
+        raise _mismatch(
+            f"these rows carry the stamps of the records that they were read from ({stamps}), and a changed "
+            "value with an old stamp would lose to the record that is there. Drop the columns "
+            f"{stamps} to write the rows as new values; or, to copy records unchanged, add "
+            '.option("stamps", "keep")',
+            _ORIGIN[0],
+        )
+    if keep and not layout.has_origin:
+        raise _mismatch(
+            f'option("stamps", "keep") needs the columns {" and ".join(_ORIGIN)}, and the rows have none; '
+            "leave the option out, or read the rows with metadata or from a change feed",
+            _ORIGIN[0],
+        )
+
+
+def _mismatch(message: str, column: str) -> SchemaMismatch:
+    return SchemaMismatch(message, column=column)
+
+
+def _require_json(column: str, kind: DataType) -> None:
+    if isinstance(kind, ArrayType):
+        _require_json(column, kind.elementType)
+    elif isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
+        _require_json(column, kind.valueType)
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            _require_json(column, field.dataType)
+    elif not isinstance(kind, _JSON_TYPES):
+        raise _mismatch(
+            f"the column {column!r} holds {kind.simpleString()}, which JSON has no form for; cast it first",
+            column,
+        )
+
+
+def check_policy(layout: Layout, namespace: NamespaceRow) -> None:
+    """Refuse rows that the merge policy of a namespace has no use for."""
+    name, merge = namespace.name, namespace.merge
+    if layout.has_stamps:
+        problem = "" if merge != LAST_WRITE else "its records have no stamps inside: drop the column _stamps"
+    elif merge == COUNTER:
+        problem = (
+            "Spark may write a row twice, and what is added twice counts twice: write the numbers to a "
+            "namespace that merges by last_write"
+        )
+    elif merge == FIELDS and layout.has_origin:
+        problem = (
+            "a change of a feed is a whole record, and does not tell when each field was written: drop "
+            f"{' and '.join(_ORIGIN)} to write its fields anew, or copy it with floodmark replicate"
+        )
+    else:
+        problem = ""
+    if problem:
+        raise WrongPolicy(
+            f"these rows cannot be written into namespace {name!r}, which merges by {merge}: {problem}",
+            namespace=name,
+        )
+
+
+class Encoder:
+    """Makes stored records of rows.  `physical_ms` tells the site's time, at which a time to live begins.
+
+    Of a namespace of fields a row is an update: the fields that it has are written, and those that are null
+    are deleted; the others stay as they are.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        namespace: int,
+        ttl: timedelta | None,
+        physical_ms: Callable[[], int],
+        merge: str = LAST_WRITE,
+    ) -> None:
+        self._layout = layout
+        self._namespace = namespace
+        self._updates = merge == FIELDS and not layout.has_stamps
+        # A change of a feed expires when it does where it was written, or never.
+        self._ttl = None if layout.has_origin else ttl
+        self._physical_ms = physical_ms
+
+    def encode(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """Qualified keys and stored values, in the order of the rows; a key may come more than once."""
+        keys = _check_keys(_to_binary(rows["key"]))
+        deleted: pyarrow.BooleanArray | None = None
+        if "_change_type" in self._layout.names:
+            kinds = rows["_change_type"].cast(pyarrow.string())
+            _check_kinds(keys, kinds)
+            if (kept := _is_after(kinds)) is not None:
+                rows, keys, kinds = rows.filter(kept), keys.filter(kept), kinds.filter(kept)
+            deleted = _is_deleted(kinds)
+        values = self._values(keys, rows, deleted)
+        expiries = self._expiries(keys, rows, deleted)
+        if self._updates:
+            stored = _to_updates(keys, values, deleted, expiries)
+        elif self._layout.has_stamps:
+            stored = _to_states(values, deleted, expiries, rows)
+        else:
+            stored = join_values(values, deleted=deleted, expires_at=expiries, **self._origins(keys, rows))
+        return pyarrow.RecordBatch.from_arrays([qualify_keys(self._namespace, keys), stored], schema=PAIRS)
+
+    def _values(
+        self, keys: pyarrow.Array, rows: pyarrow.RecordBatch, deleted: pyarrow.Array | None
+    ) -> pyarrow.BinaryArray:
+        if self._layout.fields is not None:
+            values = _to_json(rows.select(self._layout.fields), with_nulls=self._updates)
+        else:
+            values = _to_binary(rows["value"])
+        if deleted is not None:
+            values = pyarrow.compute.if_else(deleted, pyarrow.scalar(b"", _BINARY), values)
+        if values.null_count:
+            raise _refuse(
+                InvalidValue,
+                "value",
+                keys,
+                values.is_null(),
+                "is null; a row that deletes has _change_type delete",
+            )
+        sizes = pyarrow.compute.binary_length(values)
+        if len(sizes) and pyarrow.compute.max(sizes).as_py() > VALUE_BYTES_MAX:
+            large = pyarrow.compute.greater(sizes, VALUE_BYTES_MAX)
+            raise _refuse(
+                InvalidValue,
+                "value",
+                keys,
+                large,
+                f"has {sizes.filter(large)[0].as_py():,} bytes; at most {VALUE_BYTES_MAX:,} are allowed. "
+                "Cut it into several keys",
+            )
+        return values
+
+    def _expiries(
+        self, keys: pyarrow.Array, rows: pyarrow.RecordBatch, deleted: pyarrow.Array | None
+    ) -> pyarrow.Int64Array | None:
+        expiries = pyarrow.nulls(len(keys), pyarrow.int64())
+        if "_expires_at" in self._layout.names:
+            expiries = _to_seconds(keys, rows["_expires_at"])
+        if self._ttl is not None:
+            expiries = expiries.fill_null(to_expiry(self._ttl, self._physical_ms()))
+        if deleted is not None:
+            expiries = pyarrow.compute.if_else(deleted, pyarrow.scalar(None, pyarrow.int64()), expiries)
+        return expiries if expiries.null_count < len(expiries) else None
+
+    def _origins(self, keys: pyarrow.Array, rows: pyarrow.RecordBatch) -> dict[str, pyarrow.Array]:
+        if not self._layout.has_origin:
+            return {}
+        for name, highest in zip(_ORIGIN, (SITE_IDS_MAX, None), strict=True):
+            column = rows[name]
+            wrong = pyarrow.compute.less_equal(column, 0).fill_null(True)
+            if highest is not None:
+                wrong = pyarrow.compute.or_(wrong, pyarrow.compute.greater(column, highest).fill_null(True))
+            if pyarrow.compute.any(wrong).as_py():
+                raise _refuse(InvalidValue, name, keys, wrong, "is not the origin of a change of a feed")
+        return {"origin_site": rows[_ORIGIN[0]], "origin_version": rows[_ORIGIN[1]]}
+
+
+def _to_binary(column: pyarrow.Array) -> pyarrow.BinaryArray:
+    """A column of bytes or text as bytes, whatever width its offsets have."""
+    if pyarrow.types.is_large_string(column.type):
+        column = column.cast(pyarrow.large_binary())
+    return column if column.type == _BINARY else column.cast(_BINARY)
+
+
+def _to_json(rows: pyarrow.RecordBatch, *, with_nulls: bool) -> pyarrow.BinaryArray:
+    """Each row as a JSON object, with the fields that are null or without, as Spark's to_json makes it."""
+    objects = rows.to_pylist(maps_as_pydicts="strict")
+    return pyarrow.array(
+        [
+            _encode_json({name: value for name, value in each.items() if with_nulls or value is not None})
+            for each in objects
+        ],
+        _BINARY,
+    )
+
+
+def _to_updates(
+    keys: pyarrow.Array,
+    values: pyarrow.BinaryArray,
+    deleted: pyarrow.BooleanArray | None,
+    expiries: pyarrow.Int64Array | None,
+) -> pyarrow.BinaryArray:
+    """Each row as an unstamped write of the fields of a JSON object, or of a deletion."""
+    policy = FieldsPolicy("")
+    return pyarrow.array(
+        [
+            policy.delete() if is_deleted else policy.update(key, value, expires_at)
+            for key, value, is_deleted, expires_at in zip(
+                keys.to_pylist(),
+                values.to_pylist(),
+                _listed(deleted, keys),
+                _listed(expiries, keys),
+                strict=True,
+            )
+        ],
+        _BINARY,
+    )
+
+
+def _to_states(
+    values: pyarrow.BinaryArray,
+    deleted: pyarrow.BooleanArray | None,
+    expiries: pyarrow.Int64Array | None,
+    rows: pyarrow.RecordBatch,
+) -> pyarrow.BinaryArray:
+    """Each row as the record that it was where it comes from."""
+    origins = zip(rows[_ORIGIN[1]].to_pylist(), rows[_ORIGIN[0]].to_pylist(), strict=True)
+    return pyarrow.array(
+        [
+            encode_value(value, expires_at, bool(is_deleted), origin=Stamp(*origin), stamps=stamps)
+            for value, is_deleted, expires_at, origin, stamps in zip(
+                values.to_pylist(),
+                _listed(deleted, values),
+                _listed(expiries, values),
+                origins,
+                rows["_stamps"].to_pylist(),
+                strict=True,
+            )
+        ],
+        _BINARY,
+    )
+
+
+def _listed(column: pyarrow.Array | None, others: pyarrow.Array) -> list[Any]:
+    return [None] * len(others) if column is None else column.to_pylist()
+
+
+def _to_seconds(keys: pyarrow.Array, moments: pyarrow.Array) -> pyarrow.Int64Array:
+    """Moments in unix seconds, rounded up: nothing expires early."""
+    microseconds = moments.cast(pyarrow.int64())
+    numbers = microseconds.fill_null(0).to_numpy(zero_copy_only=False)
+    if (numbers < 0).any():
+        raise _refuse(
+            InvalidTimeToLive, "_expires_at", keys, pyarrow.array(numbers < 0), "lies before the year 1970"
+        )
+    missing = microseconds.is_null().to_numpy(zero_copy_only=False)
+    return pyarrow.array(-(-numbers // _MICROSECONDS), pyarrow.int64(), mask=missing)
+
+
+def _check_keys(keys: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
+    if keys.null_count:
+        raise InvalidKey("the column 'key' holds a null; every row needs a key", column="key")
+    sizes = pyarrow.compute.binary_length(keys)
+    bounds = pyarrow.compute.min_max(sizes).as_py()
+    if len(sizes) and bounds["min"] == 0:
+        raise InvalidKey("the column 'key' holds a key without bytes; every row needs a key", column="key")
+    if len(sizes) and bounds["max"] > KEY_BYTES_MAX:
+        large = pyarrow.compute.greater(sizes, KEY_BYTES_MAX)
+        raise _refuse(
+            InvalidKey,
+            "key",
+            keys,
+            large,
+            f"has {sizes.filter(large)[0].as_py():,} bytes; at most {KEY_BYTES_MAX:,} are allowed. Hash it, "
+            "or keep the rest in the value",
+        )
+    return keys
+
+
+def _check_kinds(keys: pyarrow.Array, kinds: pyarrow.Array) -> None:
+    known = pyarrow.compute.is_in(kinds, value_set=pyarrow.array(_KINDS, pyarrow.string()))
+    if not pyarrow.compute.all(known, min_count=0).as_py():
+        wrong = pyarrow.compute.invert(known)
+        raise _refuse(
+            InvalidValue,
+            "_change_type",
+            keys,
+            wrong,
+            f"is {kinds.filter(wrong)[0].as_py()!r:.60}; it is one of {', '.join(_KINDS)}",
+        )
+
+
+def _is_after(kinds: pyarrow.Array) -> pyarrow.BooleanArray | None:
+    """Which rows are not before-images; None if all are."""
+    kept = pyarrow.compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
+    return None if pyarrow.compute.all(kept, min_count=0).as_py() else kept
+
+
+def _is_deleted(kinds: pyarrow.Array) -> pyarrow.BooleanArray | None:
+    """Which rows delete; None if none does."""
+    deleted = pyarrow.compute.equal(kinds, ChangeType.DELETE.value)
+    return deleted if pyarrow.compute.any(deleted).as_py() else None
+
+
+def _refuse(
+    kind: type[FloodmarkError], column: str, keys: Sequence[Any], wrong: pyarrow.BooleanArray, what: str
+) -> FloodmarkError:
+    row = int(numpy.flatnonzero(wrong.to_numpy(zero_copy_only=False))[0])
+    key = keys[row].as_py()
+    return kind(f"the column {column!r} of the row with the key {key[:40]!r} {what}", column=column, key=key)

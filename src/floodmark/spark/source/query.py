@@ -1,0 +1,161 @@
+"""What the driver of a streaming query asks its site, and the safe point that it holds there.
+
+The safe point keeps everything that the query may still read, also while it is stopped.  It is held before
+anything is read, moves behind what Spark has noted as done, and is renewed for as long as the query runs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed import at_present
+from floodmark.feed.reading.cut import ChangesCut
+from floodmark.host.ports import Administration
+from floodmark.model.errors import FloodmarkError, VersionCollected
+from floodmark.model.partition import Content
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
+from floodmark.site.arguments import qualify_range
+from floodmark.spark.runtime.patience import Wait, ask_patiently
+from floodmark.spark.source.address import SiteAddress
+from floodmark.spark.source.planning import plan_ranges
+
+# A safe point moves at most this often; one with a short lifetime is renewed more often.
+HOLD_MS: Final = 10_000
+RENEWALS_PER_LIFETIME: Final = 4
+
+Result = TypeVar("Result")
+
+
+class Query:
+    """A query's side of the conversation with a site.  Connects at once; close it."""
+
+    def __init__(
+        self,
+        address: SiteAddress,
+        namespace: str,
+        lifetime: timedelta,
+        *,
+        monotonic: TimeSource = monotonic_ms,
+        wait: Wait | None = None,
+    ) -> None:
+        self._lifetime = lifetime
+        self._namespace = namespace
+        self._monotonic = monotonic
+        self._hold_ms = min(HOLD_MS, lifetime // timedelta(milliseconds=RENEWALS_PER_LIFETIME))
+        # The reader whose safe point is held, the version that it needs, and when the site was told.
+        self._reader: str | None = None
+        self._needed: Version = 0
+        self._told: Version = 0
+        self._told_at_ms = 0
+        # The server may be started after the query.
+        self._site = ask_patiently(address.connect, wait=wait)
+        self.site_id = self._site.id
+        row = self.ask(lambda each: each.find_namespace(namespace))
+        self.namespace_id = row.id
+        # Where versions mean something.  A namespace that was dropped and made again is another one.
+        self.place = f"namespace {namespace} ({row.id}) of site {self._site.name} ({self.site_id})"
+
+    def ask(self, question: Callable[[Administration], Result]) -> Result:
+        """Ask the site, also if it is being restarted."""
+        return ask_patiently(lambda: question(self._site.host.administration))
+
+    def physical_ms(self) -> int:
+        """The site's time in unix milliseconds."""
+        return ask_patiently(self._site.host.physical_ms)
+
+    def begin(self, reader: str, find_start: Callable[[Administration], Version]) -> Version:
+        """Find the version to begin behind, and hold it."""
+
+        def hold(version: Version) -> Version:
+            self._hold(reader, version)
+            return version
+
+        return at_present(lambda: self.ask(find_start), hold)
+
+    def keep(self, reader: str, version: Version) -> None:
+        """Hold what a reader at a version needs, or renew what it holds already."""
+        if self._reader != reader:
+            self._hold(reader, version)
+        elif self._monotonic() - self._told_at_ms >= self._hold_ms:
+            self._hold(reader, self._needed)
+
+    def advance(self, reader: str, version: Version) -> None:
+        """The reader needs nothing at or below a version any more."""
+        if self._reader == reader:
+            self._needed = max(self._needed, version)
+        self.keep(reader, version)
+
+    def release(self, reader: str) -> None:
+        """Let go of a safe point that nobody needs."""
+        if self._reader == reader:
+            self._reader = None
+        # If this fails it ends by itself.
+        with suppress(FloodmarkError):
+            self._site.host.administration.release_safe_point(reader)
+
+    def cut(self, since: Version, changes_max: int | None, until: Version | None) -> ChangesCut:
+        """How far the next step goes."""
+        with self._explained():
+            return self.ask(lambda each: each.cut_changes(self._namespace, since, changes_max, until, False))
+
+    def cut_snapshot(self, keys: KeyRange, at: Version, rows_max: int) -> bytes | None:
+        """The qualified key up to which a range has so many rows at a version; None if it has fewer."""
+
+        def cut() -> bytes | None:
+            left = rows_max
+            # Digests take the place of values, which need not travel to be counted.
+            for page in self._site.host.router.scan_records(keys, at, content=Content.DIGESTS):
+                if page.num_rows >= left:
+                    key: bytes = page.column(0)[left - 1].as_py()
+                    return encode_namespace(self.namespace_id) + key
+                left -= page.num_rows
+            return None
+
+        with self._explained():
+            return ask_patiently(cut)
+
+    def present(self) -> Version:
+        """The version up to which everything that was acknowledged can be read."""
+        resolved = self.ask(lambda each: each.resolved_version())
+        # To cut there also makes durable, and publishes, what was written without waiting for the disk.
+        return self.cut(resolved, None, None).resolved
+
+    def qualify(self, keys: KeyRange) -> KeyRange:
+        """A range of users' keys as a range of qualified ones."""
+        return qualify_range(encode_namespace(self.namespace_id), keys)
+
+    def ranges(self, keys: KeyRange) -> list[KeyRange]:
+        """A range of qualified keys along the partitions of the site."""
+        maps = self._site.host.router.maps
+        ask_patiently(maps.refresh)
+        partitions = [partition.range for partition in maps.map.partitions]
+        return plan_ranges(partitions, keys)
+
+    def close(self) -> None:
+        """Hold what is needed now for the time that comes, and let go."""
+        with suppress(FloodmarkError):
+            if self._reader is not None and self._needed > self._told:
+                self._hold(self._reader, self._needed)
+        self._site.close()
+
+    def _hold(self, reader: str, version: Version) -> None:
+        with self._explained():
+            self.ask(lambda each: each.hold_safe_point(reader, version, self._lifetime, self._namespace))
+        self._reader, self._needed, self._told = reader, version, version
+        self._told_at_ms = self._monotonic()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except VersionCollected as error:
+            raise VersionCollected(
+                f"changes of {self._namespace!r} that the query has not read are gone: {error}. A query may "
+                f"be stopped for {self._lifetime} (option safePointLifetime). Start it anew with another "
+                'checkpoint directory and the option startingVersion "snapshot", which has every key',
+                **error.details,
+            ) from error

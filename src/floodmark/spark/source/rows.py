@@ -1,0 +1,337 @@
+"""From what a site sends to the rows that Spark gets, whole columns at a time.
+
+Nothing here is done row by row, except to find out which row is to blame when something does not fit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Final
+
+import numpy
+import pyarrow
+import pyarrow.compute as compute
+from pyspark.sql.types import StructType
+
+from floodmark.accounting.counting import digest_batch
+from floodmark.codec.columns import StoredColumns, has_expiring_fields, split_values
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.states import live_value
+from floodmark.codec.values import TOMBSTONE, decode_value
+from floodmark.model.change import ChangeType
+from floodmark.model.errors import SchemaMismatch
+from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.stream import ChangeBatch
+from floodmark.model.version import COUNTER_BITS, Version, physical_ms
+from floodmark.spark.source.fields import find_first, read_fields
+from floodmark.spark.source.schemas import (
+    CHANGE_DIGEST,
+    JSON,
+    KEY,
+    SNAPSHOT,
+    STAMPS,
+    STATES,
+    VALUE,
+    arrow_schema,
+)
+
+_BINARY: Final = pyarrow.binary()
+_LONG: Final = pyarrow.int64()
+_MOMENT: Final = pyarrow.timestamp("us", "UTC")
+# The last second of the year 9999: beyond it, readers of timestamps fail.
+_EXPIRY_MAX: Final = 253_402_300_799
+
+# Arrow miscounts where no end is named.
+_QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
+
+_OWN: Final = frozenset({*STATES.names, "digest", CHANGE_DIGEST.name, SNAPSHOT.name})
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Which columns rows have, what their values are read as, and which site they come from."""
+
+    schema: StructType
+    value_format: str | None
+    site_id: int
+
+    @cached_property
+    def arrow(self) -> pyarrow.Schema:
+        """The columns as Arrow has them."""
+        return arrow_schema(self.schema)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether records are to be as they are stored, so that they can be written elsewhere."""
+        return STAMPS.name in self.arrow.names
+
+    @cached_property
+    def fields(self) -> pyarrow.Schema:
+        """Those of them that are fields of JSON values."""
+        if self.value_format != JSON:
+            return pyarrow.schema([])
+        own = _OWN - {VALUE.name, "digest"}
+        return pyarrow.schema([field for field in self.arrow if field.name not in own])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """Rows before they have their final columns."""
+
+    keys: pyarrow.BinaryArray
+    values: pyarrow.BinaryArray
+    # Made only where they are asked for.
+    types: Callable[[], pyarrow.StringArray]
+    versions: pyarrow.UInt64Array
+    partitions: pyarrow.UInt32Array
+    # Where each was first written; null for this site and this version.
+    origin_sites: pyarrow.Int32Array
+    origin_versions: pyarrow.UInt64Array
+    expiries: pyarrow.Int64Array
+    digests: pyarrow.Int64Array | None = None
+    # What heartbeats sum up, where that is asked for.
+    change_digests: pyarrow.Int64Array | None = None
+    # As they are stored.
+    records: pyarrow.BinaryArray | None = None
+    # Whether they are of the snapshot that changes begin with.
+    snapshot: bool = False
+
+
+def snapshot_rows(
+    batch: pyarrow.RecordBatch, rows: RowFormat, at_ms: int | None = None
+) -> pyarrow.RecordBatch:
+    """Records of a scan as rows; with a moment, without the fields that have expired by then."""
+    keys, versions, partitions, values, *digests = batch.columns
+    stored = split_values(values, None if rows.whole else at_ms)
+    columns = _Columns(
+        keys=keys,
+        values=_where_alive(stored.values, stored.deleted),
+        types=partial(_simple_types, stored.deleted),
+        versions=versions,
+        partitions=partitions,
+        origin_sites=stored.origin_site,
+        origin_versions=stored.origin_version,
+        expiries=stored.expires_at,
+        digests=_where_alive(digests[0], stored.deleted) if digests else None,
+        records=values,
+    )
+    return _finish(columns, rows)
+
+
+def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.RecordBatch:
+    """Changes of one namespace as rows; with before-images an update is two of them.
+
+    A put whose time to live is over at `now_ms`, the site's time, becomes a delete: whoever copies it must
+    not bring it back to life.
+    """
+    qualified = pyarrow.array(batch.keys, _BINARY)
+    values = pyarrow.array(batch.values, _BINARY)
+    stored = split_values(values, None if rows.whole else now_ms)
+    dead = stored.deleted if rows.whole else _dead(stored, now_ms)
+    columns = _Columns(
+        keys=compute.binary_slice(qualified, NAMESPACE_BYTES, _QUALIFIED_BYTES_MAX),
+        values=_where_alive(stored.values, dead),
+        types=partial(_simple_types, dead),
+        versions=pyarrow.array(batch.versions, pyarrow.uint64()),
+        partitions=pyarrow.array(batch.partitions, pyarrow.uint32()),
+        origin_sites=stored.origin_site,
+        origin_versions=stored.origin_version,
+        expiries=stored.expires_at,
+        change_digests=_digests(batch, rows) if CHANGE_DIGEST.name in rows.arrow.names else None,
+        records=values,
+    )
+    if batch.befores is not None:
+        columns = _with_before_images(columns, dead, _split_befores(batch))
+    return _finish(columns, rows)
+
+
+def snapshot_change_rows(
+    batch: pyarrow.RecordBatch, rows: RowFormat, at: Version, now_ms: int, *, before_images: bool
+) -> pyarrow.RecordBatch:
+    """Records of a scan as of a version, as rows of the snapshot that changes begin with.
+
+    They have the version of the snapshot, and the stamps that they were written with.
+    """
+    keys, versions, partitions, values = batch.columns
+    stored = split_values(values, None if rows.whole else now_ms)
+    dead = stored.deleted if rows.whole else _dead(stored, now_ms)
+    live = ChangeType.INSERT if before_images else ChangeType.UPSERT
+    columns = _Columns(
+        keys=keys,
+        values=_where_alive(stored.values, dead),
+        types=lambda: compute.if_else(dead, ChangeType.DELETE.value, live.value),
+        versions=pyarrow.array(numpy.full(len(keys), at, numpy.uint64)),
+        partitions=partitions,
+        origin_sites=stored.origin_site,
+        origin_versions=compute.coalesce(stored.origin_version, versions),
+        expiries=stored.expires_at,
+        change_digests=pyarrow.nulls(len(keys), _LONG),
+        records=values,
+        snapshot=True,
+    )
+    return _finish(columns, rows)
+
+
+def _split_befores(batch: ChangeBatch) -> StoredColumns:
+    """What was there before each change, as somebody saw it who read just before."""
+    befores = compute.fill_null(pyarrow.array(batch.befores, _BINARY), TOMBSTONE)
+    columns = split_values(befores)
+    if not has_expiring_fields(befores):
+        return columns
+    moments = [physical_ms(version) for version in batch.versions]
+    values = [
+        live_value(before, moment) or b"" for before, moment in zip(befores.to_pylist(), moments, strict=True)
+    ]
+    return columns._replace(values=pyarrow.array(values, _BINARY))
+
+
+def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: StoredColumns) -> _Columns:
+    """Rows in Delta's four kinds: a delete carries what it removed, an update what was there and what is.
+
+    An image is looked up in the earlier ones with the new ones behind them: at `i` lies what was there
+    before change i, at `count + i` what it wrote.
+    """
+    count = len(columns.keys)
+    is_delete = dead.to_numpy(zero_copy_only=False)
+    is_insert = ~is_delete & befores.deleted.to_numpy(zero_copy_only=False)
+    is_update = ~is_delete & ~is_insert
+    rows = numpy.repeat(numpy.arange(count), 1 + is_update)
+    is_second = numpy.concatenate([[False], rows[1:] == rows[:-1]]) if count else numpy.zeros(0, bool)
+    images = pyarrow.array(rows + count * (is_insert[rows] | is_second))
+    kinds = numpy.select(
+        [is_delete[rows], is_insert[rows], is_second],
+        [ChangeType.DELETE, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE],
+        ChangeType.UPDATE_PREIMAGE,
+    )
+    changes = pyarrow.array(rows)
+    earlier = _where_alive(befores.values, befores.deleted)
+    return _Columns(
+        keys=columns.keys.take(changes),
+        values=pyarrow.concat_arrays([earlier, columns.values]).take(images),
+        types=lambda: pyarrow.array(kinds, pyarrow.string()),
+        versions=columns.versions.take(changes),
+        partitions=columns.partitions.take(changes),
+        origin_sites=columns.origin_sites.take(changes),
+        origin_versions=columns.origin_versions.take(changes),
+        expiries=pyarrow.concat_arrays([befores.expires_at, columns.expiries]).take(images),
+        change_digests=None if columns.change_digests is None else columns.change_digests.take(changes),
+        records=None if columns.records is None else columns.records.take(changes),
+    )
+
+
+def special_rows(
+    kind: str, versions: Sequence[Version], values: Sequence[bytes], rows: RowFormat
+) -> pyarrow.RecordBatch:
+    """Rows that are no changes: their kind tells what the value is.  They have no key."""
+    nothing = pyarrow.nulls(len(values), _LONG)
+    columns = _Columns(
+        keys=pyarrow.array([b""] * len(values), _BINARY),
+        values=pyarrow.array(values, _BINARY),
+        types=lambda: pyarrow.array([kind] * len(values), pyarrow.string()),
+        versions=pyarrow.array(versions, pyarrow.uint64()),
+        partitions=pyarrow.array([0] * len(values), pyarrow.uint32()),
+        origin_sites=nothing.cast(pyarrow.int32()),
+        origin_versions=nothing.cast(pyarrow.uint64()),
+        expiries=nothing,
+        change_digests=nothing,
+    )
+    return _finish(columns, rows)
+
+
+def _digests(batch: ChangeBatch, rows: RowFormat) -> pyarrow.Int64Array:
+    """The digests of changes, in the 64 bits that Spark has; null where they are not known."""
+    digests = digest_batch(batch, rows.site_id)
+    return pyarrow.nulls(len(batch.keys), _LONG) if digests is None else pyarrow.array(digests.view("int64"))
+
+
+def _finish(columns: _Columns, rows: RowFormat) -> pyarrow.RecordBatch:
+    """The columns that are asked for, as they are asked for."""
+    read = read_fields(columns.keys, columns.values, rows.fields) if rows.fields else {}
+    arrays = [
+        read[field.name] if field.name in read else _own_column(columns, field, rows) for field in rows.arrow
+    ]
+    for field, array in zip(rows.arrow, arrays, strict=True):
+        if array.null_count and not field.nullable:
+            raise _null(columns.keys, field, array)
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=rows.arrow)
+
+
+def _own_column(columns: _Columns, field: pyarrow.Field, rows: RowFormat) -> pyarrow.Array:
+    if field.name == KEY.name:
+        return _as_text(columns.keys, columns.keys, field)
+    if field.name == VALUE.name:
+        return _as_text(columns.keys, columns.values, field)
+    return _MAKERS[field.name](columns, rows)
+
+
+def _commit_timestamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
+    milliseconds = compute.shift_right(columns.versions.cast(_LONG), COUNTER_BITS)
+    return compute.multiply(milliseconds, 1000).cast(_MOMENT)
+
+
+def _origin_versions(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
+    return compute.coalesce(columns.origin_versions, columns.versions).cast(_LONG)
+
+
+def _expiry_timestamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
+    seconds = compute.min_element_wise(columns.expiries, _EXPIRY_MAX, skip_nulls=False)
+    return compute.multiply(seconds, 1_000_000).cast(_MOMENT)
+
+
+def _stamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
+    stored = [] if columns.records is None else columns.records.to_pylist()
+    return pyarrow.array([decode_value(record).stamps for record in stored], _BINARY)
+
+
+_MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
+    "digest": lambda columns, _: columns.digests,
+    CHANGE_DIGEST.name: lambda columns, _: columns.change_digests,
+    "_change_type": lambda columns, _: columns.types(),
+    "_commit_version": lambda columns, _: columns.versions.cast(_LONG),
+    "_commit_timestamp": _commit_timestamps,
+    "_origin_site": lambda columns, rows: compute.fill_null(columns.origin_sites, rows.site_id),
+    "_origin_version": _origin_versions,
+    "_site_partition": lambda columns, _: columns.partitions.cast(_LONG),
+    "_expires_at": _expiry_timestamps,
+    STAMPS.name: _stamps,
+    SNAPSHOT.name: lambda columns, _: pyarrow.array(numpy.full(len(columns.keys), columns.snapshot)),
+}
+
+
+def _dead(stored: StoredColumns, now_ms: int) -> pyarrow.BooleanArray:
+    if stored.expires_at.null_count == len(stored.expires_at):
+        return stored.deleted
+    expired = compute.fill_null(compute.less_equal(stored.expires_at, now_ms // 1000), False)
+    return compute.or_(stored.deleted, expired)
+
+
+def _where_alive(array: pyarrow.Array, dead: pyarrow.BooleanArray) -> pyarrow.Array:
+    return compute.if_else(dead, None, array) if dead.true_count else array
+
+
+def _simple_types(dead: pyarrow.BooleanArray) -> pyarrow.StringArray:
+    return compute.if_else(dead, ChangeType.DELETE.value, ChangeType.UPSERT.value)
+
+
+def _as_text(keys: pyarrow.BinaryArray, array: pyarrow.BinaryArray, field: pyarrow.Field) -> pyarrow.Array:
+    """Bytes as they are, or as text if that is asked for."""
+    try:
+        return array.cast(field.type)
+    except pyarrow.ArrowInvalid as error:
+        row = find_first(len(array), lambda rows: array.slice(0, rows).cast(field.type))
+        raise SchemaMismatch(
+            f"the column {field.name!r} is asked for as a string, and for the key {keys[row].as_py()!r:.60} "
+            "it is not UTF-8 text; read it as binary",
+            column=field.name,
+            key=keys[row].as_py(),
+        ) from error
+
+
+def _null(keys: pyarrow.BinaryArray, field: pyarrow.Field, array: pyarrow.Array) -> SchemaMismatch:
+    key = keys[compute.index(array.is_null(), True).as_py()].as_py()
+    return SchemaMismatch(
+        f"the schema says that the column {field.name!r} is never null, and for the key {key!r:.60} it is; "
+        "make the column nullable",
+        column=field.name,
+        key=key,
+    )

@@ -1,0 +1,67 @@
+"""Tables of Spark's catalog: `CREATE TABLE users USING floodmark OPTIONS (namespace 'users') LOCATION 'grpc://…'`.
+
+Spark 4.3 hands the options of a table to a Python source only once: when the table is created without columns
+and Spark asks the source for them.  A reader or a writer of the table is handed its columns and nothing else.
+So the source notes the options in the metadata of the column `key`, which the catalog keeps with the table.
+They name files with credentials and never hold any, like all options.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql.types import StructField, StructType
+
+from floodmark.model.errors import InvalidOption
+from floodmark.spark.source.address import SiteAddress
+from floodmark.spark.source.schemas import KEY
+
+# The key in the metadata of a column, and the name of the format.
+FORMAT: Final = "floodmark"
+# What Spark adds when a table is created: each option once more behind a prefix, and who provides it.
+_PREFIX: Final = "option."
+_PROVIDER: Final = "provider"
+
+
+def table_options(given: Mapping[str, str]) -> dict[str, str] | None:
+    """The options of a table that is being created; None if none is."""
+    if given.get(_PROVIDER, "").lower() != FORMAT:
+        return None
+    options = {name.removeprefix(_PREFIX): text for name, text in given.items() if name.startswith(_PREFIX)}
+    if "path" in given:
+        options["path"] = given["path"]
+    SiteAddress(location=options.get("path", "")).require_url("be a table")
+    return options
+
+
+def note_options(columns: StructType, options: Mapping[str, str]) -> StructType:
+    """The columns of a table, with its options noted in them."""
+    return StructType(
+        [
+            StructField(each.name, each.dataType, each.nullable, {FORMAT: dict(options)})
+            if each.name == KEY.name
+            else each
+            for each in columns
+        ]
+    )
+
+
+def find_options(columns: StructType, given: Mapping[str, str]) -> tuple[dict[str, str], StructType]:
+    """The options of a reading or a writing, and its columns without notes.
+
+    Rows of a table carry its notes along when they are written elsewhere.  So notes count only where Spark
+    names no site: of whatever is not a table it does.
+    """
+    noted: dict[str, str] = {}
+    for each in columns:
+        noted |= (each.metadata or {}).get(FORMAT, {})
+    options = {name.lower(): text for name, text in given.items()}
+    if "path" not in options:
+        options = {name.lower(): text for name, text in noted.items()} | options
+    if not options:
+        raise InvalidOption(
+            "Spark named neither a site nor a namespace. It forgets the options of a table that is created "
+            "with columns or AS SELECT: leave the columns out, CREATE TABLE … USING floodmark OPTIONS "
+            "(namespace '…') LOCATION 'grpc://…'; or create a temporary view, which may have columns"
+        )
+    plain = [StructField(each.name, each.dataType, each.nullable) for each in columns]
+    return options, StructType(plain) if noted else columns

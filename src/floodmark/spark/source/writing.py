@@ -1,0 +1,344 @@
+"""Writing a DataFrame or a stream into a namespace, so that to do it again changes nothing.
+
+Spark runs a task again when it failed, twice at the same time when it is slow, and a whole micro-batch again
+when the driver died before it was noted as done.  Changes of a Floodmark feed that are copied with their
+stamps are stored where these win: a second time they win nowhere.  Other rows have no stamps.  For them a
+version V is drawn once for a batch write, or for an epoch of a query, and each is stored unless its key was
+changed after V: by somebody else, or by the same row at an earlier attempt.
+
+Then of several rows with one key the first to arrive would stay, where users expect the last.  So a task
+puts down its rows, and sends them from the last to the first.  Wherever it is killed, whoever repeats it
+begins with the last rows again: an earlier row of a key never comes before the later one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final
+
+import msgspec
+import numpy
+import pyarrow
+import pyarrow.compute
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from floodmark.clock import system_time_ms
+from floodmark.model.errors import InvalidConfiguration, InvalidOption
+from floodmark.model.limits import LOG_ROW_BYTES_MAX
+from floodmark.model.version import Version
+from floodmark.replication.returning import Portion
+from floodmark.site.policies import POLICIES, LastWrite
+from floodmark.site.site import Site
+from floodmark.spark.runtime.patience import Wait, ask_patiently
+from floodmark.spark.source.accounts import QueryChecks
+from floodmark.spark.source.address import SiteAddress
+from floodmark.spark.source.delivery import Delivery
+from floodmark.spark.source.incoming import Encoder, Layout, check_columns, check_policy, check_stamps
+from floodmark.spark.source.options import COMMON, Options
+from floodmark.spark.source.schemas import JSON
+from floodmark.spark.source.special import CountedRows, add_counted
+from floodmark.spark.source.spool import Spool
+from floodmark.wire.columns import PAIRS, decode_columns
+
+# Of Spark's own, which it hands on with the others.
+_SPARKS: Final = frozenset({"checkpointLocation"})
+OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys", "stamps"}
+# What becomes of the stamps that rows bring: a copy keeps them.
+KEEP: Final = "keep"
+KEEP_STAMPS: Final = {"stamps": KEEP}
+_STAMPS: Final = ("refuse", KEEP)
+# What of each record is written, for the jobs that build a site up: a `Portion` in JSON.
+PORTION: Final = "portion"
+# Where a query keeps what it has checked: the URI of a directory.
+ACCOUNT: Final = "account"
+# A batch becomes one row of the site's change log, which it packs fastest.
+BATCH_BYTES_MAX: Final = LOG_ROW_BYTES_MAX
+
+LAST_WRITE: Final = LastWrite("")
+
+_QUERY: Final = "sql.streaming.queryId"
+_EPOCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where rows go and what they look like.  It travels to every task."""
+
+    address: SiteAddress
+    namespace: str
+    layout: Layout
+    distinct_keys: bool
+    portion: Portion | None = None
+    account: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written(WriterCommitMessage):
+    """What a task did: rows that it got, records that it sent, and those of them that were stored.
+
+    How many changes of a feed were stored is not told; then it is None.  What was `counted` is held against
+    heartbeats, if there were any.
+    """
+
+    rows: int = 0
+    records: int = 0
+    stored: int | None = None
+    counted: bytes | None = None
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, target: Target, since: Version) -> None:
+        self._target = target
+        self._since = since
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        return write_rows(self._target, iterator, lambda _: self._since)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        return write_rows(self._target, iterator, self._open_epoch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Called on the driver when all tasks of a micro-batch are done, before Spark notes it."""
+        if self._target.account is not None:
+            parts = [each.counted for each in messages if isinstance(each, Written)]
+            QueryChecks(self._target.account).add_batch(
+                batchId,
+                add_counted(part for part in parts if part is not None),
+                system_time_ms(),
+                namespace=self._target.namespace,
+            )
+
+    def _open_epoch(self, site: Site) -> Version:
+        query, epoch = read_epoch()
+        return site.host.administration.open_epoch(self._target.namespace, f"spark/{query}", epoch)
+
+
+def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """A writer for a DataFrame.  What cannot be written is refused here, before a job starts."""
+    target = read_target(options, schema, overwrite)
+    with target.address.connect() as site:
+        require_writable(site, target)
+        return BatchWriter(target, site.now())
+
+
+def open_stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, wait: Wait | None = None
+) -> StreamWriter:
+    """A writer for the micro-batches of a query; Spark asks for one before and after each of them.
+
+    A server that is not there yet, or is being restarted, is waited for.
+    """
+    target = read_target(options, schema, overwrite)
+
+    def check() -> None:
+        with target.address.connect() as site:
+            require_writable(site, target)
+
+    ask_patiently(check, wait=wait)
+    return StreamWriter(target)
+
+
+def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Target:
+    """What options and columns say."""
+    if overwrite:
+        raise InvalidOption(
+            "rows are added to a namespace, and take the place of those with the same key: use "
+            'mode("append"). To replace all that a namespace holds at once is a matter for '
+            "`floodmark publish`",
+            option="mode",
+        )
+    options = Options(given, OPTIONS | {PORTION, ACCOUNT})
+    address = options.address()
+    address.require_url("written")
+    layout = check_columns(schema, json=options.value_format() == JSON)
+    check_stamps(layout, keep=options.choice("stamps", _STAMPS) == KEEP)
+    return Target(
+        address=address,
+        namespace=options.namespace(),
+        layout=layout,
+        distinct_keys=options.flag("distinctKeys"),
+        portion=_read_portion(options.text(PORTION)),
+        account=options.text(ACCOUNT),
+    )
+
+
+def _read_portion(text: str | None) -> Portion | None:
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Portion)
+    except msgspec.MsgspecError as error:
+        raise InvalidOption(f"the option {PORTION!r} is for jobs of Floodmark: {error}") from error
+
+
+def require_writable(site: Site, target: Target) -> None:
+    """Refuse a namespace that is not there, that the caller may only read, or that holds something else."""
+    administration = site.host.administration
+    check_policy(target.layout, administration.find_namespace(target.namespace))
+    # It needs the role to write, which a caller has for all of its namespaces, and it changes nothing.
+    administration.sync()
+
+
+def read_epoch() -> tuple[str, int]:
+    """The query and the micro-batch that a task works for."""
+    context = TaskContext.get()
+    query = context and context.getLocalProperty(_QUERY)
+    epoch = context and context.getLocalProperty(_EPOCH)
+    if not query or not epoch:
+        raise InvalidConfiguration(
+            f"Spark did not tell this task which query and micro-batch it works for ({_QUERY}, {_EPOCH}); a "
+            "stream is written with writeStream, or batch by batch with foreachBatch and write"
+        )
+    return query, int(epoch)
+
+
+def write_rows(
+    target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
+) -> Written:
+    """Write the rows of a task, and return when all of them are acknowledged."""
+    if not target.layout.has_digests:
+        return _write_changes(target, rows, draw_version)
+    checked = CountedRows(rows)
+    written = _write_changes(target, iter(checked), draw_version)
+    return replace(written, counted=checked.finish())
+
+
+def _write_changes(
+    target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
+) -> Written:
+    first = next((batch for batch in rows if batch.num_rows), None)
+    if first is None:
+        return Written(stored=0)
+    counted = _Counted(chain([first], rows))
+    with ask_patiently(target.address.connect) as site:
+        namespace = ask_patiently(lambda: site.host.administration.find_namespace(target.namespace))
+        encoder = Encoder(
+            target.layout, namespace.id, namespace.settings.ttl, site.host.physical_ms, namespace.merge
+        )
+        batches = (piece for batch in counted for piece in cut_batch(encoder.encode(batch)))
+        if target.layout.has_origin:
+            delivery = _apply(site, batches, target.portion)
+            return Written(rows=counted.rows, records=delivery.sent)
+        policy = POLICIES[namespace.merge](namespace.name)
+        since = ask_patiently(lambda: draw_version(site))
+        delivery = _put_unchanged(site, since, batches, policy, distinct_keys=target.distinct_keys)
+        return Written(rows=counted.rows, records=delivery.sent, stored=delivery.stored)
+
+
+class _Counted:
+    """Batches as they come, and how many rows there were."""
+
+    def __init__(self, batches: Iterator[pyarrow.RecordBatch]) -> None:
+        self.rows = 0
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _put_unchanged(
+    site: Site,
+    since: Version,
+    batches: Iterator[pyarrow.RecordBatch],
+    policy: LastWrite,
+    *,
+    distinct_keys: bool,
+) -> Delivery:
+    with closing(site.host.write_stream(durable=True, unchanged_since=since)) as stream:
+        delivery = Delivery(stream, in_order=True)
+        if distinct_keys:
+            send_rows(delivery, batches, policy)
+        else:
+            with Spool(PAIRS) as spool:
+                send_rows(delivery, reverse(batches, spool), policy)
+        return delivery
+
+
+def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch], portion: Portion | None) -> Delivery:
+    load = portion is not None and portion.load
+    with closing(site.host.write_stream(durable=True, apply=not load, load=load)) as stream:
+        # Stamps decide what stays, in whatever order it comes.
+        delivery = Delivery(stream, in_order=False)
+        for batch in batches:
+            for rows in cut_at_repeats(*decode_columns(batch)):
+                chosen = rows if portion is None else _choose(rows, portion)
+                if chosen:
+                    delivery.send(chosen)
+        delivery.finish()
+        return delivery
+
+
+def _choose(rows: dict[bytes, bytes], portion: Portion) -> dict[bytes, bytes]:
+    taken = ((key, portion.take(record)) for key, record in rows.items())
+    return {key: part for key, part in taken if part is not None}
+
+
+def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[pyarrow.RecordBatch]:
+    """The batches from the last to the first, when all have come."""
+    for batch in batches:
+        spool.add(batch)
+    return spool.drain_reversed()
+
+
+def send_rows(
+    delivery: Delivery, batches: Iterator[pyarrow.RecordBatch], policy: LastWrite = LAST_WRITE
+) -> None:
+    """Send batches of which each may hold a key twice: then its last row counts, or of each field."""
+    for batch in batches:
+        keys, values = decode_columns(batch)
+        delivery.send(join_rows(keys, values, policy))
+    delivery.finish()
+
+
+def join_rows(keys: list[bytes], values: list[bytes], policy: LastWrite) -> dict[bytes, bytes]:
+    """Rows in their order, of which those with one key become one."""
+    rows = dict(zip(keys, values, strict=True))
+    if policy.merges and len(rows) < len(keys):
+        rows = {}
+        for key, value in zip(keys, values, strict=True):
+            joined = policy.join(rows[key], value) if key in rows else value
+            assert joined is not None
+            rows[key] = joined
+    return rows
+
+
+def cut_batch(batch: pyarrow.RecordBatch, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[pyarrow.RecordBatch]:
+    """Pieces of at most some bytes, or of one row."""
+    lengths = [pyarrow.compute.binary_length(column).to_numpy() for column in batch.columns]
+    ends = numpy.cumsum(sum(lengths), dtype=numpy.int64)
+    start, done = 0, 0
+    while start < batch.num_rows:
+        end = max(start + 1, int(numpy.searchsorted(ends, done + bytes_max, side="right")))
+        yield batch.slice(start, end - start)
+        start, done = end, int(ends[end - 1])
+
+
+def cut_at_repeats(keys: list[bytes], values: list[bytes]) -> Iterator[dict[bytes, bytes]]:
+    """Rows in their order, in portions in which each key comes once.
+
+    >>> list(cut_at_repeats([b"a", b"b", b"a"], [b"1", b"2", b"3"]))
+    [{b'a': b'1', b'b': b'2'}, {b'a': b'3'}]
+    """
+    portion = dict(zip(keys, values, strict=True))
+    if len(portion) == len(keys):
+        yield portion
+        return
+    portion = {}
+    for key, value in zip(keys, values, strict=True):
+        if key in portion:
+            yield portion
+            portion = {}
+        portion[key] = value
+    yield portion
