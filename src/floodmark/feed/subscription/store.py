@@ -9,7 +9,7 @@ back of a transaction that was committed is not live any more, and ending it onc
 nothing.
 
 What consumers and transactions do is a change of one subscription, in a round of group commit
-(`subscription_changes.py`).  To open, move or remove a subscription is rare, and writes its whole row.
+(`rows.py`).  To open, move or remove a subscription is rare, and writes its whole row.
 """
 
 import logging
