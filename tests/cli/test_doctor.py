@@ -9,7 +9,7 @@ import pytest
 from tests.cli.support import Server, run, run_process
 
 import floodmark
-from floodmark.cli.doctor import compare_clocks, judge
+from floodmark.cli.commands.doctor import compare_clocks, judge
 from floodmark.codec.ordered import encode_key
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.examination import Finding, Severity

@@ -9,7 +9,7 @@ from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, run
 from tests.feed.support_losing import lose_changes
 
 import floodmark
-from floodmark.cli.feed_run import describe
+from floodmark.cli.commands.feed_run import describe
 from floodmark.feed.named.feeds import FeedState
 from floodmark.feed.named.runner import RunnerStatistics
 from floodmark.host.embedded import EmbeddedHost

@@ -8,9 +8,9 @@ from threading import Event
 import pytest
 from rich.console import Console
 
-from floodmark.cli import output
 from floodmark.cli.failures import report
-from floodmark.cli.output import Output, counted, note, progress, speaks_unicode, tracked
+from floodmark.cli.render import output
+from floodmark.cli.render.output import Output, counted, note, progress, speaks_unicode, tracked
 from floodmark.model.errors import InvalidArgument
 
 LONG = 1_000.0

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, running
 
 import floodmark
-from floodmark.cli.status import Look, draw, look_at
-from floodmark.cli.text import BARS
+from floodmark.cli.commands.status import Look, draw, look_at
+from floodmark.cli.render.text import BARS
 from floodmark.feed import ChangeStatistics, ReaderStatistics
 from floodmark.host.statistics import PartitionHeat
 from floodmark.model.partition import Hold, HoldKind

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.cli.text import (
+from floodmark.cli.render.text import (
     BARS,
     align,
     draw_bar,

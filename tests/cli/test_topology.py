@@ -7,8 +7,8 @@ from tests.cli.support import Server, run, serving
 from tests.replication.support_links import Mesh
 
 import floodmark
-from floodmark.cli.status import draw, look_at
-from floodmark.cli.text import BARS
+from floodmark.cli.commands.status import draw, look_at
+from floodmark.cli.render.text import BARS
 from floodmark.replication.topology import parse_topology
 
 TEXT = """epoch = 1

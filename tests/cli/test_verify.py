@@ -15,10 +15,10 @@ import pytest
 from tests.cli.support import run
 
 import floodmark
-from floodmark.cli import verifying
-from floodmark.cli.output import Output
-from floodmark.cli.verify_metrics import VerifyMetrics
-from floodmark.cli.verify_output import print_verification
+from floodmark.cli.commands import verifying
+from floodmark.cli.commands.verify_metrics import VerifyMetrics
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.verification import print_verification
 from floodmark.divergence import (
     Difference,
     DifferenceKind,

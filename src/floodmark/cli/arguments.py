@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from floodmark.cli.text import read_since
+from floodmark.cli.render.text import read_since
 from floodmark.feed.reading.damage import OnCorrupt
 from floodmark.model import Version
 from floodmark.model.text import read_at, read_bytes, read_duration

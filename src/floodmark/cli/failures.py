@@ -20,8 +20,8 @@ from typing import Final
 import typer
 from rich.text import Text
 
-from floodmark.cli.output import console_on
-from floodmark.cli.text import show_text, show_time
+from floodmark.cli.render.output import console_on
+from floodmark.cli.render.text import show_text, show_time
 from floodmark.model import errors
 
 DONE: Final = 0

@@ -22,16 +22,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 import floodmark
 from floodmark.cli.failures import UNREACHABLE, Usage, exit_code
-from floodmark.cli.fields import plain
-from floodmark.cli.opening import ConnectionOptions, connection_options, is_url, require_site
-from floodmark.cli.output import Output, console_on
+from floodmark.cli.locations import is_url
+from floodmark.cli.opening import ConnectionOptions, connection_options, require_site
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, console_on
+from floodmark.cli.render.text import show_lag, show_version
 from floodmark.cli.signals import on_stop_signal
-from floodmark.cli.text import show_lag, show_version
-from floodmark.cli.tokens import access_entry
 from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
 from floodmark.server import ServerOptions, hash_token, new_token
 from floodmark.server import serve as serve_site
+from floodmark.server.access import access_entry
 
 if TYPE_CHECKING:
     from floodmark.spark import SiteAddress

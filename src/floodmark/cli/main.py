@@ -14,22 +14,30 @@ from typing import Annotated, Any, Final
 import typer
 from typer.main import get_command
 
-from floodmark.cli import feeds, namespaces, partitions, safepoints, subscriptions, topology, transactions
 from floodmark.cli.arguments import parse
-from floodmark.cli.backups import backup, restore
-from floodmark.cli.changes import changes
-from floodmark.cli.copying import export, replicate
-from floodmark.cli.data import add, delete, get, put, scan, update
+from floodmark.cli.commands import (
+    feeds,
+    namespaces,
+    partitions,
+    safepoints,
+    subscriptions,
+    topology,
+    transactions,
+)
+from floodmark.cli.commands.backups import backup, restore
+from floodmark.cli.commands.changes import changes
+from floodmark.cli.commands.copying import export, replicate
+from floodmark.cli.commands.data import add, delete, get, put, scan, update
+from floodmark.cli.commands.doctor import doctor
+from floodmark.cli.commands.rewriting import rewrite
+from floodmark.cli.commands.serving import serve
+from floodmark.cli.commands.sites import gc, init, version
+from floodmark.cli.commands.status import status
+from floodmark.cli.commands.tokens import token
+from floodmark.cli.commands.verifying import verify
 from floodmark.cli.demo import demo
-from floodmark.cli.doctor import doctor
 from floodmark.cli.failures import DONE, INTERRUPTED, report
 from floodmark.cli.opening import ConnectionOptions, connection_options
-from floodmark.cli.rewriting import rewrite
-from floodmark.cli.serving import serve
-from floodmark.cli.sites import gc, init, version
-from floodmark.cli.status import status
-from floodmark.cli.tokens import token
-from floodmark.cli.verifying import verify
 from floodmark.model.text import read_duration
 
 HELP: Final = """Floodmark: a key-value store that remembers every change.

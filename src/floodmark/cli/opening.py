@@ -3,7 +3,6 @@
 Only `init`, `serve` and `demo` make a site: a typo must not leave an empty one.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -14,13 +13,12 @@ from typing import Final
 
 import floodmark
 from floodmark.cli.failures import Usage
+from floodmark.cli.locations import is_url
 from floodmark.model.errors import InvalidConfiguration, NotASite
 from floodmark.replication.topology import Topology, parse_topology
 from floodmark.site.connecting import TIMEOUT, connect
 
 SITE_FILE: Final = "floodmark.json"
-
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +39,6 @@ _DEFAULTS: Final = ConnectionOptions()
 
 # What the options before the command have set.
 connection_options: Final[ContextVar[ConnectionOptions]] = ContextVar("connection", default=_DEFAULTS)
-
-
-def is_url(location: str) -> bool:
-    """Whether a site is named by the URL of its server; anything else is a directory.
-
-    >>> is_url("grpc+tls://oslo.example:7100"), is_url("data/oslo"), is_url("./odd://name")
-    (True, False, False)
-    """
-    return _URL.match(location) is not None
 
 
 def holds_site(directory: Path) -> bool:

@@ -8,8 +8,8 @@ from floodmark.cli.demo.messaging import MESSAGES
 from floodmark.cli.demo.pair import Pair, Settling
 from floodmark.cli.demo.stage import Stage, wait_until
 from floodmark.cli.demo.watching import WAIT_SECONDS_MAX
-from floodmark.cli.output import Output, Part
-from floodmark.cli.verify_output import print_verification
+from floodmark.cli.render.output import Output, Part
+from floodmark.cli.render.verification import print_verification
 from floodmark.divergence.outcome import Outcome
 from floodmark.spark.jobs import VerifySummary, site_addresses, verify
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from floodmark.cli.demo.messaging import Messaging
 from floodmark.cli.demo.stage import Stage, rate
-from floodmark.cli.text import draw_sparkline, show_lag
+from floodmark.cli.render.text import draw_sparkline, show_lag
 from floodmark.clock import monotonic_ms
 from floodmark.host.statistics import LinkStatistics
 

@@ -12,7 +12,7 @@ from floodmark.cli.arguments import JSON_HELP
 from floodmark.cli.demo.stage import Motion, Stage
 from floodmark.cli.failures import DONE, FINDING, Usage
 from floodmark.cli.jobs import EXTRA
-from floodmark.cli.output import Output, console_on, speaks_unicode
+from floodmark.cli.render.output import Output, console_on, speaks_unicode
 from floodmark.model.errors import InvalidConfiguration
 
 _PLAY: Final = "floodmark.cli.demo.play"

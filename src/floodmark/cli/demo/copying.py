@@ -6,7 +6,7 @@ from floodmark.cli.demo.messaging import EVERYBODY, UNREAD
 from floodmark.cli.demo.pair import TOPOLOGY_FILE, Pair, Settling
 from floodmark.cli.demo.stage import Stage
 from floodmark.cli.demo.watching import Watch
-from floodmark.cli.text import show_lag
+from floodmark.cli.render.text import show_lag
 
 TRAFFIC_SECONDS: Final = 12
 

@@ -7,7 +7,7 @@ from floodmark.cli.demo.messaging import MESSAGES, UNREAD, message
 from floodmark.cli.demo.pair import Pair
 from floodmark.cli.demo.stage import Stage
 from floodmark.cli.demo.watching import Watch
-from floodmark.cli.text import show_bytes, show_lag
+from floodmark.cli.render.text import show_bytes, show_lag
 from floodmark.clock import monotonic_ms
 from floodmark.replication.reading import Kind
 

@@ -15,7 +15,7 @@ from floodmark.cli.demo.messaging import MESSAGES
 from floodmark.cli.demo.pair import TOPOLOGY_FILE, Pair
 from floodmark.cli.demo.serving import serve_two_sites, survive_a_kill
 from floodmark.cli.demo.stage import Stage
-from floodmark.cli.text import align, json_bytes
+from floodmark.cli.render.text import align, json_bytes
 from floodmark.clock import monotonic_ms
 
 STEPS: Final[list[Callable[[Stage, Pair], None]]] = [

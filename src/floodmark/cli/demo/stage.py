@@ -18,8 +18,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from floodmark.cli.output import Part
-from floodmark.cli.text import BARS, PLAIN_BARS, align
+from floodmark.cli.render.output import Part
+from floodmark.cli.render.text import BARS, PLAIN_BARS, align
 from floodmark.clock import monotonic_ms
 
 INDENT: Final = 4

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from floodmark.cli.arguments import InsecureMetrics, Json, parse
+from floodmark.cli.commands.verify_metrics import VerifyMetrics
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
 from floodmark.cli.jobs import (
     Conf,
@@ -24,9 +25,8 @@ from floodmark.cli.jobs import (
     spark_job,
 )
 from floodmark.cli.opening import read_topology
-from floodmark.cli.output import Output, note
-from floodmark.cli.verify_metrics import VerifyMetrics
-from floodmark.cli.verify_output import print_verification
+from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.verification import print_verification
 from floodmark.divergence.outcome import Outcome
 from floodmark.model.text import read_duration
 from floodmark.replication.topology import Topology

@@ -4,7 +4,6 @@ Names tell what numbers are: a version becomes text, because it needs 64 bits an
 numbers above 2**53.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
@@ -13,24 +12,9 @@ from typing import Final
 
 import msgspec
 
-from floodmark.cli.opening import is_url
-from floodmark.cli.text import json_bytes, show_bytes, show_moment
+from floodmark.cli.render.text import json_bytes, show_moment
 
 _VERSIONS: Final = ("version", "horizon", "position", "checkpoint", "resolved", "through", "since", "until")
-
-
-def location_fields(location: str) -> dict[str, str | None]:
-    """Where a site is, for programs: its `directory` or its `url`.
-
-    >>> location_fields("data/oslo"), location_fields("grpc://oslo:7100")
-    ({'directory': 'data/oslo'}, {'url': 'grpc://oslo:7100'})
-    """
-    return json_bytes("url" if is_url(location) else "directory", os.fsencode(location))
-
-
-def show_location(location: str) -> str:
-    """Where a site is, for people."""
-    return show_bytes(os.fsencode(location))
 
 
 def plain(value: object) -> dict[str, object]:

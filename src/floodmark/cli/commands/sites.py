@@ -8,10 +8,11 @@ import typer
 
 import floodmark
 from floodmark.cli.arguments import Directory, Json, Location
-from floodmark.cli.fields import location_fields, plain, show_location
+from floodmark.cli.locations import location_fields, show_location
 from floodmark.cli.opening import holds_site, open_site, require_directory
-from floodmark.cli.output import Output, progress
-from floodmark.cli.text import show_count, show_time
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, progress
+from floodmark.cli.render.text import show_count, show_time
 from floodmark.host.directory import FORMAT
 
 

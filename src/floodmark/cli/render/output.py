@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from floodmark.cli.text import BARS, PLAIN_BARS, align, show_text
+from floodmark.cli.render.text import BARS, PLAIN_BARS, align, show_text
 
 PROGRESS_SECONDS: Final = 2.0
 _COUNTED_EVERY: Final = 1_000

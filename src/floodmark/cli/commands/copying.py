@@ -18,7 +18,7 @@ from floodmark.cli.jobs import (
     spark_job,
 )
 from floodmark.cli.opening import ConnectionOptions, connection_options, read_topology
-from floodmark.cli.output import Output
+from floodmark.cli.render.output import Output
 from floodmark.model import Version
 from floodmark.model.text import read_at
 

@@ -8,9 +8,10 @@ import typer
 import floodmark
 from floodmark.cli.arguments import EndKey, Json, Location, OnCorruptOption, Prefix, StartKey, parse
 from floodmark.cli.failures import FINDING
-from floodmark.cli.opening import is_url, open_site
-from floodmark.cli.output import Output, counted, note
-from floodmark.cli.text import json_bytes, read_since, show_bytes, show_place, show_time
+from floodmark.cli.locations import is_url
+from floodmark.cli.opening import open_site
+from floodmark.cli.render.output import Output, counted, note
+from floodmark.cli.render.text import json_bytes, read_since, show_bytes, show_place, show_time
 from floodmark.feed import Item
 from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields

@@ -7,10 +7,10 @@ import typer
 
 import floodmark
 from floodmark.cli.arguments import Json, Location, parse
-from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output, progress
-from floodmark.cli.text import json_bytes, read_since, show_bytes, show_lag, show_time, show_version
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, progress
+from floodmark.cli.render.text import json_bytes, read_since, show_bytes, show_lag, show_time, show_version
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.model import KeyRange
 

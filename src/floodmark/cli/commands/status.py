@@ -13,11 +13,12 @@ from rich.text import Text
 
 import floodmark
 from floodmark.cli.arguments import Json, Location
-from floodmark.cli.fields import location_fields, plain, show_location
-from floodmark.cli.opening import is_url, open_site
-from floodmark.cli.output import Output, Part, console_on, note
-from floodmark.cli.partitions import partition_fields, show_range
-from floodmark.cli.text import (
+from floodmark.cli.commands.partitions import partition_fields, show_range
+from floodmark.cli.locations import is_url, location_fields, show_location
+from floodmark.cli.opening import open_site
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, Part, console_on, note
+from floodmark.cli.render.text import (
     align,
     draw_bar,
     draw_sparkline,

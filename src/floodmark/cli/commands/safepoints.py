@@ -8,8 +8,8 @@ import typer
 import floodmark
 from floodmark.cli.arguments import Json, Location, parse
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output
-from floodmark.cli.text import show_expiry, show_version
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.text import show_expiry, show_version
 from floodmark.feed import LIFETIME
 from floodmark.model import Version
 from floodmark.model.text import read_at, read_duration

@@ -11,11 +11,11 @@ from rich.text import Text
 
 import floodmark
 from floodmark.cli.failures import DONE, FINDING
-from floodmark.cli.fields import plain
 from floodmark.cli.jobs import SparkChoice, print_summary, reach, spark_job
-from floodmark.cli.output import Output, console_on, note
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, console_on, note
+from floodmark.cli.render.text import show_bytes, show_count, show_lag, show_size, show_version
 from floodmark.cli.signals import on_stop_signal
-from floodmark.cli.text import show_bytes, show_count, show_lag, show_size, show_version
 from floodmark.clock import monotonic_ms
 from floodmark.feed.named.feeds import FeedState
 from floodmark.feed.named.runner import FeedRunner, RunnerStatistics

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from floodmark.cli.arguments import Json, Location
-from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output
-from floodmark.cli.text import show_time
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.text import show_time
 from floodmark.host.transaction_port import LogKind, LogReport
 from floodmark.model.version import COUNTER_BITS
 

@@ -17,14 +17,14 @@ from floodmark.cli.arguments import (
     StartKey,
     parse,
 )
+from floodmark.cli.commands.feed_run import run_feed, run_feed_on_spark
+from floodmark.cli.commands.subscriptions import show_keys
 from floodmark.cli.failures import Usage
-from floodmark.cli.feed_run import run_feed, run_feed_on_spark
-from floodmark.cli.fields import plain
 from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output, note
-from floodmark.cli.subscriptions import show_keys
-from floodmark.cli.text import (
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.text import (
     json_bytes,
     show_bytes,
     show_count,

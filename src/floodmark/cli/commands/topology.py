@@ -8,10 +8,10 @@ import typer
 
 from floodmark.cli.arguments import Json, Location
 from floodmark.cli.failures import FINDING
-from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_members, open_site, read_topology
-from floodmark.cli.output import Output, note
-from floodmark.cli.text import show_version
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.text import show_version
 from floodmark.replication.removing import remove_site
 from floodmark.replication.topology import Topology, render_topology
 

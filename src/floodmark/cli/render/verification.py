@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Final
 
-from floodmark.cli.fields import plain
-from floodmark.cli.output import Output
-from floodmark.cli.text import json_bytes, show_bytes, show_count, show_time
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.text import json_bytes, show_bytes, show_count, show_time
 from floodmark.divergence import Difference, DifferenceKind, Drift, DriftSide, RepairSummary, Verdict
 from floodmark.divergence.outcome import Outcome
 from floodmark.model.change import Stamp

@@ -19,7 +19,7 @@ from floodmark.cli.jobs import (
     spark_job,
 )
 from floodmark.cli.opening import read_topology
-from floodmark.cli.output import Output
+from floodmark.cli.render.output import Output
 from floodmark.model.ranges import KeyRange
 from floodmark.model.text import read_duration
 from floodmark.site.arguments import check_range

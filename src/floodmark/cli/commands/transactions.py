@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET, UnsetType
 
-from floodmark.cli import transaction_logs
 from floodmark.cli.arguments import Json, Location, parse
+from floodmark.cli.commands import transaction_logs
 from floodmark.cli.failures import Usage
-from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output
-from floodmark.cli.text import show_lag, show_version
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.text import show_lag, show_version
 from floodmark.host.transaction_port import BatchUpdate, LogKind, LogReport
 from floodmark.log import BatchSettings
 from floodmark.model.text import read_duration

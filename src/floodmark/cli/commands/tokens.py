@@ -1,6 +1,5 @@
 """token: make a credential for those who connect to a server."""
 
-import json as json_module
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +8,10 @@ import typer
 
 from floodmark.cli.arguments import Json
 from floodmark.cli.failures import Usage
-from floodmark.cli.output import Output, note
+from floodmark.cli.render.output import Output, note
 from floodmark.model.access import Role
 from floodmark.server import hash_token, new_token
-from floodmark.server.access import NAME_CHARACTERS_MAX
+from floodmark.server.access import NAME_CHARACTERS_MAX, access_entry
 
 
 def token(
@@ -66,24 +65,6 @@ def token(
         output.line()
         note("the line above is the token, and is not shown again; what follows goes into the access file")
     output.line(entry)
-
-
-def access_entry(name: str, role: str, digest: str, namespaces: list[str] | None) -> str:
-    """An entry of the access file, in TOML.
-
-    >>> print(access_entry("indexer", "read", "41ef", ["users"]))
-    [[access]]
-    name = "indexer"
-    role = "read"
-    token_sha256 = "41ef"
-    namespaces = ["users"]
-    """
-    fields: dict[str, object] = {"name": name, "role": role, "token_sha256": digest}
-    if namespaces:
-        fields["namespaces"] = namespaces
-    # Texts and lists of texts look the same in TOML and in JSON that is not reduced to ASCII.
-    lines = [f"{field} = {json_module.dumps(value, ensure_ascii=False)}" for field, value in fields.items()]
-    return "\n".join(["[[access]]", *lines])
 
 
 def _require_possible(name: str, role: str) -> None:

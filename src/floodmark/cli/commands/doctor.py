@@ -8,10 +8,11 @@ import typer
 import floodmark
 from floodmark.cli.arguments import Json, Location
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN
-from floodmark.cli.fields import location_fields, plain
+from floodmark.cli.locations import location_fields
 from floodmark.cli.opening import open_site, require_site
-from floodmark.cli.output import Output, progress, tracked
-from floodmark.cli.text import show_count
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, progress, tracked
+from floodmark.cli.render.text import show_count
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.host.embedded import EmbeddedHost

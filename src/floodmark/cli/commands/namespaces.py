@@ -10,8 +10,8 @@ import floodmark
 from floodmark.cli.arguments import Json, Location, NamespaceName, Retention, Ttl
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output, note
-from floodmark.cli.text import show_duration, show_time, show_version
+from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.text import show_duration, show_time, show_version
 from floodmark.host.statistics import NamespaceStatistics
 from floodmark.model.errors import NamespaceExists
 

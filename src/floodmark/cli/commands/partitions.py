@@ -10,8 +10,8 @@ import typer
 import floodmark
 from floodmark.cli.arguments import Json, Key, Location, NamespaceName, parse
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output, counted
-from floodmark.cli.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
+from floodmark.cli.render.output import Output, counted
+from floodmark.cli.render.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.host.statistics import PartitionStatistics
 from floodmark.model.errors import VersionCollected

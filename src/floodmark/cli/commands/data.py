@@ -18,8 +18,8 @@ from floodmark.cli.arguments import (
 )
 from floodmark.cli.failures import FINDING
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output, counted, note
-from floodmark.cli.text import json_bytes, show_bytes, show_expiry, show_time
+from floodmark.cli.render.output import Output, counted, note
+from floodmark.cli.render.text import json_bytes, show_bytes, show_expiry, show_time
 from floodmark.model import Version
 from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.text import read_bytes

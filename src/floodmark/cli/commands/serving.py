@@ -11,7 +11,7 @@ import typer
 import floodmark
 from floodmark.cli.arguments import Directory, InsecureMetrics, Json, parse
 from floodmark.cli.opening import require_directory, require_site
-from floodmark.cli.output import Output
+from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
 from floodmark.model.text import read_duration
 from floodmark.server import Listen, Server, ServerOptions, configure_logging

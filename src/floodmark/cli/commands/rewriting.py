@@ -1,10 +1,10 @@
 """namespace rewrite: everything in a namespace gets a new stamp."""
 
 from floodmark.cli.arguments import Json, Location, NamespaceName
-from floodmark.cli.fields import plain
 from floodmark.cli.opening import open_site
-from floodmark.cli.output import Output, tracked
-from floodmark.cli.text import show_version
+from floodmark.cli.render.fields import plain
+from floodmark.cli.render.output import Output, tracked
+from floodmark.cli.render.text import show_version
 from floodmark.site.rewriting import rewrite as rewrite_namespace
 
 
