@@ -48,7 +48,7 @@ from benchmarks.harness import (
 from floodmark.clock import system_time_ms
 from floodmark.engine import Engine
 from floodmark.engine.rocks import RocksEngine
-from floodmark.host.transaction_port import BatchUpdate, LogKind
+from floodmark.host.ports.transactions import BatchUpdate, LogKind
 from floodmark.log import (
     FAMILY,
     BatchedWriter,

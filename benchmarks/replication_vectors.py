@@ -172,7 +172,7 @@ def measure_bytes(directory: Path, cases: Sequence[Positions], records: int) -> 
 
 
 def _added(site: Site, namespace: str, records: int) -> float:
-    prefix = encode_namespace(site.host.administration.find_namespace(namespace).id)
+    prefix = encode_namespace(site.host.namespaces.find_namespace(namespace).id)
     pages = embedded(site).node.scan_versions(KeyRange(prefix, prefix_end(prefix)), 0, site.now())
     sizes = [len(stored) for page in pages for _, _, stored in page.rows]
     if len(sizes) != records:
@@ -208,7 +208,7 @@ class Ingestion:
                     fresh += rows.num_rows if mark is None else mark.take(_records(rows))
                     applier.add(rows)
                 applied = applier.finish()
-            target.host.administration.advance_link(step, applied)
+            target.host.replication.advance_link(step, applied)
             seconds = perf_counter() - begun
         if mark is not None and fresh != applied.changes:
             raise PeerFailed(f"{fresh:,} vectors were new of {applied.changes:,}, and all of them are")

@@ -76,7 +76,7 @@ class Sites:
             for rows in read_step(here, step):
                 applier.add(rows if lost is None else _without(rows, lost))
             applied = applier.finish()
-        there.administration.advance_link(step, applied)
+        there.replication.advance_link(step, applied)
 
     def link_all(self) -> None:
         """A heartbeat everywhere, and a step of every link."""
@@ -147,7 +147,7 @@ class Sites:
 
     def stored(self, name: str, namespace: str, key: bytes) -> FoundRecord:
         """What a site holds of a key."""
-        (found,) = self[name].host.administration.find_records(namespace, [key], None, False)
+        (found,) = self[name].host.verification.find_records(namespace, [key], None, False)
         assert found is not None
         return found
 

@@ -96,7 +96,7 @@ def test_nothing_is_concluded_from_absence_once_another_site_has_joined() -> Non
     vantage = take_vantage(mesh["oslo"].host, "users")
     mesh["oslo"].set_topology(topology_of("oslo", "rome", "bonn", epoch=2))
     assert vantage.horizon_of() == VERSION_MAX
-    assert read_horizon(mesh["oslo"].host.administration, "users", [1, 2, 3]) == 0
+    assert read_horizon(mesh["oslo"].host, "users", [1, 2, 3]) == 0
 
 
 def test_keys_are_compared_as_of_the_vantages(mesh: Mesh) -> None:

@@ -127,7 +127,7 @@ def test_silent_about_a_tombstone_that_is_collected_while_somebody_looks(sites: 
     sites.users("oslo").put(b"gone", b"1")
     sites.link_all()
     early = sites.vantages("users")[2]
-    sites["bonn"].host.administration.hold_safe_point("look", early.version, timedelta(days=1), "users")
+    sites["bonn"].host.retention.hold_safe_point("look", early.version, timedelta(days=1), "users")
     sites.users("oslo").delete(b"gone")
     sites.collect()
     late = sites.vantages("users")

@@ -73,12 +73,12 @@ def write_merged(site: Site, _: SimulatedTime) -> None:
 
 def repair(site: Site, *keys: bytes) -> list[bool]:
     """Put records right, as one does who has seen what other sites hold."""
-    administration = site.host.administration
-    found = administration.find_records("users", list(keys), administration.read_version(), True)
+    host = site.host
+    found = host.verification.find_records("users", list(keys), host.versions.read_version(), True)
     versions = [0 if record is None else record.version for record in found]
     stored = encode_value(b"repaired", origin=Stamp(max(versions), SITE_IDS_MAX))
     repairs = [Repair(key, seen, stored) for key, seen in zip(keys, versions, strict=True)]
-    return administration.repair_records("users", repairs)
+    return host.verification.repair_records("users", repairs)
 
 
 def write_history(site: Site) -> list[tuple[str, bytes, bytes | None, Version]]:

@@ -17,7 +17,7 @@ def run(url: str, feed: str, holder: str) -> None:
     """Run the feed, or wait until whoever runs it is gone."""
     with connect(url) as site:
         host = site.host
-        names = {row.id: row.name for row in host.administration.list_namespaces()}
+        names = {row.id: row.name for row in host.namespaces.list_namespaces()}
         runner = FeedRunner(
             host.feeds,
             feed,

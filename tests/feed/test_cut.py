@@ -32,7 +32,7 @@ def cut(
     at_heartbeat: bool = False,
     namespace: str = "users",
 ) -> ChangesCut:
-    return site.host.administration.cut_changes(namespace, since, changes_max, until, at_heartbeat)
+    return site.host.versions.cut_changes(namespace, since, changes_max, until, at_heartbeat)
 
 
 def read(site: Site, since: Version, until: Version, namespace: str = "users") -> list[Change]:
@@ -72,7 +72,7 @@ class Written:
         key = chance.choice((b"\x00", b"050", b"100", b"150"))
         name = chance.choice(NAMESPACES)
         starts = {partition.range.start for partition in node_of(self.site).map.partitions}
-        row = self.site.host.administration.find_namespace(name)
+        row = self.site.host.namespaces.find_namespace(name)
         if row.id.to_bytes(3, "big") + key not in starts:
             self.site.split(name, key)
 

@@ -24,8 +24,8 @@ def world() -> Iterator[World]:
 def apply(world: World, *keys: bytes, value: bytes = b"copied", site: int = OTHER) -> None:
     """Apply changes that were first written elsewhere, as one commit."""
     host = host_of(world.site)
-    prefix = encode_namespace(host.administration.find_namespace("users").id)
-    origin = Stamp(host.administration.now(), site)
+    prefix = encode_namespace(host.namespaces.find_namespace("users").id)
+    origin = Stamp(host.versions.now(), site)
     stream = host.write_stream(durable=True, apply=True)
     stream.send({prefix + key: encode_value(value, origin=origin) for key in keys}).result()
 

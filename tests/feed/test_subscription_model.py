@@ -175,7 +175,7 @@ class Consuming(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def seek(self, data: st.DataObject) -> None:
-        oldest = self.stage.site.host.administration.oldest_version("users")
+        oldest = self.stage.site.host.retention.oldest_version("users")
         places: list[Since] = [oldest, "end", *sorted({position.version for position in self.written})]
         to = data.draw(st.sampled_from(places))
         version = self.stage.to_version(to) if to else 0

@@ -20,7 +20,7 @@ from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, encode_state
 from floodmark.host.directory import FORMAT
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.transaction_port import BatchUpdate, LogKind
+from floodmark.host.ports.transactions import BatchUpdate, LogKind
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
@@ -159,7 +159,7 @@ class Author:
             name=name, source_id=1, target_id=self.ids[name], since=since, start=stamp - 1, until=stamp
         )
         step = LinkStep(source="rome", source_id=ROME, namespaces=(part,))
-        self.site.host.administration.advance_link(step, Applied())
+        self.site.host.replication.advance_link(step, Applied())
         self.watermarks[name][str(ROME)] = stamp
 
     def _put(
@@ -296,7 +296,7 @@ def _share(author: Author) -> None:
     author.create("profiles", None, "fields")
     author.create("counts", None, "counter")
     author.pass_time()
-    author.site.host.administration.set_topology(TOPOLOGY)
+    author.site.host.membership.set_topology(TOPOLOGY)
 
 
 def _write_fields(author: Author) -> None:

@@ -22,8 +22,8 @@ from floodmark.codec.values import decode_value
 from floodmark.engine import Row
 from floodmark.engine.rocks import RocksEngine
 from floodmark.host.directory import FORMAT
+from floodmark.host.ports.transactions import LogKind
 from floodmark.host.secondary import open_directory
-from floodmark.host.transaction_port import LogKind
 from floodmark.model.errors import FormatTooNew, SiteMismatch, VersionCollected
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
 from floodmark.partition import FAMILIES
@@ -336,11 +336,11 @@ def test_a_later_format_is_refused(golden: Golden) -> None:
 
 
 def test_topology_and_watermarks_are_there(golden: Golden, site: Site) -> None:
-    topology = site.host.administration.topology()
+    topology = site.host.membership.topology()
     assert (None if topology is None else topology.epoch) == golden.content.get("epoch")
     for name, entries in golden.content.get("watermarks", {}).items():
         expected = {int(source): through for source, through in entries.items()}
-        assert site.host.administration.watermark(name, None) == expected
+        assert site.host.replication.watermark(name, None) == expected
         (link,) = [link for link in site.replication().links if link.namespace == name]
         assert (link.source, link.through, link.intervals_wrong) == ("rome", *expected.values(), 0)
 

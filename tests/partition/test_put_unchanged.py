@@ -276,7 +276,7 @@ class History:
         if self.epochs:
             self.complete(chance)
         number = len(self.epochs)
-        version = self.site.host.administration.open_epoch("users", STREAM, number)
+        version = self.site.host.versions.open_epoch("users", STREAM, number)
         rows = [
             Row(chance.choice(KEYS), None if chance.random() < 0.2 else b"row %d" % chance.randrange(10**6))
             for _ in range(chance.randrange(1, 9))
@@ -288,7 +288,7 @@ class History:
         """Cut the attempt off, and begin another one, perhaps with other batches."""
         if self.epochs:
             epoch = self.epochs[-1]
-            version = self.site.host.administration.open_epoch("users", STREAM, epoch.number)
+            version = self.site.host.versions.open_epoch("users", STREAM, epoch.number)
             assert version == epoch.version
             self.left = epoch.batches(chance.randrange(1, 4))
 
@@ -424,7 +424,7 @@ class Replayed:
             self.write_epoch(engine, site, users)
 
     def write_epoch(self, engine: FaultyEngine, site: Site, users: Namespace) -> None:
-        version = persist(engine, lambda: site.host.administration.open_epoch("users", "s", 0))
+        version = persist(engine, lambda: site.host.versions.open_epoch("users", "s", 0))
         assert self.version in (None, version), "an epoch has one version"
         self.version = version
         for batch in ({b"later": b"outside", b"new": b"outside"}, {b"before": b"outside", b"new": b"older"}):

@@ -89,7 +89,7 @@ def whole(namespace: Namespace) -> KeyRange:
 def read(site: Site, namespace: Namespace, at: Version | None = None, **options: Any) -> pyarrow.Table:
     """All records of a namespace in one table."""
     host = site._host
-    version = host.administration.read_version() if at is None else at
+    version = host.versions.read_version() if at is None else at
     batches = list(host.router.scan_records(whole(namespace), version, **options))
     for batch in batches:
         batch.validate(full=True)
@@ -174,7 +174,7 @@ def test_largest_keys_and_values_come_in_batches_of_a_few_megabytes(any_site: Si
     rows |= {b"length" * (length // 6) + b"y" * (length % 6 + 1): b"z" for length in range(0, 4_000, 7)}
     for start in range(0, len(rows), 25):
         users.put_many(dict(list(rows.items())[start : start + 25]), durability="async")
-    version = any_site._host.administration.read_version()
+    version = any_site._host.versions.read_version()
     found: dict[bytes, bytes] = {}
     for batch in any_site._host.router.scan_records(whole(users), version):
         assert batch.nbytes < PAGE_BYTES_MAX + 6 * MIB
@@ -193,7 +193,7 @@ def test_scan_goes_on_behind_the_last_key_when_its_partition_is_split(any_site: 
     users = any_site.create_namespace("users")
     count = 3 * RECORDS_PAGE_ROWS_MAX
     users.put_many({b"key-%06d" % number: b"x" for number in range(count)})
-    version = any_site._host.administration.read_version()
+    version = any_site._host.versions.read_version()
     batches = any_site._host.router.scan_records(whole(users), version)
     found = next(batches).column(0).to_pylist()
     any_site.split("users", b"key-%06d" % (len(found) + 10))

@@ -38,7 +38,7 @@ def link_row(mesh: Mesh, source: str, target: str) -> LinkRow:
 def stored_link(target: Site, source_id: int) -> LinkRow:
     """What a site has stored about a link from the site of this id."""
     host = embedded(target)
-    return host.links.rows[host.administration.find_namespace("users").id, source_id]
+    return host.links.rows[host.namespaces.find_namespace("users").id, source_id]
 
 
 def require_whole_commits(site: Site) -> None:
@@ -58,7 +58,7 @@ def apply_rows(
         for rows in batches:
             applier.add(rows)
         applied = applier.finish()
-    host.administration.advance_link(step, applied)
+    host.replication.advance_link(step, applied)
     return applied
 
 

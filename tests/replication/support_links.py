@@ -87,4 +87,4 @@ class Mesh:
 
     def watermark(self, name: str, at: int | None = None) -> dict[int, int]:
         """How far a site has the changes of the others."""
-        return self[name].host.administration.watermark("users", at)
+        return self[name].host.replication.watermark("users", at)

@@ -110,7 +110,7 @@ class World:
     def records(self, name: str, namespace: str) -> dict[bytes, bytes]:
         """The records of a namespace with their origins."""
         site = self[name]
-        row = site.host.administration.find_namespace(namespace)
+        row = site.host.namespaces.find_namespace(namespace)
         keys = qualify_range(encode_namespace(row.id), KeyRange())
         found: dict[bytes, bytes] = {}
         for batch in site.host.router.scan_records(keys, site.now(), dead=True):
@@ -128,14 +128,14 @@ class World:
 
     def backup(self, name: str) -> Backup:
         """All that a site has, as its backups would hold it."""
-        administration = self[name].host.administration
+        host = self[name].host
         version = self[name].resolved_version()
-        horizons = {each.name: each.collected_horizon for each in administration.statistics().namespaces}
+        horizons = {each.name: each.collected_horizon for each in host.status.statistics().namespaces}
         return Backup(
             {namespace: self.records(name, namespace) for namespace in POLICIES},
             {
                 namespace: BackupFacts(
-                    administration.watermark(namespace, version) | {IDS[name]: version}, horizons[namespace]
+                    host.replication.watermark(namespace, version) | {IDS[name]: version}, horizons[namespace]
                 )
                 for namespace in POLICIES
             },
@@ -163,7 +163,7 @@ class World:
     ) -> Callable[[Portion], None]:
         """Writes portions of a backup, row by row, until it is cut off."""
         host = embedded(self[name])
-        prefix = encode_namespace(host.administration.find_namespace(namespace).id)
+        prefix = encode_namespace(host.namespaces.find_namespace(namespace).id)
         written = count()
 
         def write(portion: Portion) -> None:

@@ -113,7 +113,7 @@ def test_namespace_that_was_shared_before_is_shared_again_as_if_for_the_first_ti
     for site in mesh.sites.values():
         rewrite(site.host, "users")
         site.set_topology(alone(2))
-        assert site.host.administration.links() == []
+        assert site.host.replication.links() == []
     mesh.put("rome", b"ada", b"2")
     mesh.time.advance(10)
     mesh.put("oslo", b"ada", None)
@@ -135,11 +135,11 @@ def test_links_that_ended_stay_so_after_a_restart() -> None:
     mesh.sites["bonn"] = bonn
     enter(mesh, *IDS)
     mesh.exchange()
-    assert bonn.host.administration.links()
+    assert bonn.host.replication.links()
     shared = topology_of("oslo", "rome", "bonn", epoch=3)
     bonn.set_topology(msgspec.structs.replace(shared, namespaces={}))
     again = open_one(engine, "bonn", mesh.time)
-    assert again.host.administration.links() == []
+    assert again.host.replication.links() == []
 
 
 def test_step_of_a_namespace_that_is_no_longer_shared_is_refused(mesh: Mesh) -> None:

@@ -158,9 +158,7 @@ def test_rows_of_an_earlier_or_a_later_step_are_dropped(mesh: Mesh) -> None:
         users.put(b"%d" % number, b"value")
     whole = plan_step(mesh["oslo"].host, mesh["rome"].host, ["users"])
     mesh.beat("oslo")
-    rows = list(
-        read_step(mesh["oslo"].host, _until(whole, mesh["oslo"].host.administration.resolved_version()))
-    )
+    rows = list(read_step(mesh["oslo"].host, _until(whole, mesh["oslo"].host.versions.resolved_version())))
     first = plan_step(mesh["oslo"].host, mesh["rome"].host, ["users"], changes_max=2)
     assert apply_rows(mesh, "rome", first, rows).changes == 2
     second = plan_step(mesh["oslo"].host, mesh["rome"].host, ["users"], changes_max=1)
@@ -286,7 +284,7 @@ def test_parts_of_a_step_add_up_to_the_whole(mesh: Mesh) -> None:
         msgspec.structs.replace(total.namespaces["users"], lags=whole.namespaces["users"].lags)
         == (whole.namespaces["users"])
     )
-    mesh["rome"].host.administration.advance_link(step, total)
+    mesh["rome"].host.replication.advance_link(step, total)
     row = link_row(mesh, "oslo", "rome")
     assert (row.checked, row.wrong) == (3, 0)
 

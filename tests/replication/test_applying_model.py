@@ -31,19 +31,19 @@ def delete(site: str, key: bytes) -> Action:
 def split(site: str, key: bytes) -> Action:
     def act(mesh: Mesh) -> None:
         host = mesh[site].host
-        if len(host.administration.partitions()) < 3:
-            users = host.administration.find_namespace("users").id.to_bytes(3, "big")
-            if all(each.range.start != users + key for each in host.administration.partitions()):
-                host.administration.split("users", key)
+        if len(host.partitions.partitions()) < 3:
+            users = host.namespaces.find_namespace("users").id.to_bytes(3, "big")
+            if all(each.range.start != users + key for each in host.partitions.partitions()):
+                host.partitions.split("users", key)
 
     return act
 
 
 def merge(site: str) -> Action:
     def act(mesh: Mesh) -> None:
-        partitions = mesh[site].host.administration.partitions()
+        partitions = mesh[site].host.partitions.partitions()
         if len(partitions) > 1:
-            mesh[site].host.administration.merge(partitions[0].id, partitions[1].id)
+            mesh[site].host.partitions.merge(partitions[0].id, partitions[1].id)
 
     return act
 

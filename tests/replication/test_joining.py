@@ -22,7 +22,7 @@ def world() -> World:
     world.link_all()
     for name in ("oslo", "rome"):
         world.write(name, "lately")
-        world[name].host.administration.collect_garbage()
+        world[name].host.retention.collect_garbage()
     world.change("lund")
     world.open("lund")
     return world
@@ -52,7 +52,7 @@ def test_positions_are_those_of_the_backup_and_nothing_is_read_twice(world: Worl
     oslo, rome = IDS["oslo"], IDS["rome"]
     for namespace in POLICIES:
         facts = backup.facts[namespace]
-        found = world["lund"].host.administration.watermark(namespace, None)
+        found = world["lund"].host.replication.watermark(namespace, None)
         assert found == {oslo: facts.watermark[oslo], rome: facts.watermark[rome]}
         horizons = {each.name: each.collected_horizon for each in world["lund"].statistics().namespaces}
         assert horizons[namespace] == facts.collected_horizon
@@ -97,7 +97,7 @@ def test_nobody_collects_what_the_new_site_has_not_got(world: World) -> None:
         world.link("oslo", "rome")
         world.link("rome", "oslo")
     world.time.advance(DAYS_MS)
-    world["oslo"].host.administration.collect_garbage()
+    world["oslo"].host.retention.collect_garbage()
     assert b"all" in world.records("oslo", "users")
 
 
@@ -105,4 +105,4 @@ def test_namespace_that_is_not_shared_has_no_links_to_begin() -> None:
     world = World("oslo", "rome")
     world["oslo"].create_namespace("local")
     with pytest.raises(InvalidConfiguration, match="set the topology first"):
-        world["oslo"].host.administration.adopt_watermark("local", {2: 7}, 0)
+        world["oslo"].host.membership.adopt_watermark("local", {2: 7}, 0)

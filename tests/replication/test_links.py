@@ -44,7 +44,7 @@ def mesh() -> Mesh:
 
 def row_of(site: Site, source: int = OSLO) -> LinkRow:
     """The link as stored."""
-    namespace = site.host.administration.find_namespace("users").id
+    namespace = site.host.namespaces.find_namespace("users").id
     return embedded(site).links.rows[namespace, source]
 
 
@@ -70,7 +70,7 @@ def test_step_moves_the_position_to_its_end_with_everything_below_in_place(mesh:
     (part,) = step.namespaces
     assert part.until > version
     assert mesh.watermark("rome") == {OSLO: part.until}
-    (link,) = mesh["rome"].host.administration.links()
+    (link,) = mesh["rome"].host.replication.links()
     assert (link.source_id, link.namespace, link.through, link.incarnation) == (OSLO, "users", part.until, 1)
     assert mesh["rome"].namespace("users").get(b"ada") == b"value"
     assert mesh.watermark("oslo") == {}
@@ -82,7 +82,7 @@ def test_step_that_was_noted_does_nothing_when_it_comes_again(mesh: Mesh) -> Non
     step = mesh.plan("oslo", "rome")
     applied = run_step(mesh["oslo"].host, mesh["rome"].host, step)
     before = row_of(mesh["rome"])
-    mesh["rome"].host.administration.advance_link(step, applied)
+    mesh["rome"].host.replication.advance_link(step, applied)
     assert row_of(mesh["rome"]) == before
 
 
@@ -94,7 +94,7 @@ def test_step_from_another_position_is_refused_and_nothing_moves(mesh: Mesh, mov
     (part,) = mesh.plan("oslo", "rome").namespaces
     step = changed(mesh.plan("oslo", "rome"), since=part.since + moved)
     with pytest.raises(StaleLink, match="Plan it again"):
-        mesh["rome"].host.administration.advance_link(step, Applied())
+        mesh["rome"].host.replication.advance_link(step, Applied())
     assert row_of(mesh["rome"]) == before
 
 
@@ -109,7 +109,7 @@ def test_namespaces_of_a_step_move_together_or_not_at_all(mesh: Mesh) -> None:
     users, orders = step.namespaces
     stale = msgspec.structs.replace(orders, since=orders.since + 1)
     with pytest.raises(StaleLink):
-        mesh["rome"].host.administration.advance_link(
+        mesh["rome"].host.replication.advance_link(
             msgspec.structs.replace(step, namespaces=(users, stale)), Applied()
         )
     assert mesh.watermark("rome") == {OSLO: users.since}
@@ -121,10 +121,10 @@ def test_namespace_that_was_made_anew_is_not_moved_by_a_step_of_its_predecessor(
     unshare(mesh["rome"])
     mesh["rome"].drop_namespace("users")
     with pytest.raises(NamespaceNotFound):
-        mesh["rome"].host.administration.advance_link(step, Applied())
+        mesh["rome"].host.replication.advance_link(step, Applied())
     mesh["rome"].create_namespace("users")
     with pytest.raises(StaleLink, match="made anew"):
-        mesh["rome"].host.administration.advance_link(step, Applied())
+        mesh["rome"].host.replication.advance_link(step, Applied())
     assert mesh.watermark("rome") == {}
 
 
@@ -132,11 +132,11 @@ def test_namespace_that_was_made_anew_is_not_moved_by_a_step_of_its_predecessor(
     ("source", "since", "until"), [(0, 0, 1), (256, 0, 1), (OSLO, 2, 1), (OSLO, -1, 1), (OSLO, 0, 1 << 64)]
 )
 def test_step_that_no_planner_makes_is_refused(mesh: Mesh, source: int, since: int, until: int) -> None:
-    identity = mesh["rome"].host.administration.find_namespace("users").id
+    identity = mesh["rome"].host.namespaces.find_namespace("users").id
     part = NamespaceStep(name="users", source_id=1, target_id=identity, since=since, until=until)
     step = LinkStep(source="oslo", source_id=source, namespaces=(part,))
     with pytest.raises(InvalidArgument):
-        mesh["rome"].host.administration.advance_link(step, Applied())
+        mesh["rome"].host.replication.advance_link(step, Applied())
 
 
 def test_links_are_there_again_when_the_site_is_opened_again() -> None:
@@ -199,7 +199,7 @@ def test_old_marks_go_with_garbage_collection_and_the_one_that_is_needed_stays(m
     mesh["rome"].collect_garbage()
     engine = embedded(mesh["rome"]).node.engine
     assert len(engine.scan("meta", b"marks/", b"marks0", rows_max=10, bytes_max=1000)) == 1
-    oldest = mesh["rome"].host.administration.oldest_version("users")
+    oldest = mesh["rome"].host.retention.oldest_version("users")
     assert mesh.watermark("rome", oldest) == through
     with pytest.raises(VersionCollected):
         mesh.watermark("rome", old)
@@ -210,7 +210,7 @@ def test_links_of_a_dropped_namespace_go_with_it(mesh: Mesh) -> None:
     rome = mesh["rome"]
     unshare(rome)
     rome.drop_namespace("users")
-    assert rome.host.administration.links() == []
+    assert rome.host.replication.links() == []
     assert embedded(rome).links.watermarks() == {}
     mesh.time.advance(2 * HOUR_MS)
     rome.collect_garbage()
@@ -228,7 +228,7 @@ def test_heartbeat_carries_the_watermark_of_every_namespace(mesh: Mesh) -> None:
         site.create_namespace("orders")
     mesh.exchange()
     beat = mesh["rome"].heartbeat()
-    users = mesh["rome"].host.administration.find_namespace("users").id
+    users = mesh["rome"].host.namespaces.find_namespace("users").id
     assert beat.watermark == {users: mesh.watermark("rome")}
     assert mesh.watermark("rome", beat.through) == mesh.watermark("rome")
 
@@ -263,7 +263,7 @@ def test_heartbeats_that_go_through_the_same_version_are_checked_as_one(mesh: Me
     node = embedded(mesh["oslo"]).node
     node.settle_by(lambda _: Fate(Decision.UNDECIDED))
     (partition,) = node.map.partitions
-    users = mesh["oslo"].host.administration.find_namespace("users").id
+    users = mesh["oslo"].host.namespaces.find_namespace("users").id
     mesh.put("oslo", b"ada")
     version = partition.prepare("t", [encode_namespace(users) + b"bob"], [encode_value(b"builder")])
     for _ in range(3):
@@ -290,7 +290,7 @@ def step_losing_one(mesh: Mesh) -> None:
     mesh.beat()
     step = mesh.plan("oslo", "rome")
     applied = mesh.apply("oslo", "rome", step)
-    mesh["rome"].host.administration.advance_link(step, lose_one(applied))
+    mesh["rome"].host.replication.advance_link(step, lose_one(applied))
 
 
 def test_change_lost_on_the_way_is_found_at_the_next_heartbeat_and_remembered(mesh: Mesh) -> None:
@@ -316,7 +316,7 @@ def test_change_lost_in_an_interval_in_which_its_site_was_started_is_found() -> 
     mesh.sites["oslo"] = open_one(engine, "oslo", mesh.time)
     mesh.beat()
     step = mesh.plan("oslo", "rome")
-    mesh["rome"].host.administration.advance_link(step, lose_one(mesh.apply("oslo", "rome", step)))
+    mesh["rome"].host.replication.advance_link(step, lose_one(mesh.apply("oslo", "rome", step)))
     assert row_of(mesh["rome"]).wrong == 1
 
 
@@ -339,7 +339,7 @@ def test_a_step_past_changes_that_did_not_come_is_found_at_the_next_heartbeat(me
     mesh.exchange()
     mesh.put("oslo", b"ada")
     mesh.beat()
-    mesh["rome"].host.administration.advance_link(forged(mesh), Applied())
+    mesh["rome"].host.replication.advance_link(forged(mesh), Applied())
     mesh.exchange()
     assert row_of(mesh["rome"]).wrong == 1
 
@@ -348,10 +348,10 @@ def test_a_step_that_leaves_out_what_lies_before_its_start_is_found_at_once(mesh
     mesh.exchange()
     step = forged(mesh)
     (part,) = step.namespaces
-    mesh["rome"].host.administration.advance_link(changed(step, start=part.until), Applied())
+    mesh["rome"].host.replication.advance_link(changed(step, start=part.until), Applied())
     row = row_of(mesh["rome"])
     assert (row.wrong, row.findings[-1].finding.since) == (1, part.since)
-    (link,) = mesh["rome"].host.administration.replication().links
+    (link,) = mesh["rome"].host.status.replication().links
     assert [alarm.kind for alarm in link.alarms] == [AlarmKind.FINDING]
 
 
@@ -360,7 +360,7 @@ def test_a_step_into_the_future_is_refused(mesh: Mesh) -> None:
     before = row_of(mesh["rome"])
     step = forged(mesh, until=compose(mesh.time() + SKEW_MS_MAX + 1, 0))
     with pytest.raises(ClockSkew):
-        mesh["rome"].host.administration.advance_link(step, Applied())
+        mesh["rome"].host.replication.advance_link(step, Applied())
     assert row_of(mesh["rome"]) == before
 
 
@@ -378,7 +378,7 @@ def refused(mesh: Mesh, step: LinkStep) -> str:
     """What a step is refused with; it moves nothing, and the link is shown as stalled."""
     before = mesh.watermark("rome")
     with pytest.raises(Fenced) as refusal:
-        mesh["rome"].host.administration.advance_link(step, Applied())
+        mesh["rome"].host.replication.advance_link(step, Applied())
     assert mesh.watermark("rome") == before
     (part,) = step.namespaces
     assert embedded(mesh["rome"]).links.recent(part.target_id, step.source_id).stalled
@@ -392,7 +392,7 @@ def test_earlier_incarnation_is_refused_and_a_later_one_goes_on_from_there(mesh:
     restored = MemberSite(id=OSLO, incarnation=2)
     mesh["rome"].set_topology(topology_of("oslo", "rome", epoch=2, oslo=restored))
     assert "incarnation 2" in refused(mesh, step)
-    mesh["rome"].host.administration.advance_link(msgspec.structs.replace(step, incarnation=2), Applied())
+    mesh["rome"].host.replication.advance_link(msgspec.structs.replace(step, incarnation=2), Applied())
     (part,) = step.namespaces
     assert mesh.watermark("rome") == {OSLO: part.until}
 
@@ -403,7 +403,7 @@ def test_incarnation_that_was_seen_is_remembered_without_a_topology() -> None:
     mesh.put("oslo", b"ada")
     step = mesh.plan("oslo", "rome")
     later = msgspec.structs.replace(step, incarnation=3)
-    mesh["rome"].host.administration.advance_link(later, Applied())
+    mesh["rome"].host.replication.advance_link(later, Applied())
     mesh.put("oslo", b"grace")
     assert "incarnation 3" in refused(mesh, mesh.plan("oslo", "rome"))
 
@@ -420,7 +420,7 @@ def test_removed_site_is_heard_up_to_its_end_and_not_beyond() -> None:
     with pytest.raises(Fenced, match="removed"):
         mesh.apply("oslo", "rome", step)
     exchanged = msgspec.structs.replace(step, incarnation=step.incarnation + 1)
-    mesh["rome"].host.administration.advance_link(exchanged, mesh.apply("oslo", "rome", exchanged))
+    mesh["rome"].host.replication.advance_link(exchanged, mesh.apply("oslo", "rome", exchanged))
     assert mesh.watermark("rome")[OSLO] == part.until
 
 
@@ -481,7 +481,7 @@ def test_namespace_with_older_data_joins_only_after_it_was_rewritten() -> None:
     with pytest.raises(FloodmarkError, match="floodmark namespace rewrite LOCATION users"):
         site.set_topology(topology)
     assert site.topology() is None
-    site.host.administration.note_rewritten("users", site.now())
+    site.host.membership.note_rewritten("users", site.now())
     site.set_topology(topology)
     assert site.topology() == topology
 

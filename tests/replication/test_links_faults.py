@@ -54,7 +54,7 @@ def prepare() -> Stage:
     rome = mesh.sites["rome"] = open_one(engine, "rome", mesh.time)
     users = rome.create_namespace("users")
     for site in mesh.sites.values():
-        site.host.administration.note_rewritten("users", site.now())
+        site.host.membership.note_rewritten("users", site.now())
         site.set_topology(topology_of("oslo", "rome"))
     versions = {key: mesh.put("oslo", key) for key in KEYS[:2]}
     mesh.exchange()
@@ -66,15 +66,15 @@ def prepare() -> Stage:
 
 
 def link_of(site: Site) -> LinkRow:
-    namespace = site.host.administration.find_namespace("users").id
+    namespace = site.host.namespaces.find_namespace("users").id
     return embedded(site).links.rows[namespace, IDS["oslo"]]
 
 
 def note_only(stage: Stage) -> Callable[[], object]:
     """The step is applied already, and is only noted."""
     applied = stage.mesh.apply("oslo", "rome", stage.step)
-    administration = stage.mesh["rome"].host.administration
-    return lambda: administration.advance_link(stage.step, applied)
+    host = stage.mesh["rome"].host
+    return lambda: host.replication.advance_link(stage.step, applied)
 
 
 def apply_and_note(stage: Stage) -> Callable[[], object]:
@@ -96,9 +96,9 @@ def check(stage: Stage, site: Site, allowed: list[LinkRow]) -> LinkRow:
     users = site.namespace("users")
     covered = [key for key, version in stage.versions.items() if version <= row.through]
     assert users.get_many(covered) == [b"value"] * len(covered)
-    now = site.host.administration.watermark("users", None)
+    now = site.host.replication.watermark("users", None)
     assert now == {IDS["oslo"]: row.through}
-    assert site.host.administration.watermark("users", site.now()) == now
+    assert site.host.replication.watermark("users", site.now()) == now
     return row
 
 
@@ -202,7 +202,7 @@ def test_link_that_is_stored_in_several_writes_is_caught(monkeypatch: pytest.Mon
 
 def test_position_that_is_stored_before_the_changes_is_caught() -> None:
     def note_first(stage: Stage) -> Callable[[], object]:
-        target = stage.mesh["rome"].host.administration
+        target = stage.mesh["rome"].host.replication
         applied = prepare().mesh.apply("oslo", "rome", stage.step)
 
         def go() -> None:

@@ -17,7 +17,7 @@ DAYS_MS = 3 * 24 * 3_600_000
 
 def collect(world: World, *names: str) -> None:
     for name in names or world.sites:
-        world[name].host.administration.collect_garbage()
+        world[name].host.retention.collect_garbage()
 
 
 def names_in(world: World, site: str, key: bytes = b"ada") -> list[str]:

@@ -53,7 +53,7 @@ def test_all_others_have_what_any_had_of_it(world: World) -> None:
 
 
 def test_its_entry_stays_and_ends_at_the_same_version_everywhere(world: World) -> None:
-    rome = world["rome"].host.administration.watermark("users", None)[BONN]
+    rome = world["rome"].host.replication.watermark("users", None)[BONN]
     removed = remove(world)
     assert removed.final == rome
     entry = world.topology.sites["bonn"]
@@ -61,7 +61,7 @@ def test_its_entry_stays_and_ends_at_the_same_version_everywhere(world: World) -
     for name in world.sites:
         assert world[name].topology() == world.topology
         for namespace in POLICIES:
-            assert world[name].host.administration.watermark(namespace, None)[BONN] == rome
+            assert world[name].host.replication.watermark(namespace, None)[BONN] == rome
 
 
 def test_its_links_are_shut_out_before_anything_is_exchanged(world: World) -> None:
@@ -76,7 +76,7 @@ def test_its_links_are_shut_out_before_anything_is_exchanged(world: World) -> No
     with pytest.raises(Fenced):
         run_step(bonn.host, world["oslo"].host, step)
     with pytest.raises(Fenced, match="removed from the topology"):
-        world["oslo"].host.administration.advance_link(step, Applied())
+        world["oslo"].host.replication.advance_link(step, Applied())
     world.link_all()
     world.require_equal()
 
@@ -89,7 +89,7 @@ def test_garbage_collection_waits_for_it_no_longer(world: World) -> None:
         world.link_all()
     world.time.advance(DAYS_MS)
     world.link_all()
-    world["oslo"].host.administration.collect_garbage()
+    world["oslo"].host.retention.collect_garbage()
     assert b"all" not in world.records("oslo", "users")
 
 
@@ -174,13 +174,13 @@ def test_nobody_collects_what_hides_something_that_is_not_handed_over_yet(world:
     for _ in range(2):
         world.link_all()
     for name in world.sites:
-        world[name].host.administration.collect_garbage()
+        world[name].host.retention.collect_garbage()
         assert b"bonn everywhere" in world.records(name, "users")
     remove(world)
     for _ in range(3):
         world.link_all()
     for name in world.sites:
-        world[name].host.administration.collect_garbage()
+        world[name].host.retention.collect_garbage()
         assert b"bonn everywhere" not in world.records(name, "users")
 
 

@@ -63,9 +63,9 @@ def lose_and_restore(world: World, backup_of: str = "oslo", *, told: bool = True
         world.time.advance(1_000)
         world["oslo"].heartbeat()
     for namespace in POLICIES:
-        assert world["oslo"].host.administration.finish_rejoining()
+        assert world["oslo"].host.membership.finish_rejoining()
         world.restore("oslo", backup, namespace)
-    assert world["oslo"].host.administration.finish_rejoining() == []
+    assert world["oslo"].host.membership.finish_rejoining() == []
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -136,7 +136,7 @@ def test_site_takes_no_writes_and_is_no_source_until_all_its_namespaces_are_back
         lambda: oslo.namespace("users").put_many({b"a": b"b", b"c": b"d"}),
         lambda: oslo.namespace("users").compare_and_set(b"new", None, b"b"),
         lambda: oslo.namespace("counts").add(b"all"),
-        oslo.host.administration.links,
+        oslo.host.replication.links,
         lambda: world.link("oslo", "rome"),
         lambda: world.link("rome", "oslo"),
     ]
@@ -144,11 +144,11 @@ def test_site_takes_no_writes_and_is_no_source_until_all_its_namespaces_are_back
         for write in writes:
             with pytest.raises(Rejoining, match=r"floodmark restore --rejoin"):
                 write()
-        assert oslo.host.administration.finish_rejoining() == sorted(POLICIES)[number:]
+        assert oslo.host.membership.finish_rejoining() == sorted(POLICIES)[number:]
         world.restore("oslo", backup, namespace)
     with pytest.raises(Rejoining):
         oslo.namespace("users").put(b"a", b"b")
-    assert oslo.host.administration.finish_rejoining() == []
+    assert oslo.host.membership.finish_rejoining() == []
     oslo.namespace("users").put(b"a", b"b")
 
 
@@ -186,7 +186,7 @@ def test_restore_that_is_done_again_changes_nothing(world: World) -> None:
     for namespace in POLICIES:
         world.restore("oslo", backup, namespace)
     assert embedded(world["oslo"]).node.committer.counters.commits == before
-    world["oslo"].host.administration.finish_rejoining()
+    world["oslo"].host.membership.finish_rejoining()
     world.link_all()
     world.require_equal()
 
@@ -205,7 +205,7 @@ def test_restore_that_was_cut_off_is_taken_up_again(world: World, rows: int) -> 
         with suppress(CutOff):
             world.restore("oslo", backup, namespace, rows)
         world.restore("oslo", backup, namespace)
-    world["oslo"].host.administration.finish_rejoining()
+    world["oslo"].host.membership.finish_rejoining()
     world.link_all()
     world.link_all()
     world.require_equal()
@@ -251,7 +251,7 @@ def test_links_of_the_earlier_life_are_shut_out(world: World) -> None:
         run_step(lost.host, world["rome"].host, old)
     assert world["rome"].namespace("users").get(b"all") is None
     with pytest.raises(Fenced, match="restored as incarnation 2"):
-        world["rome"].host.administration.advance_link(old, Applied())
+        world["rome"].host.replication.advance_link(old, Applied())
 
 
 @pytest.mark.parametrize("passed", [True, False])
@@ -266,14 +266,14 @@ def test_new_versions_lie_above_what_others_have_though_the_clock_was_ahead(
     world["oslo"].heartbeat()
     world.time.advance(60)
     world.link("oslo", "rome")
-    position = world["rome"].host.administration.watermark("users", None)[OSLO]
+    position = world["rome"].host.replication.watermark("users", None)[OSLO]
     backup = world.backup("oslo")
     world.time.advance(-400)
     world.open("oslo")
     world.change("oslo", incarnation=2)
     for namespace in POLICIES:
         world.restore("oslo", backup, namespace)
-    world["oslo"].host.administration.finish_rejoining()
+    world["oslo"].host.membership.finish_rejoining()
     assert (world["oslo"].namespace("users").put(b"new", b"value") > position) is passed
 
 
@@ -297,7 +297,7 @@ def test_tombstones_are_kept_for_a_site_that_is_being_restored(world: World) -> 
     world.open("oslo")
     world.change("oslo", incarnation=2)
     world.time.advance(DAYS_MS)
-    world["rome"].host.administration.collect_garbage()
+    world["rome"].host.retention.collect_garbage()
     assert b"gone" in world.records("rome", "users")
     assert backup.facts["users"].collected_horizon == 0
 
@@ -310,7 +310,7 @@ def test_backup_from_before_deletions_that_others_have_forgotten_is_refused(worl
         world.link_all()
     world.time.advance(DAYS_MS)
     world.link_all()
-    world["rome"].host.administration.collect_garbage()
+    world["rome"].host.retention.collect_garbage()
     assert b"gone" not in world.records("rome", "users")
     world.open("oslo")
     world.change("oslo", incarnation=2)
@@ -329,7 +329,7 @@ def test_changes_from_before_the_return_are_refused_and_those_behind_it_come(wor
     oslo = world["oslo"]
     with pytest.raises(VersionCollected):
         next(iter(oslo.changes("users", since=1)))
-    begin = oslo.host.administration.oldest_version("users")
+    begin = oslo.host.retention.oldest_version("users")
     with pytest.raises(VersionCollected):
         oslo.namespace("users").get(b"all", at=begin - 1)
     oslo.namespace("users").put(b"later", b"x")
@@ -369,9 +369,9 @@ def test_topology_that_was_set_in_part_shuts_links_out_and_is_set_by_the_same_ca
     with pytest.raises(Rejoining):
         plan_step(world["rome"].host, oslo.host, tuple(POLICIES))
     assert len(oslo.namespaces()) == namespace
-    assert oslo.host.administration.finish_rejoining() == sorted(POLICIES)
+    assert oslo.host.membership.finish_rejoining() == sorted(POLICIES)
     oslo.set_topology(topology)
-    assert [row.name for row in oslo.host.administration.list_namespaces()] == sorted(POLICIES)
+    assert [row.name for row in oslo.host.namespaces.list_namespaces()] == sorted(POLICIES)
     oslo.set_topology(topology)
 
 
@@ -390,6 +390,6 @@ def test_site_whose_others_are_all_gone_comes_back_with_what_the_backup_holds() 
     world.change("oslo", incarnation=2)
     for namespace in POLICIES:
         world.restore("oslo", backup, namespace)
-    assert world["oslo"].host.administration.finish_rejoining() == []
+    assert world["oslo"].host.membership.finish_rejoining() == []
     assert {name: dict(world["oslo"].namespace(name).scan()) for name in POLICIES} == before
     world.write("oslo", "second")

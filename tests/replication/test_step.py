@@ -33,8 +33,8 @@ def test_a_step_names_the_source_and_the_ids_of_its_namespaces_at_both_sites(mes
     step = plan_step(mesh["oslo"].host, mesh["rome"].host, ["late"], incarnation=3)
     (late,) = step.namespaces
     assert (step.source, step.source_id, step.incarnation) == ("oslo", 1, 3)
-    assert late.source_id == mesh["oslo"].host.administration.find_namespace("late").id
-    assert late.target_id == mesh["rome"].host.administration.find_namespace("late").id
+    assert late.source_id == mesh["oslo"].host.namespaces.find_namespace("late").id
+    assert late.target_id == mesh["rome"].host.namespaces.find_namespace("late").id
     assert late.source_id != late.target_id
 
 
@@ -134,6 +134,6 @@ def test_a_namespace_that_is_not_there_or_too_old_does_not_hold_the_others_up() 
 
 def test_reason_of_a_stall_is_kept_for_the_namespaces_that_are_there() -> None:
     mesh = Mesh("oslo", "rome")
-    mesh["rome"].host.administration.stall_link(IDS["oslo"], ["gone", "users"], "the disk is full")
+    mesh["rome"].host.replication.stall_link(IDS["oslo"], ["gone", "users"], "the disk is full")
     (link,) = mesh["rome"].replication().links
     assert link.stalled == "the disk is full"

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from tests.server.support import open_memory, serving
 
+from floodmark.host.ports import PORTS, Port
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, declared
 from floodmark.server import Server
 from floodmark.server.actions import offered_actions, table_of_actions
-from floodmark.server.calls import PORTS, Port, call_handlers
+from floodmark.server.calls import call_handlers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations" / "access.md"
 
@@ -42,7 +43,7 @@ def test_an_action_without_a_declaration_is_not_served() -> None:
         def wipe(self) -> None: ...
 
     with open_memory() as site, pytest.raises(TypeError, match="wipe declares no role"):
-        call_handlers(site.host, [*PORTS, Port("careless", Careless, lambda host: host)])
+        call_handlers(site.host, [*PORTS, Port("careless", Careless, "careless")])
 
 
 def test_a_declaration_is_found_where_it_was_made() -> None:

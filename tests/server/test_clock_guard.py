@@ -27,13 +27,13 @@ def test_a_reader_moves_the_clock_less_ahead_than_peers_tolerate(tmp_path: Path)
         serve(site, LOOPBACK, ServerOptions(access=access)) as server,
         connected(server, token=token_of(Role.READ, "users")) as remote,
     ):
-        administration = remote.host.administration
+        host = remote.host
         for number in range(50):
             for ahead_ms in (249 + number, READ_SKEW_MS_MAX, 500):
                 version = compose(time() + ahead_ms, COUNTER_MAX)
                 with suppress(VersionInFuture):
-                    administration.observe(version)
+                    host.versions.observe(version)
                 with suppress(VersionInFuture):
                     remote.namespace("users").get(b"ada", at=version)
-            administration.now()
+            host.versions.now()
         assert site.statistics().clock_ahead_ms <= READ_SKEW_MS_MAX + 1 < SKEW_MS_MAX

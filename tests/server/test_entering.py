@@ -9,7 +9,7 @@ import pytest
 from tests.server.support import HANG_SECONDS, connected, qualify, serving, stored, token_of, write_roles
 
 from floodmark.codec.values import encode_value
-from floodmark.host.transaction_port import NamespaceWrites
+from floodmark.host.ports.transactions import NamespaceWrites
 from floodmark.merge.states import add_to_counter, put_fields
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
@@ -58,7 +58,7 @@ def _compare(site: Site, namespace: Namespace, key: bytes, value: bytes) -> obje
 
 
 def _repair(site: Site, namespace: Namespace, key: bytes, value: bytes) -> object:
-    return site.host.administration.repair_records(namespace.name, [Repair(key, 0, value)])
+    return site.host.verification.repair_records(namespace.name, [Repair(key, 0, value)])
 
 
 # Those that take new values, and those that take copies.

@@ -69,7 +69,7 @@ def test_opening_an_epoch_needs_write_on_its_namespace(server: Server) -> None:
         # A stream of its own for each caller: the first to open an epoch owns the stream.
         stream = f"spark/{len(opened)}"
         opened.append(stream)
-        return site.host.administration.open_epoch(MINE, stream, 1)
+        return site.host.versions.open_epoch(MINE, stream, 1)
 
     opened: list[str] = []
     enough = [role >= Role.WRITE for role in Role]
@@ -82,7 +82,7 @@ def test_the_epochs_of_a_stream_are_opened_by_its_owner_or_the_site(server: Serv
     """A version that another draws early would make the owner's later writes lose."""
 
     def use(epoch: int) -> Callable[[Site], object]:
-        return lambda site: site.host.administration.open_epoch(MINE, "spark/owned", epoch)
+        return lambda site: site.host.versions.open_epoch(MINE, "spark/owned", epoch)
 
     assert as_caller(server, Role.WRITE, MINE, use(0))
     for other, limit in ((Role.WRITE, None), (Role.REPLICATE, MINE), (Role.ADMIN, MINE)):
@@ -100,12 +100,12 @@ def test_an_owner_cannot_be_claimed(server: Server) -> None:
 
 
 def open_claimed(site: Site, owner: str) -> Version:
-    return site.host.administration.open_epoch(MINE, "spark/claimed", 0, owner)
+    return site.host.versions.open_epoch(MINE, "spark/claimed", 0, owner)
 
 
 def test_cutting_changes_needs_read_on_their_namespace(server: Server) -> None:
     def use(site: Site) -> object:
-        return site.host.administration.cut_changes(MINE, 0, 10, None, False)
+        return site.host.versions.cut_changes(MINE, 0, 10, None, False)
 
     assert all(as_caller(server, role, limit, use) for role in Role for limit in (MINE, None))
     assert not as_caller(server, Role.ADMIN, OTHER, use)
@@ -113,14 +113,14 @@ def test_cutting_changes_needs_read_on_their_namespace(server: Server) -> None:
 
 def hold(name: str, namespace: str | None = MINE, lifetime: timedelta = DAY) -> Callable[[Site], object]:
     def use(site: Site) -> object:
-        administration = site.host.administration
-        return administration.hold_safe_point(name, administration.now(), lifetime, namespace)
+        host = site.host
+        return host.retention.hold_safe_point(name, host.versions.now(), lifetime, namespace)
 
     return use
 
 
 def release(name: str) -> Callable[[Site], object]:
-    return lambda site: site.host.administration.release_safe_point(name)
+    return lambda site: site.host.retention.release_safe_point(name)
 
 
 def test_reader_keeps_what_it_reads_by_a_safe_point_of_its_own(server: Server) -> None:
@@ -140,7 +140,7 @@ def test_reader_holds_nothing_else(server: Server) -> None:
     ):
         assert not as_caller(server, Role.READ, MINE, use)
     with connected(server, token=token_of(Role.ADMIN)) as site:
-        assert site.host.administration.safe_points() == []
+        assert site.host.retention.safe_points() == []
 
 
 def test_safe_points_of_others_are_neither_taken_nor_released(server: Server) -> None:
@@ -152,11 +152,11 @@ def test_safe_points_of_others_are_neither_taken_nor_released(server: Server) ->
         assert not as_caller(server, Role.READ, MINE, release(name))
     assert not as_caller(server, Role.READ, MINE, release("administrator's"))
     with connected(server, token=token_of(Role.ADMIN)) as site:
-        points = {point.name: point.namespace for point in site.host.administration.safe_points()}
+        points = {point.name: point.namespace for point in site.host.retention.safe_points()}
         assert list(points) == ["administrator's", "spark/all", "spark/theirs"]
         assert points["spark/all"] is None
         for name in points:
-            site.host.administration.release_safe_point(name)
+            site.host.retention.release_safe_point(name)
 
 
 def test_an_administrator_of_a_namespace_does_not_take_over_what_the_site_holds(server: Server) -> None:
@@ -170,10 +170,10 @@ def test_an_administrator_of_a_namespace_does_not_take_over_what_the_site_holds(
     assert as_caller(server, Role.ADMIN, MINE, hold("own"))
     assert as_caller(server, Role.ADMIN, MINE, release("own"))
     with connected(server, token=token_of(Role.ADMIN)) as site:
-        points = {point.name: point.namespace for point in site.host.administration.safe_points()}
+        points = {point.name: point.namespace for point in site.host.retention.safe_points()}
         assert points["nightly-backup"] is None
         for name in points:
-            site.host.administration.release_safe_point(name)
+            site.host.retention.release_safe_point(name)
 
 
 def test_one_caller_does_not_use_up_the_safe_points_of_all(
@@ -190,15 +190,15 @@ def test_one_caller_does_not_use_up_the_safe_points_of_all(
         release("spark/0")(site)
         hold("spark/4")(site)
     with connected(server, token=token_of(Role.ADMIN)) as site:
-        for point in site.host.administration.safe_points():
-            site.host.administration.release_safe_point(point.name)
+        for point in site.host.retention.safe_points():
+            site.host.retention.release_safe_point(point.name)
 
 
 def test_safe_point_that_is_gone_is_not_found_and_others_are_not_named(server: Server) -> None:
     assert as_caller(server, Role.READ, OTHER, hold("spark/theirs", OTHER))
     with connected(server, token=token_of(Role.READ, MINE)) as site:
         with pytest.raises(SafePointNotFound) as caught:
-            site.host.administration.release_safe_point("spark/gone")
+            site.host.retention.release_safe_point("spark/gone")
         assert "theirs" not in str(caught.value)
     assert as_caller(server, Role.READ, OTHER, release("spark/theirs"))
 
@@ -215,16 +215,16 @@ def test_name_of_a_readers_safe_point_is_a_name(server: Server, name: str) -> No
 def test_epoch_is_the_same_after_the_server_was_started_again() -> None:
     with restartable() as (start, stop), connect(start()) as site:
         site.create_namespace(MINE)
-        version = site.host.administration.open_epoch(MINE, "spark/query", 4)
+        version = site.host.versions.open_epoch(MINE, "spark/query", 4)
         stop()
         start()
-        assert site.host.administration.open_epoch(MINE, "spark/query", 4) == version
+        assert site.host.versions.open_epoch(MINE, "spark/query", 4) == version
 
 
 def test_many_clients_get_one_version(server: Server) -> None:
     def open_epochs(_: int) -> list[Version]:
         with connected(server, token=token_of(Role.WRITE, MINE)) as site:
-            return [site.host.administration.open_epoch(MINE, "spark/many", epoch) for epoch in range(5)]
+            return [site.host.versions.open_epoch(MINE, "spark/many", epoch) for epoch in range(5)]
 
     found = in_threads(open_epochs, 6)
     assert all(versions == found[0] for versions in found)
@@ -234,7 +234,7 @@ def test_many_clients_get_one_version(server: Server) -> None:
 def test_long_stream_of_an_epoch_is_written_again_without_harm(server: Server) -> None:
     with connected(server, token=token_of(Role.ADMIN)) as site:
         namespace = site.namespace(MINE)
-        version = site.host.administration.open_epoch(MINE, "spark/long", 0)
+        version = site.host.versions.open_epoch(MINE, "spark/long", 0)
         keys = [qualify(namespace, b"%05d" % number) for number in range(4_000)]
 
         def write(value: bytes) -> int:
@@ -282,8 +282,8 @@ def test_version_that_is_none_is_refused(server: Server) -> None:
         with pytest.raises(InvalidVersion):
             partition.put_unchanged([key], [stored(b"x")], -1, durable=True)
         with pytest.raises(InvalidVersion):
-            site.host.administration.cut_changes(OTHER, -1, 1, None, False)
+            site.host.versions.cut_changes(OTHER, -1, 1, None, False)
         with pytest.raises(InvalidVersion):
-            site.host.administration.cut_changes(OTHER, 0, 1, -1, False)
+            site.host.versions.cut_changes(OTHER, 0, 1, -1, False)
         with pytest.raises(InvalidArgument):
             partition.put_unchanged([key, key], [stored(b"x")] * 2, 1, durable=True)

@@ -45,14 +45,14 @@ def test_step_is_planned_applied_and_noted_through_two_servers() -> None:
         run_step(oslo.host, rome.host, step)
         assert rome.namespace("users").get(b"ada") == b"countess"
         (part,) = step.namespaces
-        administration = rome.host.administration
-        assert [link.through for link in administration.links()] == [part.until]
-        assert administration.watermark("users", None) == {1: part.until}
-        assert administration.watermark("users", rome.now()) == {1: part.until}
-        administration.advance_link(step, Applied())
+        host = rome.host
+        assert [link.through for link in host.replication.links()] == [part.until]
+        assert host.replication.watermark("users", None) == {1: part.until}
+        assert host.replication.watermark("users", rome.now()) == {1: part.until}
+        host.replication.advance_link(step, Applied())
         (link,) = rome.replication().links
         assert (link.source, link.changes, link.alarms) == ("oslo", 1, [])
-        administration.stall_link(1, ["users"], "the disk is full")
+        host.replication.stall_link(1, ["users"], "the disk is full")
         (link,) = rome.replication().links
         assert [alarm.kind for alarm in link.alarms] == [AlarmKind.STALLED]
 
@@ -100,11 +100,11 @@ def test_refusals_come_back_as_what_they_are() -> None:
         behind_a_gap = msgspec.structs.replace(part, since=part.since + 1)
         gap = msgspec.structs.replace(last, namespaces=(behind_a_gap,))
         with pytest.raises(StaleLink):
-            rome.host.administration.advance_link(gap, Applied())
+            rome.host.replication.advance_link(gap, Applied())
         gone = MemberSite(id=1, state=SiteState.REMOVED)
         rome.set_topology(topology_of("rome", "bonn", epoch=2, oslo=gone))
         with pytest.raises(Fenced):
-            rome.host.administration.advance_link(last, Applied())
+            rome.host.replication.advance_link(last, Applied())
 
 
 def test_namespace_is_rewritten_through_a_server() -> None:

@@ -13,7 +13,7 @@ from tests.site.support import HookedEngine, host_of
 from floodmark.feed.named.feeds import FeedSpec
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.host import coordination as transacting
-from floodmark.host.transaction_port import OWN_MARK, NamespaceWrites
+from floodmark.host.ports.transactions import OWN_MARK, NamespaceWrites
 from floodmark.model.access import Role
 from floodmark.model.errors import LeaseHeld, LimitExceeded, NotAllowed, TransactionNotFound
 from floodmark.server import Server, ServerOptions, serve
@@ -109,7 +109,7 @@ def test_it_stays_the_owner_s_when_the_server_is_started_again(house: House) -> 
         with connected(server, token=OTHER) as other:
             meddle(other, transaction)
         with connected(server, token=ROTATED) as owner:
-            unread = owner.host.administration.find_namespace("unread")
+            unread = owner.host.namespaces.find_namespace("unread")
             rows = {b"ada": site.namespace("unread").encoding.policy.add(b"ada", 1)}
             owner.transactions.commit(transaction, [NamespaceWrites("unread", unread.id, rows)])
         assert site.namespace("unread").get(b"ada") == b"1"
@@ -133,7 +133,7 @@ def test_what_an_older_version_began_without_an_owner_can_be_ended_by_whoever_be
         coordinator = host_of(site).transactions._coordinators[0]
         committed, aborted = coordinator.begin(HOUR), coordinator.begin(HOUR)
         with connected(server, token=OWNER) as owner:
-            unread = owner.host.administration.find_namespace("unread")
+            unread = owner.host.namespaces.find_namespace("unread")
             rows = {b"ada": site.namespace("unread").encoding.policy.add(b"ada", 1)}
             owner.transactions.commit(committed, [NamespaceWrites("unread", unread.id, rows)])
             owner.transactions.abort(aborted, "because")

@@ -68,7 +68,7 @@ def test_what_holds_the_resolved_version_back_is_named_to_a_client(
     version = node.map.route(b"").prepare("0-7", [qualify(users, b"ada")], [stored(b"countess")])
     (hold,) = remote.statistics().held_back_by
     assert (hold.kind, hold.version, hold.transaction) == (HoldKind.PREPARED, version - 1, "0-7")
-    found = {finding.check: finding for finding in remote.host.administration.examine(True)}
+    found = {finding.check: finding for finding in remote.host.verification.examine(True)}
     assert "transaction 0-7 has held the resolved version" in found["resolved"].message
 
 

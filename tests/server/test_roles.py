@@ -13,8 +13,8 @@ from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.host.catalog import NamespaceSettings
-from floodmark.host.ports import NamespaceUpdate
-from floodmark.host.transaction_port import BatchUpdate, LogKind, NamespaceWrites
+from floodmark.host.ports import PORTS, NamespaceUpdate, Port
+from floodmark.host.ports.transactions import BatchUpdate, LogKind, NamespaceWrites
 from floodmark.merge.states import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
@@ -27,11 +27,11 @@ from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import Topology
 from floodmark.server import Server, ServerOptions
-from floodmark.server.calls import PORTS, Port
 from floodmark.server.data import DataPlane
 from floodmark.server.guard import Guard
 from floodmark.server.leases import Leases
 from floodmark.site import Site
+from floodmark.wire import call_specs
 from floodmark.wire.messages import HOLD, RELEASE, HoldRequest, ReleaseRequest
 
 Use = Callable[[Site], object]
@@ -74,7 +74,7 @@ def _changes(site: Site, namespace: str | None) -> object:
 
 def _scan(site: Site, namespace: str) -> object:
     prefix = _key(namespace)[:3]
-    at = site.host.administration.read_version()
+    at = site.host.versions.read_version()
     return list(_partition(site).scan(KeyRange(prefix, prefix + b"\xff"), at))
 
 
@@ -267,7 +267,7 @@ def test_a_batch_over_several_namespaces_needs_all_of_them(server: Server) -> No
 
 def test_a_step_over_several_namespaces_needs_all_of_them(server: Server) -> None:
     def advance(site: Site) -> None:
-        site.host.administration.advance_link(_step(MINE, OTHER), Applied())
+        site.host.replication.advance_link(_step(MINE, OTHER), Applied())
 
     assert is_allowed(server, Role.REPLICATE, None, advance)
     assert not is_allowed(server, Role.REPLICATE, MINE, advance)
@@ -292,7 +292,11 @@ def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
     assert offered | {"scan", "changes", "write_stream", "load_stream"} == DATA.keys() | OPEN.keys()
 
 
-CALLS = [(port, spec.name, spec.action) for port in PORTS for spec in port.specs().values()]
+CALLS = [
+    (port, spec.name, spec.action)
+    for port in PORTS
+    for spec in call_specs(port.protocol, port.prefix).values()
+]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +310,7 @@ def test_every_call_is_refused_to_those_without_the_role(
     def use(namespace: str) -> Use:
         make = ARGUMENTS.get(full_name)
         arguments = () if make is None else make(namespace)
-        return lambda site: getattr(port.target(site.host), name)(*arguments)
+        return lambda site: getattr(getattr(site.host, port.attribute), name)(*arguments)
 
     for role in Role:
         if role < action.role:

@@ -54,7 +54,7 @@ def whole(namespace: Namespace) -> KeyRange:
 
 def records(site: Site, namespace: Namespace, at: Version | None = None) -> Iterator[pyarrow.RecordBatch]:
     host = site.host
-    version = host.administration.read_version() if at is None else at
+    version = host.versions.read_version() if at is None else at
     return host.router.scan_records(whole(namespace), version)
 
 

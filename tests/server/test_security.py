@@ -26,7 +26,7 @@ from tests.server.support import (
 
 from floodmark.codec.values import encode_value
 from floodmark.feed.named.feeds import FeedError, FeedSpec
-from floodmark.host.transaction_port import LogKind
+from floodmark.host.ports.transactions import LogKind
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -364,7 +364,7 @@ def test_what_callers_report_is_cut_before_it_is_kept() -> None:
         reported = feeds.report("copy", "me", [], FeedError(text=long)).error
         assert reported is not None
         assert len(reported.text) == REPORTED_CHARACTERS_MAX
-        remote.host.administration.stall_link(9, ["users"], long)
+        remote.host.replication.stall_link(9, ["users"], long)
         transaction = remote.host.transactions.begin(timedelta(seconds=10), 0)
         remote.host.transactions.abort(transaction, long)
         (ended,) = [remote.host.transactions.show(transaction)]

@@ -29,7 +29,7 @@ def main(directory: Path) -> None:
             fillers.put(b"%d" % (number % 50), FILLER, durability="async")
             users.put_many(dict.fromkeys(RIGHT, value))
             if number % 3 == 0:
-                site.host.administration.heartbeat()
+                site.host.versions.heartbeat()
             print(number, flush=True)
 
 

@@ -51,7 +51,7 @@ def test_reading_a_year_ahead_takes_no_record_and_is_not_kept() -> None:
 def node_findings(site: Site) -> list[floodmark.host.examination.Finding]:
     return [
         finding
-        for finding in site.host.administration.examine(True)
+        for finding in site.host.verification.examine(True)
         if finding.check == "clock" and finding.severity == "problem"
     ]
 

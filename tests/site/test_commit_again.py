@@ -6,7 +6,7 @@ import pytest
 from tests.site.support import host_of
 
 from floodmark.engine import MemoryEngine
-from floodmark.host.transaction_port import NamespaceWrites
+from floodmark.host.ports.transactions import NamespaceWrites
 from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision, Fate
 from floodmark.partition import FAMILIES
@@ -26,7 +26,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def writes(site: Site) -> list[NamespaceWrites]:
     policy, _, expire = site.namespace("users").encoding
-    row = site.host.administration.find_namespace("users")
+    row = site.host.namespaces.find_namespace("users")
     return [NamespaceWrites("users", row.id, {b"ada": policy.put(b"ada", b"x", expire(None))})]
 
 

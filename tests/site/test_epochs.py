@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 def open_epoch(site: Site, epoch: int, stream: str = STREAM, namespace: str = "users") -> Version:
-    return site.host.administration.open_epoch(namespace, stream, epoch)
+    return site.host.versions.open_epoch(namespace, stream, epoch)
 
 
 def stored_streams(site: Site) -> int:

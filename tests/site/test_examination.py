@@ -58,7 +58,7 @@ def plant(site: Site, *rows: WriteRow) -> None:
 
 
 def record_key(site: Site, key: bytes, version: int) -> bytes:
-    return encode_key(site.host.administration.find_namespace("users").id, key, version)
+    return encode_key(site.host.namespaces.find_namespace("users").id, key, version)
 
 
 def log_rows(site: Site) -> list[tuple[bytes, bytes]]:
@@ -256,7 +256,7 @@ def test_a_safe_point_that_holds_garbage_back_for_long_is_named(
 
 def test_collected_and_trimmed_never_pass_resolved(site: Site, users: Namespace) -> None:
     node = node_of(site)
-    namespace = site.host.administration.find_namespace(users.name).id
+    namespace = site.host.namespaces.find_namespace(users.name).id
     with node.storage.settled():
         node.retention.declare_collected({namespace: site.now() + (1 << 40)})
     finding = only(site)
@@ -276,7 +276,7 @@ def test_a_clock_that_was_set_back_is_a_warning(site: Site, users: Namespace, ti
 
 
 def prepare(site: Site, transaction: str, key: bytes) -> int:
-    qualified = encode_namespace(site.host.administration.find_namespace("users").id) + key
+    qualified = encode_namespace(site.host.namespaces.find_namespace("users").id) + key
     (partition,) = node_of(site).map.partitions
     return partition.prepare(transaction, [qualified], [encode_value(b"countess")])
 

@@ -304,7 +304,7 @@ def test_scan_that_was_not_begun_is_not_told_that_it_comes_too_late(
 READS_OF_THE_PRESENT: dict[str, Callable[[Site], object]] = {
     "scan": lambda site: list(site.namespace("users").scan()),
     "delete_range": lambda site: site.namespace("users").delete_range(),
-    "find_records": lambda site: site.host.administration.find_records("users", [b"key"], None, False),
+    "find_records": lambda site: site.host.verification.find_records("users", [b"key"], None, False),
     "rewrite": lambda site: rewrite(site.host, "users"),
 }
 

@@ -126,7 +126,7 @@ def test_removed_site_is_waited_for_up_to_its_end_and_no_longer(mesh: Mesh) -> N
     (part,) = step.namespaces
     assert part.since < end
     survivors = mesh.apply("bonn", "rome", cut(step, end))
-    mesh["rome"].host.administration.advance_link(cut(step, end), survivors)
+    mesh["rome"].host.replication.advance_link(cut(step, end), survivors)
     mesh.beat("rome")
     mesh.step("rome", "oslo")
     assert not collect(mesh, "oslo")

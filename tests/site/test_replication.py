@@ -79,7 +79,7 @@ def test_source_that_was_never_heard_of_is_expected_from_the_topology_on(mesh: M
 
 def test_stalled_link_says_why_until_it_goes_on(mesh: Mesh) -> None:
     mesh.exchange()
-    mesh["rome"].host.administration.stall_link(IDS["oslo"], ["users"], "the clocks are 2 s apart")
+    mesh["rome"].host.replication.stall_link(IDS["oslo"], ["users"], "the clocks are 2 s apart")
     assert alarms(mesh) == [AlarmKind.STALLED]
     assert link(mesh).stalled == "the clocks are 2 s apart"
     assert "the clocks are 2 s apart" in mesh["rome"].replication().alarms[0]
@@ -95,7 +95,7 @@ def test_finding_is_an_alarm_for_a_day_and_remembered_after_it(mesh: Mesh) -> No
     applied = mesh.apply("oslo", "rome", step)
     users = applied.namespaces["users"]
     users.tallies = [(through, Tally()) for through, _ in users.tallies]
-    mesh["rome"].host.administration.advance_link(step, applied)
+    mesh["rome"].host.replication.advance_link(step, applied)
     assert alarms(mesh) == [AlarmKind.FINDING]
     assert "1 of 1 changes" in mesh["rome"].replication().alarms[0]
     mesh.time.advance(FINDING_MS_MAX + 1)
@@ -110,9 +110,9 @@ def test_step_of_a_source_whose_clock_runs_far_ahead_is_refused(mesh: Mesh) -> N
     applied = mesh.apply("oslo", "rome", step)
     mesh.time.advance(-SKEW_MS_MAX - 1)
     with pytest.raises(ClockSkew, match="Check the time on both machines"):
-        mesh["rome"].host.administration.advance_link(step, applied)
+        mesh["rome"].host.replication.advance_link(step, applied)
     mesh.time.advance(1)
-    mesh["rome"].host.administration.advance_link(step, applied)
+    mesh["rome"].host.replication.advance_link(step, applied)
     assert alarms(mesh) == []
 
 
@@ -124,7 +124,7 @@ def test_source_far_ahead_of_a_clock_that_was_set_back_raises_an_alarm(mesh: Mes
     mesh.time.advance(1)
     mesh["rome"].now()
     mesh.time.advance(-SKEW_MS_MAX - 2)
-    mesh["rome"].host.administration.advance_link(step, applied)
+    mesh["rome"].host.replication.advance_link(step, applied)
     assert alarms(mesh) == [AlarmKind.SKEW]
 
 
@@ -141,5 +141,5 @@ def test_removed_site_is_not_expected_any_more() -> None:
 def test_links_without_a_topology_are_shown_by_their_ids() -> None:
     mesh = Mesh("oslo", "rome", topology=False)
     mesh.exchange()
-    mesh["rome"].host.administration.advance_link(mesh.plan("oslo", "rome"), Applied())
+    mesh["rome"].host.replication.advance_link(mesh.plan("oslo", "rome"), Applied())
     assert [found.source for found in mesh["rome"].replication().links] == ["1"]

@@ -183,7 +183,7 @@ def test_open_site_is_complete_up_to_its_last_heartbeat(directory: Path) -> None
         users = site.create_namespace("users")
         first = users.put(b"ada", b"1")
         assert reader.complete_version() == born < first
-        heartbeat = site.host.administration.heartbeat()
+        heartbeat = site.host.versions.heartbeat()
         second = users.put(b"ada", b"2")
         assert first <= reader.complete_version() == heartbeat.through < second
         assert pairs(snapshot(reader, heartbeat.through)) == {b"ada": b"1"}
@@ -201,7 +201,7 @@ def test_reader_takes_no_lock_and_leaves_the_directory_as_it_was(directory: Path
         assert contents(directory) == before
         with open_site(directory) as site:
             site.namespace("users").put(b"bob", b"builder")
-            site.host.administration.heartbeat()
+            site.host.versions.heartbeat()
             assert b"bob" in pairs(snapshot(reader, reader.complete_version()))
     with open_directory(directory) as reader, open_directory(directory) as another:
         assert snapshot(reader, version).equals(snapshot(another, version))
@@ -228,7 +228,7 @@ def test_reader_goes_on_while_its_files_are_rewritten_and_removed(directory: Pat
         brief = site.create_namespace("users", retention=timedelta(0))
         rows = {b"key-%05d" % number: b"old" for number in range(30_000)}
         at = brief.put_many(rows)
-        site.host.administration.heartbeat()
+        site.host.versions.heartbeat()
         with open_directory(directory) as reader:
             at = reader.complete_version()
             batches = reader.scan_records(whole(brief._row.id), at)
@@ -240,7 +240,7 @@ def test_reader_goes_on_while_its_files_are_rewritten_and_removed(directory: Pat
                 found += split_values(batch.column("value")).values.to_pylist()
             assert found == [b"old"] * len(rows)
             # Having caught up, it knows that the old ones are gone.
-            site.host.administration.heartbeat()
+            site.host.versions.heartbeat()
             newest = reader.complete_version()
             assert set(pairs(snapshot(reader, newest)).values()) == {b"new"}
             with pytest.raises(errors.VersionCollected) as refused:
@@ -263,7 +263,7 @@ def test_reader_follows_its_owner_over_restarts(directory: Path) -> None:
             with open_site(directory) as site:
                 site.namespace("users").put(b"ada", b"%d" % number)
                 compact(site)
-                site.host.administration.heartbeat()
+                site.host.versions.heartbeat()
                 assert pairs(snapshot(reader, reader.complete_version())) == {b"ada": b"%d" % number}
 
 
@@ -313,11 +313,11 @@ def test_changes_are_those_of_the_site(directory: Path) -> None:
         site.split("users", b"1500")
         users.put(b"large", LARGE)
         third = users.put(b"1499", b"before")
-        site.host.administration.heartbeat()
+        site.host.versions.heartbeat()
         users.delete(b"1499")
         expected = [(change.version, change.key, change.value or b"") for change in site.changes("users")]
         since_third = [fact for fact in expected if fact[0] > third]
-        last = site.host.administration.heartbeat().through
+        last = site.host.versions.heartbeat().through
     with open_directory(directory) as reader:
         assert changes(reader) == expected
         assert changes(reader, since=third) == since_third
@@ -339,7 +339,7 @@ def test_changes_of_an_open_site_end_where_it_is_complete(directory: Path) -> No
     with open_site(directory) as site, open_directory(directory) as reader:
         users = site.create_namespace("users")
         first = users.put(b"ada", b"1")
-        through = site.host.administration.heartbeat().through
+        through = site.host.versions.heartbeat().through
         second = users.put(b"ada", b"2")
         assert changes(reader, until=second) == [(first, b"ada", b"1")]
         assert list(reader.changes(request_of(reader, since=through))) == []

@@ -156,8 +156,8 @@ def _without_last(batch: ChangeBatch) -> ChangeBatch:
 
 def mumble(site: Site) -> None:
     """The right error with the right details, in other words."""
-    administration = host_of(site).administration
-    find = administration.find_namespace
+    host = host_of(site)
+    find = host.namespaces.find_namespace
 
     def find_namespace(namespace: str) -> NamespaceRow:
         try:
@@ -165,7 +165,7 @@ def mumble(site: Site) -> None:
         except NamespaceNotFound as error:
             raise NamespaceNotFound("not found", **error.details) from error
 
-    administration.find_namespace = find_namespace  # type: ignore[method-assign]
+    host.namespaces.find_namespace = find_namespace  # type: ignore[method-assign]
 
 
 def leave_open(site: Site) -> None:

@@ -16,7 +16,7 @@ from floodmark.host import coordination as transacting
 from floodmark.host import transaction_logs
 from floodmark.host.background import Background
 from floodmark.host.coordination import LocalTransactions
-from floodmark.host.transaction_port import BatchUpdate, LogKind, OwnTransactions
+from floodmark.host.ports.transactions import BatchUpdate, LogKind, OwnTransactions
 from floodmark.log import BatchedWriter, EngineStore, OpenLog, StoredLedger, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
 from floodmark.model.errors import (

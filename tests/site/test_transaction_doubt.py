@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.site.support import HookedEngine
 
-from floodmark.host.transaction_port import NamespaceWrites
+from floodmark.host.ports.transactions import NamespaceWrites
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,

@@ -31,18 +31,18 @@ def test_answer_holds_no_more_than_fits(
 ) -> None:
     users.put_many(dict.fromkeys(KEYS, bytes(100)))
     monkeypatch.setattr(verifying, "FOUND_BYTES_MAX", 1_000)
-    administration = site.host.administration
-    assert len(administration.find_records("users", KEYS[:9], site.now(), False)) == 9
+    host = site.host
+    assert len(host.verification.find_records("users", KEYS[:9], site.now(), False)) == 9
     with pytest.raises(LimitExceeded, match="ask for fewer"):
-        administration.find_records("users", KEYS, site.now(), False)
-    assert len(administration.find_records("users", KEYS, site.now(), True)) == 20
+        host.verification.find_records("users", KEYS, site.now(), False)
+    assert len(host.verification.find_records("users", KEYS, site.now(), True)) == 20
 
 
 def test_repairs_that_one_commit_cannot_hold_become_several(site: Site, users: Namespace) -> None:
     seen = users.put_many(dict.fromkeys(KEYS, b"wrong"))
     partition = node_of(site).map.partitions[0]
     partition.limits = partition.limits._replace(bytes_max=100)
-    assert site.host.administration.repair_records("users", repairs(site, seen)) == [True] * len(KEYS)
+    assert site.host.verification.repair_records("users", repairs(site, seen)) == [True] * len(KEYS)
     repaired = [change.version for change in site.changes("users", since=seen)]
     assert (len(repaired), len(set(repaired))) == (len(KEYS), 5)
 
@@ -66,9 +66,9 @@ def test_keys_are_found_and_repaired_where_they_have_moved(
             return original(self, *arguments)  # type: ignore[operator]
 
         monkeypatch.setattr(LocalPartition, name, late)
-    found = site.host.administration.find_records("users", KEYS, site.now(), True)
+    found = site.host.verification.find_records("users", KEYS, site.now(), True)
     assert [record is not None and record.version for record in found] == [seen] * len(KEYS)
-    assert site.host.administration.repair_records("users", repairs(site, seen)) == [True] * len(KEYS)
+    assert site.host.verification.repair_records("users", repairs(site, seen)) == [True] * len(KEYS)
     assert [value for _, value in users.scan()] == [b"right"] * len(KEYS)
     assert len(site.partitions()) == 3
 
@@ -86,7 +86,7 @@ def test_write_in_the_middle_of_a_repair_wins(site: Site, users: Namespace) -> N
     def mend() -> None:
         begun.set()
         for _ in range(50):
-            site.host.administration.repair_records("users", repairs(site, seen, [b"key"]))
+            site.host.verification.repair_records("users", repairs(site, seen, [b"key"]))
 
     run_threads(write, mend)
     assert users.get(b"key") == b"49"
@@ -98,15 +98,15 @@ def test_record_with_a_stamp_from_its_own_future_gives_way_to_an_older_one(
     version = users.put(b"key", b"right")
     mended = Repair(b"key", version, encode_value(b"right", origin=Stamp(version - 1, 3)))
     with pytest.raises(InvalidArgument, match="older than what is there"):
-        site.host.administration.repair_records("users", [mended])
+        site.host.verification.repair_records("users", [mended])
     for ahead, is_damaged in ((0, False), (1, True)):
         rotten = encode_value(b"rotten", origin=Stamp(version + ahead, 3))
         engine.write([(DATA, encode_key(users._row.id, b"key", version), rotten)])
         if is_damaged:
-            assert site.host.administration.repair_records("users", [mended]) == [True]
+            assert site.host.verification.repair_records("users", [mended]) == [True]
         else:
             with pytest.raises(InvalidArgument, match="older than what is there"):
-                site.host.administration.repair_records("users", [mended])
+                site.host.verification.repair_records("users", [mended])
     assert users.get(b"key") == b"right"
 
 
@@ -114,14 +114,14 @@ def test_damaged_record_is_named(site: Site, engine: HookedEngine, users: Namesp
     version = users.put(b"bob", b"sound")
     engine.write([(DATA, encode_key(users._row.id, b"bob", version), b"damaged\x08")])
     with pytest.raises(Corruption, match="key b'bob' of namespace"):
-        site.host.administration.find_records("users", [b"bob"], site.now(), True)
+        site.host.verification.find_records("users", [b"bob"], site.now(), True)
 
 
 def test_site_that_is_rejoining_is_not_repaired(site: Site, users: Namespace) -> None:
     sites = {site.name: MemberSite(id=site.id, incarnation=2), "rome": MemberSite(id=9)}
-    host_of(site).administration.set_topology(
+    host_of(site).membership.set_topology(
         Topology(epoch=1, sites=sites, namespaces={"users": SharedNamespace()})
     )
     with pytest.raises(Rejoining):
-        site.host.administration.repair_records("users", repairs(site, 0, [b"key"]))
+        site.host.verification.repair_records("users", repairs(site, 0, [b"key"]))
     assert users.get(b"key") is None

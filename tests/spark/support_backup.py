@@ -48,10 +48,10 @@ def fill(users: Namespace, keys: int = 300) -> None:
 
 def contents(site: Site, namespace: str, at: Version | None = None) -> dict[bytes, Kept]:
     """Everything that a namespace holds, tombstones and expired records included."""
-    administration = site.host.administration
-    row = administration.find_namespace(namespace)
+    host = site.host
+    row = host.namespaces.find_namespace(namespace)
     keys = qualify_range(encode_namespace(row.id), KeyRange())
-    version = administration.read_version() if at is None else at
+    version = host.versions.read_version() if at is None else at
     found: dict[bytes, Kept] = {}
     for batch in site.host.router.scan_records(keys, version, dead=True):
         stored = split_values(batch.column("value"))

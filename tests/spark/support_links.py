@@ -71,7 +71,7 @@ def write_everywhere(sites: Sequence[Site], rounds: int, begin: int = 0) -> None
 
 def stored(site: Site, namespace: str) -> dict[bytes, bytes]:
     """What a site holds of a namespace, tombstones included, without the traces of where it is held."""
-    row = site.host.administration.find_namespace(namespace)
+    row = site.host.namespaces.find_namespace(namespace)
     keys = qualify_range(encode_namespace(row.id), KeyRange())
     held = {}
     for partition in site.host.router.maps.map.overlapping(keys):

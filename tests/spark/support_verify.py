@@ -83,7 +83,7 @@ class World:
 
 def find(site: Site, namespace: str, key: bytes) -> FoundRecord:
     """What a site holds of a key."""
-    (found,) = site.host.administration.find_records(namespace, [key], None, False)
+    (found,) = site.host.verification.find_records(namespace, [key], None, False)
     assert found is not None
     return found
 

@@ -75,7 +75,7 @@ def collect(site: Site) -> None:
     """Collect everything but the newest versions, whoever has read them."""
     for point in site.safe_points():
         if not point.name.startswith("spark/backup-"):
-            site.host.administration.release_safe_point(point.name)
+            site.host.retention.release_safe_point(point.name)
     site.update_namespace("users", retention=timedelta(0))
     collect_old(site)
 
@@ -210,7 +210,7 @@ def test_position_of_a_backup_has_the_watermark_as_of_its_version() -> None:
     mesh = Mesh("oslo", "rome", "bonn")
     mesh.put("oslo", b"ada")
     mesh.exchange()
-    row = mesh["rome"].host.administration.find_namespace("users")
+    row = mesh["rome"].host.namespaces.find_namespace("users")
     version, watermark = find_position(mesh["rome"], row)
     assert watermark == mesh.watermark("rome") | {IDS["rome"]: version}
     assert watermark.keys() == set(IDS.values())
@@ -229,7 +229,7 @@ def leave_plan(site: Site, target: Path, kind: Kind, version: int, safe_point: s
         kind=kind,
         site=site.name,
         site_id=site.id,
-        namespace=site.host.administration.find_namespace("users"),
+        namespace=site.host.namespaces.find_namespace("users"),
         since=0,
         version=version,
         watermark={site.id: version},

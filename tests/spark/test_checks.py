@@ -77,12 +77,12 @@ class Reading:
     def __init__(self, served: Served) -> None:
         self._site = served.site
         self._address = address_of(served.url)
-        self._since = served.site.host.administration.find_namespace("users").created_at
+        self._since = served.site.host.namespaces.find_namespace("users").created_at
 
     def step(self, *, before_images: bool = False, parts: int = 1) -> Iterator[list[pyarrow.RecordBatch]]:
         """The rows up to the present, in parts that share the versions and the keys."""
         host = self._site.host
-        namespace = host.administration.find_namespace("users").id
+        namespace = host.namespaces.find_namespace("users").id
         prefix, until = encode_namespace(namespace), self._site.resolved_version()
         rows = RowFormat(COUNTED, None, self._site.id)
         whole = KeyRange(prefix, prefix_end(prefix))

@@ -167,7 +167,7 @@ def test_what_is_gone_from_the_site_takes_a_new_target(
     (held,) = served.site.safe_points()
     assert held.name.startswith("spark/export-")
     # As if it had been away for longer than its safe point lives.
-    served.site.host.administration.release_safe_point(held.name)
+    served.site.host.retention.release_safe_point(held.name)
     served.site.update_namespace("users", retention=timedelta(0))
     collect_old(served.site)
     with pytest.raises(VersionCollected, match="Export to a new target"):

@@ -222,7 +222,7 @@ def test_a_feed_whose_changes_are_gone_has_failed(
     served: Served, spark: SparkSession, users: Namespace, files: Path
 ) -> None:
     served.site.feeds.create("copy", "users", f"parquet:{files}")
-    served.site.host.administration.release_safe_point("feed/copy")
+    served.site.host.retention.release_safe_point("feed/copy")
     served.site.update_namespace("users", retention=timedelta(0))
     fill(users)
     collect_old(served.site)

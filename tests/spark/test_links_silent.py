@@ -56,7 +56,7 @@ class Pair(NamedTuple):
         return plan_now([Planner(self.link, Sites())])
 
     def position(self) -> int:
-        (position,) = self.rome.host.administration.link_positions(self.oslo.id, ["users"])
+        (position,) = self.rome.host.replication.link_positions(self.oslo.id, ["users"])
         return position.through
 
     def stalled(self) -> list[str]:

@@ -195,9 +195,9 @@ def test_rows_that_a_policy_has_no_use_for_are_refused_before_a_job_begins(site:
 
 def states(site: Site, namespace: str, at: Version | None = None) -> dict[bytes, State]:
     """What a namespace holds, dead or alive."""
-    row = site.host.administration.find_namespace(namespace)
+    row = site.host.namespaces.find_namespace(namespace)
     keys = KeyRange(encode_namespace(row.id), encode_namespace(row.id + 1))
-    version = site.host.administration.read_version() if at is None else at
+    version = site.host.versions.read_version() if at is None else at
     found: dict[bytes, State] = {}
     for batch in site.host.router.scan_records(keys, version, dead=True):
         for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):

@@ -90,16 +90,16 @@ class Machines:
             while (step := plan_step(here, there, ("users",))).namespaces[0].since < goal:
                 run_step(here, there, step)
         except VersionCollected as error:
-            there.administration.stall_link(IDS[source], ["users"], str(error))
+            there.replication.stall_link(IDS[source], ["users"], str(error))
         else:
             position = step.namespaces[0].since
-            here.administration.hold_safe_point(f"link-{target}", position, timedelta(days=1), "users")
+            here.retention.hold_safe_point(f"link-{target}", position, timedelta(days=1), "users")
 
     def forget(self, name: str) -> None:
         """Let a site collect what nobody holds."""
         site = self.sites[name]
         for retention in (timedelta(milliseconds=1), timedelta(days=1)):
-            site.host.administration.update_namespace("users", NamespaceUpdate(retention=retention))
+            site.host.namespaces.update_namespace("users", NamespaceUpdate(retention=retention))
             collect_old(site)
 
 

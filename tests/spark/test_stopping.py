@@ -64,7 +64,7 @@ def test_job_that_has_nothing_to_tell_yet_is_cancelled_at_once(
         printed, errors = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, printed, errors) == (code, b"", b"")
     # A backup keeps what it needs to be taken up again.
-    held = [point for site in world.sites.values() for point in site.host.administration.safe_points()]
+    held = [point for site in world.sites.values() for point in site.host.retention.safe_points()]
     assert len(held) == (1 if command == "backup" else 0)
 
 
@@ -76,7 +76,7 @@ def test_watch_ends_with_what_the_last_pass_said(world: World) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, errors) == (0, b"")
-    assert [site.host.administration.safe_points() for site in world.sites.values()] == [[], []]
+    assert [site.host.retention.safe_points() for site in world.sites.values()] == [[], []]
 
 
 def test_export_that_follows_ends_in_order_and_tells_what_it_has_done(world: World, tmp_path: Path) -> None:

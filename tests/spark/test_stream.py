@@ -303,7 +303,7 @@ def test_garbage_collection_does_not_overtake_a_stopped_query(
     assert [row["value"] for row in read(reader, start, end)] == [b"1", b"2", b"3"]
     # Without its safe point it is told what happened, and what to do.
     reader.stop()
-    served.site.host.administration.release_safe_point(start["reader"])
+    served.site.host.retention.release_safe_point(start["reader"])
     collect_old(served.site)
     reader = open_stream_reader(given, CHANGES)
     with pytest.raises(VersionCollected, match=r"not read are gone.*safePointLifetime.*another checkpoint"):
@@ -504,7 +504,7 @@ def test_a_query_whose_changes_are_gone_says_so(
 
     assert run().awaitTermination(HANG_SECONDS)
     (point,) = served.site.safe_points()
-    served.site.host.administration.release_safe_point(point.name)
+    served.site.host.retention.release_safe_point(point.name)
     for number in range(3):
         users.put(b"a", b"%d" % number)
     collect_old(served.site)

@@ -162,7 +162,7 @@ def busy(world: World) -> Iterator[World]:
     for site in world.sites.values():
         # Long enough for the links, which hold nothing here.
         retention = NamespaceUpdate(retention=timedelta(seconds=2))
-        site.host.administration.update_namespace("users", retention)
+        site.host.namespaces.update_namespace("users", retention)
     with ExitStack() as stack:
         for work in (write("oslo"), write("rome"), lambda _: world.link_all(), collect):
             thread = guarded(work)
@@ -279,8 +279,8 @@ def test_watch_begins_anew_where_history_is_gone(world: World, spark: SparkSessi
     next(passes)
     users = world["oslo"].namespace("users")
     for point in world["oslo"].safe_points():
-        world["oslo"].host.administration.release_safe_point(point.name)
-    world["oslo"].host.administration.update_namespace("users", NamespaceUpdate(retention=SHORT))
+        world["oslo"].host.retention.release_safe_point(point.name)
+    world["oslo"].host.namespaces.update_namespace("users", NamespaceUpdate(retention=SHORT))
     users.put(b"oslo-00", b"new")
     users.put(b"oslo-00", b"newer")
     collect_old(world["oslo"])

@@ -14,8 +14,7 @@ from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence import compare_keys
 from floodmark.divergence.outcome import Outcome
 from floodmark.host.catalog import NamespaceRow
-from floodmark.host.ports import Administration
-from floodmark.host.verifying import LocalRecords
+from floodmark.host.verifying import LocalVerification
 from floodmark.model.change import Stamp
 from floodmark.model.errors import ClockSkew, Corruption, FloodmarkError, InvalidArgument, NotAllowed
 from floodmark.model.ranges import KeyRange
@@ -97,14 +96,14 @@ def test_a_damaged_record_at_one_site_hides_no_drift_of_the_others(world: World)
 def test_a_key_that_a_site_does_not_take_is_named_and_the_others_are_repaired(
     world: World, monkeypatch: pytest.MonkeyPatch, error: type[FloodmarkError]
 ) -> None:
-    take = LocalRecords.repair
+    take = LocalVerification.repair_records
 
-    def refuse(self: LocalRecords, namespace: str, repairs: Sequence[Repair]) -> list[bool]:
+    def refuse(self: LocalVerification, namespace: str, repairs: list[Repair]) -> list[bool]:
         if any(each.key == b"oslo-03" for each in repairs):
             raise error("not this one")
         return take(self, namespace, repairs)
 
-    monkeypatch.setattr(LocalRecords, "repair", refuse)
+    monkeypatch.setattr(LocalVerification, "repair_records", refuse)
     for number in range(10):
         world.forget("rome", "users", b"oslo-%02d" % number)
     with ComparedSites(world.addresses) as sites:
@@ -126,7 +125,7 @@ def test_a_site_that_may_not_be_repaired_is_reported_with_all_that_was_found(
     def refuse(*_: object) -> list[bool]:
         raise NotAllowed("read only")
 
-    monkeypatch.setattr(LocalRecords, "repair", refuse)
+    monkeypatch.setattr(LocalVerification, "repair_records", refuse)
     for number in range(10):
         world.forget("rome", "users", b"oslo-%02d" % number)
     with ComparedSites(world.addresses) as sites:
@@ -209,13 +208,13 @@ def test_of_three_sites_one_that_merges_in_another_way_is_left_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ComparedSites(world.addresses) as sites:
-        administration: Administration = sites.sites[0].host.administration
-        find = administration.find_namespace
+        host = sites.sites[0].host
+        find = host.namespaces.find_namespace
 
         def find_other(name: str) -> NamespaceRow:
             return msgspec.structs.replace(find(name), merge="fields")
 
-        monkeypatch.setattr(administration, "find_namespace", find_other)
+        monkeypatch.setattr(host.namespaces, "find_namespace", find_other)
         look = sites.look("users", sites.sites)
         assert look is not None
         assert [site.name for site in look.sites] == ["rome", "bonn"]

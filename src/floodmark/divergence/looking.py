@@ -11,7 +11,7 @@ from typing import Final
 
 from floodmark.divergence.alignment import Row
 from floodmark.divergence.comparing import Comparison, Vantage, compare_rows
-from floodmark.divergence.ports import LookedAtAdministration, LookedAtSite, MemberFacts
+from floodmark.divergence.ports import LookedAtSite, MemberFacts
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.model.record import FoundRecord
 from floodmark.model.version import VERSION_MAX, Version
@@ -26,12 +26,12 @@ def take_vantage(site: LookedAtSite, namespace: str) -> Vantage:
     Raises InvalidConfiguration where nothing can ever be told, because the site does not share the namespace,
     and Rejoining while a site that was restored does not know yet what it has lost.
     """
-    administration, own = site.administration, site.identity
-    version = administration.read_version()
-    watermark = administration.watermark(namespace, version)
-    members = _find_members(administration, namespace)
+    own = site.identity
+    version = site.versions.read_version()
+    watermark = site.replication.watermark(namespace, version)
+    members = _find_members(site, namespace)
     # Asked for its refusal: a site that is rejoining does not know how far it is.
-    administration.links()
+    site.replication.links()
     if own.site_id not in members and not watermark:
         raise InvalidConfiguration(
             f"site {own.site!r} does not share namespace {namespace!r} and has got no changes of it from "
@@ -43,18 +43,18 @@ def take_vantage(site: LookedAtSite, namespace: str) -> Vantage:
         site_id: _entry(member, watermark.get(site_id, 0), version) for site_id, member in members.items()
     }
     mark = {**watermark, **entries, own.site_id: version}
-    horizon_of = partial(read_horizon, administration, namespace, tuple(mark))
+    horizon_of = partial(read_horizon, site, namespace, tuple(mark))
     return Vantage(own.site, own.site_id, version, mark, horizon_of)
 
 
-def read_horizon(administration: LookedAtAdministration, namespace: str, known: Collection[int]) -> Version:
+def read_horizon(site: LookedAtSite, namespace: str, known: Collection[int]) -> Version:
     """The collected horizon of a namespace now, for a vantage that knows of some sites, by their ids.
 
     It is above everything if another site has joined since: a tombstone of that may have been collected.
     """
-    facts = administration.statistics().namespaces
+    facts = site.status.statistics().namespaces
     horizon = next((each.collected_horizon for each in facts if each.name == namespace), VERSION_MAX)
-    joined = _find_members(administration, namespace).keys() - set(known)
+    joined = _find_members(site, namespace).keys() - set(known)
     return VERSION_MAX if joined else horizon
 
 
@@ -74,7 +74,7 @@ def _find_rows(
 ) -> Iterator[tuple[bytes, list[Row | None]]]:
     while some := list(islice(keys, KEYS_AT_ONCE)):
         found = [
-            site.administration.find_records(namespace, some, vantage.version, True)
+            site.verification.find_records(namespace, some, vantage.version, True)
             for site, vantage in zip(sites, vantages, strict=True)
         ]
         for key, *records in zip(some, *found, strict=True):
@@ -85,8 +85,8 @@ def _row_of(record: FoundRecord | None) -> Row | None:
     return None if record is None else Row(record.version, record.stored, record.digest)
 
 
-def _find_members(administration: LookedAtAdministration, namespace: str) -> Mapping[int, MemberFacts]:
-    topology = administration.topology()
+def _find_members(site: LookedAtSite, namespace: str) -> Mapping[int, MemberFacts]:
+    topology = site.membership.topology()
     members = {} if topology is None else topology.members(namespace)
     return {member.id: member for member in members.values()}
 

@@ -1,7 +1,7 @@
 """What a comparison needs of the sites that it looks at.
 
-These are parts of what every host of a site offers (`host/ports.py`), embedded or behind a server: this room
-stands below `site` and says only what it uses.
+These are parts of what every host of a site offers (`host/ports/`), embedded or behind a server: this room
+stands below `host` and says only what it uses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,18 +56,34 @@ class SiteFacts(Protocol):
     def namespaces(self) -> Sequence[NamespaceFacts]: ...
 
 
-class LookedAtAdministration(Protocol):
-    """What is asked of a site that is looked at."""
+class LookedAtVersions(Protocol):
+    """The versions of a site."""
 
     def read_version(self) -> Version: ...
 
-    def watermark(self, namespace: str, at: Version | None) -> Mapping[int, Version]: ...
 
-    def topology(self) -> TopologyFacts | None: ...
+class LookedAtLinks(Protocol):
+    """The links that end at a site."""
+
+    def watermark(self, namespace: str, at: Version | None) -> Mapping[int, Version]: ...
 
     def links(self) -> object: ...
 
+
+class LookedAtMembership(Protocol):
+    """The part of a site in the topology."""
+
+    def topology(self) -> TopologyFacts | None: ...
+
+
+class LookedAtStatus(Protocol):
+    """The statistics of a site."""
+
     def statistics(self) -> SiteFacts: ...
+
+
+class LookedAtRecords(Protocol):
+    """The records of a site."""
 
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version, thin: bool
@@ -81,20 +97,29 @@ class LookedAtSite(Protocol):
     def identity(self) -> SiteIdentity: ...
 
     @property
-    def administration(self) -> LookedAtAdministration: ...
+    def versions(self) -> LookedAtVersions: ...
+
+    @property
+    def replication(self) -> LookedAtLinks: ...
+
+    @property
+    def membership(self) -> LookedAtMembership: ...
+
+    @property
+    def status(self) -> LookedAtStatus: ...
+
+    @property
+    def verification(self) -> LookedAtRecords: ...
 
 
-class RepairedAdministration(LookedAtAdministration, Protocol):
-    """What is asked of a site that is repaired."""
+class RepairedRecords(LookedAtRecords, Protocol):
+    """The records of a site that is repaired."""
 
     def repair_records(self, namespace: str, repairs: list[Repair]) -> Sequence[bool]: ...
 
 
-class RepairedSite(Protocol):
+class RepairedSite(LookedAtSite, Protocol):
     """A site that is compared with others, and gets from them what it has lost."""
 
     @property
-    def identity(self) -> SiteIdentity: ...
-
-    @property
-    def administration(self) -> RepairedAdministration: ...
+    def verification(self) -> RepairedRecords: ...

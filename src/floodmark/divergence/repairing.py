@@ -188,7 +188,7 @@ def _write(
     changed: set[bytes] = set()
     for place, repairs in writes.items():
         site = sites[place]
-        for some, result in divide(repairs, partial(site.administration.repair_records, namespace)):
+        for some, result in divide(repairs, partial(site.verification.repair_records, namespace)):
             if isinstance(result, FloodmarkError):
                 problems.update(
                     {each.key: f"{site.identity.site} does not take it: {result}" for each in some}
@@ -222,8 +222,7 @@ def divide(
 
 
 def _find_whole(site: RepairedSite, namespace: str, keys: list[bytes]) -> Sequence[FoundRecord | None]:
-    administration = site.administration
-    return administration.find_records(namespace, keys, administration.read_version(), False)
+    return site.verification.find_records(namespace, keys, site.versions.read_version(), False)
 
 
 def _are_as_seen(

@@ -24,14 +24,15 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.limits import SAFE_POINTS_MAX, SAFE_POINTS_PER_CALLER_MAX, TTL_MAX
+from floodmark.model.names import require_name
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import META, Retention, Storage, load_metadata
 
 LIFETIME: Final = timedelta(hours=24)
-# Safe points whose names begin so belong to readers, which need no other rights for them.
-READERS_SAFE_POINTS: Final = "spark/"
+# For how long a reader may hold a safe point of its own.
 READERS_LIFETIME_MAX: Final = timedelta(days=30)
-
+# The kinds of the safe points that the site itself holds.
+SITE_KINDS: Final = frozenset({"feed", "subscription"})
 
 _SAFE_POINTS: Final = b"safe-points/"
 _PRESENT_TRIES: Final = 10
@@ -208,6 +209,22 @@ def at_present(read_version: Callable[[], Present], hold: Callable[[Present], Re
         with suppress(VersionCollected):
             return hold(read_version())
     return hold(read_version())
+
+
+def is_readers_name(name: str) -> bool:
+    """Whether a name is one of a reader's safe point: it says what kind of reader it is.
+
+    >>> [is_readers_name(name) for name in ("spark/5f2b9c7d", "nightly", "feed/indexer")]
+    [True, False, False]
+    """
+    kind, slash, _ = name.partition("/")
+    return bool(slash) and kind not in SITE_KINDS
+
+
+def require_safe_point_name(name: str) -> None:
+    """Refuse a name that a caller cannot give a safe point: it is NAME, or KIND/NAME for a reader's."""
+    for part in name.split("/", 1) if is_readers_name(name) else [name]:
+        require_name(part, "safe point")
 
 
 def require_lifetime(name: str, lifetime: object) -> None:

@@ -17,8 +17,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.host.catalog import Catalog
-from floodmark.host.transaction_logs import TransactionLogs, read_log
-from floodmark.host.transaction_port import (
+from floodmark.host.ports.transactions import (
     OWN_MARK,
     BatchUpdate,
     LogKind,
@@ -27,6 +26,7 @@ from floodmark.host.transaction_port import (
     NamespaceWrites,
     TransactionCounts,
 )
+from floodmark.host.transaction_logs import TransactionLogs, read_log
 from floodmark.log import BatchedWriter, BatchSettings
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (

@@ -5,11 +5,12 @@ from dataclasses import replace
 from datetime import timedelta
 from threading import Lock
 
-from floodmark.feed import SafePoints
+from floodmark.feed import SafePoint, SafePoints
 from floodmark.host.catalog import Catalog, NamespaceRow
 from floodmark.host.epochs import Epochs
 from floodmark.host.statistics import GarbageReport
 from floodmark.merge.policies import LAST_WRITE
+from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import Corruption
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition import Node
@@ -130,3 +131,41 @@ class GarbageCollection:
         """The retention's age, but never past what is resolved or held."""
         aged = max(0, self._node.clock.time_source() - row.retention_ms) << COUNTER_BITS
         return self._safe_points.lowest(row.id, min(aged, resolved))
+
+
+class LocalRetention:
+    """The port to safe points and garbage collection, over those of a node."""
+
+    def __init__(
+        self, node: Node, catalog: Catalog, safe_points: SafePoints, garbage: GarbageCollection
+    ) -> None:
+        self._node = node
+        self._catalog = catalog
+        self._safe_points = safe_points
+        self._garbage = garbage
+
+    def hold_safe_point(
+        self,
+        name: str,
+        version: Version,
+        lifetime: timedelta,
+        namespace: str | None,
+        owner: str = SITE_OWNER,
+    ) -> SafePoint:
+        scope = None if namespace is None else self._catalog.get(namespace).id
+        return self._safe_points.hold(name, version, lifetime, scope, owner)
+
+    def release_safe_point(self, name: str, owner: str = SITE_OWNER) -> None:
+        self._safe_points.release(name, owner)
+
+    def safe_points(self) -> list[SafePoint]:
+        return self._safe_points.list()
+
+    def oldest_version(self, namespace: str | None) -> Version:
+        if namespace is None:
+            return max(self._node.born_version(), self._safe_points.oldest_version(None))
+        row = self._catalog.get(namespace)
+        return max(row.created_at, self._safe_points.oldest_version(row.id))
+
+    def collect_garbage(self) -> GarbageReport:
+        return self._garbage.run()

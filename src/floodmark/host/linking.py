@@ -5,16 +5,19 @@ from typing import Final
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.host.catalog import Catalog, NamespaceRow
 from floodmark.host.directory import Identity
+from floodmark.host.sharing import Sharing
 from floodmark.host.statistics import AlarmKind, LinkAlarm, LinkStatistics, ReplicationStatistics
-from floodmark.model.errors import InvalidConfiguration, StaleLink
+from floodmark.host.versions import LocalVersions
+from floodmark.model.errors import StaleLink
 from floodmark.model.limits import REPORTED_CHARACTERS_MAX
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Node
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition, LinkRow, Links
 from floodmark.replication.members import Members
+from floodmark.replication.planning import LinkSource, cut_link
 from floodmark.replication.recent import RecentLink
-from floodmark.replication.step import LinkStep, NamespacePosition
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
 
 # A heartbeat is written each second, and travels for a second or two.
 HEARTBEAT_MS_MAX: Final = 10_000
@@ -23,18 +26,28 @@ FINDING_MS_MAX: Final = 24 * 60 * 60_000
 
 
 class LocalLinks:
-    """The links of a site of this process."""
+    """The port to the links of a site of this process."""
 
     def __init__(
-        self, identity: Identity, node: Node, catalog: Catalog, links: Links, members: Members
+        self,
+        identity: Identity,
+        node: Node,
+        *,
+        catalog: Catalog,
+        links: Links,
+        members: Members,
+        sharing: Sharing,
+        versions: LocalVersions,
     ) -> None:
         self._identity = identity
         self._node = node
         self._catalog = catalog
+        self._sharing = sharing
+        self._versions = versions
         self._links = links
         self._members = members
 
-    def positions(self) -> list[LinkPosition]:
+    def links(self) -> list[LinkPosition]:
         """How far the site is with the changes of others.  One that is rejoining does not know yet."""
         self._members.require_rejoined()
         names = {row.id: row.name for row in self._catalog.live()}
@@ -49,7 +62,7 @@ class LocalLinks:
             if namespace in names
         ]
 
-    def positions_of(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
+    def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
         """How far the site is with namespaces of one source, as far as they are there."""
         self._members.require_rejoined()
         found = {row.name: row for row in self._catalog.live()}
@@ -66,7 +79,7 @@ class LocalLinks:
             for row in rows
         ]
 
-    def advance(self, step: LinkStep, applied: Applied) -> None:
+    def advance_link(self, step: LinkStep, applied: Applied) -> None:
         """Take note of a step.  Its namespaces must still be the ones that it was applied to."""
         self._members.require_rejoined()
         for part in step.namespaces:
@@ -78,54 +91,27 @@ class LocalLinks:
                 )
         self._links.advance(step, applied)
 
-    def adopt(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
-        """Go on from where the site stood from which a namespace was loaded.
-
-        The watermark's entry of this site itself says how far all others have what it wrote.
-        """
-        own = self._identity.site_id
-        peers = dict.fromkeys(self._members.peers(namespace), 0)
-        if namespace not in self._members.shared:
-            raise InvalidConfiguration(
-                f"namespace {namespace!r} is not shared here; set the topology first, then load it",
-                namespace=namespace,
-            )
-        sources = {source: at for source, at in {**peers, **watermark}.items() if source != own}
-        self._links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
-
-    def finish_rejoining(self) -> list[str]:
-        """Let the site take part again, unless namespaces have not got everything back: these."""
-        topology = self._members.topology
-        shared = [] if topology is None else topology.shared_by(self._identity.site)
-        begun = {namespace for namespace, _ in self._links.rows}
-        ids = {row.name: row.id for row in self._catalog.live()}
-        begun |= {each for each in ids.values() if self._members.told_version(each)}
-        missing = [name for name in shared if ids.get(name) not in begun]
-        with self._node.storage.settled():
-            if not missing and self._members.is_rejoining:
-                self._members.note_rejoined(self._node.committer.sync_in_turn())
-        return missing
-
-    def stall(self, source_id: int, namespaces: list[str], reason: str) -> None:
+    def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
         """Remember why a link does not go on, of the namespaces that are there."""
         ids = [row.id for row in self._catalog.live() if row.name in namespaces]
         self._links.stall(source_id, ids, reason[:REPORTED_CHARACTERS_MAX])
 
+    def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
+        """Where the next step of a link ends that reads this site."""
+        source = LinkSource(
+            site=self._identity.site,
+            find_id=lambda name: self._catalog.get(name).id,
+            shared_since=self._sharing.shared_since,
+            returned_version=self._members.returned_version,
+            cut_own=lambda name, since, changes_max, until: self._versions.cut_changes(
+                name, since, changes_max, until, False, own=True
+            ),
+        )
+        return cut_link(source, positions, changes_max)
+
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         """The watermark of a namespace, now or as of a version."""
         return self._links.watermark(self._catalog.get(namespace).id, at)
-
-    def rewritable_version(self, namespace: str) -> Version:
-        """What was written up to here by the sites that share a namespace is in."""
-        now = self._node.committer.read_version()
-        row = self._catalog.get(namespace)
-        watermark = self._links.watermark(row.id)
-        entries = [
-            watermark.get(site, 0)
-            for site, member in self._members.of(namespace).items()
-            if site != self._identity.site_id and not member.has_ended(watermark.get(site, 0))
-        ]
-        return min([now, *entries])
 
     def statistics(self) -> ReplicationStatistics:
         """All links that there are, or that there should be."""

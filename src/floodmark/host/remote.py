@@ -3,15 +3,27 @@
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Condition, Lock, Thread
-from typing import Any, Final, cast
+from typing import Final
 
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.feed.named.store import FeedStore
 from floodmark.feed.subscription.subscriptions import SubscriptionStore
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.directory import Identity
-from floodmark.host.ports import Administration, NamespaceUpdate, check_stream_kind
-from floodmark.host.transaction_port import Transactions
+from floodmark.host.ports import (
+    PORTS,
+    MembershipPort,
+    NamespacePort,
+    NamespaceUpdate,
+    PartitionPort,
+    ReplicationPort,
+    RetentionPort,
+    StatusPort,
+    VerificationPort,
+    VersionPort,
+    check_stream_kind,
+)
+from floodmark.host.ports.transactions import Transactions
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import LinkGuard
 from floodmark.model.stream import ChangeBatch, ChangesRequest
@@ -37,18 +49,29 @@ LOOKS_PER_RENEWAL: Final = 4
 
 
 class RemoteHost:
-    """What a `Site` stands on when the data is elsewhere."""
+    """A host behind a server: its ports are the calls of a connection."""
+
+    namespaces: NamespacePort
+    versions: VersionPort
+    partitions: PartitionPort
+    retention: RetentionPort
+    membership: MembershipPort
+    replication: ReplicationPort
+    verification: VerificationPort
+    status: StatusPort
+    feeds: FeedStore
+    subscriptions: SubscriptionStore
+    transactions: Transactions
 
     def __init__(self, connection: Connection, *, monotonic: TimeSource = monotonic_ms) -> None:
         self._connection = connection
         self._clock = ServerClock(connection, monotonic)
         hello = self._clock.hello()
         self.identity = Identity(site=hello.site, site_id=hello.site_id, format=hello.format)
-        calls = cast(Administration, _calls(connection, Administration, "administration"))
-        self.administration = cast(Administration, RemoteAdministration(calls))
-        self.feeds = cast(FeedStore, _calls(connection, FeedStore, "feeds"))
-        self.subscriptions = cast(SubscriptionStore, _calls(connection, SubscriptionStore, "subscriptions"))
-        self.transactions = cast(Transactions, _calls(connection, Transactions, "transactions"))
+        for port in PORTS:
+            specs = call_specs(port.protocol, port.prefix).values()
+            setattr(self, port.attribute, RemoteCalls(connection, specs))
+        self.namespaces = RemoteNamespaces(self.namespaces)
         self.router = Router(RemotePartitionMaps(connection))
         self._holds = Holds(connection)
 
@@ -102,19 +125,16 @@ class RemoteHost:
         self._connection.close()
 
 
-class RemoteAdministration:
-    """The calls of `Administration`, with one row for each namespace.
+class RemoteNamespaces:
+    """The calls of a namespace port, with one row for each namespace.
 
-    Whoever has a namespace sees what this client changes about it, as in a site of its own process; what
-    others change shows when the namespace is looked up again.
+    Holders of a namespace see changes that this client makes to it, as in a site of this process; changes of
+    other clients show when the namespace is looked up again.
     """
 
-    def __init__(self, calls: Administration) -> None:
+    def __init__(self, calls: NamespacePort) -> None:
         self._calls = calls
         self._rows: dict[int, NamespaceRow] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._calls, name)
 
     def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
         return self._shared(self._calls.create_namespace(namespace, settings))
@@ -137,10 +157,6 @@ class RemoteAdministration:
         held.apply(row.settings)
         held.dropped_at = row.dropped_at
         return held
-
-
-def _calls(connection: Connection, protocol: type, prefix: str) -> RemoteCalls:
-    return RemoteCalls(connection, call_specs(protocol, prefix).values())
 
 
 class ServerClock:

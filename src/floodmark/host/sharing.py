@@ -21,7 +21,7 @@ from floodmark.replication.topology import Topology
 
 
 class Sharing:
-    """Puts topologies in force."""
+    """The port to a site's part in a topology."""
 
     def __init__(
         self, node: Node, catalog: Catalog, members: Members, links: Links, safe_points: SafePoints
@@ -102,6 +102,46 @@ class Sharing:
         """Remember that everything in a namespace has been written again above a version."""
         self._node.observe(since)
         self._members.note_rewritten(self._catalog.get(namespace).id, since)
+
+    def rewritable_version(self, namespace: str) -> Version:
+        """What was written up to here by the sites that share a namespace is in."""
+        now = self._node.committer.read_version()
+        row = self._catalog.get(namespace)
+        watermark = self._links.watermark(row.id)
+        entries = [
+            watermark.get(site, 0)
+            for site, member in self._members.of(namespace).items()
+            if site != self._members.site_id and not member.has_ended(watermark.get(site, 0))
+        ]
+        return min([now, *entries])
+
+    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
+        """Go on from where the site stood from which a namespace was loaded.
+
+        The watermark's entry of this site itself says how far all others have what it wrote.
+        """
+        own = self._members.site_id
+        peers = dict.fromkeys(self._members.peers(namespace), 0)
+        if namespace not in self._members.shared:
+            raise InvalidConfiguration(
+                f"namespace {namespace!r} is not shared here; set the topology first, then load it",
+                namespace=namespace,
+            )
+        sources = {source: at for source, at in {**peers, **watermark}.items() if source != own}
+        self._links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
+
+    def finish_rejoining(self) -> list[str]:
+        """Let the site take part again, unless namespaces have not got everything back: these."""
+        topology = self._members.topology
+        shared = [] if topology is None else topology.shared_by(self._members.site)
+        begun = {namespace for namespace, _ in self._links.rows}
+        ids = {row.name: row.id for row in self._catalog.live()}
+        begun |= {each for each in ids.values() if self._members.told_version(each)}
+        missing = [name for name in shared if ids.get(name) not in begun]
+        with self._node.storage.settled():
+            if not missing and self._members.is_rejoining:
+                self._members.note_rejoined(self._node.committer.sync_in_turn())
+        return missing
 
     def _note_empty(self, row: NamespaceRow) -> None:
         """What is empty has no stamps: those that will be written lie above this moment."""

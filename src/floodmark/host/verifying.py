@@ -12,6 +12,7 @@ from floodmark.codec.ordered import decode_version, encode_namespace
 from floodmark.codec.thin import thin_record
 from floodmark.feed import at_present
 from floodmark.host.catalog import Catalog
+from floodmark.host.examination import Finding
 from floodmark.model.errors import (
     Corruption,
     FloodmarkError,
@@ -33,16 +34,19 @@ from floodmark.routing import ROUTES_MAX, partly_done
 FOUND_BYTES_MAX: Final = 2 * COMMIT_BYTES_MAX
 
 
-class LocalRecords:
-    """The records of a site of this process, key by key."""
+class LocalVerification:
+    """The port to the records of a site of this process, key by key."""
 
-    def __init__(self, node: Node, catalog: Catalog, members: Members) -> None:
+    def __init__(
+        self, node: Node, catalog: Catalog, members: Members, examine: Callable[[bool], list[Finding]]
+    ) -> None:
+        self._examine = examine
         self._node = node
         self._catalog = catalog
         self._members = members
 
-    def find(
-        self, namespace: str, keys: Sequence[bytes], at: Version | None, *, thin: bool
+    def find_records(
+        self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
     ) -> list[FoundRecord | None]:
         """The newest records of some keys, in their order, dead or alive, now or as of a version."""
         row = self._catalog.get(namespace)
@@ -76,7 +80,7 @@ class LocalRecords:
         self._each_partition([prefix + key for key in keys], find_some)
         return [found[prefix + key] for key in keys]
 
-    def repair(self, namespace: str, repairs: Sequence[Repair]) -> list[bool]:
+    def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
         """Store records under those keys that still have what was seen; which of them."""
         row = self._catalog.get(namespace)
         self._members.require_rejoined()
@@ -97,6 +101,9 @@ class LocalRecords:
         except FloodmarkError as error:
             raise partly_done(len(stored), error) from error
         return [key in stored for key in wanted]
+
+    def examine(self, quick: bool) -> list[Finding]:
+        return self._examine(quick)
 
     def _each_partition(
         self, keys: Sequence[bytes], work: Callable[[LocalPartition, Sequence[bytes]], None]

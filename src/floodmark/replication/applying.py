@@ -107,7 +107,7 @@ def run_step(source: SourceSite, target: TargetSite, step: LinkStep) -> Applied:
         for rows in read_step(source, step):
             applier.add(rows)
         applied = applier.finish()
-    target.administration.advance_link(step, applied)
+    target.replication.advance_link(step, applied)
     return applied
 
 

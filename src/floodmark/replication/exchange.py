@@ -43,10 +43,14 @@ class Records(Protocol):
     ) -> Iterator[pyarrow.RecordBatch]: ...
 
 
-class HolderAdministration(Protocol):
-    """What is asked of a site once."""
+class HolderNamespaces(Protocol):
+    """The namespaces of a site."""
 
     def find_namespace(self, namespace: str) -> NamespaceFacts: ...
+
+
+class HolderVersions(Protocol):
+    """The versions of a site."""
 
     def read_version(self) -> Version: ...
 
@@ -58,7 +62,10 @@ class HolderSite(Protocol):
     def identity(self) -> SiteIdentity: ...
 
     @property
-    def administration(self) -> HolderAdministration: ...
+    def namespaces(self) -> HolderNamespaces: ...
+
+    @property
+    def versions(self) -> HolderVersions: ...
 
     @property
     def router(self) -> Records: ...
@@ -83,7 +90,7 @@ def copy_origin(
     Returns when it is applied and durable.  The target refuses what comes when the guard no longer holds: it
     may have been deleted since, without a trace.
     """
-    prefix = encode_namespace(target.administration.find_namespace(namespace).id)
+    prefix = encode_namespace(target.namespaces.find_namespace(namespace).id)
     records, newest = 0, 0
     with closing(target.write_stream(durable=True, apply=True, link=guard)) as stream:
         sending = _Sending(stream)
@@ -98,12 +105,12 @@ def copy_origin(
 
 def _parts_of(site: HolderSite, namespace: str, origin: int, above: Version) -> Iterator[tuple[bytes, bytes]]:
     """The keys under which a site holds something of another, and that; the deleted ones too."""
-    row = site.administration.find_namespace(namespace)
+    row = site.namespaces.find_namespace(namespace)
     prefix = encode_namespace(row.id)
     keys = KeyRange(prefix, prefix_end(prefix))
     with ExitStack() as stack:
         at, _ = at_present(
-            site.administration.read_version,
+            site.versions.read_version,
             lambda version: (version, stack.enter_context(site.reading(version, row.id))),
         )
         for batch in site.router.scan_records(keys, at, dead=True):

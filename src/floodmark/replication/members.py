@@ -42,8 +42,8 @@ class Members:
     def __init__(self, storage: Storage, time_source: TimeSource, site: str, site_id: int) -> None:
         self._storage = storage
         self._time_source = time_source
-        self._site = site
-        self._site_id = site_id
+        self.site = site
+        self.site_id = site_id
         self._row: TopologyRow | None = None
         self._incarnation = 1
         self._load()
@@ -80,7 +80,7 @@ class Members:
     @property
     def incarnation(self) -> int:
         """Which incarnation of this site the topology speaks of; 1 if there is none."""
-        own = None if self.topology is None else self.topology.sites.get(self._site)
+        own = None if self.topology is None else self.topology.sites.get(self.site)
         return 1 if own is None else own.incarnation
 
     @property
@@ -90,7 +90,7 @@ class Members:
 
     def is_reborn_by(self, topology: Topology) -> bool:
         """Whether a topology speaks of a later incarnation of this site, and the one in force does not."""
-        own = topology.sites.get(self._site)
+        own = topology.sites.get(self.site)
         return own is not None and own.incarnation > max(self.incarnation, self._incarnation)
 
     def require_rejoined(self) -> None:
@@ -100,9 +100,9 @@ class Members:
 
     def _rejoining(self) -> Rejoining:
         return Rejoining(
-            f"site {self._site!r} was restored as incarnation {self.incarnation}, and has not got back what "
+            f"site {self.site!r} was restored as incarnation {self.incarnation}, and has not got back what "
             "it wrote before; run `floodmark restore --rejoin` for each namespace that it shares",
-            site=self._site,
+            site=self.site,
         )
 
     def note_rejoined(self, version: Version) -> None:
@@ -128,22 +128,22 @@ class Members:
         topology = self.topology
         if topology is None:
             return []
-        return [name for name in topology.namespaces if self._site in topology.active_members(name)]
+        return [name for name in topology.namespaces if self.site in topology.active_members(name)]
 
     def of(self, namespace: str) -> dict[int, MemberSite]:
         """The sites that share a namespace, removed ones included, by id; none if it is not shared here."""
         topology = self.topology
-        if topology is None or self._site not in topology.active_members(namespace):
+        if topology is None or self.site not in topology.active_members(namespace):
             return {}
         return {site.id: site for site in topology.members(namespace).values()}
 
     def peers(self, namespace: str) -> dict[int, str]:
         """The other sites from which changes of a namespace come, by id."""
         topology = self.topology
-        if topology is None or self._site not in topology.active_members(namespace):
+        if topology is None or self.site not in topology.active_members(namespace):
             return {}
         members = topology.active_members(namespace)
-        return {site.id: name for name, site in members.items() if site.id != self._site_id}
+        return {site.id: name for name, site in members.items() if site.id != self.site_id}
 
     def name_of(self, site_id: int) -> str:
         """What a site is called; its number, if no topology names it."""
@@ -159,11 +159,11 @@ class Members:
 
     def joined_by(self, topology: Topology) -> list[str]:
         """The namespaces that this site would begin to share."""
-        return [name for name in topology.shared_by(self._site) if name not in self.shared]
+        return [name for name in topology.shared_by(self.site) if name not in self.shared]
 
     def left_by(self, topology: Topology) -> list[str]:
         """The namespaces that this site would no longer share."""
-        return [name for name in self.shared if name not in topology.shared_by(self._site)]
+        return [name for name in self.shared if name not in topology.shared_by(self.site)]
 
     def check(self, topology: Topology) -> bool:
         """Refuse a topology that cannot be put in force here; False if it is in force already."""
@@ -171,13 +171,13 @@ class Members:
         known = self.topology
         if known == topology:
             return False
-        own = topology.sites.get(self._site)
-        if own is None or own.id != self._site_id:
+        own = topology.sites.get(self.site)
+        if own is None or own.id != self.site_id:
             found = "is not in it" if own is None else f"has id {own.id} in it"
             raise InvalidConfiguration(
-                f"this topology cannot be used at site {self._site!r}, which has id {self._site_id} and "
+                f"this topology cannot be used at site {self.site!r}, which has id {self.site_id} and "
                 f"{found}; name each site as it was made",
-                site=self._site,
+                site=self.site,
             )
         if known is not None:
             check_succession(known, topology)

@@ -16,7 +16,8 @@ What a site that was restored tells again has old stamps at new versions.  It go
 a target in the midst of it would stand above stamps that it lacks, and believe to have them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from sys import maxsize
 from typing import Final
 
@@ -31,7 +32,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.version import COUNTER_BITS, Version, moment_of
 from floodmark.replication.admission import why_too_old
-from floodmark.replication.ports import SourceNamespaces, SourceSite, TargetSite
+from floodmark.replication.ports import SourceSite, TargetSite
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition, NamespaceStep
 
 # A step is held in memory nowhere; it bounds what is done again after a failure.
@@ -56,12 +57,12 @@ def plan_step(
     if len(set(names)) < len(names):
         raise InvalidArgument("name each namespace of a link once")
     identity = source.identity
-    positions = target.administration.link_positions(identity.site_id, list(names))
+    positions = target.replication.link_positions(identity.site_id, list(names))
     stalled = _why_stalled(names, positions)
     since = {each.name: each.through for each in positions if each.name not in stalled}
     if names and not positions:
         raise NamespaceNotFound(stalled[names[0]], namespace=names[0])
-    cuts = source.administration.cut_link(since, changes_max)
+    cuts = source.replication.cut_link(since, changes_max)
     horizons = {position.name: position.horizon for position in positions}
     ends = {}
     for cut in cuts:
@@ -103,8 +104,22 @@ def _why_stalled(names: Sequence[str], positions: Sequence[NamespacePosition]) -
     return {**missing, **refused}
 
 
+@dataclass(frozen=True)
+class LinkSource:
+    """What a source knows of its namespaces, by their names."""
+
+    site: str
+    find_id: Callable[[str], int]
+    # The version after which a target at a position finds all that it lacks.
+    shared_since: Callable[[str, Version], Version]
+    # The end of what the site tells again since it was restored.
+    returned_version: Callable[[], Version]
+    # Where a step over the site's own changes ends: since, at most so many changes, until.
+    cut_own: Callable[[str, Version, int | None, Version], ChangesCut]
+
+
 def cut_link(
-    source: SourceNamespaces, site: str, positions: Mapping[str, Version], changes_max: int | None
+    source: LinkSource, positions: Mapping[str, Version], changes_max: int | None
 ) -> list[NamespaceCut]:
     """Where the next step of a link ends whose target is at some positions: what a source is asked for.
 
@@ -126,12 +141,12 @@ def cut_link(
         # Each of them may only bring the end closer.
         until = min(common, start[name] + SPAN)
         try:
-            cut = source.cut_changes(name, start[name], changes_max, until, False, own=True)
+            cut = source.cut_own(name, start[name], changes_max, until)
             if cut.version < returned:
-                cut = _cut_return(source, site, name, start[name], returned)
+                cut = _cut_return(source, name, start[name], returned)
             cuts[name] = cut
         except VersionCollected:
-            problems[name] = _too_late(site, name, start[name])
+            problems[name] = _too_late(source.site, name, start[name])
             continue
         if start[name] == furthest:
             common = cuts[name].version
@@ -140,7 +155,7 @@ def cut_link(
     steps = [
         NamespaceCut(
             name=name,
-            id=source.find_namespace(name).id,
+            id=source.find_id(name),
             start=start[name],
             until=common if start[name] == furthest else cut.version,
             changes=cut.changes,
@@ -150,13 +165,11 @@ def cut_link(
     return [*steps, *(NamespaceCut(name=name, problem=str(problem)) for name, problem in problems.items())]
 
 
-def _cut_return(
-    source: SourceNamespaces, site: str, name: str, start: Version, returned: Version
-) -> ChangesCut:
+def _cut_return(source: LinkSource, name: str, start: Version, returned: Version) -> ChangesCut:
     """A step to the end of what a site tells again since it was restored."""
-    cut = source.cut_changes(name, start, maxsize, returned, False, own=True)
+    cut = source.cut_own(name, start, maxsize, returned)
     if cut.resolved < returned:
-        raise Rejoining(f"site {site!r} was restored a moment ago; ask again", site=site)
+        raise Rejoining(f"site {source.site!r} was restored a moment ago; ask again", site=source.site)
     # Where the log was trimmed the cut ends earlier, only to count: all of it is still to be read.
     return ChangesCut(returned, cut.changes if cut.version == returned else None, cut.resolved)
 

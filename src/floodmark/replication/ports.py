@@ -1,13 +1,12 @@
 """What a link needs of the two sites that it connects.
 
-These are parts of what every host of a site offers (`host/ports.py`), embedded or behind a server: this room
-stands below `site` and says only what it uses.
+These are parts of what every host of a site offers (`host/ports/`), embedded or behind a server: this room
+stands below `host` and says only what it uses.
 """
 
 from collections.abc import Iterator
 from typing import Protocol
 
-from floodmark.feed.reading.cut import ChangesCut
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
@@ -32,27 +31,7 @@ class NamespaceFacts(Protocol):
     def id(self) -> int: ...
 
 
-class SourceNamespaces(Protocol):
-    """What a source knows of its namespaces."""
-
-    def find_namespace(self, namespace: str) -> NamespaceFacts: ...
-
-    def shared_since(self, namespace: str, position: Version) -> Version: ...
-
-    def returned_version(self) -> Version: ...
-
-    def cut_changes(
-        self,
-        namespace: str,
-        since: Version,
-        changes_max: int | None,
-        until: Version | None,
-        at_heartbeat: bool,
-        own: bool = False,
-    ) -> ChangesCut: ...
-
-
-class SourceAdministration(Protocol):
+class SourceLinks(Protocol):
     """What is asked of a source once a step."""
 
     def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]: ...
@@ -65,7 +44,7 @@ class SourceSite(Protocol):
     def identity(self) -> SiteIdentity: ...
 
     @property
-    def administration(self) -> SourceAdministration: ...
+    def replication(self) -> SourceLinks: ...
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]: ...
 
@@ -83,7 +62,7 @@ class LinkPosition(Protocol):
     def through(self) -> Version: ...
 
 
-class TargetAdministration(Protocol):
+class TargetLinks(Protocol):
     """What is asked of a target once a step."""
 
     def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]: ...
@@ -95,7 +74,7 @@ class TargetSite(Protocol):
     """Where a link writes."""
 
     @property
-    def administration(self) -> TargetAdministration: ...
+    def replication(self) -> TargetLinks: ...
 
     def physical_ms(self) -> int: ...
 

@@ -19,17 +19,21 @@ from floodmark.model.errors import InvalidConfiguration
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
-from floodmark.replication.exchange import HolderAdministration, HolderSite, copy_origin
+from floodmark.replication.exchange import HolderSite, copy_origin
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SiteState, Topology
 
 
-class SurvivorAdministration(HolderAdministration, Protocol):
-    """What is asked of the sites that stay."""
+class SurvivorMembership(Protocol):
+    """The part of a remaining site in the topology."""
 
     def topology(self) -> Topology | None: ...
 
     def set_topology(self, topology: Topology) -> object: ...
+
+
+class SurvivorLinks(Protocol):
+    """The links that end at a remaining site."""
 
     def watermark(self, namespace: str, at: Version | None) -> Mapping[int, Version]: ...
 
@@ -40,7 +44,10 @@ class SurvivorSite(HolderSite, Protocol):
     """A site that stays."""
 
     @property
-    def administration(self) -> SurvivorAdministration: ...
+    def membership(self) -> SurvivorMembership: ...
+
+    @property
+    def replication(self) -> SurvivorLinks: ...
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +91,7 @@ def remove_site(
 
 def _newest(topology: Topology, survivors: Mapping[str, SurvivorSite]) -> Topology:
     """A topology, or its successor that is in force somewhere: whoever put it there was interrupted."""
-    known = [site.administration.topology() for site in survivors.values()]
+    known = [site.membership.topology() for site in survivors.values()]
     return max([topology, *(each for each in known if each is not None)], key=lambda each: each.epoch)
 
 
@@ -97,7 +104,7 @@ def _exchange(topology: Topology, name: str, survivors: Mapping[str, SurvivorSit
             continue
         holders = [survivors[each] for each in topology.active_members(namespace)]
         positions = {
-            site.identity.site_id: site.administration.watermark(namespace, None).get(origin, 0)
+            site.identity.site_id: site.replication.watermark(namespace, None).get(origin, 0)
             for site in holders
         }
         final = max(final, *positions.values())
@@ -105,7 +112,7 @@ def _exchange(topology: Topology, name: str, survivors: Mapping[str, SurvivorSit
             position = positions[target.identity.site_id]
             guard = LinkGuard(
                 source=origin,
-                positions={target.administration.find_namespace(namespace).id: position},
+                positions={target.namespaces.find_namespace(namespace).id: position},
                 incarnation=topology.sites[name].incarnation + 1,
             )
             copied = copy_origin(source, target, namespace, position, guard)
@@ -122,8 +129,8 @@ def _end_links(topology: Topology, name: str, survivors: Mapping[str, SurvivorSi
             NamespaceStep(
                 name=namespace,
                 source_id=0,
-                target_id=site.administration.find_namespace(namespace).id,
-                since=site.administration.watermark(namespace, None).get(removed.id, 0),
+                target_id=site.namespaces.find_namespace(namespace).id,
+                since=site.replication.watermark(namespace, None).get(removed.id, 0),
                 until=final,
             )
             for namespace in shared
@@ -134,7 +141,7 @@ def _end_links(topology: Topology, name: str, survivors: Mapping[str, SurvivorSi
             incarnation=removed.incarnation,
             namespaces=tuple(part for part in parts if part.since < part.until),
         )
-        site.administration.advance_link(step, Applied())
+        site.replication.advance_link(step, Applied())
 
 
 def _changed(topology: Topology, name: str, site: MemberSite) -> Topology:
@@ -145,5 +152,5 @@ def _put_in_force(
     topology: Topology, survivors: Mapping[str, SurvivorSite], publish: Callable[[Topology], None]
 ) -> None:
     for site in survivors.values():
-        site.administration.set_topology(topology)
+        site.membership.set_topology(topology)
     publish(topology)

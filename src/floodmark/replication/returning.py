@@ -18,7 +18,7 @@ from floodmark.merge.origins import split_record
 from floodmark.model.errors import ClockSkew, VersionCollected
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version, moment_of
-from floodmark.replication.exchange import Copied, HolderAdministration, HolderSite, copy_origin
+from floodmark.replication.exchange import Copied, HolderSite, HolderVersions, copy_origin
 from floodmark.replication.ports import LinkPosition
 from floodmark.replication.topology import Topology
 
@@ -50,10 +50,14 @@ class SiteRemembers(Protocol):
     def namespaces(self) -> Sequence[NamespaceRemembers]: ...
 
 
-class PeerAdministration(HolderAdministration, Protocol):
-    """What is asked of the others."""
+class PeerVersions(HolderVersions, Protocol):
+    """The versions of a site, and its clock."""
 
     def pass_version(self, version: Version) -> object: ...
+
+
+class PeerStatus(Protocol):
+    """The statistics of a site."""
 
     def replication(self) -> LinkFacts: ...
 
@@ -64,11 +68,14 @@ class PeerSite(HolderSite, Protocol):
     """A site of the topology."""
 
     @property
-    def administration(self) -> PeerAdministration: ...
+    def versions(self) -> PeerVersions: ...
+
+    @property
+    def status(self) -> PeerStatus: ...
 
 
-class ReturnAdministration(PeerAdministration, Protocol):
-    """What is asked of the site that comes back."""
+class ReturnMembership(Protocol):
+    """The part of the returning site in the topology."""
 
     def topology(self) -> Topology | None: ...
 
@@ -81,7 +88,7 @@ class ReturnSite(PeerSite, Protocol):
     """The site that comes back."""
 
     @property
-    def administration(self) -> ReturnAdministration: ...
+    def membership(self) -> ReturnMembership: ...
 
 
 class BackupFacts(NamedTuple):
@@ -117,8 +124,8 @@ def join_namespace(site: ReturnSite, namespace: str, backup: BackupFacts, write:
     """Build a namespace of a new site up from a backup of another, whose links then go on from there."""
     _require_complete(site, namespace, backup)
     write(Portion(load=True, site=_NOBODY, above=0))
-    site.administration.declare_loaded(namespace)
-    site.administration.adopt_watermark(namespace, dict(backup.watermark), backup.collected_horizon)
+    site.membership.declare_loaded(namespace)
+    site.membership.adopt_watermark(namespace, dict(backup.watermark), backup.collected_horizon)
 
 
 def return_namespace(
@@ -138,13 +145,13 @@ def return_namespace(
     known = prepare_return(site, peers, namespace, backup.watermark)
     write(Portion(load=True, site=own, above=known))
     # Only now: what follows is told to the others, and they begin to read behind what was loaded.
-    site.administration.declare_loaded(namespace)
+    site.membership.declare_loaded(namespace)
     if known < written:
         write(Portion(load=False, site=own, above=known))
     copied = bring_back(site, peers, namespace, written)
     # With its own entry the site remembers what it need not tell anybody who is there now.
     watermark = {**backup.watermark, own: known}
-    site.administration.adopt_watermark(namespace, watermark, backup.collected_horizon)
+    site.membership.adopt_watermark(namespace, watermark, backup.collected_horizon)
     return copied
 
 
@@ -189,7 +196,7 @@ def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> 
     It lacks deletions that are younger than what it has of a site.  What that site wrote before them is still
     to come, and would be taken for alive.
     """
-    topology = site.administration.topology()
+    topology = site.membership.topology()
     members = {} if topology is None else topology.active_members(namespace)
     sources = {member.id for member in members.values()} - {site.identity.site_id}
     entries = [at for source, at in backup.watermark.items() if source in sources]
@@ -206,7 +213,7 @@ def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> 
 
 def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:
     """Fetch what a site wrote above a version from all others, and move its clock past that."""
-    topology = site.administration.topology()
+    topology = site.membership.topology()
     life = 1 if topology is None else topology.sites[site.identity.site].incarnation
     guard = LinkGuard(source=site.identity.site_id, positions={}, incarnation=life)
     copies = [copy_origin(peer, site, namespace, above, guard) for peer in peers.values()]
@@ -221,7 +228,7 @@ def _pass_version(site: PeerSite, version: Version) -> None:
     Else they would take it for something that they know.
     """
     try:
-        site.administration.pass_version(version)
+        site.versions.pass_version(version)
     except ClockSkew as error:
         raise ClockSkew(
             f"the others have what {site.identity.site!r} wrote up to {_show(version)}, and its clock is far "
@@ -231,13 +238,13 @@ def _pass_version(site: PeerSite, version: Version) -> None:
 
 
 def _position(peer: PeerSite, namespace: str, source: int) -> Version:
-    links = peer.administration.replication().links
+    links = peer.status.replication().links
     found = [link for link in links if link.source_id == source and link.namespace == namespace]
     return found[0].through if found else 0
 
 
 def _remembered(peer: PeerSite, namespace: str) -> NamespaceRemembers:
-    return next(each for each in peer.administration.statistics().namespaces if each.name == namespace)
+    return next(each for each in peer.status.statistics().namespaces if each.name == namespace)
 
 
 def _too_old(namespace: str, problem: str, oldest: Version) -> VersionCollected:

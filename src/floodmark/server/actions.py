@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Final, get_args
 
+from floodmark.host.ports import PORTS
 from floodmark.model.actions import Action, Owned, declared
-from floodmark.server.calls import PORTS
-from floodmark.wire import messages
+from floodmark.wire import call_specs, messages
 from floodmark.wire.messages import Method, StreamCommand, Ticket
 
 _OWNERS: Final = {
@@ -42,9 +42,8 @@ def _streams() -> Iterator[tuple[str, Action]]:
 
 
 def _calls() -> Iterator[tuple[str, Action]]:
-    for port in PORTS:
-        for name, spec in sorted(port.specs().items()):
-            yield name, spec.action
+    specs = [spec for port in PORTS for spec in call_specs(port.protocol, port.prefix).values()]
+    return ((spec.method.name, spec.action) for spec in sorted(specs, key=lambda spec: spec.method.name))
 
 
 def _say_role(action: Action) -> str:

@@ -6,22 +6,18 @@ a caller is not told either which feeds and subscriptions other namespaces have:
 
 Running a feed and consuming a subscription need the role "write": both store how far they are, and keep
 garbage collection from what they have not seen.  A reader keeps it by a safe point of its own, in the
-namespace that it reads; such safe points have names that begin with "spark/".
+namespace that it reads.
 
 Transactions, safe points and streams of epochs belong to the caller that began them (`ownership.py`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any
 
-from floodmark.feed.named.store import FeedStore
-from floodmark.feed.safepoints import READERS_SAFE_POINTS
-from floodmark.feed.subscription.subscriptions import SubscriptionStore
-from floodmark.host.ports import Administration, Host
-from floodmark.host.transaction_port import Transactions
+from floodmark.feed.safepoints import require_safe_point_name
+from floodmark.host.ports import PORTS, Host, Port
 from floodmark.model.access import Role
-from floodmark.model.actions import Arguments, Owned, Scope
+from floodmark.model.actions import Action, Arguments, Owned, Scope
 from floodmark.model.errors import FeedNotFound, InvalidKey, NamespaceNotFound, SubscriptionNotFound
 from floodmark.model.limits import KEY_BYTES_MAX, REQUEST_BYTES_MAX
 from floodmark.model.names import require_name
@@ -33,27 +29,6 @@ from floodmark.server.ownership import mark_of, owner_of, require_owner
 from floodmark.wire.calls import CallSpec, call_specs
 
 
-@dataclass(frozen=True)
-class Port:
-    """A protocol whose methods are offered: under which prefix, by which object."""
-
-    prefix: str
-    protocol: type
-    target: Callable[[Host], object]
-
-    def specs(self) -> Mapping[str, CallSpec]:
-        """The methods by their names on the wire; a TypeError if one has no declaration."""
-        return call_specs(self.protocol, self.prefix)
-
-
-PORTS: Final = (
-    Port("administration", Administration, lambda host: host.administration),
-    Port("feeds", FeedStore, lambda host: host.feeds),
-    Port("subscriptions", SubscriptionStore, lambda host: host.subscriptions),
-    Port("transactions", Transactions, lambda host: host.transactions),
-)
-
-
 def call_handlers(host: Host, ports: Iterable[Port] = PORTS) -> list[Handler]:
     """What can be called on a host, each call behind its declaration."""
     return [
@@ -63,7 +38,7 @@ def call_handlers(host: Host, ports: Iterable[Port] = PORTS) -> list[Handler]:
             bytes_max=WRITE_BYTES_MAX if spec.action.large else REQUEST_BYTES_MAX,
         )
         for port in ports
-        for spec in port.specs().values()
+        for spec in call_specs(port.protocol, port.prefix).values()
     ]
 
 
@@ -82,7 +57,7 @@ class _Call:
         if action.exempt is not None and action.exempt.when(arguments):
             role, audited = action.exempt.role, False
         require_role(caller, role)
-        _check_arguments(arguments)
+        _check_arguments(action, arguments)
         try:
             self._require_scope(caller, role, arguments)
         except (FeedNotFound, SubscriptionNotFound):
@@ -100,7 +75,7 @@ class _Call:
 
     def _call(self, caller: Caller, request: object) -> Any:
         try:
-            return self._spec.call(self._port.target(self._host), request)
+            return self._spec.call(getattr(self._host, self._port.attribute), request)
         except NamespaceNotFound as error:
             if caller.namespaces is None:
                 raise
@@ -150,13 +125,15 @@ def require_role(caller: Caller, role: Role) -> None:
         caller.require(role, None if namespaces is None else min(namespaces, default=None))
 
 
-def _check_arguments(arguments: Arguments) -> None:
-    """What a site checks of its users' arguments, checked again: nobody has to be a site to call."""
+def _check_arguments(action: Action, arguments: Arguments) -> None:
+    """Check again what a `Site` checks of its users' arguments: a caller may be any program."""
     if "key" in arguments and not 0 < len(arguments["key"]) <= KEY_BYTES_MAX:
         raise InvalidKey(f"a key has 1 to {KEY_BYTES_MAX:,} bytes, not {len(arguments['key']):,}")
     for version in ("version", "since", "until", "at", "position", "horizon"):
         if version in arguments:
             check_position(arguments[version])
     if "name" in arguments:
-        name: str = arguments["name"]
-        require_name(name.removeprefix(READERS_SAFE_POINTS), "safe point, feed or subscription")
+        if action.owned is Owned.SAFE_POINT:
+            require_safe_point_name(arguments["name"])
+        else:
+            require_name(arguments["name"], "feed or subscription")

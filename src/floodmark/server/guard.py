@@ -36,7 +36,7 @@ class Guard:
 
     def readable(self, caller: Caller) -> list[bytes]:
         """What the keys begin with of the namespaces that a caller may read."""
-        rows = self._host.administration.list_namespaces()
+        rows = self._host.namespaces.list_namespaces()
         return [
             encode_namespace(row.id)
             for row in rows
@@ -56,7 +56,7 @@ class Guard:
     def _row(self, namespace: bytes) -> NamespaceRow:
         row = self._namespaces.get(namespace)
         if row is None:
-            rows = self._host.administration.list_namespaces()
+            rows = self._host.namespaces.list_namespaces()
             self._namespaces = {encode_namespace(row.id): row for row in rows}
             row = self._namespaces.get(namespace)
         if row is None:

@@ -24,13 +24,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from floodmark.feed.named.feeds import FeedStatistics
+from floodmark.host.ports.transactions import Transactions
 from floodmark.host.statistics import (
     NamespaceStatistics,
     PartitionStatistics,
     ReplicationStatistics,
     SiteStatistics,
 )
-from floodmark.host.transaction_port import Transactions
 from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
 from floodmark.model.partition import HoldKind
 from floodmark.model.stream import Way

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from floodmark.host.transaction_port import LogReport, OwnTransactions, TransactionCounts, Transactions
+from floodmark.host.ports.transactions import LogReport, OwnTransactions, TransactionCounts, Transactions
 from floodmark.log import Histogram
 from floodmark.model.transaction import TransactionState
 

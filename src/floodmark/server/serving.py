@@ -185,10 +185,10 @@ class Server:
         host = self._site.host
         page = MetricsPage(
             self._site.name,
-            host.administration.statistics,
+            host.status.statistics,
             self._service.metrics,
             feeds=lambda: _feed_lags(host.feeds),
-            replication=host.administration.replication,
+            replication=host.status.replication,
             checked=lambda: _feed_statistics(host.feeds),
             transactions=host.transactions,
         )
@@ -212,7 +212,7 @@ class Server:
         if self._service.gate.stopping.is_set():
             return "the server is stopping"
         try:
-            self._site.host.administration.read_version()
+            self._site.host.versions.read_version()
         except FloodmarkError as error:
             return str(error)
         return None
@@ -226,7 +226,7 @@ class Server:
                 for feed in _feed_statistics(self._site.host.feeds)
                 if feed.alarm is not None
             ]
-            return [*found, *self._site.host.administration.replication().alarms, *feeds]
+            return [*found, *self._site.host.status.replication().alarms, *feeds]
         except FloodmarkError as error:
             return found or [str(error)]
 

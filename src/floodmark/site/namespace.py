@@ -127,7 +127,7 @@ class Namespace:
         if at is not None:
             return self._scan(keys, to_version(at), limit, reverse=reverse)
         return at_present(
-            self._host.administration.read_version,
+            self._host.versions.read_version,
             lambda version: self._scan(keys, version, limit, reverse=reverse),
         )
 
@@ -217,7 +217,7 @@ class Namespace:
         durable = self._durable if durability is None else check_durability(durability)
         deleted = 0
         since, rows = at_present(
-            self._host.administration.read_version,
+            self._host.versions.read_version,
             lambda version: (version, self._scan(keys, version, None, reverse=False)),
         )
         try:

@@ -52,9 +52,8 @@ class Rewritten(msgspec.Struct, frozen=True, kw_only=True):
 
 def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _: None) -> Rewritten:
     """Give everything in a namespace a new stamp.  `report` is told how many records have been read."""
-    administration = host.administration
-    row = administration.find_namespace(namespace)
-    since = administration.rewritable_version(namespace)
+    row = host.namespaces.find_namespace(namespace)
+    since = host.membership.rewritable_version(namespace)
     if not since:
         raise StaleLink(
             f"not all sites that share {namespace!r} have sent what they wrote; let replication run, then "
@@ -66,7 +65,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
     read = 0
     with ExitStack() as stack:
         at, _ = at_present(
-            administration.read_version,
+            host.versions.read_version,
             lambda version: (version, stack.enter_context(host.reading(version, row.id))),
         )
         # A counter is not put but added to, which hurts nobody.
@@ -85,7 +84,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
             writing.settle(0)
         finally:
             stream.close()
-    administration.note_rewritten(namespace, since)
+    host.membership.note_rewritten(namespace, since)
     return Rewritten(
         namespace=namespace,
         since=since,
@@ -136,7 +135,7 @@ class _CounterEncoder:
     """Adds nothing to what this site has counted, which gives it a new stamp."""
 
     def __init__(self, host: Host, namespace: str) -> None:
-        topology = host.administration.topology()
+        topology = host.membership.topology()
         members = {} if topology is None else topology.members(namespace)
         self._namespace = namespace
         self._sites = {host.identity.site_id, *(member.id for member in members.values())}

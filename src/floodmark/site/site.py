@@ -20,6 +20,7 @@ from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptio
 from floodmark.feed.subscription.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
 from floodmark.host.catalog import RETENTION, NamespaceSettings
 from floodmark.host.ports import Host, NamespaceUpdate
+from floodmark.host.ports.transactions import Transactions
 from floodmark.host.statistics import (
     GarbageReport,
     PartitionHeat,
@@ -27,7 +28,6 @@ from floodmark.host.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
-from floodmark.host.transaction_port import Transactions
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.errors import Closed, InvalidArgument, InvalidRange, InvalidVersion, PartitionNotFound
 from floodmark.model.limits import KEY_BYTES_MAX
@@ -120,18 +120,18 @@ class Site:
             else NamespaceSettings(merge=merge, ttl=ttl, retention=retention)
         )
         return open_namespace(
-            self.host.administration.create_namespace(name, settings), self._host, durable=self._durable
+            self.host.namespaces.create_namespace(name, settings), self._host, durable=self._durable
         )
 
     def namespace(self, name: str) -> Namespace:
         """The namespace of a name, which must be there."""
         require_name(name, "namespace")
-        row = self.host.administration.find_namespace(name)
+        row = self.host.namespaces.find_namespace(name)
         return open_namespace(row, self._host, durable=self._durable)
 
     def namespaces(self) -> list[str]:
         """The names of all namespaces, in order."""
-        rows = self.host.administration.list_namespaces()
+        rows = self.host.namespaces.list_namespaces()
         return [row.name for row in rows if row.dropped_at is None]
 
     def update_namespace(
@@ -148,13 +148,13 @@ class Site:
         )
         update = NamespaceUpdate(ttl=ttl, retention=retention)
         return open_namespace(
-            self.host.administration.update_namespace(name, update), self._host, durable=self._durable
+            self.host.namespaces.update_namespace(name, update), self._host, durable=self._durable
         )
 
     def drop_namespace(self, name: str) -> None:
         """Drop a namespace.  It is gone at once; its space is freed after its retention."""
         require_name(name, "namespace")
-        self.host.administration.drop_namespace(name)
+        self.host.namespaces.drop_namespace(name)
 
     # Changes
 
@@ -316,7 +316,7 @@ class Site:
 
     def _decoder(self) -> Decoder:
         def names() -> dict[int, str]:
-            return {row.id: row.name for row in self.host.administration.list_namespaces()}
+            return {row.id: row.name for row in self.host.namespaces.list_namespaces()}
 
         return Decoder(self.id, names, self._host.physical_ms)
 
@@ -334,13 +334,13 @@ class Site:
         until_version = None if until is None else to_version(until)
         if until_version is not None and until_version < start.version:
             raise InvalidVersion(f"until {until_version} lies before since {start.version}")
-        administration = self.host.administration
+        host = self.host
         if namespace is None:
             if keys != KeyRange():
                 raise InvalidRange("a key range needs a namespace; name the one that it is in")
             scope, created_at = None, 0
         else:
-            row = administration.find_namespace(namespace)
+            row = host.namespaces.find_namespace(namespace)
             keys = qualify_range(encode_namespace(row.id), keys)
             scope, created_at = row.id, row.created_at
         return ChangesRequest(
@@ -370,37 +370,37 @@ class Site:
             return begin(self._place(since))
 
         def present() -> Resolved:
-            resolved = self.host.administration.resolved_version()
+            resolved = self.host.versions.resolved_version()
             return Resolved(resolved if until is None else min(resolved, to_version(until)), b"")
 
         return at_present(present, begin)
 
     def _place(self, since: Since) -> Resolved:
         """The place that a beginning names; one in the future is refused."""
-        administration = self.host.administration
+        host = self.host
         if since in (0, "beginning"):
             return Resolved(0)
         if since in ("now", "end"):
-            return Resolved(administration.resolved_version())
+            return Resolved(host.versions.resolved_version())
         place = since if isinstance(since, Resolved) else Resolved(to_version(since))
-        administration.observe(to_version(place.version))
+        host.versions.observe(to_version(place.version))
         return place
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
-        return self.host.administration.resolved_version()
+        return self.host.versions.resolved_version()
 
     def now(self) -> Version:
         """A fresh version, above everything that this site has seen."""
-        return self.host.administration.now()
+        return self.host.versions.now()
 
     def sync(self) -> None:
         """Make durable what was written with durability "async"."""
-        self.host.administration.sync()
+        self.host.versions.sync()
 
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat now.  A site does so each second by itself."""
-        return self.host.administration.heartbeat()
+        return self.host.versions.heartbeat()
 
     # Transactions
 
@@ -440,14 +440,14 @@ class Site:
 
     def partitions(self) -> list[PartitionStatistics]:
         """The partitions in order of keys."""
-        return self.host.administration.partitions()
+        return self.host.partitions.partitions()
 
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
         """Cut the partition that holds a key in two, before that key; the ids of the halves."""
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
             raise refuse_key(key)
         require_name(namespace, "namespace")
-        return self.host.administration.split(namespace, key)
+        return self.host.partitions.split(namespace, key)
 
     def merge(self, left: int, right: int) -> int:
         """Join two neighbouring partitions; the id of the new one."""
@@ -456,11 +456,11 @@ class Site:
                 raise PartitionNotFound(
                     f"no partition {partition}; the site lists its partitions", partition=partition
                 )
-        return self.host.administration.merge(left, right)
+        return self.host.partitions.merge(left, right)
 
     def heat(self) -> list[PartitionHeat]:
         """How busy each partition was over the last minutes."""
-        return self.host.administration.heat()
+        return self.host.partitions.heat()
 
     # Garbage collection
 
@@ -477,40 +477,40 @@ class Site:
         require_lifetime(name, lifetime)
         if namespace is not None:
             require_name(namespace, "namespace")
-        return self.host.administration.hold_safe_point(name, to_version(version), lifetime, namespace)
+        return self.host.retention.hold_safe_point(name, to_version(version), lifetime, namespace)
 
     def release_safe_point(self, name: str) -> None:
         """Let garbage collection go on.  Those of feeds and subscriptions go when these are removed."""
         require_name(name, "safe point")
-        self.host.administration.release_safe_point(name)
+        self.host.retention.release_safe_point(name)
 
     def safe_points(self) -> list[SafePoint]:
         """The safe points that hold now."""
-        return self.host.administration.safe_points()
+        return self.host.retention.safe_points()
 
     def collect_garbage(self) -> GarbageReport:
         """Remove versions and changes behind the safe points.  A site does so by itself as well."""
-        return self.host.administration.collect_garbage()
+        return self.host.retention.collect_garbage()
 
     # Other sites
 
     def topology(self) -> Topology | None:
         """The sites and the namespaces that they share, as known here; None if this site shares nothing."""
-        return self.host.administration.topology()
+        return self.host.membership.topology()
 
     def set_topology(self, topology: Topology) -> None:
         """Put a topology in force here, with the namespaces that are missing.
 
         Each change of it counts `epoch` up, and is made at every site.  The same again does nothing.
         """
-        self.host.administration.set_topology(check_kind(topology, Topology, "topology"))
+        self.host.membership.set_topology(check_kind(topology, Topology, "topology"))
 
     def replication(self) -> ReplicationStatistics:
         """How the changes of other sites come in, and what is wrong with that."""
-        return self.host.administration.replication()
+        return self.host.status.replication()
 
     # Statistics
 
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
-        return self.host.administration.statistics()
+        return self.host.status.statistics()

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 from floodmark.clock import monotonic_seconds
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.subscription.consumer import Delivery, Subscription
-from floodmark.host.transaction_port import NamespaceWrites, Transactions
+from floodmark.host.ports.transactions import NamespaceWrites, Transactions
 from floodmark.model.errors import (
     Closed,
     CommitTooLarge,

@@ -223,7 +223,7 @@ class FeedContract(SiteContractBase):
         refused(
             VersionCollected,
             lambda: site.feeds.resume("copy", since="beginning"),
-            version=site.host.administration.find_namespace("users").created_at,
+            version=site.host.namespaces.find_namespace("users").created_at,
             oldest=oldest(site),
         )
         resumed = site.feeds.resume("copy", since="snapshot")

@@ -343,7 +343,7 @@ class MergingContract(MergedBase):
         visits.delete(b"home")
         problems = [
             finding.message
-            for finding in site.host.administration.examine(False)
+            for finding in site.host.verification.examine(False)
             if finding.check in ("records", "change log") and finding.severity != "ok"
         ]
         assert problems == []

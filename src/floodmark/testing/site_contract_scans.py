@@ -143,7 +143,7 @@ class ScanContract(SiteContractBase):
         expected = list(fill(users, 30_000).items())
         reshape(site, chance, 4)
         found: list[tuple[bytes, bytes]] = []
-        for batch in records(users, site._host.administration.read_version()):
+        for batch in records(users, site._host.versions.read_version()):
             found += rows_of([batch])
             reshape(site, chance, 2)
             users.put(b"key-%05d" % chance.randrange(30_000), b"later")

@@ -225,7 +225,7 @@ class SnapshotContract(SiteContractBase):
     ) -> None:
         users.put(b"ada", b"1")
         assert len(list(site.changes("users", since="beginning"))) == 1
-        created_at = site.host.administration.find_namespace("users").created_at
+        created_at = site.host.namespaces.find_namespace("users").created_at
         age(site, time)
         details = {"version": created_at, "oldest": oldest(site)}
         error = refused(VersionCollected, lambda: site.changes("users", since="beginning"), **details)

@@ -38,7 +38,7 @@ ELSEWHERE = 9
 
 def qualify(namespace: Namespace, rows: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """Rows as a write stream takes them."""
-    row = namespace._host.administration.find_namespace(namespace.name)
+    row = namespace._host.namespaces.find_namespace(namespace.name)
     prefix = encode_namespace(row.id)
     return {prefix + key: stored for key, stored in rows.items()}
 
@@ -72,7 +72,7 @@ def cut(
     namespace: str = "users",
 ) -> tuple[Version, int | None]:
     """A step of a reader: up to which version, and with how many changes."""
-    found = site.host.administration.cut_changes(namespace, since, changes_max, until, at_heartbeat)
+    found = site.host.versions.cut_changes(namespace, since, changes_max, until, at_heartbeat)
     assert found.version <= max(found.resolved, since)
     return found.version, found.changes
 
@@ -215,18 +215,18 @@ class StreamContract(SiteContractBase):
     # Epochs
 
     def test_epoch_has_one_version_above_all_that_was_written(self, site: Site, users: Namespace) -> None:
-        administration = site.host.administration
+        host = site.host
         written = users.put(b"key", b"1")
-        version = administration.open_epoch("users", "spark/query", 3)
+        version = host.versions.open_epoch("users", "spark/query", 3)
         assert version > written
         later = users.put(b"key", b"2")
         assert later > version
-        assert [administration.open_epoch("users", "spark/query", 3) for _ in range(3)] == [version] * 3
+        assert [host.versions.open_epoch("users", "spark/query", 3) for _ in range(3)] == [version] * 3
 
     def test_epochs_of_other_streams_and_namespaces_are_others(self, site: Site, users: Namespace) -> None:
         site.create_namespace("orders")
         opened = [
-            site.host.administration.open_epoch(namespace, stream, epoch)
+            site.host.versions.open_epoch(namespace, stream, epoch)
             for namespace in ("users", "orders")
             for stream in ("spark/one", "spark/two")
             for epoch in (0, 1)
@@ -236,67 +236,67 @@ class StreamContract(SiteContractBase):
     def test_last_epochs_are_remembered_and_older_ones_are_refused(
         self, site: Site, users: Namespace
     ) -> None:
-        administration = site.host.administration
-        opened = {epoch: administration.open_epoch("users", "s", epoch) for epoch in range(0, 60, 2)}
+        host = site.host
+        opened = {epoch: host.versions.open_epoch("users", "s", epoch) for epoch in range(0, 60, 2)}
         last = dict(list(opened.items())[-EPOCHS_REMEMBERED_MAX:])
-        assert {epoch: administration.open_epoch("users", "s", epoch) for epoch in last} == last
+        assert {epoch: host.versions.open_epoch("users", "s", epoch) for epoch in last} == last
         # What is older, or was left out, would overwrite what came after it.
         for epoch in (0, 26, 57):
             refused(
                 LimitExceeded,
-                lambda epoch=epoch: administration.open_epoch("users", "s", epoch),  # type: ignore[misc]
+                lambda epoch=epoch: host.versions.open_epoch("users", "s", epoch),  # type: ignore[misc]
                 stream="s",
                 epoch=epoch,
             )
-        assert administration.open_epoch("users", "s", 59) > opened[58]
+        assert host.versions.open_epoch("users", "s", 59) > opened[58]
 
     def test_stream_that_nobody_uses_is_forgotten_after_a_month(
         self, site: Site, users: Namespace, time: SimulatedTime
     ) -> None:
-        administration = site.host.administration
+        host = site.host
         idle_ms = int(EPOCH_STREAM_IDLE_MAX.total_seconds()) * 1000
-        first = {stream: administration.open_epoch("users", stream, 7) for stream in ("used", "idle")}
+        first = {stream: host.versions.open_epoch("users", stream, 7) for stream in ("used", "idle")}
         time.advance(idle_ms // 2)
-        assert administration.open_epoch("users", "used", 7) == first["used"]
+        assert host.versions.open_epoch("users", "used", 7) == first["used"]
         time.advance(idle_ms // 2)
-        administration.open_epoch("users", "new", 0)
-        assert administration.open_epoch("users", "used", 7) == first["used"]
-        assert administration.open_epoch("users", "idle", 7) > first["idle"]
+        host.versions.open_epoch("users", "new", 0)
+        assert host.versions.open_epoch("users", "used", 7) == first["used"]
+        assert host.versions.open_epoch("users", "idle", 7) > first["idle"]
 
     def test_all_who_open_an_epoch_at_once_get_one_version(self, site: Site, users: Namespace) -> None:
         found: list[tuple[int, Version]] = []
 
         def open_some() -> None:
             for epoch in range(5):
-                found.append((epoch, site.host.administration.open_epoch("users", "s", epoch)))
+                found.append((epoch, site.host.versions.open_epoch("users", "s", epoch)))
 
         run_threads(*[open_some] * 4)
         assert len(set(found)) == 5
 
     def test_epoch_that_cannot_be_is_refused(self, site: Site, users: Namespace) -> None:
-        administration = site.host.administration
+        host = site.host
         for stream in ("", "a b", "a//b", "/a", "x" * 129):
-            refused(InvalidName, lambda stream=stream: administration.open_epoch("users", stream, 0))  # type: ignore[misc]
+            refused(InvalidName, lambda stream=stream: host.versions.open_epoch("users", stream, 0))  # type: ignore[misc]
         for epoch in (-1, 1 << 63):
-            refused(InvalidArgument, lambda epoch=epoch: administration.open_epoch("users", "s", epoch))  # type: ignore[misc]
-        refused(NamespaceNotFound, lambda: administration.open_epoch("nobody", "s", 0), namespace="nobody")
+            refused(InvalidArgument, lambda epoch=epoch: host.versions.open_epoch("users", "s", epoch))  # type: ignore[misc]
+        refused(NamespaceNotFound, lambda: host.versions.open_epoch("nobody", "s", 0), namespace="nobody")
         site.drop_namespace("users")
-        refused(NamespaceNotFound, lambda: administration.open_epoch("users", "s", 0), namespace="users")
+        refused(NamespaceNotFound, lambda: host.versions.open_epoch("users", "s", 0), namespace="users")
 
     def test_name_that_returns_has_no_epochs_of_the_one_before(self, site: Site, users: Namespace) -> None:
-        administration = site.host.administration
-        first = administration.open_epoch("users", "s", 9)
+        host = site.host
+        first = host.versions.open_epoch("users", "s", 9)
         site.drop_namespace("users")
         site.create_namespace("users")
-        assert administration.open_epoch("users", "s", 9) > first
+        assert host.versions.open_epoch("users", "s", 9) > first
 
     def test_epoch_that_is_written_again_changes_nothing(self, site: Site, users: Namespace) -> None:
-        version = site.host.administration.open_epoch("users", "s", 0)
+        version = site.host.versions.open_epoch("users", "s", 0)
         assert send(site, users, plain(b"a", b"b"), unchanged_since=version) == 2
         users.put(b"b", b"later")
         users.delete(b"a")
         before = list(site.changes("users"))
-        again = site.host.administration.open_epoch("users", "s", 0)
+        again = site.host.versions.open_epoch("users", "s", 0)
         assert send(site, users, plain(b"a", b"b"), unchanged_since=again) == 0
         assert list(site.changes("users")) == before
 
@@ -423,15 +423,15 @@ class StreamContract(SiteContractBase):
     def test_reader_holds_and_releases_a_safe_point_of_its_own(
         self, site: Site, users: Namespace, time: SimulatedTime
     ) -> None:
-        administration = site.host.administration
+        host = site.host
         version = users.put(b"a", b"1")
         users.put(b"a", b"2")
-        point = administration.hold_safe_point("spark/reader", version, EPOCH_STREAM_IDLE_MAX, "users")
-        assert administration.safe_points() == [point]
+        point = host.retention.hold_safe_point("spark/reader", version, EPOCH_STREAM_IDLE_MAX, "users")
+        assert host.retention.safe_points() == [point]
         time.advance(20 * HOUR_MS)
         site.collect_garbage()
         assert users.get(b"a", at=version) == b"1"
-        administration.release_safe_point("spark/reader")
+        host.retention.release_safe_point("spark/reader")
         site.collect_garbage()
         with pytest.raises(VersionCollected):
             users.get(b"a", at=version)

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from floodmark.feed.subscription.consumer import Subscription
-from floodmark.host.transaction_port import BatchUpdate, LogKind
+from floodmark.host.ports.transactions import BatchUpdate, LogKind
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,

@@ -42,7 +42,7 @@ def copy(value: bytes | None, origin: Stamp = LATER, expires_at: int | None = No
 
 def find(namespace: Namespace, *keys: bytes, at: Version | None = None) -> list[FoundRecord | None]:
     """What is stored under keys."""
-    return namespace._host.administration.find_records(namespace.name, list(keys), at, False)
+    return namespace._host.verification.find_records(namespace.name, list(keys), at, False)
 
 
 def find_one(namespace: Namespace, key: bytes) -> FoundRecord:
@@ -54,14 +54,14 @@ def find_one(namespace: Namespace, key: bytes) -> FoundRecord:
 
 def repair(namespace: Namespace, *repairs: tuple[bytes, Version, bytes]) -> list[bool]:
     """Put keys right that still have the versions that were seen."""
-    return namespace._host.administration.repair_records(namespace.name, [Repair(*each) for each in repairs])
+    return namespace._host.verification.repair_records(namespace.name, [Repair(*each) for each in repairs])
 
 
 def scan(namespace: Namespace, content: Content) -> pyarrow.Table:
     """All records of a namespace, the dead ones too."""
     host, start = namespace._host, encode_namespace(namespace._row.id)
     keys = KeyRange(start, prefix_end(start))
-    at = host.administration.read_version()
+    at = host.versions.read_version()
     return pyarrow.Table.from_batches(host.router.scan_records(keys, at, dead=True, content=content))
 
 
@@ -112,9 +112,9 @@ class VerifyingContract(MergedBase):
             rows = zip(table["version"].to_pylist(), table["value"].to_pylist(), strict=True)
             expected = [FoundRecord(version, stored, thin_record(stored)[1]) for version, stored in rows]
             assert find(namespace, b"missing", *keys, keys[0]) == [None, *expected[::-1], expected[-1]]
-            administration = site.host.administration
-            at = administration.read_version()
-            assert administration.find_records(namespace.name, keys, at, True) == [
+            host = site.host
+            at = host.versions.read_version()
+            assert host.verification.find_records(namespace.name, keys, at, True) == [
                 FoundRecord(found.version, thin_record(found.stored)[0], found.digest)
                 for found in expected[::-1]
             ]
@@ -142,10 +142,10 @@ class VerifyingContract(MergedBase):
         assert find(users) == []
         refused(InvalidKey, lambda: find(users, b"key", b""))
         refused(InvalidKey, lambda: find(users, b"k" * (KEY_BYTES_MAX + 1)), size=KEY_BYTES_MAX + 1)
-        administration = site.host.administration
+        host = site.host
         refused(
             NamespaceNotFound,
-            lambda: administration.find_records("nowhere", [b"key"], site.now(), True),
+            lambda: host.verification.find_records("nowhere", [b"key"], site.now(), True),
             namespace="nowhere",
         )
 

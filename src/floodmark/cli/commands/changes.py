@@ -182,7 +182,7 @@ def _read_behind(
     site: floodmark.Site, position: Position, read: Callable[[Since], Iterator[Item]]
 ) -> Iterator[Item]:
     """The changes behind a position, which may be in the middle of a commit."""
-    ids = {row.name: row.id for row in site.host.administration.list_namespaces()}
+    ids = {row.name: row.id for row in site.host.namespaces.list_namespaces()}
     if position.namespace not in ids:
         raise NamespaceNotFound(
             f"there is no namespace {position.namespace!r}, which --since names; pass the version of a "

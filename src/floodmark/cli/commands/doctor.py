@@ -177,7 +177,7 @@ def _examine_open(site: floodmark.Site, location: str, *, quick: bool) -> list[F
     lock = Finding("lock", Severity.OK, f"the server at {location} answers")
     clocks = compare_clocks(site, system_time_ms)
     with progress("the server examines the site"):
-        return [lock, clocks, *host.administration.examine(quick)]
+        return [lock, clocks, *host.verification.examine(quick)]
 
 
 def compare_clocks(site: floodmark.Site, time_source: TimeSource) -> Finding:

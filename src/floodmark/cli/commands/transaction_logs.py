@@ -9,7 +9,7 @@ from floodmark.cli.opening import open_site
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.text import show_time
-from floodmark.host.transaction_port import LogKind, LogReport
+from floodmark.host.ports.transactions import LogKind, LogReport
 from floodmark.model.version import COUNTER_BITS
 
 commands = typer.Typer(help="See what is in the logs of transactions.")

@@ -322,13 +322,13 @@ def _require_two(source: Site, target: Site) -> None:
 
 
 def _ensure_namespace(source: Site, target: Site, name: str) -> None:
-    settings = source.host.administration.find_namespace(name).settings
+    settings = source.host.namespaces.find_namespace(name).settings
     try:
-        target.host.administration.find_namespace(name)
+        target.host.namespaces.find_namespace(name)
     except NamespaceNotFound:
         # Somebody else may have been quicker.
         with suppress(NamespaceExists):
-            target.host.administration.create_namespace(name, settings)
+            target.host.namespaces.create_namespace(name, settings)
 
 
 def _own_checkpoint(checkpoint: str, name: str, source: Site, target: Site) -> None:
@@ -337,8 +337,8 @@ def _own_checkpoint(checkpoint: str, name: str, source: Site, target: Site) -> N
         "source": f"{source.name} (id {source.id})",
         "target": f"{target.name} (id {target.id})",
         "namespace": name,
-        "source_id": source.host.administration.find_namespace(name).id,
-        "target_id": target.host.administration.find_namespace(name).id,
+        "source_id": source.host.namespaces.find_namespace(name).id,
+        "target_id": target.host.namespaces.find_namespace(name).id,
     }
     directory = directory_at(checkpoint).directory(name)
     stored = directory.read(_OWNER)

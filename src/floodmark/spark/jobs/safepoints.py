@@ -21,15 +21,15 @@ RENEWAL: Final = timedelta(minutes=10)
 @contextmanager
 def holding(site: Site, name: str, version: Version, namespace: str) -> Iterator[None]:
     """Keep a version of a namespace, and renew that until the block ends.  It holds on after the block."""
-    administration = site.host.administration
-    administration.hold_safe_point(name, version, LIFETIME, namespace)
+    host = site.host
+    host.retention.hold_safe_point(name, version, LIFETIME, namespace)
     ended = Event()
 
     def renew() -> None:
         while not ended.wait(RENEWAL.total_seconds()):
             # A site that cannot be reached now is asked again: the lifetime is many renewals long.
             with suppress(FloodmarkError):
-                administration.hold_safe_point(name, version, LIFETIME, namespace)
+                host.retention.hold_safe_point(name, version, LIFETIME, namespace)
 
     renewer = Thread(target=renew, name="floodmark-safe-point", daemon=True)
     renewer.start()
@@ -43,4 +43,4 @@ def holding(site: Site, name: str, version: Version, namespace: str) -> Iterator
 def release(site: Site, name: str) -> None:
     """Let go of a safe point, if it still holds."""
     with suppress(SafePointNotFound):
-        site.host.administration.release_safe_point(name)
+        site.host.retention.release_safe_point(name)

@@ -63,17 +63,17 @@ class Entering:
     def _ask(self, name: str) -> Topology | FloodmarkError | None:
         try:
             with self._left[name].connect() as site:
-                return site.host.administration.topology()
+                return site.host.membership.topology()
         except FloodmarkError as failure:
             return failure
 
     def _enter(self, name: str) -> FloodmarkError | None:
         try:
             with self._left[name].connect() as site:
-                administration = site.host.administration
-                if administration.topology() != self._topology:
-                    administration.set_topology(self._topology)
-                self.found[name] = count_wrong(administration.replication().links)
+                host = site.host
+                if host.membership.topology() != self._topology:
+                    host.membership.set_topology(self._topology)
+                self.found[name] = count_wrong(host.status.replication().links)
         except FloodmarkError as failure:
             return failure
         del self._left[name]

@@ -164,16 +164,16 @@ class _Link:
 
     def set_goals(self, sites: Sites) -> None:
         """Remember what is there now."""
-        administration = sites.get(self.options.source).host.administration
+        host = sites.get(self.options.source).host
         for name in self.direction.namespaces:
             # To cut makes durable, and publishes, what was written without waiting for the disk.
-            resolved = administration.resolved_version()
-            self.goals[name] = administration.cut_changes(name, resolved, None, None, False).resolved
+            resolved = host.versions.resolved_version()
+            self.goals[name] = host.versions.cut_changes(name, resolved, None, None, False).resolved
 
     def left(self, sites: Sites) -> dict[str, Version]:
         """How far the target is with the namespaces that have not got to where they are to go."""
-        administration = sites.get(self.options.target).host.administration
-        positions = administration.link_positions(self.options.source_id, list(self.goals))
+        host = sites.get(self.options.target).host
+        positions = host.replication.link_positions(self.options.source_id, list(self.goals))
         through = {each.name: each.through for each in positions}
         return {
             name: through.get(name, 0) for name, goal in self.goals.items() if through.get(name, 0) < goal
@@ -182,7 +182,7 @@ class _Link:
     def statistics(self) -> list[LinkStatistics]:
         """What the target says about the link; nothing if it cannot be reached."""
         with suppress(FloodmarkError), self.options.target.connect() as target:
-            links = target.host.administration.replication().links
+            links = target.host.status.replication().links
             return [link for link in links if link.source == self.direction.source]
         return []
 

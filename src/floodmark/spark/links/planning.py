@@ -207,7 +207,7 @@ class Planner:
             return
 
         def hold(namespace: NamespaceStep) -> None:
-            source.host.administration.hold_safe_point(
+            source.host.retention.hold_safe_point(
                 f"{READERS}link-{target.id}-{namespace.source_id}",
                 namespace.begin,
                 self._link.lifetime,
@@ -216,7 +216,7 @@ class Planner:
 
         at_once(hold, step.namespaces)
         for name, reason in step.stalled.items():
-            target.host.administration.stall_link(self._link.source_id, [name], reason)
+            target.host.replication.stall_link(self._link.source_id, [name], reason)
         self._held_at_ms = now_ms
 
 
@@ -286,4 +286,4 @@ def _user_keys(qualified: KeyRange) -> KeyRange:
 
 def tell_stalled(target: Site, link: LinkOptions, reason: str) -> None:
     """Let the target show why nothing comes."""
-    target.host.administration.stall_link(link.source_id, list(link.namespaces), reason)
+    target.host.replication.stall_link(link.source_id, list(link.namespaces), reason)

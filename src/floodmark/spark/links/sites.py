@@ -174,4 +174,4 @@ def _require_answers(sites: Sites, addresses: Sequence[SiteAddress]) -> None:
 
 
 def _ask(sites: Sites, address: SiteAddress) -> None:
-    sites.get(address).host.administration.now()
+    sites.get(address).host.versions.now()

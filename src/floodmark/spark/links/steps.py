@@ -281,7 +281,7 @@ class LinksWriter(DataSourceStreamArrowWriter):
                 return
             applied = reduce(Applied.plus, [part.applied for part in parts if part.applied is not None])
             try:
-                target.host.administration.advance_link(head.step, applied)
+                target.host.replication.advance_link(head.step, applied)
             except StaleLink:
                 # Somebody else runs the link as well; the next step is planned from where it stands now.
                 pass

@@ -13,7 +13,7 @@ from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import at_present
 from floodmark.feed.reading.cut import ChangesCut
-from floodmark.host.ports import Administration
+from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, VersionCollected
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
@@ -54,20 +54,20 @@ class Query:
         # The server may be started after the query.
         self._site = ask_patiently(address.connect, wait=wait)
         self.site_id = self._site.id
-        row = self.ask(lambda each: each.find_namespace(namespace))
+        row = self.ask(lambda host: host.namespaces.find_namespace(namespace))
         self.namespace_id = row.id
         # Where versions mean something.  A namespace that was dropped and made again is another one.
         self.place = f"namespace {namespace} ({row.id}) of site {self._site.name} ({self.site_id})"
 
-    def ask(self, question: Callable[[Administration], Result]) -> Result:
+    def ask(self, question: Callable[[Host], Result]) -> Result:
         """Ask the site, also if it is being restarted."""
-        return ask_patiently(lambda: question(self._site.host.administration))
+        return ask_patiently(lambda: question(self._site.host))
 
     def physical_ms(self) -> int:
         """The site's time in unix milliseconds."""
         return ask_patiently(self._site.host.physical_ms)
 
-    def begin(self, reader: str, find_start: Callable[[Administration], Version]) -> Version:
+    def begin(self, reader: str, find_start: Callable[[Host], Version]) -> Version:
         """Find the version to begin behind, and hold it."""
 
         def hold(version: Version) -> Version:
@@ -95,12 +95,14 @@ class Query:
             self._reader = None
         # If this fails it ends by itself.
         with suppress(FloodmarkError):
-            self._site.host.administration.release_safe_point(reader)
+            self._site.host.retention.release_safe_point(reader)
 
     def cut(self, since: Version, changes_max: int | None, until: Version | None) -> ChangesCut:
         """How far the next step goes."""
         with self._explained():
-            return self.ask(lambda each: each.cut_changes(self._namespace, since, changes_max, until, False))
+            return self.ask(
+                lambda host: host.versions.cut_changes(self._namespace, since, changes_max, until, False)
+            )
 
     def cut_snapshot(self, keys: KeyRange, at: Version, rows_max: int) -> bytes | None:
         """The qualified key up to which a range has so many rows at a version; None if it has fewer."""
@@ -120,7 +122,7 @@ class Query:
 
     def present(self) -> Version:
         """The version up to which everything that was acknowledged can be read."""
-        resolved = self.ask(lambda each: each.resolved_version())
+        resolved = self.ask(lambda host: host.versions.resolved_version())
         # To cut there also makes durable, and publishes, what was written without waiting for the disk.
         return self.cut(resolved, None, None).resolved
 
@@ -144,7 +146,9 @@ class Query:
 
     def _hold(self, reader: str, version: Version) -> None:
         with self._explained():
-            self.ask(lambda each: each.hold_safe_point(reader, version, self._lifetime, self._namespace))
+            self.ask(
+                lambda host: host.retention.hold_safe_point(reader, version, self._lifetime, self._namespace)
+            )
         self._reader, self._needed, self._told = reader, version, version
         self._told_at_ms = self._monotonic()
 

@@ -113,39 +113,39 @@ class ServedReader:
         return self._site.id
 
     def find_namespace(self, name: str) -> NamespaceRow:
-        return self._host.administration.find_namespace(name)
+        return self._host.namespaces.find_namespace(name)
 
     def partition_ranges(self) -> list[KeyRange]:
         # The map is told to everybody who may read; the site's statistics are not.
         return [partition.range for partition in self._host.router.maps.map.partitions]
 
     def read_version(self) -> Version:
-        return self._host.administration.read_version()
+        return self._host.versions.read_version()
 
     def resolved_version(self, namespace: NamespaceRow) -> Version:
         # A stream of changes first makes durable what was written without waiting for the disk, and ends
         # at the version up to which that has been published.
-        present = self._host.administration.resolved_version()
+        present = self._host.versions.resolved_version()
         keys = qualify_range(encode_namespace(namespace.id), KeyRange())
         for batch in self._host.changes(ChangesRequest(keys=keys, namespace=namespace.id, since=present)):
             present = max(present, batch.through)
         return present
 
     def oldest_version(self, namespace: NamespaceRow) -> Version:
-        return self._host.administration.oldest_version(namespace.name)
+        return self._host.retention.oldest_version(namespace.name)
 
     def oldest_changes_version(self, namespace: NamespaceRow) -> Version:
         # Where the change log was trimmed, a server finds changes by scanning.
         return self.oldest_version(namespace)
 
     def require_past(self, version: Version) -> None:
-        self._host.administration.observe(version)
+        self._host.versions.observe(version)
 
     def physical_ms(self) -> int:
         return self._host.physical_ms()
 
     def hold(self, name: str, version: Version, lifetime: timedelta, namespace: NamespaceRow) -> None:
-        self._host.administration.hold_safe_point(name, version, lifetime, namespace.name)
+        self._host.retention.hold_safe_point(name, version, lifetime, namespace.name)
 
     def sample_keys(self, keys: KeyRange, at: Version) -> list[bytes]:
         namespace, router = keys.start[:NAMESPACE_BYTES], self._host.router

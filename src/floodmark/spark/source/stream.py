@@ -38,7 +38,7 @@ from pyspark.sql.types import StructType
 
 from floodmark.feed import LIFETIME
 from floodmark.feed.reading.cut import ChangesCut
-from floodmark.host.ports import Administration
+from floodmark.host.ports import Host
 from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version, physical_ms
@@ -275,15 +275,15 @@ def read_stream_options(given: Mapping[str, str], *, counted: bool) -> StreamOpt
     )
 
 
-def find_start(options: StreamOptions, administration: Administration) -> Version:
+def find_start(options: StreamOptions, host: Host) -> Version:
     """The version that a new query begins behind, or that its snapshot is of."""
     if options.start in (LATEST, SNAPSHOT_FIRST):
-        return administration.resolved_version()
+        return host.versions.resolved_version()
     first = 0 if options.start == EARLIEST else options.start
     assert isinstance(first, int)
     if first:
-        administration.observe(first)
-    return max(first, administration.find_namespace(options.namespace).created_at)
+        host.versions.observe(first)
+    return max(first, host.namespaces.find_namespace(options.namespace).created_at)
 
 
 def _place_of(offset: Offset) -> Offset:

@@ -122,7 +122,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _open_epoch(self, site: Site) -> Version:
         query, epoch = read_epoch()
-        return site.host.administration.open_epoch(self._target.namespace, f"spark/{query}", epoch)
+        return site.host.versions.open_epoch(self._target.namespace, f"spark/{query}", epoch)
 
 
 def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -183,10 +183,10 @@ def _read_portion(text: str | None) -> Portion | None:
 
 def require_writable(site: Site, target: Target) -> None:
     """Refuse a namespace that is not there, that the caller may only read, or that holds something else."""
-    administration = site.host.administration
-    check_policy(target.layout, administration.find_namespace(target.namespace))
+    host = site.host
+    check_policy(target.layout, host.namespaces.find_namespace(target.namespace))
     # It needs the role to write, which a caller has for all of its namespaces, and it changes nothing.
-    administration.sync()
+    host.versions.sync()
 
 
 def read_epoch() -> tuple[str, int]:
@@ -221,7 +221,7 @@ def _write_changes(
         return Written(stored=0)
     counted = _Counted(chain([first], rows))
     with ask_patiently(target.address.connect) as site:
-        namespace = ask_patiently(lambda: site.host.administration.find_namespace(target.namespace))
+        namespace = ask_patiently(lambda: site.host.namespaces.find_namespace(target.namespace))
         encoder = Encoder(
             target.layout, namespace.id, namespace.settings.ttl, site.host.physical_ms, namespace.merge
         )

@@ -14,12 +14,10 @@ import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
-from floodmark.host.ports import Host, NamespaceUpdate
+from floodmark.host.ports import NamespaceUpdate
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
-from floodmark.replication.ports import NamespaceFacts
-from floodmark.replication.returning import BackupFacts, LinkFacts, Portion, SiteRemembers
-from floodmark.replication.topology import Topology
+from floodmark.replication.returning import BackupFacts, Portion
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.drivers import DistantSite
 from floodmark.testing.simulation.network import Caller
@@ -46,18 +44,9 @@ class DistantMember(DistantSite):
         self.site = site
 
     @property
-    def administration(self) -> "DistantMember":
-        """This one answers by itself."""
-        return self
-
-    @property
     def router(self) -> "DistantMember":
         """This one knows the way."""
         return self
-
-    def find_namespace(self, namespace: str) -> NamespaceFacts:
-        """Ask for a namespace."""
-        return self._ask(lambda host: host.administration.find_namespace(namespace))
 
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False
@@ -69,62 +58,14 @@ class DistantMember(DistantSite):
         """Nothing is collected between two calls that follow each other at once."""
         return nullcontext()
 
-    def read_version(self) -> Version:
-        """Ask for a version that covers everything."""
-        return self._ask(lambda host: host.administration.read_version())
-
-    def pass_version(self, version: Version) -> object:
-        """Move the clock of the site."""
-        return self._ask(lambda host: host.administration.pass_version(version))
-
-    def topology(self) -> Topology | None:
-        """Ask for the topology that the site follows."""
-        return self._ask(lambda host: host.administration.topology())
-
-    def set_topology(self, topology: Topology) -> object:
-        """Let the site follow a topology."""
-        return self._ask(lambda host: host.administration.set_topology(topology))
-
-    def watermark(self, namespace: str, at: Version | None) -> Mapping[int, Version]:
-        """Ask how far the site has the changes of the others."""
-        return self._ask(lambda host: host.administration.watermark(namespace, at))
-
-    def replication(self) -> LinkFacts:
-        """Ask for the links that end at the site."""
-        return self._ask(lambda host: host.administration.replication())
-
-    def statistics(self) -> SiteRemembers:
-        """Ask how far back the site remembers."""
-        return self._ask(lambda host: host.administration.statistics())
-
-    def declare_loaded(self, namespace: str) -> Version:
-        """Let the history of the site begin behind what it was loaded with."""
-        return self._ask(lambda host: host.administration.declare_loaded(namespace))
-
-    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> object:
-        """Let the links to the site begin somewhere."""
-        return self._ask(lambda host: host.administration.adopt_watermark(namespace, watermark, horizon))
-
     def shorten_retention(self) -> None:
         """Let the site remember its namespaces for as long as all others do."""
         for name in NAMESPACES:
-            update = NamespaceUpdate(retention=RETENTION)
-            self._ask(
-                lambda host, name=name, update=update: (  # type: ignore[misc]
-                    host.administration.update_namespace(name, update)
-                )
-            )
+            self.namespaces.update_namespace(name, NamespaceUpdate(retention=RETENTION))
 
     def is_rejoining(self) -> bool:
         """Whether the site has not got everything back yet."""
-        return self._ask(lambda host: host.administration.replication().rejoining)
-
-    def finish_rejoining(self) -> list[str]:
-        """Let the site take part again."""
-        return self._ask(lambda host: host.administration.finish_rejoining())
-
-    def _ask(self, action: Callable[[Host], Result]) -> Result:
-        return self._call(lambda: self.site.call_host(action))
+        return self.status.replication().rejoining
 
 
 class Copy(NamedTuple):
@@ -137,7 +78,7 @@ class Copy(NamedTuple):
 
 def keep_for(name: str, holder: DistantMember, others: Sequence[DistantMember]) -> None:
     """Keep at all other sites what one of them does not have yet, for a reader of a copy of that one."""
-    marks = {namespace: holder.watermark(namespace, None) for namespace in NAMESPACES}
+    marks = {namespace: holder.replication.watermark(namespace, None) for namespace in NAMESPACES}
     for other in others:
         known = {namespace: mark.get(other.identity.site_id, 0) for namespace, mark in marks.items()}
         other.hold_safe_points(name, known)
@@ -145,12 +86,12 @@ def keep_for(name: str, holder: DistantMember, others: Sequence[DistantMember]) 
 
 def take_copy(holder: DistantMember) -> Copy:
     """Copy a site as of now."""
-    version = holder.read_version()
+    version = holder.versions.read_version()
     site_id = holder.identity.site_id
     records = {namespace: _read(holder, namespace, version) for namespace in NAMESPACES}
-    watermarks = {namespace: holder.watermark(namespace, version) for namespace in NAMESPACES}
+    watermarks = {namespace: holder.replication.watermark(namespace, version) for namespace in NAMESPACES}
     # Last: what was forgotten while the records were read is missing in them.
-    horizons = {each.name: each.collected_horizon for each in holder.statistics().namespaces}
+    horizons = {each.name: each.collected_horizon for each in holder.status.statistics().namespaces}
     facts = {
         namespace: BackupFacts({**watermark, site_id: version}, horizons[namespace])
         for namespace, watermark in watermarks.items()

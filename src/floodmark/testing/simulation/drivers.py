@@ -29,11 +29,12 @@ from floodmark.replication.applied import Applied
 from floodmark.replication.applying import Applier, run_step
 from floodmark.replication.planning import plan_step
 from floodmark.replication.reading import read_part
-from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
+from floodmark.replication.step import LinkStep
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.history import Violation
 from floodmark.testing.simulation.network import Caller, Network
+from floodmark.testing.simulation.ports import DistantPorts
 from floodmark.testing.simulation.sites import HOLD, TROUBLE, Down, SimulatedSite, embedded
 from floodmark.testing.simulation.workload import KEYS
 
@@ -47,56 +48,32 @@ GONE: Final = 0.01
 GONE_MS_MAX: Final = 3_000
 
 
-class DistantSite:
-    """A site as a driver elsewhere reaches it: a source and a target of links, and its administration."""
+class DistantSite(DistantPorts):
+    """A site as a driver elsewhere reaches it: a source and a target of links."""
 
     def __init__(self, network: Caller, place: str, site: SimulatedSite) -> None:
+        super().__init__(self._ask)
         self._network = network
         self._place = place
         self._site = site
         self.identity = Identity(site=site.name, site_id=site.id, format=FORMAT)
 
-    @property
-    def administration(self) -> "DistantSite":
-        """This one answers by itself."""
-        return self
-
     def physical_ms(self) -> int:
         """The time at the site."""
         return self._site.time()
 
-    def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
-        """Ask where a step may end."""
-        return self._call(
-            lambda: self._site.call_host(lambda host: host.administration.cut_link(positions, changes_max))
-        )
-
     def hold_safe_points(self, name: str, versions: Mapping[str, Version]) -> None:
-        """Keep a version of each namespace at the site."""
+        """Keep a version of each namespace at the site, in one call."""
 
         def hold(host: Host) -> None:
             for namespace, version in versions.items():
-                host.administration.hold_safe_point(f"{name}-{namespace}", version, HOLD, namespace)
+                host.retention.hold_safe_point(f"{name}-{namespace}", version, HOLD, namespace)
 
-        self._call(lambda: self._site.call_host(hold))
-
-    def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
-        """Ask how far the site is."""
-        return self._call(
-            lambda: self._site.call_host(
-                lambda host: host.administration.link_positions(source_id, namespaces)
-            )
-        )
-
-    def advance_link(self, step: LinkStep, applied: Applied) -> object:
-        """Let the site take note of a step."""
-        return self._call(
-            lambda: self._site.call_host(lambda host: host.administration.advance_link(step, applied))
-        )
+        self._ask(hold)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
         """Read changes."""
-        return iter(self._call(lambda: self._site.call_host(lambda host: list(host.changes(request)))))
+        return iter(self._ask(lambda host: list(host.changes(request))))
 
     def write_stream(self, *, durable: bool, apply: bool, link: LinkGuard | None) -> WriteStream:
         """A stream each of whose batches is a call of its own."""
@@ -113,6 +90,9 @@ class DistantSite:
             return self._call(deliver)
 
         return _DistantStream(send)
+
+    def _ask(self, action: Callable[[Host], Result]) -> Result:
+        return self._call(lambda: self._site.call_host(action))
 
     def _call(self, action: Callable[[], Result]) -> Result:
         return self._network.call(self._place, self._site.name, action)
@@ -260,4 +240,4 @@ class Driver:
                     yield
                 applied = applied.plus(applier.finish())
         yield
-        self._target.advance_link(step, applied)
+        self._target.replication.advance_link(step, applied)

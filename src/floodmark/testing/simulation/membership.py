@@ -103,7 +103,7 @@ class Change:
         if self._topology is None:
             self._topology = _changed(world.topology, site, entry)
         for member in self.members():
-            member.set_topology(self._topology)
+            member.membership.set_topology(self._topology)
             yield
         world.topology = self._topology
 
@@ -111,7 +111,7 @@ class Change:
         """Let a site run that has nothing yet, in its place of the topology."""
         self.world.start_site(site)
         near = DistantMember(Nearby(), site.name, site)
-        near.set_topology(self.world.topology)
+        near.membership.set_topology(self.world.topology)
         near.shorten_retention()
         return near
 
@@ -122,14 +122,14 @@ class Change:
 
     def copy_one(self, name: str, holder: DistantMember, others: Sequence[DistantMember]) -> Copy:
         """A copy of a site."""
-        holder.hold_safe_points(name, dict.fromkeys(NAMESPACES, holder.read_version()))
+        holder.hold_safe_points(name, dict.fromkeys(NAMESPACES, holder.versions.read_version()))
         keep_for(name, holder, others)
         return take_copy(holder)
 
     def enter(self, site: SimulatedSite, copy: Copy, point: str) -> None:
         """Let a site that was built up take part, and what was kept for it go when it has that."""
         near = DistantMember(Nearby(), site.name, site)
-        begun = {namespace: near.declare_loaded(namespace) for namespace in NAMESPACES}
+        begun = {namespace: near.membership.declare_loaded(namespace) for namespace in NAMESPACES}
         for other in self.world.sites:
             near.hold_safe_points(f"link-{other.name}", begun)
         _begin_chronicle(site, copy)
@@ -235,7 +235,7 @@ class Returning(Change):
                 self._site.past.pop()
                 raise
             yield
-        missing = near.finish_rejoining()
+        missing = near.membership.finish_rejoining()
         if missing:
             raise Violation("none", self._site.name, f"all was restored, and {missing} is said to be missing")
 
@@ -357,20 +357,20 @@ def _release(site: SimulatedSite, point: str) -> None:
         with suppress(SafePointNotFound):
             site.call_host(
                 lambda host, name=f"{point}-{namespace}": (  # type: ignore[misc]
-                    host.administration.release_safe_point(name)
+                    host.retention.release_safe_point(name)
                 )
             )
 
 
 def _watermark(site: SimulatedSite, namespace: str) -> Mapping[int, Version]:
-    return site.call_host(lambda host: host.administration.watermark(namespace, None))
+    return site.call_host(lambda host: host.replication.watermark(namespace, None))
 
 
 def _begin_chronicle(site: SimulatedSite, copy: Copy) -> None:
     """Let the chronicle of a site that was built up begin with what it has."""
 
     def read(host: Host) -> tuple[list[Seen], Version]:
-        loaded, at = [], host.administration.read_version()
+        loaded, at = [], host.versions.read_version()
         for namespace in NAMESPACES:
             keys = keys_of(namespace)
             for batch in host.router.scan_records(keys, at, dead=True):

@@ -105,7 +105,7 @@ class FeedReader:
     def _check_collected(self) -> None:
         """A reader that holds a safe point must never lose its place, and another only to a collection."""
         self._stream = None
-        oldest = self._site.call_host(lambda host: host.administration.oldest_version(self._namespace))
+        oldest = self._site.call_host(lambda host: host.retention.oldest_version(self._namespace))
         if self._holds or self._position >= oldest:
             place, collected = show_version(self._position), show_version(oldest)
             finding = f"{self.name} lost its place {place}; collected is {collected}"
@@ -137,7 +137,7 @@ class SnapshotReader:
         assert version is not None
         try:
             rows = dict(site.call(lambda each: list(each.namespace(self._namespace).scan(at=version))))
-            watermark = site.call_host(lambda host: host.administration.watermark(self._namespace, version))
+            watermark = site.call_host(lambda host: host.replication.watermark(self._namespace, version))
         except VersionCollected:
             self._check_collected(version)
             return
@@ -157,7 +157,7 @@ class SnapshotReader:
         return Violation("snapshot", self._site.name, f"as of {at} {what}", keys=keys)
 
     def _check_collected(self, version: Version) -> None:
-        oldest = self._site.call_host(lambda host: host.administration.oldest_version(self._namespace))
+        oldest = self._site.call_host(lambda host: host.retention.oldest_version(self._namespace))
         if version >= oldest:
             raise self._changed(f"all is gone, and collected is {show_version(oldest)}", ())
         self._version = None

@@ -142,7 +142,7 @@ class SimulatedSite:
         assert self._site is not None
         for name, merge in POLICIES.items():
             self._site.create_namespace(name, merge=merge, retention=RETENTION)
-        self._site.host.administration.set_topology(topology)
+        self._site.host.membership.set_topology(topology)
 
     def crash(self) -> None:
         """End the process here and now."""

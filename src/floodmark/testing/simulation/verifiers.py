@@ -15,7 +15,6 @@ import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.divergence import Comparison, Drift, Lag, Vantage, compare, compare_keys, take_vantage
-from floodmark.divergence.ports import SiteFacts, TopologyFacts
 from floodmark.host.directory import Identity
 from floodmark.host.ports import Host
 from floodmark.model.errors import (
@@ -26,11 +25,11 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
 from floodmark.testing.simulation.chronicle import NAMESPACES, unqualified
 from floodmark.testing.simulation.history import Key, Violation
+from floodmark.testing.simulation.ports import DistantPorts
 from floodmark.testing.simulation.sites import SimulatedSite
 
 Result = TypeVar("Result")
@@ -44,47 +43,13 @@ HELD: Final = timedelta(seconds=2)
 CANNOT_TELL: Final = (InvalidConfiguration, NamespaceNotFound, VersionCollected)
 
 
-class VisitedSite:
+class VisitedSite(DistantPorts):
     """A simulated site as a comparison reaches it, through all its lives."""
 
     def __init__(self, site: SimulatedSite) -> None:
+        super().__init__(site.call_host)
         self.site = site
         self.identity = Identity(site=site.name, site_id=site.id, format=1)
-
-    @property
-    def administration(self) -> "VisitedSite":
-        """This one answers by itself."""
-        return self
-
-    def read_version(self) -> Version:
-        """Ask for the version that a reader begins with."""
-        return self._ask(lambda host: host.administration.read_version())
-
-    def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
-        """Ask how far the site was with the others."""
-        return self._ask(lambda host: host.administration.watermark(namespace, at))
-
-    def topology(self) -> TopologyFacts | None:
-        """Ask who shares what."""
-        return self._ask(lambda host: host.administration.topology())
-
-    def links(self) -> object:
-        """Ask how far the site is."""
-        return self._ask(lambda host: host.administration.links())
-
-    def statistics(self) -> SiteFacts:
-        """Ask for what the site knows of itself."""
-        return self._ask(lambda host: host.administration.statistics())
-
-    def find_records(
-        self, namespace: str, keys: list[bytes], at: Version, thin: bool
-    ) -> list[FoundRecord | None]:
-        """Look keys up."""
-        return self._ask(lambda host: host.administration.find_records(namespace, keys, at, thin))
-
-    def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
-        """Write what the site has lost."""
-        return self._ask(lambda host: host.administration.repair_records(namespace, repairs))
 
     def scan(self, namespace: str, at: Version) -> list[pyarrow.RecordBatch]:
         """Read all records of a namespace, without their values."""
@@ -103,7 +68,7 @@ class VisitedSite:
 
     def hold(self, version: Version) -> None:
         """Keep a version for a while."""
-        self._ask(lambda host: host.administration.hold_safe_point(VERIFIER, version, HELD, None))
+        self.retention.hold_safe_point(VERIFIER, version, HELD, None)
 
     def _ask(self, action: Callable[[Host], Result]) -> Result:
         return self.site.call_host(action)

@@ -138,7 +138,7 @@ def backup(
     kind = Kind.CHANGES if incremental else Kind.FULL
     directory = directory_at(target)
     with source.connect() as site, use_session(spark, "floodmark backup") as session:
-        row = site.host.administration.find_namespace(namespace)
+        row = site.host.namespaces.find_namespace(namespace)
         # Whoever may not see it should hear so now, and not when all rows are written.
         _collected_horizon(site, namespace)
         job = _Job(
@@ -205,9 +205,7 @@ def _reason_to_abandon(job: _Job, plan: Plan, kind: Kind) -> str | None:
     if plan.kind is Kind.CHANGES and plan.since != _newest_version(job.target):
         return "the part that it was to follow is not the newest one any more"
     try:
-        job.site.host.administration.hold_safe_point(
-            plan.safe_point, plan.held_version, HOLD, job.namespace.name
-        )
+        job.site.host.retention.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
     except VersionCollected:
         return "its version was collected meanwhile"
     return None
@@ -217,7 +215,7 @@ def _begin(job: _Job, kind: Kind) -> Plan:
     """Choose a version, record the plan, and hold the version: in this order, so that nothing is held that
     no plan knows of."""
     since = _newest_version(job.target) if kind is Kind.CHANGES else 0
-    administration = job.site.host.administration
+    host = job.site.host
     for _ in range(_ATTEMPTS):
         version, watermark = find_position(job.site, job.namespace)
         plan_id = uuid4().hex
@@ -234,7 +232,7 @@ def _begin(job: _Job, kind: Kind) -> Plan:
         )
         job.target.publish(PLAN, encode_document(plan))
         try:
-            administration.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
+            host.retention.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
         except VersionCollected as error:
             job.target.remove(PLAN)
             if kind is Kind.CHANGES:
@@ -260,9 +258,9 @@ def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[in
 
 
 def _look_for_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
-    administration = site.host.administration
-    recently = max(0, physical_ms(administration.now()) - _RECENT_MS) << COUNTER_BITS
-    since = max(recently, administration.oldest_version(namespace.name))
+    host = site.host
+    recently = max(0, physical_ms(host.versions.now()) - _RECENT_MS) << COUNTER_BITS
+    since = max(recently, host.retention.oldest_version(namespace.name))
     start, end = _ONE_KEY
     version = since
     for item in site.changes(
@@ -270,7 +268,7 @@ def _look_for_position(site: Site, namespace: NamespaceRow) -> tuple[Version, di
     ):
         if isinstance(item, Resolved):
             version = item.version
-    return version, administration.watermark(namespace.name, version) | {site.id: version}
+    return version, host.replication.watermark(namespace.name, version) | {site.id: version}
 
 
 def _newest_version(target: Directory) -> Version:
@@ -387,7 +385,7 @@ def _hold_for_next(job: _Job, plan: Plan, hold: timedelta) -> bool:
     if not hold:
         return False
     try:
-        job.site.host.administration.hold_safe_point(plan.safe_point, plan.version, hold, job.namespace.name)
+        job.site.host.retention.hold_safe_point(plan.safe_point, plan.version, hold, job.namespace.name)
     except VersionCollected:
         # The part was complete long ago, and only this step was missing.
         return False

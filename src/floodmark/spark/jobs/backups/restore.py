@@ -141,10 +141,10 @@ def restoring(
     with target.connect() as site, use_session(spark, "floodmark restore") as session:
         _require_sound(session, place, chain, progress or SILENT)
         row, created = _open_namespace(site, namespace, chain)
-        begun = site.host.administration.open_epoch(namespace, f"restore/{identity}", 0)
+        begun = site.host.versions.open_epoch(namespace, f"restore/{identity}", 0)
         resumed = _require_own(site, row, begun)
         safe_point = f"spark/restore-{identity}"
-        kept = max(begun, site.host.administration.oldest_version(namespace))
+        kept = max(begun, site.host.retention.oldest_version(namespace))
         # Deletions that are restored must not be collected before they were counted.
         with holding(site, safe_point, kept, namespace):
             yield Restoration(
@@ -251,10 +251,10 @@ def _identify(chain: Chain, version: Version, keys: KeyRange) -> str:
 
 def _open_namespace(site: Site, name: str, chain: Chain) -> tuple[NamespaceRow, bool]:
     """The namespace to restore into, made with the settings that it had if it is not there."""
-    administration = site.host.administration
+    host = site.host
     settings = chain.newest.namespace.settings
     with suppress(NamespaceNotFound):
-        row = administration.find_namespace(name)
+        row = host.namespaces.find_namespace(name)
         if row.merge != settings.merge:
             raise InvalidArgument(
                 f"namespace {name!r} merges by {row.merge!r}, and the backup is of one that merges by "
@@ -262,13 +262,13 @@ def _open_namespace(site: Site, name: str, chain: Chain) -> tuple[NamespaceRow, 
             )
         return row, False
     with suppress(NamespaceExists):
-        return administration.create_namespace(name, settings), True
-    return administration.find_namespace(name), False
+        return host.namespaces.create_namespace(name, settings), True
+    return host.namespaces.find_namespace(name), False
 
 
 def _require_own(site: Site, namespace: NamespaceRow, begun: Version) -> bool:
     """Refuse a namespace with records from before this restore; whether there are some of it already."""
-    at = site.host.administration.read_version()
+    at = site.host.versions.read_version()
     keys = qualify_range(encode_namespace(namespace.id), EVERYTHING)
     found = False
     for batch in site.host.router.scan_records(keys, at, dead=True, content=Content.DIGESTS):
@@ -292,7 +292,7 @@ def _verify(
     written: RowSums,
 ) -> str | None:
     """Read again what was restored, and compare; None if it is the same, or why that cannot be told."""
-    at = site.host.administration.read_version()
+    at = site.host.versions.read_version()
     options = {"namespace": namespace.name, "rows": "all", "versionAsOf": str(at)}
     # Stamps in the backup are at or below its version: whatever is above was written by someone else.
     others = F.count_if(F.col("_origin_version") > F.lit(version)).alias(_OTHERS)

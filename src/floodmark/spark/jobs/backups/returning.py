@@ -99,7 +99,7 @@ def rejoin(
         writing = _Writing(restoration)
         host = restoration.site.host
         copied = return_namespace(host, peers, namespace, _facts_of(restoration), writing.write)
-        missing = host.administration.finish_rejoining()
+        missing = host.membership.finish_rejoining()
         return writing.summarize(backup, returned=copied.records, missing=missing)
 
 
@@ -123,7 +123,7 @@ class _Writing:
         self._restoration = restoration
         self._written: RowSums | None = None
         settings = restoration.chain.newest.namespace.settings
-        restoration.site.host.administration.update_namespace(
+        restoration.site.host.namespaces.update_namespace(
             restoration.namespace.name, NamespaceUpdate(ttl=settings.ttl, retention=settings.retention)
         )
 

@@ -143,11 +143,11 @@ def _identify(site: Site, namespace: str, view: View, until: Version | None) -> 
 
     A history has every change, or where the first ones are gone, a snapshot and every change above it.
     """
-    administration = site.host.administration
-    row = administration.find_namespace(namespace)
+    host = site.host
+    row = host.namespaces.find_namespace(namespace)
     since, snapshot = row.created_at, False
-    if administration.oldest_version(namespace) > row.created_at:
-        resolved = administration.resolved_version()
+    if host.retention.oldest_version(namespace) > row.created_at:
+        resolved = host.versions.resolved_version()
         since, snapshot = resolved if until is None else min(resolved, until), True
     return ExportIdentity(
         id=uuid4().hex,
@@ -179,7 +179,7 @@ class _Export:
         self._spark = spark
         self._source = source
         self._host = site.host
-        self._administration = site.host.administration
+        self._host = site.host
         self._namespace = target.identity.namespace
         self._target = target
         self._at_heartbeats = at_heartbeats
@@ -201,8 +201,8 @@ class _Export:
     def _run(self, *, once: bool, until: Version | None, stop: Event) -> None:
         if until is not None:
             # One that lies in the future is refused.  After this it is resolved before long.
-            self._administration.observe(until)
-        end = self._administration.resolved_version() if once and until is None else until
+            self._host.versions.observe(until)
+        end = self._host.versions.resolved_version() if once and until is None else until
         through = self._target.through
         if through is None:
             through = self._begin_view(end)
@@ -224,7 +224,7 @@ class _Export:
 
     def _cut(self, since: Version, end: Version | None) -> ChangesCut:
         """The next step; one to `since` itself if there is none yet."""
-        cut = self._administration.cut_changes(self._namespace, since, CHANGES_MAX, end, self._at_heartbeats)
+        cut = self._host.versions.cut_changes(self._namespace, since, CHANGES_MAX, end, self._at_heartbeats)
         limit = cut.resolved if end is None else min(cut.resolved, end)
         if self._at_heartbeats and cut.version >= limit:
             # No heartbeat has lowered it: there was none yet.
@@ -250,14 +250,14 @@ class _Export:
 
     def _begin_view(self, end: Version | None) -> Version:
         """Write a snapshot, which changes are then merged into or put beside; its version."""
-        target, administration = self._target, self._administration
+        target, host = self._target, self._host
         is_history = target.identity.view is View.HISTORY
-        at = administration.resolved_version() if end is None else end
+        at = host.versions.resolved_version() if end is None else end
         if is_history:
             at = target.identity.since
         elif self._at_heartbeats:
-            oldest = administration.oldest_version(self._namespace)
-            at = administration.cut_changes(self._namespace, oldest, None, at, True).version
+            oldest = host.retention.oldest_version(self._namespace)
+            at = host.versions.cut_changes(self._namespace, oldest, None, at, True).version
         self._hold(at)
         place = target.prepare()
         with watch_tasks(self._spark, self._progress, f"snapshot of {moment_of(at).isoformat()}"):
@@ -329,7 +329,7 @@ class _Export:
         return through
 
     def _hold(self, version: Version) -> None:
-        self._administration.hold_safe_point(
+        self._host.retention.hold_safe_point(
             self._target.identity.safe_point, version, LIFETIME, self._namespace
         )
         self._held_ms = monotonic_ms()

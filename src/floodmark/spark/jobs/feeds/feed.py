@@ -122,7 +122,7 @@ class _FeedRun:
         self._spark = spark
         self._source = source
         self._host = site.host
-        self._administration = site.host.administration
+        self._host = site.host
         self._store = site.host.feeds
         self._name = name
         self._sinks = sinks
@@ -141,7 +141,7 @@ class _FeedRun:
     def run(self, *, once: bool) -> FeedRunSummary:
         """Take the lease, and do rounds until there is a reason to end."""
         began_ms = asked_ms = monotonic_ms()
-        end = self._administration.resolved_version() if once else None
+        end = self._host.versions.resolved_version() if once else None
         feed = self._store.acquire(self._name, self._holder, self._lease_seconds)
         self._renewed(asked_ms, feed)
         try:
@@ -189,7 +189,7 @@ class _FeedRun:
         """Deliver what there is, if there is something."""
         ends = [version for version in (feed.spec.until, end) if version is not None]
         try:
-            cut = self._administration.cut_changes(
+            cut = self._host.versions.cut_changes(
                 feed.spec.namespace, feed.checkpoint, None, min(ends, default=None), False
             )
         except VersionCollected as error:

@@ -136,7 +136,7 @@ class SiteView:
 
     def vantage(self, host: Host, namespace: str) -> Vantage:
         """The vantage, with a way to learn the collected horizon."""
-        horizon_of = partial(read_horizon, host.administration, namespace, tuple(self.mark))
+        horizon_of = partial(read_horizon, host, namespace, tuple(self.mark))
         return Vantage(self.site, self.site_id, self.version, self.mark, horizon_of)
 
     def qualify(self, keys: KeyRange) -> KeyRange:

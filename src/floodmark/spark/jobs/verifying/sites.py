@@ -135,7 +135,7 @@ class ComparedSites:
         found: list[tuple[Site, NamespaceRow, Vantage]] = []
         for site in sites:
             try:
-                row = site.host.administration.find_namespace(namespace)
+                row = site.host.namespaces.find_namespace(namespace)
                 self._hold(site, row)
                 found.append((site, row, take_vantage(site.host, namespace)))
             except _CANNOT_LOOK as error:
@@ -156,7 +156,7 @@ class ComparedSites:
         """Keep what a vantage sees that is taken from now on, until the sites are closed."""
         name = f"{self._name}-{row.id}"
         at_present(
-            site.host.administration.read_version,
+            site.host.versions.read_version,
             lambda version: self._open_sites.enter_context(holding(site, name, version, row.name)),
         )
         self._open_sites.callback(_release_quietly, site, name)
@@ -229,8 +229,8 @@ def _users_keys(keys: KeyRange, whole: KeyRange) -> KeyRange:
 
 def _first_version(site: Site, row: NamespaceRow) -> Version:
     """Where the history of a namespace begins that all sites should have in common."""
-    administration = site.host.administration
-    return max(administration.oldest_version(row.name), administration.shared_since(row.name, 0))
+    host = site.host
+    return max(host.retention.oldest_version(row.name), host.membership.shared_since(row.name, 0))
 
 
 def _release_quietly(site: Site, name: str) -> None:

@@ -157,7 +157,7 @@ class Watcher:
         """Keep where the next pass goes on from, also from garbage collection."""
         for site, row in zip(look.sites, look.rows, strict=True):
             name = f"{self._name}-{row.id}"
-            site.host.administration.hold_safe_point(name, versions[site.name], LIFETIME, look.namespace)
+            site.host.retention.hold_safe_point(name, versions[site.name], LIFETIME, look.namespace)
             self._held.setdefault(site.name, set()).add(name)
         self._standings[look.namespace] = Standing(versions, open_keys)
 
