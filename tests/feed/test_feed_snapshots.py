@@ -8,6 +8,7 @@ import pyarrow.dataset
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.contracts.site.base import fill, state_after, wait_until
 from tests.feed.test_runner_processes import runner_process
 from tests.server.support import serving
 
@@ -20,7 +21,6 @@ from floodmark.model.change import Change, ChangeType, Stamp
 from floodmark.model.ranges import KeyRange
 from floodmark.site import Site
 from floodmark.testing.sinks import context
-from floodmark.testing.site_contract_base import fill, state_after, wait_until
 
 KEYS = 3_000
 KILLS = 2

@@ -9,12 +9,12 @@ from pathlib import Path
 from random import Random
 
 import pyarrow.dataset
+from tests.contracts.site.base import wait_until
 from tests.server.support import serving
 
 from floodmark.feed.named.feeds import FeedState, SinkOptions
 from floodmark.server import Server
 from floodmark.site import Site
-from floodmark.testing.site_contract_base import wait_until
 
 SCRIPT = Path(__file__).with_name("support_runner_process.py")
 KILLS = 3

@@ -8,10 +8,11 @@ from itertools import count
 from threading import Event, Semaphore, Thread
 from types import FrameType
 
+from tests.contracts.ledger import entries_of
+
 from floodmark.codec.entries import decode_entry
 from floodmark.log import BatchedWriter, EntryId, Ledger, Marks, MemoryLedger, Position
 from floodmark.log.base import NO_MARKS
-from floodmark.testing.ledger_contract import entries_of
 
 # Only a failure waits as long as this.
 PATIENCE_SECONDS = 30.0

@@ -7,6 +7,7 @@ from time import thread_time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.contracts.ledger import entries_of
 from tests.log.support import GatedLedger, answers, busy
 
 from floodmark.codec.entries import encode_batch
@@ -25,7 +26,6 @@ from floodmark.log import (
 )
 from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import Corruption, InvalidArgument
-from floodmark.testing.ledger_contract import entries_of
 
 
 def open_log(engine: Engine) -> tuple[StoredLedger, Acknowledgements, list[tuple[Position, bytes]]]:

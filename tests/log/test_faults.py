@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 import pytest
+from tests.contracts.ledger import entries_of
 from tests.log.support import PATIENCE_SECONDS
 
 from floodmark.log import (
@@ -22,7 +23,6 @@ from floodmark.log import (
 from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, FaultyEngine, SimulatedCrash
-from floodmark.testing.ledger_contract import entries_of
 
 
 class CrowdedLedger(StoredLedger):

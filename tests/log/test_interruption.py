@@ -7,6 +7,7 @@ from threading import Condition, Event, Thread
 from typing import Any
 
 import pytest
+from tests.contracts.ledger import entries_of
 from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, busy, records_of
 
 from floodmark.engine import MemoryEngine
@@ -15,7 +16,6 @@ from floodmark.log import writer as writer_module
 from floodmark.log.segments import SegmentBook
 from floodmark.log.statistics import FlushCounter
 from floodmark.model.errors import OutcomeUnknown, StorageFailed
-from floodmark.testing.ledger_contract import entries_of
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.contracts.ledger import LedgerContract, OpenLedger, entries_of
 
 from floodmark.engine import Engine, MemoryEngine
 from floodmark.engine.rocks import RocksEngine
@@ -12,7 +13,6 @@ from floodmark.log.stored import HEAD_LAG_MAX
 from floodmark.model.errors import Corruption, InvalidName
 from floodmark.model.limits import MIB
 from floodmark.partition import FAMILIES
-from floodmark.testing.ledger_contract import LedgerContract, OpenLedger, entries_of
 
 
 class TestMemoryLedger(LedgerContract):

@@ -6,6 +6,7 @@ from random import Random
 from threading import Lock
 
 import pytest
+from tests.contracts.ledger import entries_of
 from tests.log.support import PATIENCE_SECONDS, run_threads
 
 from floodmark.codec.entries import decode_entry
@@ -13,7 +14,6 @@ from floodmark.log import BatchedWriter, EntryId, Marks, MemoryLedger, Position
 from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.testing import SimulatedCrash
-from floodmark.testing.ledger_contract import entries_of
 
 THREADS = 8
 FAILURES: tuple[Callable[[str], BaseException], ...] = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.contracts.site.subscriptions import BY_HAND
 from tests.server.support import LOOPBACK, connected, serving, write_access
 from tests.site.support import HookedEngine, host_of
 
@@ -20,7 +21,6 @@ from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.access import Caller
 from floodmark.server.ownership import MARK_DIGITS, mark_of
 from floodmark.site import Site, Transaction, open_engine
-from floodmark.testing.site_contract_subscriptions import BY_HAND
 
 HOUR = timedelta(hours=1)
 OWNER, ROTATED, OTHER, LIMITED, ADMIN = (

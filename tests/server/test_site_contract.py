@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.contracts.site.base import SITE, SITE_ID, START_MS, open_in_memory, refused
+from tests.contracts.site.contract import SiteContract
 from tests.server.certificates import Certificates, make_certificates
 
 from floodmark.engine import Engine
@@ -16,8 +18,6 @@ from floodmark.server import Server, ServerOptions, hash_token, new_token, serve
 from floodmark.site import Site, connecting
 from floodmark.site.connecting import connect
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract import SiteContract
-from floodmark.testing.site_contract_base import SITE, SITE_ID, START_MS, open_in_memory, refused
 
 LISTEN = "127.0.0.1:0"
 

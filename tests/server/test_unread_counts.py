@@ -9,9 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 from random import Random
 
+from tests.contracts.site.base import wait_until
+
 import floodmark
 from floodmark.server import serve
-from floodmark.testing.site_contract_base import wait_until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "unread_counts.py"
 RECIPIENTS = [b"ada", b"bob", b"carl"]

@@ -14,6 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.site.base import (
+    HOUR,
+    SITE,
+    SITE_ID,
+    START_MS,
+    SiteContractBase,
+    open_in_memory,
+)
+from tests.contracts.site.contract import SiteContract
 from tests.site.support import host_of
 
 import floodmark
@@ -27,15 +36,6 @@ from floodmark.model.version import Version
 from floodmark.routing import Router
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract import SiteContract
-from floodmark.testing.site_contract_base import (
-    HOUR,
-    SITE,
-    SITE_ID,
-    START_MS,
-    SiteContractBase,
-    open_in_memory,
-)
 
 
 class TestSiteInMemory(SiteContract):

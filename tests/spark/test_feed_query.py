@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
+from tests.contracts.site.base import state_after
 from tests.server.processes import wait_until
 from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of, contents, fill, writing
@@ -30,7 +31,6 @@ from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import FeedRunSummary, run_feed
 from floodmark.spark.jobs.feeds.tasks import LOOK_MS, LeaseWatch
-from floodmark.testing.site_contract_base import state_after
 
 ANYWHERE = ("parquet:", "floodmark:")
 

@@ -6,6 +6,8 @@ from datetime import timedelta
 from itertools import count
 from threading import Lock
 
+from tests.contracts.ledger import entries_of
+
 from floodmark.engine import Engine, MemoryEngine
 from floodmark.log import FAMILY, Acknowledgements, BatchSettings, EngineStore, StoredLedger
 from floodmark.model.errors import StorageFailed
@@ -13,7 +15,6 @@ from floodmark.model.partition import Decision
 from floodmark.model.transaction import Participant, ParticipantKind, TransactionState
 from floodmark.model.version import Version
 from floodmark.testing import SimulatedTime
-from floodmark.testing.ledger_contract import entries_of
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
 from floodmark.transaction.records import Record, decode_record
 

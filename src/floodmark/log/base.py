@@ -3,7 +3,7 @@
 A ledger keeps bytes and knows nothing of records; `codec/entries.py` says what is in an entry, and
 `log/writer.py` decides how many records go into one.
 
-The contract (`floodmark.testing.ledger_contract` runs it over every ledger):
+The contract (`tests/contracts/ledger.py` runs it over every ledger):
 
 - `append` returns when the entry is durable.  Ids only grow, over restarts too, and may leave gaps.
 - If `append` fails, the entry is not there, unless the failure is `OutcomeUnknown`: then it may be found

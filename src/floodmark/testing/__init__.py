@@ -1,4 +1,4 @@
-"""What tests of Floodmark, and of engines for it, are built from.  Shipped; imported only by tests."""
+"""Simulated time, a faulty engine, contracts of engines and sinks.  Shipped; imported only by tests."""
 
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.contracts import EngineContract
@@ -13,7 +13,6 @@ from floodmark.testing.engine import (
     SimulatedCrash,
 )
 from floodmark.testing.sinks import SinkContract
-from floodmark.testing.site_contract import SiteContract
 
 __all__ = [
     "EngineContract",
@@ -25,7 +24,6 @@ __all__ = [
     "SimulatedCrash",
     "SimulatedTime",
     "SinkContract",
-    "SiteContract",
     "UNKNOWN_FAULTS",
     "WRITES",
 ]

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from tests.contracts.site.base import START_MS, refused
+from tests.contracts.site.merging import ELSEWHERE, MergedBase, apply, elsewhere, qualify
 
 from floodmark.merge.states import add_to_counter, delete_record, update_fields
 from floodmark.model.change import Stamp
@@ -19,8 +21,6 @@ from floodmark.model.errors import (
 from floodmark.model.limits import FIELDS_MAX, VALUE_BYTES_MAX
 from floodmark.model.version import Version, compose
 from floodmark.site import Namespace, Site
-from floodmark.testing.site_contract_base import START_MS, refused
-from floodmark.testing.site_contract_merging import ELSEWHERE, MergedBase, apply, elsewhere, qualify
 
 
 def put_unchanged(site: Site, namespace: Namespace, key: bytes, state: bytes, since: Version) -> int:

@@ -7,6 +7,8 @@ from itertools import islice
 from typing import Final
 
 import pytest
+from tests.contracts.site.base import SiteContractBase, check_rows, refused
+from tests.contracts.site.writes import COMMITS
 
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed, InvalidArgument, InvalidKey, InvalidValue, StorageFailed
@@ -16,8 +18,6 @@ from floodmark.partition import FAMILIES
 from floodmark.site import Namespace, Site, Writer
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine
-from floodmark.testing.site_contract_base import SiteContractBase, check_rows, refused
-from floodmark.testing.site_contract_writes import COMMITS
 
 HANG_SECONDS: Final = 600.0
 

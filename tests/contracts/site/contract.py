@@ -1,4 +1,4 @@
-"""What every site must do, as tests.  Derive a class from `SiteContract` and say how a site is opened.
+"""The contract of a site, as tests.  Derive a class from `SiteContract` and say how a site is opened.
 
     class TestMySite(SiteContract):
         def open_site(self, time, directory):
@@ -19,23 +19,23 @@ snapshots, subscriptions, transactions, feeds, streams from outside, merging, ve
 refusals, closing, histories.
 """
 
-from floodmark.testing.site_contract_administration import AdministrationContract
-from floodmark.testing.site_contract_changes import ChangeContract
-from floodmark.testing.site_contract_closing import ClosingContract
-from floodmark.testing.site_contract_feeds import FeedContract
-from floodmark.testing.site_contract_histories import HistoryContract
-from floodmark.testing.site_contract_merged_copies import MergedCopiesContract
-from floodmark.testing.site_contract_merging import MergingContract
-from floodmark.testing.site_contract_namespaces import NamespaceContract
-from floodmark.testing.site_contract_refusals import RefusalContract
-from floodmark.testing.site_contract_scans import ScanContract
-from floodmark.testing.site_contract_snapshots import SnapshotContract
-from floodmark.testing.site_contract_streams import StreamContract
-from floodmark.testing.site_contract_subscriptions import SubscriptionContract
-from floodmark.testing.site_contract_transactions import TransactionContract
-from floodmark.testing.site_contract_verifying import VerifyingContract
-from floodmark.testing.site_contract_writer import WriterContract
-from floodmark.testing.site_contract_writes import WriteContract
+from tests.contracts.site.administration import AdministrationContract
+from tests.contracts.site.changes import ChangeContract
+from tests.contracts.site.closing import ClosingContract
+from tests.contracts.site.feeds import FeedContract
+from tests.contracts.site.histories import HistoryContract
+from tests.contracts.site.merged_copies import MergedCopiesContract
+from tests.contracts.site.merging import MergingContract
+from tests.contracts.site.namespaces import NamespaceContract
+from tests.contracts.site.refusals import RefusalContract
+from tests.contracts.site.scans import ScanContract
+from tests.contracts.site.snapshots import SnapshotContract
+from tests.contracts.site.streams import StreamContract
+from tests.contracts.site.subscriptions import SubscriptionContract
+from tests.contracts.site.transactions import TransactionContract
+from tests.contracts.site.verifying import VerifyingContract
+from tests.contracts.site.writer import WriterContract
+from tests.contracts.site.writes import WriteContract
 
 
 class SiteContract(

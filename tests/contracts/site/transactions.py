@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from tests.contracts.site.base import SiteContractBase, wait_until
+from tests.contracts.site.subscriptions import BY_HAND, keys
 
 from floodmark.feed.subscription.consumer import Subscription
 from floodmark.host.ports.transactions import BatchUpdate, LogKind
@@ -20,8 +22,6 @@ from floodmark.model.errors import (
 from floodmark.model.limits import TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.transaction import ParticipantKind, TransactionState
 from floodmark.site import Namespace, Site, Transaction
-from floodmark.testing.site_contract_base import SiteContractBase, wait_until
-from floodmark.testing.site_contract_subscriptions import BY_HAND, keys
 
 NO_AGE = timedelta(0)
 

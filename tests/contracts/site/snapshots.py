@@ -6,6 +6,16 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from tests.contracts.site.base import (
+    SITE_ID,
+    SiteContractBase,
+    age,
+    check_rows,
+    fill,
+    oldest,
+    refused,
+    state_after,
+)
 
 from floodmark.feed.named.feeds import FeedState
 from floodmark.feed.subscription.acknowledgement import Position
@@ -16,16 +26,6 @@ from floodmark.model.stream import Way
 from floodmark.model.version import compose
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    SITE_ID,
-    SiteContractBase,
-    age,
-    check_rows,
-    fill,
-    oldest,
-    refused,
-    state_after,
-)
 
 # More than two pages of records.
 MANY = 20_000

@@ -7,6 +7,16 @@ from typing import Any
 
 import pyarrow
 import pytest
+from tests.contracts.site.base import (
+    HOUR_MS,
+    SiteContractBase,
+    age,
+    check_rows,
+    fill,
+    oldest,
+    refused,
+    wait_until,
+)
 
 from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
 from floodmark.codec.digest import SEED, hash_bytes
@@ -17,16 +27,6 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, Version, compose, moment_of, version_at
 from floodmark.site import Namespace, Site, View
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    HOUR_MS,
-    SiteContractBase,
-    age,
-    check_rows,
-    fill,
-    oldest,
-    refused,
-    wait_until,
-)
 
 KEYS = [b"a", b"ab", b"ab\x00", b"abc", b"ab\xff", b"ac", b"b", b"\xff", b"\xff\xff"]
 # Skew that a site allows for, so that a reader may ask for a version that another site has just given.

@@ -5,6 +5,14 @@ from datetime import timedelta
 from typing import Final
 
 import pytest
+from tests.contracts.site.base import (
+    HOUR,
+    START_MS,
+    SiteContractBase,
+    age,
+    run_threads,
+)
+from tests.contracts.site.subscriptions import BY_HAND
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import FieldsState, State, decode_state, encode_state
@@ -15,14 +23,6 @@ from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, compose
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    HOUR,
-    START_MS,
-    SiteContractBase,
-    age,
-    run_threads,
-)
-from floodmark.testing.site_contract_subscriptions import BY_HAND
 
 ELSEWHERE: Final = 9
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import pyarrow
 import pytest
+from tests.contracts.site.base import HOUR_MS, SITE_ID, START_MS, age, refused
+from tests.contracts.site.merging import ELSEWHERE, MergedBase, apply, elsewhere
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import decode_state, encode_state
@@ -28,8 +30,6 @@ from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, compose
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import HOUR_MS, SITE_ID, START_MS, age, refused
-from floodmark.testing.site_contract_merging import ELSEWHERE, MergedBase, apply, elsewhere
 
 EARLIER = Stamp(compose(START_MS - 60_000, 0), ELSEWHERE)
 LATER = Stamp(compose(START_MS, 1 << 17), ELSEWHERE)

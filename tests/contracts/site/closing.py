@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pytest
+from tests.contracts.site.base import SiteContractBase, fill, refused
 
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
 from floodmark.model.errors import Closed
 from floodmark.replication.topology import MemberSite, Topology
 from floodmark.site import Namespace, Site, View
 from floodmark.site.feeds import Feeds, Subscriptions
-from floodmark.testing.site_contract_base import SiteContractBase, fill, refused
 
 # The arguments with which each method is called, by its name.
 Calls: TypeAlias = dict[str, tuple[Any, ...]]

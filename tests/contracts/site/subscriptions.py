@@ -4,6 +4,16 @@ from collections.abc import Iterable
 from datetime import timedelta
 from threading import Event
 
+from tests.contracts.site.base import (
+    HANG_SECONDS,
+    SiteContractBase,
+    age,
+    oldest,
+    refused,
+    run_threads,
+    wait_until,
+)
+
 from floodmark.feed.named.feeds import Lease
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Position
 from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
@@ -28,15 +38,6 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import compose, moment_of
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    HANG_SECONDS,
-    SiteContractBase,
-    age,
-    oldest,
-    refused,
-    run_threads,
-    wait_until,
-)
 
 # Nothing happens unless the test does it, and iterating ends at the present.
 BY_HAND = SubscriptionOptions(follow=False, background=False)

@@ -12,6 +12,13 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pytest
+from tests.contracts.site.base import (
+    START_MS,
+    Refused,
+    SiteContractBase,
+    open_in_memory,
+    outcome_of,
+)
 
 from floodmark.feed.subscription.consumer import SubscriptionOptions
 from floodmark.model import errors
@@ -20,13 +27,6 @@ from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.version import compose
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    START_MS,
-    Refused,
-    SiteContractBase,
-    open_in_memory,
-    outcome_of,
-)
 
 BY_HAND: Final = SubscriptionOptions(follow=False, background=False)
 

@@ -4,6 +4,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from tests.contracts.site.base import (
+    HOUR,
+    SITE_ID,
+    START_MS,
+    SiteContractBase,
+    check_rows,
+    fill,
+    refused,
+)
+
 from floodmark.model.change import Stamp
 from floodmark.model.errors import CommitTooLarge, PartlyDone, StorageFailed
 from floodmark.model.limits import COMMIT_BYTES_MAX, KEY_BYTES_MAX, MIB, VALUE_BYTES_MAX
@@ -13,15 +23,6 @@ from floodmark.partition import FAMILIES
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine, Operation
-from floodmark.testing.site_contract_base import (
-    HOUR,
-    SITE_ID,
-    START_MS,
-    SiteContractBase,
-    check_rows,
-    fill,
-    refused,
-)
 
 COMMITS = frozenset({Operation.WRITE})
 

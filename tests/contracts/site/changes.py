@@ -6,13 +6,7 @@ from random import Random
 from threading import Event
 
 import pytest
-
-from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
-from floodmark.model.errors import Closed, VersionCollected, VersionInFuture
-from floodmark.model.version import COUNTER_BITS, Version, compose, moment_of
-from floodmark.site import Namespace, Site
-from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
+from tests.contracts.site.base import (
     HANG_SECONDS,
     HOUR_MS,
     SITE_ID,
@@ -27,7 +21,13 @@ from floodmark.testing.site_contract_base import (
     state_after,
     wait_until,
 )
-from floodmark.testing.site_contract_scans import reshape
+from tests.contracts.site.scans import reshape
+
+from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
+from floodmark.model.errors import Closed, VersionCollected, VersionInFuture
+from floodmark.model.version import COUNTER_BITS, Version, compose, moment_of
+from floodmark.site import Namespace, Site
+from floodmark.testing.clock import SimulatedTime
 
 # Too large to stand in the change log, which names it instead.
 LARGE = b"large" * 2_000

@@ -13,13 +13,7 @@ from threading import Event
 from typing import Final, TypeAlias
 
 import pytest
-
-from floodmark.model.change import Change
-from floodmark.model.version import Version, compose, moment_of
-from floodmark.site import Namespace, Site
-from floodmark.site.arguments import Since
-from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
+from tests.contracts.site.base import (
     START_MS,
     SiteContractBase,
     open_in_memory,
@@ -28,6 +22,12 @@ from floodmark.testing.site_contract_base import (
     state_after,
     wait_until,
 )
+
+from floodmark.model.change import Change
+from floodmark.model.version import Version, compose, moment_of
+from floodmark.site import Namespace, Site
+from floodmark.site.arguments import Since
+from floodmark.testing.clock import SimulatedTime
 
 THREADS: Final = 8
 STEPS: Final = 200

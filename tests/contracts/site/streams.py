@@ -5,6 +5,15 @@ from contextlib import closing
 from itertools import pairwise
 
 import pytest
+from tests.contracts.site.base import (
+    HANG_SECONDS,
+    HOUR_MS,
+    SITE_ID,
+    SiteContractBase,
+    age,
+    refused,
+    run_threads,
+)
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import TOMBSTONE, encode_value
@@ -23,15 +32,6 @@ from floodmark.model.limits import EPOCH_STREAM_IDLE_MAX, EPOCHS_REMEMBERED_MAX
 from floodmark.model.version import VERSION_MAX, Version, compose
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    HANG_SECONDS,
-    HOUR_MS,
-    SITE_ID,
-    SiteContractBase,
-    age,
-    refused,
-    run_threads,
-)
 
 ELSEWHERE = 9
 

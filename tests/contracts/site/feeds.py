@@ -5,6 +5,14 @@ from pathlib import Path
 from threading import Event
 
 import pyarrow.parquet
+from tests.contracts.site.base import (
+    SiteContractBase,
+    age,
+    oldest,
+    refused,
+    run_threads,
+    wait_until,
+)
 
 from floodmark.feed.named.feeds import Feed, FeedSpec, FeedState, FeedStatistics, SinkOptions
 from floodmark.feed.named.runner import FeedRunner
@@ -21,14 +29,6 @@ from floodmark.model.errors import (
 from floodmark.model.version import compose, moment_of
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    SiteContractBase,
-    age,
-    oldest,
-    refused,
-    run_threads,
-    wait_until,
-)
 
 DAY_MS = 24 * 3_600_000
 

@@ -5,10 +5,7 @@ from datetime import timedelta
 
 import pytest
 from msgspec import UNSET
-
-from floodmark.model.errors import NamespaceExists, NamespaceNotFound
-from floodmark.site import Namespace, NamespaceSettings, Site
-from floodmark.testing.site_contract_base import (
+from tests.contracts.site.base import (
     HOUR,
     SITE,
     SITE_ID,
@@ -17,6 +14,9 @@ from floodmark.testing.site_contract_base import (
     outcome_of,
     refused,
 )
+
+from floodmark.model.errors import NamespaceExists, NamespaceNotFound
+from floodmark.site import Namespace, NamespaceSettings, Site
 
 GOOD_NAMES = ["a", "Z9", "x" * 128, "a.b-c_d:e", "smörgås", "日本", "🌊", "a\\b", "'quoted'", "%s{}"]
 

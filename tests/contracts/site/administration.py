@@ -3,6 +3,18 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from tests.contracts.site.base import (
+    HOUR,
+    HOUR_MS,
+    SITE,
+    SITE_ID,
+    START_MS,
+    SiteContractBase,
+    age,
+    oldest,
+    refused,
+)
+
 from floodmark.feed import ChangeStatistics
 from floodmark.host.directory import FORMAT
 from floodmark.host.statistics import NamespaceStatistics, PartitionHeat, PartitionStatistics
@@ -20,17 +32,6 @@ from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_m
 from floodmark.partition import HeatSample
 from floodmark.site import GarbageReport, Namespace, SafePoint, Site, SiteStatistics
 from floodmark.testing.clock import SimulatedTime
-from floodmark.testing.site_contract_base import (
-    HOUR,
-    HOUR_MS,
-    SITE,
-    SITE_ID,
-    START_MS,
-    SiteContractBase,
-    age,
-    oldest,
-    refused,
-)
 
 DAY_MS = 24 * HOUR_MS
 
