@@ -69,7 +69,7 @@ def report(world: World, part: RangeProgress, through: Version, deliver: Deliver
         counting.read(batch)
         versions += batch.versions
     counting.deliver(deliver(versions), through)
-    return replace(part, checkpoint=through, counted=counting.told()[1])
+    return replace(part, checkpoint=through, counted=counting.report()[1])
 
 
 def go(feed: Feed, random: Random, deliver: Deliver = deliver_all) -> Checks:

@@ -145,7 +145,7 @@ def test_what_goes_astray_on_the_way_is_named_within_two_heartbeats(
     assert finding.since < astray <= finding.through
     assert (finding.expected_changes, finding.expected_digest) != (finding.got_changes, finding.got_digest)
     assert finding.expected_changes == 4
-    assert measure(feed, first, world.time()).alarm == (f"{finding.text}; compare what it has with the site")
+    assert measure(feed, first, world.time()).alarm == (f"{finding.text}; compare its sink with the site")
     # Then all is well again.
     world.put(b"d")
     second = beat(world)

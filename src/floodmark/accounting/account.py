@@ -1,27 +1,26 @@
-"""The account of a reader: whether it has got exactly the changes that the heartbeats speak of.
+"""The account of a reader: whether it got exactly the changes that the heartbeats sum up.
 
-Whoever passes a namespace's changes on counts them as it goes, and when a heartbeat comes by, what was
-counted must be what the heartbeat says.  A change that was lost, doubled or altered on the way shows at the
-next heartbeat; a heartbeat that was lost with its changes shows at the one after it, because each names
-where the one before it ended.
+A reader counts a namespace's changes, and compares its count with each heartbeat.  A change that was lost,
+doubled or altered shows at the next heartbeat; a heartbeat that was lost with its changes shows at the one
+after it, because each names the version at which the one before it ended.
 
     changes     a b c       d e         f             g h
     heartbeats          |          S          |             |
                      through    a log is    through      through
                                  sealed
 
-A log that is sealed ends with a heartbeat of its own, S, and its node's next one leaves out what S has told:
-both together must give what was counted.
+A sealed log ends with a heartbeat of its own, S, and its node's next one leaves out the changes of S: the sum
+of both must equal the count.
 
-Some intervals prove nothing, and that is said: the first, whose beginning the reader has not seen; one whose
-changes the node itself has lost count of, after a failed write or a start; and one that was caught up by a
-scan, which finds what is stored and not what was logged.
+Some intervals prove nothing, and are reported as unchecked: the first, whose beginning the reader has not
+seen; one in which the node lost count, after a failed write or a start; and one that was caught up by a scan,
+which finds stored records and not logged changes.
 
-Who is given whole records where only parts of them were written, as users are of fields and counters, cannot
-tell what was written; then the changes are counted, and their digests are left out.
+A reader of fields or counters gets whole records where only parts were written.  Its changes are counted, and
+their digests are left out.
 
-An account is about one namespace and one node's changes.  It is part of the reader's checkpoint: store its
-state in the same commit, or the next reader begins with an interval that proves nothing.
+An account covers one namespace and one node's changes.  It is part of the reader's checkpoint: store its
+state in the same commit, or the next reader begins with an unchecked interval.
 """
 
 from enum import StrEnum
@@ -46,7 +45,7 @@ class Doubt(StrEnum):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
-    """All changes in `(since, through]` came, each once."""
+    """Every change in `(since, through]` came exactly once."""
 
     since: Version
     through: Version
@@ -54,16 +53,16 @@ class Checked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unchecked(msgspec.Struct, frozen=True, tag=True):
-    """Nothing can be said about the interval that ends at `through`."""
+    """The interval that ends at `through` proves nothing."""
 
     through: Version
     reason: Doubt
 
 
 class Finding(msgspec.Struct, frozen=True, tag=True):
-    """What was counted in `(since, through]` is not what was written.
+    """The count over `(since, through]` differs from what was written.
 
-    `expected` is None where the heartbeat that should have told is itself missing.
+    `expected` is None if the heartbeat itself is missing.
     """
 
     since: Version
@@ -87,10 +86,10 @@ Verdict: TypeAlias = Checked | Unchecked | Finding
 
 
 class AccountState(msgspec.Struct, frozen=True, array_like=True):
-    """What an account knows between two heartbeats.
+    """An account between two heartbeats.
 
-    `pending` was counted since `counted_since`, up to the version `latest`; `sealed` is what logs that were
-    sealed meanwhile have told.  With a doubt the interval under way will prove nothing.
+    `pending` was counted since `counted_since`, up to the version `latest`; `sealed` is the sum of logs that
+    were sealed meanwhile.  With a doubt the current interval proves nothing.
     """
 
     counted_since: Version = 0
@@ -98,14 +97,14 @@ class AccountState(msgspec.Struct, frozen=True, array_like=True):
     pending: Tally = Tally()
     sealed: Tally = Tally()
     doubt: Doubt | None = Doubt.FIRST
-    # Whether all that is pending came with its digest.
+    # Whether all pending changes came with their digests.
     digested: bool = True
 
 
 class Account:
-    """Counts changes and holds them against heartbeats, both in the order of their versions.
+    """Counts changes and compares them with heartbeats, both in the order of their versions.
 
-    With `own` only changes that were first written at the source are counted, as a link does.
+    With `own` only changes first written at the source are counted, as a link does.
     """
 
     def __init__(self, state: AccountState | None = None, *, own: bool) -> None:
@@ -113,7 +112,7 @@ class Account:
         self._own = own
 
     def add(self, version: Version, tally: Tally, *, digested: bool = True) -> None:
-        """Count changes, the highest of which has this version, by their digests if these are known."""
+        """Count changes up to a version; `digested` says whether their digests are known."""
         state = self.state
         self.state = msgspec.structs.replace(
             state,
@@ -123,14 +122,13 @@ class Account:
         )
 
     def doubt(self, reason: Doubt) -> None:
-        """Let the interval under way prove nothing."""
+        """Let the current interval prove nothing."""
         self.state = msgspec.structs.replace(self.state, doubt=reason)
 
     def close(self, beat: NamespaceBeat) -> Verdict | None:
-        """Hold what was counted against a heartbeat.
+        """Compare the count with a heartbeat.
 
-        None if it says nothing new: it came again, or is that of a sealed log, which its node's next
-        heartbeat completes.
+        None for a repeated heartbeat, and for that of a sealed log, which its node's next one completes.
         """
         state = self.state
         if beat.through <= state.counted_since:
@@ -139,8 +137,7 @@ class Account:
             self.state = msgspec.structs.replace(state, sealed=state.sealed.plus(self._tally(beat)))
             return None
         doubt = state.doubt or self._find_doubt(beat)
-        # What lies behind the heartbeat and was counted already belongs to the next interval, and nobody
-        # can tell the two apart any more.
+        # Changes above the heartbeat belong to the next interval, but were counted into this one.
         is_ahead = state.latest > beat.through
         self.state = AccountState(
             counted_since=beat.through,

@@ -1,9 +1,8 @@
-"""Whether a stage has passed on exactly what was written, as far as heartbeats tell, and what was found.
+"""The checks of a stage against heartbeats, and their findings.
 
-A stage is whoever reads all changes of a namespace and takes them somewhere: a named feed, an export, a copy
-to another site.  Its checks are a part of its checkpoint, stored in the same commit: they say what was
-counted up to there, and the next one goes on from it.  What is delivered again, because a stage was killed
-before it could store its checkpoint, is counted again from that checkpoint, and so once.
+A stage reads all changes of a namespace and delivers them: a named feed, an export, a Spark query.  Its
+checks are stored in the same commit as its checkpoint.  A stage that was killed delivers again
+from its checkpoint, and counts again from there: so every change counts once.
 """
 
 import logging
@@ -19,19 +18,19 @@ from floodmark.model.change import NamespaceBeat
 from floodmark.model.version import Version
 
 FINDINGS_KEPT: Final = 16
-# How long a finding is an alarm.  It is remembered for longer.
+# For how long a finding raises an alarm.  It is kept for longer.
 FINDING_MS_MAX: Final = 24 * 60 * 60_000
 
-PARTLY_READ: Final = "it reads only some of the namespace's keys, and heartbeats tell of all"
+PARTLY_READ: Final = "it reads only some of the namespace's keys, and heartbeats count all"
 
 _log = logging.getLogger("floodmark.feed")
 
 
 class FoundInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval in which something is missing, doubled or altered, and when that was noticed.
+    """An interval in which changes are missing, doubled or altered, and when that was found.
 
-    What was expected is None where the heartbeat that should have told is missing itself.  Digests are text:
-    they have 64 bits, and many readers of JSON round such numbers.
+    The expected count is None if the heartbeat itself is missing.  Digests are text, because many readers of
+    JSON round numbers of 64 bits.
     """
 
     at_ms: int
@@ -45,7 +44,7 @@ class FoundInterval(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, finding: Finding, at_ms: int) -> "FoundInterval":
-        """A finding as it is kept and shown."""
+        """A finding as it is stored and shown."""
         expected, got = finding.expected, finding.got
         return cls(
             at_ms=at_ms,
@@ -60,11 +59,11 @@ class FoundInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage has checked so far.  The counts are of intervals between heartbeats.
+    """The checks of a stage so far.  `checked`, `unchecked` and `wrong` count intervals between heartbeats.
 
-    `beats` were heard of, but not all parts of the stage have come so far.  What lies at or below `doubted`
-    proves nothing, for the reason `doubt`.  `rest` is what a stage that goes in steps has counted behind the
-    last of them.  `reason` says why the last interval that proved nothing did not.
+    `beats` are heartbeats that not all parts of the stage have passed.  Intervals at or below `doubted` prove
+    nothing, for the reason `doubt`.  `rest` are the entries above the last heartbeat of a stage that works in
+    steps.  `reason` says why the last unchecked interval was not checked.
     """
 
     account: AccountState = AccountState()
@@ -79,25 +78,25 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[FoundInterval, ...] = ()
 
     def hear(self, counted: Counted) -> "Checks":
-        """Take note of heartbeats that a part of the stage has come by."""
+        """Add the heartbeats that a part of the stage has passed."""
         beats = go_on_with(self.beats, counted.beats, self.account.counted_since)
         heard = replace(self, beats=tuple(thin(beats)))
         return heard.doubt_through(counted.scanned, Doubt.SCAN)
 
     def doubt_through(self, version: Version, reason: Doubt) -> "Checks":
-        """Let nothing be proven up to a version."""
+        """Let no interval up to a version prove anything."""
         return replace(self, doubted=version, doubt=reason) if version > self.doubted else self
 
     def begin_anew(self) -> "Checks":
-        """Forget what was counted, but not what was found."""
+        """Drop the counts and keep the findings."""
         return replace(self, account=AccountState(), beats=(), doubted=0, rest=())
 
     def settle(
         self, parts: Sequence[Sequence[Entry]], through: Version, now_ms: int
     ) -> "tuple[Checks, list[list[Entry]]]":
-        """Hold what all parts have counted against the heartbeats up to where all of them have come.
+        """Compare the counts of all parts with the heartbeats up to the version that all have reached.
 
-        The checks after that, and of each part what is still to be checked.
+        Returns the checks after that, and the unchecked entries of each part.
         """
         account = Account(self.account, own=False)
         beats, left = list(self.beats), [list(part) for part in parts]
@@ -133,13 +132,13 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_step(checks: Checks, counted: Counted, through: Version, now_ms: int) -> Checks:
-    """The checks of a stage that goes in steps, after one of them: all of it up to `through` was counted."""
+    """The checks of a stage that works in steps, after one that counted everything up to `through`."""
     settled, (rest,) = checks.hear(counted).settle([[*checks.rest, *counted.entries]], through, now_ms)
     return replace(settled, rest=tuple(rest))
 
 
 def report_findings(stage: str, before: Checks | None, after: Checks | None, **extra: str) -> None:
-    """Write what was found since an earlier look into the log, where alarms are made of errors."""
+    """Log the findings that are new in `after` as errors, from which alarms are raised."""
     if after is not None:
         new = after.wrong - (0 if before is None else before.wrong)
         for finding in after.findings[-new:] if new else ():
@@ -147,9 +146,9 @@ def report_findings(stage: str, before: Checks | None, after: Checks | None, **e
 
 
 class CheckStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage has checked, for people and programs.
+    """The checks of a stage as they are shown.
 
-    `unchecked_reason` says why nothing is checked, or why the last interval that was not could not be.
+    `unchecked_reason` says why nothing is checked, or why the last unchecked interval was not.
     """
 
     intervals_checked: int = 0
@@ -160,7 +159,7 @@ class CheckStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, checks: Checks | None) -> "CheckStatistics":
-        """The statistics of checks; None stands for a stage that reads only some of the keys."""
+        """The statistics of checks; None is for a stage that reads only some of the keys."""
         if checks is None:
             return cls(unchecked_reason=PARTLY_READ)
         return cls(
@@ -190,9 +189,9 @@ class CheckStatistics(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts)
 
     def alarm(self, now_ms: int) -> str | None:
-        """What somebody should look at, if something was found of late."""
+        """A recent finding, as the text of an alarm; None if there is none."""
         late = [finding for finding in self.findings if now_ms - finding.at_ms <= FINDING_MS_MAX]
-        return f"{late[-1].text}; compare what it has with the site" if late else None
+        return f"{late[-1].text}; compare its sink with the site" if late else None
 
 
 def _is_dividing(beat: NamespaceBeat, parts: Sequence[Sequence[Entry]]) -> bool:
@@ -210,7 +209,7 @@ def _join_with_next(beats: list[NamespaceBeat]) -> bool:
 
 
 def _enter(account: Account, part: Sequence[Entry], through: Version) -> list[Entry]:
-    """Enter what a part has counted up to a version; what is left of it."""
+    """Enter a part's counts up to a version into the account; returns the entries above it."""
     for entry in part:
         if entry.last <= through:
             account.add(entry.last, entry.tally, digested=entry.digest is not None)

@@ -1,17 +1,15 @@
-"""What a reader counts on the way, so that heartbeats can be held against it.
+"""Counts of the changes that a reader delivers, cut where heartbeats end an interval.
 
-Each change is counted where it is delivered, with the digest that it had when it was read: what is lost or
-doubled in between shows in the count.  The counts are cut where heartbeats say that an interval ends, because
-only there can they be compared:
+Each change is counted when it is delivered, with the digest that it had when it was read, so a change that is
+lost or doubled in between shows in the count:
 
     changes       a b c     d e         f g h
     heartbeats           T1       T2
     entries       [a, c]  |  [d, e]  |  [f, h]
 
-Readers of one namespace share its keys or its versions among themselves, and are not equally far.  Their
-entries can be added up at every heartbeat that cuts none of them, so a reader may leave out some cuts: a
-heartbeat that would divide an entry is joined with the one after it, and both are checked as one.  Thus what
-is kept stays small, however far apart the readers are.
+Several readers share a namespace by keys or by versions, and are not equally far.  Their entries can be added
+at every heartbeat that divides none of them, so a reader may leave out cuts: a heartbeat that would divide an
+entry is joined with the next one.  Thus the stored counts stay small, however far apart the readers are.
 """
 
 from bisect import bisect_left
@@ -33,10 +31,10 @@ from floodmark.model.change import Heartbeat, NamespaceBeat, Tally, narrow_heart
 from floodmark.model.stream import ChangeBatch, Way
 from floodmark.model.version import Version, physical_ms
 
-# So many heartbeats that nobody could be held against yet are kept; more are joined with their neighbours.
+# Unchecked heartbeats that are kept; more are joined with their neighbours.
 BEATS_MAX: Final = 32
 
-# Longer than all time that there are heartbeats of.
+# Longer than the time between any two heartbeats.
 _SPAN_MS_MAX: Final = 1 << 50
 
 Versions: TypeAlias = NDArray[numpy.uint64]
@@ -46,9 +44,9 @@ _flags: Final = itemgetter(-1)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """Changes that were counted together, with versions from `first` to `last`.
+    """Changes counted together, with versions from `first` to `last`.
 
-    The digest is None where it is not known: whole records came, of which only parts were written.
+    The digest is None for whole records of which only parts were written.
     """
 
     first: Version
@@ -58,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tally(self) -> Tally:
-        """The changes as heartbeats tell them."""
+        """The changes as a heartbeat sums them."""
         return Tally(self.changes, self.digest or 0)
 
     def plus(self, other: "Entry") -> "Entry":
@@ -73,9 +71,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted of some keys, in order, and the heartbeats that came by.
+    """The entries of some keys, in order, and the heartbeats among them.
 
-    What lies at or below `scanned` was in part found by a scan.
+    Some changes at or below `scanned` were found by a scan.
     """
 
     entries: list[Entry] = []
@@ -83,15 +81,27 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     scanned: Version = 0
 
     def plus(self, other: "Counted") -> "Counted":
-        """What was counted of two disjoint sets of changes."""
+        """The counts of two disjoint sets of changes as one."""
         return Counted(
             entries=sorted([*self.entries, *other.entries], key=_last),
             beats=unite_beats(self.beats, other.beats),
             scanned=max(self.scanned, other.scanned),
         )
 
+    def then(self, more: "Counted") -> "Counted":
+        """These counts, then later ones of the same keys; an entry goes on until a heartbeat ends it."""
+        beats = [*self.beats, *more.beats]
+        ends = _ends(beats)
+        entries = list(self.entries)
+        for entry in more.entries:
+            if entries and bisect_left(ends, entries[-1].last) == bisect_left(ends, entry.last):
+                entries[-1] = entries[-1].plus(entry)
+            else:
+                entries.append(entry)
+        return Counted(entries=entries, beats=beats, scanned=max(self.scanned, more.scanned))
+
     def behind(self, version: Version) -> "Counted":
-        """The part that lies behind a version, where an entry ends."""
+        """The part above a version, which must be where an entry ends."""
         return Counted(
             entries=[entry for entry in self.entries if entry.last > version],
             beats=[beat for beat in self.beats if beat.version > version],
@@ -99,7 +109,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def thinned(self) -> "Counted":
-        """The same with fewer cuts, if there are very many."""
+        """The same with at most `BEATS_MAX` cuts."""
         beats = thin(self.beats)
         return Counted(entries=compact(self.entries, beats), beats=beats, scanned=self.scanned)
 
@@ -116,15 +126,15 @@ class Counting:
         self._lock = Lock()
         self._through = since
         # Read and not delivered yet.
-        self._read = _Digests()
+        self._read = Digests()
         self._coming: list[NamespaceBeat] = []
         self._scanning: Version = 0
-        # Delivered: what a report has told, which must stay as it is, and what none has told yet.
-        self._told = Counted()
-        self._untold = Counted()
+        # Delivered and reported, which must stay as it is; and delivered since the last report.
+        self._reported = Counted()
+        self._unreported = Counted()
 
     def read(self, batch: ChangeBatch) -> None:
-        """Take note of what was read."""
+        """Enter a batch that was read."""
         digests = digest_batch(batch, self._site_id)
         beats = [slim_beat(beat, self._site_id, self._namespace) for beat in batch.heartbeats]
         with self._lock:
@@ -134,49 +144,54 @@ class Counting:
                 self._scanning = max(self._scanning, batch.through)
 
     def forget_behind(self, version: Version) -> None:
-        """Forget what was read behind a version: it will be read again."""
+        """Drop the changes read above a version, which the reader reads again."""
         with self._lock:
             self._read.forget_behind(version)
             self._coming = [beat for beat in self._coming if beat.version <= version]
 
     def deliver(self, versions: Sequence[Version], through: Version) -> None:
-        """Take note that changes with these versions were delivered, and with them all up to `through`."""
+        """Enter the delivery of changes with these versions, and of everything up to `through`."""
         with self._lock:
             beats = [beat for beat in self._coming if beat.version <= through]
             self._coming = self._coming[len(beats) :]
-            counted = Counted(
-                entries=list(_cut(numpy.array(versions, numpy.uint64), self._read, beats, through)),
-                beats=beats,
-                scanned=min(self._scanning, through),
-            )
+            entries = _cut(numpy.array(versions, numpy.uint64), self._read, beats, through)
+            scanned = min(self._scanning, through)
             if self._scanning <= through:
                 self._scanning = 0
-            self._untold = _joined(self._untold, counted)
-            self._through = through
+            self._enter(Counted(entries=list(entries), beats=beats, scanned=scanned), through)
 
-    def told(self) -> tuple[Version, Counted]:
-        """How far the range is, and all that was counted since the last report that is known to be stored."""
+    def take_over(self, counted: Counted, through: Version) -> None:
+        """Enter what another process read, counted and delivered, up to `through`."""
         with self._lock:
-            untold = self._untold.thinned()
-            self._told = Counted(
-                entries=[*self._told.entries, *untold.entries],
-                beats=[*self._told.beats, *untold.beats],
-                scanned=max(self._told.scanned, untold.scanned),
+            self._enter(counted, through)
+
+    def _enter(self, counted: Counted, through: Version) -> None:
+        self._unreported = self._unreported.then(counted)
+        self._through = through
+
+    def report(self) -> tuple[Version, Counted]:
+        """The version delivered through, and all counts since the last acknowledged report."""
+        with self._lock:
+            fresh, known = self._unreported.thinned(), self._reported
+            self._reported = Counted(
+                entries=[*known.entries, *fresh.entries],
+                beats=[*known.beats, *fresh.beats],
+                scanned=max(known.scanned, fresh.scanned),
             )
-            self._untold = Counted()
-            return self._through, self._told
+            self._unreported = Counted()
+            return self._through, self._reported
 
     def acknowledge(self, checkpoint: Version) -> None:
-        """What was told up to a checkpoint is stored."""
+        """Drop the reported counts up to a checkpoint that the site has stored."""
         with self._lock:
-            self._told = self._told.behind(checkpoint)
+            self._reported = self._reported.behind(checkpoint)
 
 
 class RowCounting:
-    """Counts rows on their way through one task, in the order of their versions."""
+    """Counts the rows that pass through one task, in the order of their versions."""
 
     def __init__(self) -> None:
-        self._rows = _Digests()
+        self._rows = Digests()
         self._counted = Counted()
 
     def add(self, versions: Versions, digests: Versions | None) -> None:
@@ -186,56 +201,60 @@ class RowCounting:
     def add_beats(self, beats: Sequence[NamespaceBeat]) -> None:
         """Take heartbeats that came behind the rows so far."""
         for beat in beats:
-            self._add(Counted(entries=self._cut(beat.through) if beat.log is None else [], beats=[beat]))
+            entries = self._cut(beat.through) if beat.log is None else []
+            self._counted = self._counted.then(Counted(entries=entries, beats=[beat]))
 
     def add_scanned(self, through: Version) -> None:
-        """All up to a version was found by a scan."""
-        self._add(Counted(scanned=through))
+        """Mark all rows up to a version as found by a scan."""
+        self._counted = self._counted.then(Counted(scanned=through))
 
     def finish(self) -> Counted:
-        """All that was counted."""
-        self._add(Counted(entries=self._cut(None)))
-        return self._counted.thinned()
+        """The counts of all rows."""
+        return self._counted.then(Counted(entries=self._cut(None))).thinned()
 
     def _cut(self, through: Version | None) -> list[Entry]:
         versions, digests = self._rows.take(through)
         return list(_entry(versions, versions, digests))
 
-    def _add(self, more: Counted) -> None:
-        self._counted = _joined(self._counted, more)
-
 
 def count_idle(
     batches: Iterable[ChangeBatch], since: Version, through: Version, *, site_id: int, namespace: int
 ) -> Counted:
-    """The heartbeats of a stretch with nothing to deliver; what is there all the same counts as lost."""
+    """The heartbeats of an interval in which nothing is delivered; a change in it counts as lost."""
     counting = Counting(since, site_id=site_id, namespace=namespace)
     for batch in batches:
         counting.read(batch)
     counting.deliver((), through)
-    return counting.told()[1]
+    return counting.report()[1]
 
 
-class _Digests:
-    """Digests of changes with their versions, in the order of these.  None takes the place of all."""
+class Digests:
+    """The digests of changes, with their versions, in order.  One unknown digest makes all unknown."""
 
     def __init__(self) -> None:
         self._versions: list[Versions] = []
         self._digests: list[Versions | None] = []
 
     def add(self, versions: Versions, digests: Versions | None) -> None:
+        """Append digests, or None if they are unknown."""
         if len(versions):
             self._versions.append(versions)
             self._digests.append(digests)
 
-    def take(self, through: Version | None) -> tuple[Versions, Versions | None]:
-        """Take out what lies at or below a version, or all."""
+    def take(self, through: Version | None = None) -> tuple[Versions, Versions | None]:
+        """Remove and return all up to a version, or all."""
         versions, digests = self._together()
         end = len(versions) if through is None else _end(versions, through)
         self._keep(versions[end:], None if digests is None else digests[end:])
         return versions[:end], None if digests is None else digests[:end]
 
+    def take_tally(self, through: Version | None = None) -> Tally:
+        """Remove all up to a version, or all; their tally."""
+        versions, digests = self.take(through)
+        return Tally(len(versions), _combine(digests) or 0)
+
     def forget_behind(self, version: Version) -> None:
+        """Remove all above a version."""
         versions, digests = self._together()
         end = _end(versions, version)
         self._keep(versions[:end], None if digests is None else digests[:end])
@@ -253,7 +272,7 @@ class _Digests:
 
 
 def digest_batch(batch: ChangeBatch, site_id: int) -> Versions | None:
-    """The digests of changes as heartbeats sum them up; None if whole records came for parts of them."""
+    """The digests that heartbeats sum up; None if the batch holds whole records for written parts."""
     highest = max(map(_flags, batch.values), default=0)
     if highest >= HAS_STAMPS:
         return None
@@ -275,7 +294,7 @@ def _digest_one(version: Version, site_id: int, key: bytes, stored: bytes) -> in
 
 
 def slim_beat(heartbeat: Heartbeat, site_id: int, namespace: int) -> NamespaceBeat:
-    """What a heartbeat says about a namespace's changes, without what only links ask for."""
+    """The part of a heartbeat about a namespace's changes, without the fields that only links read."""
     return replace(narrow_heartbeat(heartbeat, site_id, namespace), watermark={}, own=Tally())
 
 
@@ -283,11 +302,11 @@ def slim_beat(heartbeat: Heartbeat, site_id: int, namespace: int) -> NamespaceBe
 
 
 def _cut(
-    delivered: Versions, read: _Digests, beats: Iterable[NamespaceBeat], through: Version
+    delivered: Versions, read: Digests, beats: Iterable[NamespaceBeat], through: Version
 ) -> Iterator[Entry]:
-    """What was delivered up to a version, an entry for each interval that has something."""
+    """The entries of a delivery up to a version, one for each interval that has changes."""
     done = 0
-    for end in [*(beat.through for beat in beats if beat.log is None), through]:
+    for end in [*_ends(beats), through]:
         versions, digests = read.take(end)
         place = max(done, _end(delivered, end))
         yield from _entry(delivered[done:place], versions, digests)
@@ -297,42 +316,21 @@ def _cut(
 
 
 def _entry(delivered: Versions, read: Versions, digests: Versions | None) -> Iterator[Entry]:
-    """What was delivered, with the digests of what was read; nothing if there is neither."""
+    """An entry with the count of the delivered and the digests of the read changes, if there are any."""
     counted = [each for each in (delivered, read) if len(each)]
     if counted:
-        yield Entry(
-            int(min(each[0] for each in counted)),
-            int(max(each[-1] for each in counted)),
-            len(delivered),
-            None if digests is None else int(numpy.bitwise_xor.reduce(digests)),
-        )
-
-
-def _joined(counted: Counted, more: Counted) -> Counted:
-    """One thing after another; an entry goes on until a heartbeat ends it."""
-    entries = list(counted.entries)
-    ends = [beat.through for beat in (*counted.beats, *more.beats) if beat.log is None]
-    for entry in more.entries:
-        last = entries[-1] if entries else None
-        if last is not None and bisect_left(ends, last.last) == bisect_left(ends, entry.last):
-            entries[-1] = last.plus(entry)
-        else:
-            entries.append(entry)
-    return Counted(
-        entries=entries,
-        beats=[*counted.beats, *more.beats],
-        scanned=max(counted.scanned, more.scanned),
-    )
+        first, last = min(each[0] for each in counted), max(each[-1] for each in counted)
+        yield Entry(int(first), int(last), len(delivered), _combine(digests))
 
 
 def compact(entries: Sequence[Entry], beats: Sequence[NamespaceBeat]) -> list[Entry]:
-    """Entries that lie between the same heartbeats as one.
+    """The entries that lie between the same heartbeats as one.
 
     >>> beat = NamespaceBeat(site=1, node=0, version=9, wall_ms=0, since=2, through=8)
     >>> compact([Entry(3, 4, 2, 5), Entry(6, 6, 1, 3), Entry(9, 9, 1, 7)], [beat])
     [Entry(first=3, last=6, changes=3, digest=6), Entry(first=9, last=9, changes=1, digest=7)]
     """
-    ends = [beat.through for beat in beats if beat.log is None]
+    ends = _ends(beats)
     merged: dict[int, Entry] = {}
     for entry in sorted(entries, key=_last):
         place = bisect_left(ends, entry.last)
@@ -341,17 +339,16 @@ def compact(entries: Sequence[Entry], beats: Sequence[NamespaceBeat]) -> list[En
 
 
 def thin(beats: Sequence[NamespaceBeat], most: int = BEATS_MAX) -> list[NamespaceBeat]:
-    """Not more than so many of a node's heartbeats: neighbours are joined, and say together what they said.
+    """A node's heartbeats, with neighbours joined until at most so many are left.
 
-    Those are joined that lie in the same two seconds, four, eight and so on, so that readers who do not know
-    of each other leave the same cuts.  The first stays as it is: its interval may have to go unchecked, and
-    should be short.
+    Those in the same two seconds are joined, then in the same four, eight and so on, so that independent
+    readers leave the same cuts.  The first stays as it is: its interval may go unchecked and should be short.
     """
     ordinary = [beat for beat in beats if beat.log is None]
     if len(ordinary) <= most:
         return list(beats)
     sealed = [beat for beat in beats if beat.log is not None]
-    # Where a node lost count nothing can be checked, and nothing that can be should be joined with it.
+    # An interval in which the node lost count is joined with checkable ones only as a last resort.
     for gently in (True, False):
         span_ms = 1_024
         while len(ordinary) > most and span_ms < _SPAN_MS_MAX:
@@ -376,7 +373,7 @@ def _join_within(beats: Iterable[NamespaceBeat], span_ms: int, *, gently: bool) 
 
 
 def join_beats(beat: NamespaceBeat, following: NamespaceBeat) -> NamespaceBeat:
-    """Two heartbeats of a node as one.  If there is one missing in between, it vouches for nothing."""
+    """Two heartbeats of a node as one, which proves nothing if one between them is missing."""
     return replace(
         following,
         since=beat.since if beat.through == following.since else 0,
@@ -387,10 +384,10 @@ def join_beats(beat: NamespaceBeat, following: NamespaceBeat) -> NamespaceBeat:
 def go_on_with(
     beats: Iterable[NamespaceBeat], others: Iterable[NamespaceBeat], since: Version
 ) -> list[NamespaceBeat]:
-    """Heartbeats that were heard of from `since` on, and what another who reads them adds.
+    """The known heartbeats from `since` on, continued by those of another reader.
 
-    Both may have joined some of them, and not the same.  If the first that is new reaches back over others,
-    those of the other reader count from the last place on where both have an end.
+    Both readers may have joined different ones.  If the first new heartbeat overlaps known ones, the other
+    reader's replace them from the last version on at which both have an end.
     """
     known = [beat for beat in beats if beat.log is None]
     told = [beat for beat in others if beat.log is None]
@@ -413,6 +410,11 @@ def unite_beats(beats: Iterable[NamespaceBeat], others: Iterable[NamespaceBeat])
     return sorted({(beat.version, beat.log): beat for beat in (*beats, *others)}.values(), key=_order)
 
 
+def _ends(beats: Iterable[NamespaceBeat]) -> list[Version]:
+    """The versions at which intervals end."""
+    return [beat.through for beat in beats if beat.log is None]
+
+
 def _order(beat: NamespaceBeat) -> tuple[Version, int]:
     return beat.version, -1 if beat.log is None else beat.log
 
@@ -421,7 +423,11 @@ def _last(entry: Entry) -> Version:
     return entry.last
 
 
+def _combine(digests: Versions | None) -> int | None:
+    return None if digests is None else int(numpy.bitwise_xor.reduce(digests))
+
+
 def _end(versions: Versions, through: Version) -> int:
     """How many versions lie at or below one."""
-    # As a plain number it would be compared as a float, which tells neighbouring versions not apart.
+    # A plain integer would be compared as a float, which does not distinguish neighbouring versions.
     return int(numpy.searchsorted(versions, numpy.uint64(through), side="right"))

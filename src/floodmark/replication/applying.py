@@ -22,21 +22,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy
 import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from floodmark.accounting.counting import Digests, Versions
 from floodmark.codec.joining import qualify_keys
 from floodmark.codec.origins import digest_records
 from floodmark.columns.pairs import Pairs
-from floodmark.model.change import Tally
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
 from floodmark.model.partition import LinkGuard, WriteStream
-from floodmark.model.version import Version
 from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.lag import LagCounts
 from floodmark.replication.ports import SourceSite, TargetSite
@@ -47,8 +46,6 @@ BATCH_ROWS_MAX: Final = 8_192
 BATCH_BYTES_MAX: Final = 4 * MIB
 # Batches that were sent and not acknowledged; they are kept, in case that one does not fit.
 UNSETTLED_MAX: Final = 8
-
-Versions: TypeAlias = NDArray[numpy.uint64]
 
 
 class Applier:
@@ -121,7 +118,8 @@ class _Part:
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._gathered = _Gathered()
-        self._counting = _Counting()
+        # Digests of changes whose heartbeat has not come yet.
+        self._digests = Digests()
 
     def add_changes(self, rows: pyarrow.RecordBatch) -> None:
         rows = self._within(rows)
@@ -129,7 +127,7 @@ class _Part:
             return
         versions: Versions = rows.column(1).to_numpy()
         keys, records = rows.column(3), rows.column(4)
-        self._counting.add(versions, digest_records(keys, records))
+        self._digests.add(versions, digest_records(keys, records))
         self.applied.changes += len(versions)
         self.applied.latest = int(versions[-1])
         self._gathered.add(_Batch(versions, qualify_keys(self.step.target_id, keys), records))
@@ -140,11 +138,11 @@ class _Part:
             beat = decode_beat(encoded)
             self.applied.beats.append(beat)
             if beat.log is None:
-                self.applied.count(beat.through, self._counting.take(beat.through))
+                self.applied.count(beat.through, self._digests.take_tally(beat.through))
 
     def finish(self) -> None:
         self._send(complete=True)
-        self.applied.rest = self._counting.take_all()
+        self.applied.rest = self._digests.take_tally()
 
     def _within(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """The rows of the step: behind the position of the link, and up to where it goes."""
@@ -255,36 +253,6 @@ def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
             start = commit
         last[key] = row
     yield batch.part(start, len(versions))
-
-
-class _Counting:
-    """Sums up to heartbeats that are still to come."""
-
-    def __init__(self) -> None:
-        self._versions: list[Versions] = []
-        self._digests: list[Versions] = []
-
-    def add(self, versions: Versions, digests: Versions) -> None:
-        self._versions.append(versions)
-        self._digests.append(digests)
-
-    def take(self, through: Version) -> Tally:
-        """The tally of what was counted up to a version."""
-        if not self._versions:
-            return Tally()
-        versions, digests = numpy.concatenate(self._versions), numpy.concatenate(self._digests)
-        # As a plain number it would be compared as a float, which tells neighbouring versions not apart.
-        end = int(numpy.searchsorted(versions, numpy.uint64(through), side="right"))
-        self._versions, self._digests = [versions[end:]], [digests[end:]]
-        return Tally(end, int(numpy.bitwise_xor.reduce(digests[:end])))
-
-    def take_all(self) -> Tally:
-        """The tally of all that is left."""
-        tally = Tally()
-        for digests in self._digests:
-            tally = tally.plus(Tally(len(digests), int(numpy.bitwise_xor.reduce(digests))))
-        self._versions, self._digests = [], []
-        return tally
 
 
 class _Sender:

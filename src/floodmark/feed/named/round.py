@@ -221,7 +221,7 @@ class RangeWork:
         """How far the range is, with what was counted up to there."""
         if self.counting is None:
             return self.progress()
-        checkpoint, counted = self.counting.told()
+        checkpoint, counted = self.counting.report()
         progress = self.progress()
         return replace(
             progress, checkpoint=checkpoint, resolved=max(progress.resolved, checkpoint), counted=counted

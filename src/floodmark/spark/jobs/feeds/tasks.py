@@ -211,7 +211,7 @@ class RangeDelivery:
                 checkpoint=self._checkpoint,
                 snapshot=self._snapshot,
                 resolved=max(self._progress.resolved, self._checkpoint),
-                counted=None if self._counting is None else self._counting.told()[1],
+                counted=None if self._counting is None else self._counting.report()[1],
                 skipped=self._damage.skipped(),
             ),
             changes=self._changes,
