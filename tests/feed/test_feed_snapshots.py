@@ -17,6 +17,7 @@ from floodmark.feed.named.buffer import Batch, RangeBuffer
 from floodmark.feed.named.feeds import FeedState, RangeProgress, SinkOptions, advance, recut
 from floodmark.feed.sinks import SinkContext
 from floodmark.feed.sinks.parquet import ParquetSink
+from floodmark.files.directory import directory_at
 from floodmark.model.change import Change, ChangeType, Stamp
 from floodmark.model.ranges import KeyRange
 from floodmark.site import Site
@@ -157,18 +158,18 @@ def at(since: int, snapshot: bytes | None = None) -> SinkContext:
 
 @pytest.mark.parametrize("place", [b"", b"b", b"d"])
 def test_files_of_a_snapshot_that_come_again_are_there_once(tmp_path: Path, place: bytes) -> None:
-    first = ParquetSink(tmp_path, at(AT, b""))
+    first = ParquetSink(directory_at(str(tmp_path)), at(AT, b""))
     for rows in ([row(b"a"), row(b"b")], [row(b"c"), row(b"d")]):
         first.write(rows, since=AT, through=AT)
         first.flush()
     first.close()
-    again = ParquetSink(tmp_path, at(AT, place))
+    again = ParquetSink(directory_at(str(tmp_path)), at(AT, place))
     left = [row(key) for key in (b"a", b"b", b"c", b"d", b"e") if key > place]
     again.write(left, since=AT, through=AT)
     again.write([row(b"a", AT + 1, snapshot=False)], since=AT, through=AT + 1)
     again.flush()
     again.close()
-    later = ParquetSink(tmp_path, at(AT + 1))
+    later = ParquetSink(directory_at(str(tmp_path)), at(AT + 1))
     later.close()
     table = pyarrow.dataset.dataset(tmp_path, format="parquet").to_table()
     found = sorted(zip(*(table[name].to_pylist() for name in ("_commit_version", "key")), strict=True))

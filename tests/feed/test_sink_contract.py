@@ -16,6 +16,7 @@ from floodmark.feed.sinks.blackhole import BlackholeSink
 from floodmark.feed.sinks.parquet import ParquetSink
 from floodmark.feed.sinks.site import SiteSink
 from floodmark.feed.sinks.stdout import StdoutSink
+from floodmark.files.directory import directory_at
 from floodmark.model.change import Stamp
 from floodmark.testing.sinks import Delivered, Keeps, MemorySinks, SinkContract, Subject
 
@@ -87,7 +88,7 @@ class Parquet:
         self._directory = directory
 
     def open(self, context: SinkContext) -> Sink:
-        return ParquetSink(self._directory, context)
+        return ParquetSink(directory_at(str(self._directory)), context)
 
     def read(self) -> list[Delivered]:
         table = pyarrow.dataset.dataset(self._directory, format="parquet").to_table()

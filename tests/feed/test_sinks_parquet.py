@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -12,12 +12,16 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 from msgspec.structs import replace
+from pyarrow import fs
 
 from floodmark.feed.named.feeds import RangeProgress, recut
 from floodmark.feed.sinks import SinkContext, open_sink
-from floodmark.feed.sinks.parquet import SCHEMA, Files, ParquetSink
+from floodmark.feed.sinks.parquet import SCHEMA, ChangeFile, ParquetSink, _Held, to_table
+from floodmark.files.directory import Directory, directory_at
+from floodmark.model.change import Change
 from floodmark.model.errors import InvalidArgument, SinkFailed
 from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
 from floodmark.testing import SimulatedCrash
 from floodmark.testing.sinks import EXPIRES_AT, SINCE, change, context, write
 
@@ -25,34 +29,38 @@ CHANGES: Final = [change(number, b"%c" % (97 + number * 7 % 26), b"%d" % number)
 STEPS_MAX: Final = 400
 
 
-class FastFiles(Files):
-    """Files that do not wait for the disk: a crash that is only played does not lose what it holds back."""
+class FastDirectory(Directory):
+    """A directory that does not wait for the disk: a simulated crash loses nothing that was written."""
 
-    def write(self, file: Path, content: bytes | pyarrow.Buffer) -> None:
-        file.write_bytes(content)
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), fs.LocalFileSystem(), str(path))
 
-    def sync(self, directory: Path) -> None:
+    def write(self, name: str, content: bytes | pyarrow.Buffer) -> None:
+        (self.path / name).write_bytes(content)
+
+    def sync(self, names: Iterable[str]) -> None:
         pass
 
 
-class CrashingFiles(FastFiles):
-    """Files whose step of a number is not done, done, or done by half; then the process is gone."""
+class CrashingDirectory(FastDirectory):
+    """A directory whose step of a number is not done, done, or done by half; then the process is gone."""
 
-    def __init__(self, at: int, how: str) -> None:
+    def __init__(self, path: Path, at: int, how: str) -> None:
+        super().__init__(path)
         self.steps = 0
         self._at = at
         self._how = how
 
-    def write(self, file: Path, content: bytes | pyarrow.Buffer) -> None:
+    def write(self, name: str, content: bytes | pyarrow.Buffer) -> None:
         if self.steps + 1 == self._at and self._how == "half":
-            file.write_bytes(bytes(content)[: len(content) // 2])
-        self._step(lambda: FastFiles.write(self, file, content))
+            super().write(name, bytes(content)[: len(content) // 2])
+        self._step(lambda: FastDirectory.write(self, name, content))
 
-    def rename(self, file: Path, target: Path) -> None:
-        self._step(lambda: Files.rename(self, file, target))
+    def rename(self, name: str, target: str) -> None:
+        self._step(lambda: FastDirectory.rename(self, name, target))
 
-    def remove(self, file: Path) -> None:
-        self._step(lambda: Files.remove(self, file))
+    def remove(self, name: str) -> None:
+        self._step(lambda: FastDirectory.remove(self, name))
 
     def _step(self, step: Callable[[], None]) -> None:
         self.steps += 1
@@ -75,17 +83,18 @@ class Feed:
         ]
         self._sink_type = sink_type
         self._next_id = len(self.ranges) + 1
+        self._seen: dict[str, bytes] = {}
 
     def cut_anew(self, cuts: Sequence[bytes]) -> None:
         self.ranges = recut(self.ranges, tile(cuts), self._next_id)
         self._next_id += len(self.ranges)
 
-    def run(self, files: Files, batch: int, *, reported_every: int, through: int) -> None:
+    def run(self, directory: Directory, batch: int, *, reported_every: int, through: int) -> None:
         """Write each range in batches of this many versions; only some of the checkpoints are reported."""
         for index, part in enumerate(self.ranges):
             inside = [each for each in CHANGES if part.keys.contains(each.key)]
             since = part.checkpoint - SINCE
-            with closing(self._sink_type(self.directory, self._context(part), files=files)) as sink:
+            with closing(self._sink_type(directory, self._context(part))) as sink:
                 for number, start in enumerate(range(since, through, batch), start=1):
                     end = min(start + batch, through)
                     write(sink, inside, since=start, through=end)
@@ -96,13 +105,21 @@ class Feed:
         return context(part.checkpoint - SINCE, range_id=part.id, keys=part.keys)
 
     def check(self) -> None:
-        """No change is there twice, and none at or below a reported checkpoint is missing."""
+        """No change is there twice, none at or below a reported checkpoint is missing, and no file that a
+        reader has seen was changed or removed."""
         held = read(self.directory)
+        files = {file.name: file.read_bytes() for file in self.directory.glob("*.parquet")}
+        assert self._seen.items() <= files.items(), "a published file was taken back"
+        self._seen = files
         assert len(held) == len(set(held)), "a change is there twice"
         for part in self.ranges:
             for each in CHANGES:
                 if part.keys.contains(each.key) and each.version <= part.checkpoint:
                     assert (each.version, each.key, each.value) in held, "a change is missing"
+
+
+def open_parquet(directory: Path, opened: SinkContext | None = None) -> ParquetSink:
+    return ParquetSink(directory_at(str(directory)), opened or context())
 
 
 def tile(cuts: Sequence[bytes]) -> list[KeyRange]:
@@ -125,11 +142,12 @@ def crash_everywhere(directory: Path, sink_type: type[ParquetSink] = ParquetSink
     for how in ("before", "half", "after"):
         for at in range(1, STEPS_MAX):
             feed = Feed(directory / f"{how}-{at}", [b"m"], sink_type)
-            crashed = run_to_crash(feed, CrashingFiles(at, how), batch=3, through=11)
+            crashed = run_to_crash(feed, CrashingDirectory(feed.directory, at, how), batch=3, through=11)
             # Elsewhere each time, in the second run; its steps are fewer than these.
             feed.cut_anew([b"g", b"t"])
-            run_to_crash(feed, CrashingFiles(1 + at * 7 % 23, how), batch=8, through=24)
-            feed.run(FastFiles(), 12, reported_every=1, through=24)
+            later = CrashingDirectory(feed.directory, 1 + at * 7 % 23, how)
+            run_to_crash(feed, later, batch=8, through=24)
+            feed.run(FastDirectory(feed.directory), 12, reported_every=1, through=24)
             feed.check()
             assert sorted(read(feed.directory)) == [(each.version, each.key, each.value) for each in CHANGES]
             left = [name for name in os.listdir(feed.directory) if name.endswith(".new")]
@@ -141,9 +159,9 @@ def crash_everywhere(directory: Path, sink_type: type[ParquetSink] = ParquetSink
     return at
 
 
-def run_to_crash(feed: Feed, files: CrashingFiles, *, batch: int, through: int) -> bool:
+def run_to_crash(feed: Feed, directory: CrashingDirectory, *, batch: int, through: int) -> bool:
     try:
-        feed.run(files, batch, reported_every=2, through=through)
+        feed.run(directory, batch, reported_every=2, through=through)
     except SimulatedCrash:
         feed.check()
         return True
@@ -155,52 +173,77 @@ def test_each_change_is_there_once_wherever_a_crash_comes(tmp_path: Path) -> Non
     assert crash_everywhere(tmp_path) > 15
 
 
-def test_the_check_finds_a_sink_that_clears_nothing(tmp_path: Path) -> None:
+def test_the_check_finds_a_sink_that_leaves_staged_files(tmp_path: Path) -> None:
     class Careless(ParquetSink):
-        def _clear(self) -> None:
+        def _remove_staged(self) -> None:
             pass
 
-    with pytest.raises(AssertionError, match=r"twice|left behind"):
+    with pytest.raises(AssertionError, match="left behind"):
         crash_everywhere(tmp_path, Careless)
 
 
-def test_the_check_finds_a_sink_that_clears_only_its_own_files(tmp_path: Path) -> None:
-    class Selfish(ParquetSink):
-        def _clear_rows(self, file: object) -> None:
-            pass
+def test_the_check_finds_a_sink_that_writes_everything_again(tmp_path: Path) -> None:
+    class Forgetful(ParquetSink):
+        def _missing(self, changes: Sequence[Change]) -> list[Change]:
+            return list(changes)
 
     with pytest.raises(AssertionError, match="twice"):
-        crash_everywhere(tmp_path, Selfish)
+        crash_everywhere(tmp_path, Forgetful)
 
 
-def test_the_check_finds_a_sink_that_clears_too_much(tmp_path: Path) -> None:
-    class Greedy(ParquetSink):
-        def _clear_rows(self, file: object) -> None:
-            for name in os.listdir(self._directory):
-                if str(getattr(file, "name", "")) == name:
-                    self._files.remove(self._directory / name)
+def test_the_check_finds_a_sink_that_leaves_out_a_batch_of_which_it_holds_some(tmp_path: Path) -> None:
+    class Lazy(ParquetSink):
+        def _missing(self, changes: Sequence[Change]) -> list[Change]:
+            missing = super()._missing(changes)
+            return missing if len(missing) == len(changes) else []
 
     with pytest.raises(AssertionError, match="missing"):
+        crash_everywhere(tmp_path, Lazy)
+
+
+def test_the_check_finds_a_sink_that_takes_files_back(tmp_path: Path) -> None:
+    class Greedy(ParquetSink):
+        def _find_held(self) -> list[_Held]:
+            for held in super()._find_held():
+                (tmp_path / self._directory.location / held.file.name).unlink()
+            return []
+
+    with pytest.raises(AssertionError, match=r"taken back|missing"):
         crash_everywhere(tmp_path, Greedy)
 
 
 def test_the_check_finds_a_sink_that_writes_in_place(tmp_path: Path) -> None:
     class InPlace(ParquetSink):
-        def _fresh(self, name: str) -> Path:
-            return self._directory / name
+        def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
+            file = ChangeFile.of(self._context.range_id, changes, since, through)
+            self._directory.write(file.name, self._encode(to_table(changes)))
 
     with pytest.raises((AssertionError, pyarrow.ArrowInvalid)):
         crash_everywhere(tmp_path, InPlace)
 
 
-def test_going_back_by_hand_writes_again_what_came_after(tmp_path: Path) -> None:
-    """A checkpoint in the middle of a file: its earlier rows stay, the later ones are written again."""
+def test_going_back_by_hand_writes_only_what_is_missing(tmp_path: Path) -> None:
+    """A checkpoint in the middle of a file: the file stays, and the changes behind it are added."""
     directory = tmp_path / "changes"
-    with closing(ParquetSink(directory, context())) as first:
+    with closing(open_parquet(directory)) as first:
         write(first, CHANGES, since=0, through=20)
-    second = ParquetSink(directory, context(11, range_id=2))
-    assert [version - SINCE for version, _, _ in sorted(read(directory))] == list(range(1, 12))
-    write(second, CHANGES, since=11, through=24)
+    with closing(open_parquet(directory, context(11, range_id=2))) as second:
+        assert len(read(directory)) == 20
+        write(second, CHANGES, since=11, through=24)
+    assert sorted(read(directory)) == [(each.version, each.key, each.value) for each in CHANGES]
+    first_file, second_file = sorted(file.name for file in directory.glob("*.parquet"))
+    assert first_file == f"changes-000001-{SINCE:020}-{SINCE + 20:020}.parquet"
+    assert second_file == f"changes-000002-{SINCE + 20:020}-{SINCE + 24:020}.parquet"
+
+
+def test_a_file_that_was_removed_by_hand_is_written_again(tmp_path: Path) -> None:
+    directory = tmp_path / "changes"
+    with closing(open_parquet(directory)) as first:
+        for start in range(0, 24, 4):
+            write(first, CHANGES, since=start, through=start + 4)
+    sorted(directory.glob("*.parquet"))[2].unlink()
+    with closing(open_parquet(directory)) as second:
+        write(second, CHANGES, since=0, through=24)
     assert sorted(read(directory)) == [(each.version, each.key, each.value) for each in CHANGES]
 
 
@@ -208,7 +251,7 @@ def test_going_back_by_hand_writes_again_what_came_after(tmp_path: Path) -> None
 
 
 def test_rows_have_the_columns_of_change_rows(tmp_path: Path) -> None:
-    sink = ParquetSink(tmp_path / "changes", context())
+    sink = open_parquet(tmp_path / "changes")
     written = [change(1, b"a", b"1", expires_at=EXPIRES_AT), change(2, b"a", None)]
     write(sink, written, since=0, through=2)
     (name,) = (name for name in os.listdir(tmp_path / "changes") if name.endswith(".parquet"))
@@ -225,7 +268,7 @@ def test_rows_have_the_columns_of_change_rows(tmp_path: Path) -> None:
 
 
 def test_an_expiry_beyond_all_calendars_can_still_be_read(tmp_path: Path) -> None:
-    sink = ParquetSink(tmp_path / "changes", context())
+    sink = open_parquet(tmp_path / "changes")
     write(sink, [change(1, b"a", expires_at=2**63 - 1)], since=0, through=1)
     table = pyarrow.dataset.dataset(tmp_path / "changes", format="parquet").to_table()
     assert table["_expires_at"][0].as_py().year == 9999
@@ -245,44 +288,45 @@ def test_files_are_compressed_as_asked(tmp_path: Path, compression: str) -> None
 
 def test_a_directory_belongs_to_one_feed(tmp_path: Path) -> None:
     directory = tmp_path / "changes"
-    write(ParquetSink(directory, context()), CHANGES, since=0, through=24)
+    write(open_parquet(directory), CHANGES, since=0, through=24)
     with pytest.raises(InvalidArgument, match="'copy'"):
-        ParquetSink(directory, context(feed="other"))
+        open_parquet(directory, context(feed="other"))
     assert len(read(directory)) == 24
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.parquet").write_bytes(b"precious")
     with pytest.raises(InvalidArgument, match="other files"):
-        ParquetSink(tmp_path, context())
+        open_parquet(tmp_path)
     assert os.listdir(tmp_path) == ["precious.parquet"]
 
 
 def test_a_damaged_owner_is_refused(tmp_path: Path) -> None:
-    ParquetSink(tmp_path / "changes", context())
+    open_parquet(tmp_path / "changes")
     (tmp_path / "changes" / "_floodmark.json").write_text(json.dumps({"site": 1}))
     with pytest.raises(InvalidArgument, match="damaged"):
-        ParquetSink(tmp_path / "changes", context())
+        open_parquet(tmp_path / "changes")
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_of_the_sink(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SinkFailed, match="cannot write"):
-        ParquetSink(tmp_path / "file" / "changes", context())
+    with pytest.raises(SinkFailed, match="could not be created"):
+        open_parquet(tmp_path / "file" / "changes")
 
 
 def test_a_full_disk_is_an_error_of_the_sink_and_leaves_no_file(tmp_path: Path) -> None:
-    class Full(Files):
+    class Full(FastDirectory):
         full = False
 
-        def write(self, file: Path, content: bytes | pyarrow.Buffer) -> None:
-            if self.full:
-                raise OSError(28, "No space left on device")
-            super().write(file, content)
+        def write(self, name: str, content: bytes | pyarrow.Buffer) -> None:
+            with self.failing("written"):
+                if self.full:
+                    raise OSError(28, "No space left on device")
+                super().write(name, content)
 
-    files = Full()
-    sink = ParquetSink(tmp_path / "changes", context(), files=files)
-    files.full = True
+    directory = Full(tmp_path / "changes")
+    sink = ParquetSink(directory, context())
+    directory.full = True
     with pytest.raises(SinkFailed, match="No space left"):
         sink.write(CHANGES[:1], since=SINCE, through=SINCE + 1)
     assert read(tmp_path / "changes") == []
@@ -302,20 +346,12 @@ def test_a_uri_that_makes_no_sense_is_refused(uri: str, words: str) -> None:
         open_sink(uri, context())
 
 
-def test_a_reader_of_single_files_tells_what_comes_again_by_key_and_version(tmp_path: Path) -> None:
-    """It sees files that are taken away later; the directory as a whole never holds a change twice."""
-    directory, seen = tmp_path / "changes", list[dict[str, object]]()
-    with closing(ParquetSink(directory, context())) as first:
-        write(first, CHANGES, since=0, through=12)
+def test_a_reader_of_single_files_gets_each_change_once(tmp_path: Path) -> None:
+    directory, seen = tmp_path / "changes", dict[Path, list[dict[str, object]]]()
+    for since, through in ((0, 12), (5, 24)):
+        with closing(open_parquet(directory, context(since))) as sink:
+            write(sink, CHANGES, since=since, through=through)
         for file in directory.glob("*.parquet"):
-            seen += pyarrow.parquet.read_table(file).to_pylist()
-    with closing(ParquetSink(directory, context(5))) as second:
-        write(second, CHANGES, since=5, through=24)
-        for file in set(directory.glob("*.parquet")):
-            seen += pyarrow.parquet.read_table(file).to_pylist()
-    known = {(row["key"], row["_commit_version"]): row for row in seen}
-    assert len(known) < len(seen)
-    assert all(known[row["key"], row["_commit_version"]] == row for row in seen)
-    assert {(version, key) for key, version in known} == {
-        (version, key) for version, key, _ in read(directory)
-    }
+            seen.setdefault(file, pyarrow.parquet.read_table(file).to_pylist())
+    rows = [(row["_commit_version"], row["key"], row["value"]) for rows in seen.values() for row in rows]
+    assert sorted(rows) == [(each.version, each.key, each.value) for each in CHANGES]

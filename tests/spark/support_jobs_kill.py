@@ -17,12 +17,12 @@ from typing import Any, Literal
 import msgspec
 from tests.spark.support_kill import HANG_SECONDS, Outcome, die, die_when
 
+from floodmark.files.directory import Directory
 from floodmark.model.errors import FloodmarkError
 from floodmark.site.connecting import connect
 from floodmark.spark.jobs import export, replicate, run_feed
 from floodmark.spark.jobs.exports.delta import DeltaTarget
 from floodmark.spark.jobs.exports.parquet import ParquetTarget
-from floodmark.spark.jobs.files import Directory
 from floodmark.spark.session import SparkOptions, open_session
 from floodmark.spark.source.address import SiteAddress
 

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from floodmark.files.directory import Directory
 from floodmark.model.errors import FloodmarkError
 from floodmark.site.connecting import connect
 from floodmark.spark.jobs.backups.backup import backup
 from floodmark.spark.jobs.backups.restore import restore
-from floodmark.spark.jobs.files import Directory
 from floodmark.spark.session import SparkOptions, open_session
 from floodmark.spark.source.address import SiteAddress
 

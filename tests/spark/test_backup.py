@@ -22,6 +22,7 @@ from tests.spark.support_backup import (
 )
 from tests.spark.support_garbage import collect_old
 
+from floodmark.files.directory import directory_at
 from floodmark.model.access import Role
 from floodmark.model.errors import (
     BackupDamaged,
@@ -38,7 +39,6 @@ from floodmark.spark.jobs.backups.backup import PLAN, Plan, backup, find_positio
 from floodmark.spark.jobs.backups.check import check_backup
 from floodmark.spark.jobs.backups.manifest import FORMAT, MANIFEST, Kind, encode_document, read_manifests
 from floodmark.spark.jobs.backups.restore import restore
-from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.source.address import SiteAddress
 
 

@@ -10,12 +10,12 @@ from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of, contents, fill, held_for, stored_contents, writing
 from tests.spark.support_kill import Arguments, Point, run_job
 
+from floodmark.files.directory import directory_at
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs.backups.backup import PLAN, Plan, backup, list_backups
 from floodmark.spark.jobs.backups.check import check_backup
 from floodmark.spark.jobs.backups.manifest import decode_document
 from floodmark.spark.jobs.backups.restore import restore
-from floodmark.spark.jobs.files import directory_at
 
 KEYS = 4_000
 

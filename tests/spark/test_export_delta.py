@@ -23,6 +23,7 @@ from tests.spark.support_export import (
 
 from floodmark.accounting.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
+from floodmark.files.directory import directory_at
 from floodmark.model.errors import InvalidArgument, InvalidVersion, LeaseHeld
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import ExportSummary, common_cut, export
@@ -68,11 +69,12 @@ def test_a_step_that_was_committed_is_not_committed_again(tmp_path: Path) -> Non
     identity = ExportIdentity(
         id="x", site="oslo", site_id=1, namespace="users", namespace_id=1, view=View.HISTORY, since=1
     )
-    one, other = DeltaTarget(tmp_path, identity), DeltaTarget(tmp_path, identity)
+    target = directory_at(str(tmp_path))
+    one, other = DeltaTarget(target, identity), DeltaTarget(target, identity)
     one.advance(5, Checks())
     with pytest.raises(LeaseHeld, match="run the export again"):
         other.advance(5, Checks())
-    assert DeltaTarget(tmp_path, identity).through == 5
+    assert DeltaTarget(target, identity).through == 5
 
 
 def test_a_merge_writes_only_the_files_again_in_which_something_changed(

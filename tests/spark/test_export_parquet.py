@@ -29,6 +29,7 @@ from tests.spark.support_garbage import collect_old
 
 from floodmark.accounting.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
+from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
     InvalidArgument,
@@ -45,7 +46,6 @@ from floodmark.spark.jobs import common_cut, export, read_export
 from floodmark.spark.jobs.exports.files import DataFile, FileWriter
 from floodmark.spark.jobs.exports.parquet import ParquetTarget
 from floodmark.spark.jobs.exports.state import ExportIdentity, View, only_writer
-from floodmark.spark.jobs.files import Directory
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_target_takes_nothing_but_what_it_was_made_for(
 def test_two_exports_to_one_target_do_not_run_at_once(
     served: Served, spark: SparkSession, target: Path
 ) -> None:
-    with only_writer(target), pytest.raises(LeaseHeld, match="another process exports"):
+    with only_writer(directory_at(str(target))), pytest.raises(LeaseHeld, match="another process exports"):
         export_users(served, spark, target)
 
 
@@ -252,7 +252,7 @@ class Crashing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, survive: int) -> None:
         self.left = survive
-        for kind, name in ((Path, "rename"), (Path, "symlink_to"), (Directory, "publish")):
+        for kind, name in ((Directory, "rename"), (Directory, "point"), (Directory, "publish")):
             monkeypatch.setattr(kind, name, self._counted(getattr(kind, name)))
 
     def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,13 +301,13 @@ def test_a_crash_before_any_step_of_a_commit_loses_and_doubles_nothing(view: Vie
     while not is_through:
         directory = tmp_path / str(survived)
         directory.mkdir()
-        ParquetTarget(directory, identify(view)).advance(1, Checks())
+        ParquetTarget(directory_at(str(directory)), identify(view)).advance(1, Checks())
         with pytest.MonkeyPatch.context() as patch:
             crashing = Crashing(patch, survived)
             with suppress(_Crash):
                 commit_versions(directory, view, range(2, 5))
             is_through = crashing.left > 0
-        target = ParquetTarget(directory, identify(view))
+        target = ParquetTarget(directory_at(str(directory)), identify(view))
         assert target.through in (1, 4)
         # What was checked moves with the rows.
         assert target.checks == Checks(checked=0 if target.through == 1 else 4)
@@ -319,7 +319,7 @@ def test_a_crash_before_any_step_of_a_commit_loses_and_doubles_nothing(view: Vie
 
 
 def commit_versions(directory: Path, view: View, versions: range) -> None:
-    target = ParquetTarget(directory, identify(view))
+    target = ParquetTarget(directory_at(str(directory)), identify(view))
     place = target.prepare()
-    added = write_rows(place, view, versions)
+    added = write_rows(place.path, view, versions)
     target.commit(target.through or 0, versions[-1], added, [], Checks(checked=versions[-1]))

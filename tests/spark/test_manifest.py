@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from pyarrow import fs
 
+from floodmark.files.directory import Directory, directory_at, find_full_disk
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import (
     Corruption,
@@ -38,7 +39,6 @@ from floodmark.spark.jobs.backups.manifest import (
     read_manifest,
     read_manifests,
 )
-from floodmark.spark.jobs.files import Directory, directory_at, find_full_disk
 
 NAMESPACE = NamespaceRow(id=7, name="users", merge="last_write", ttl_ms=None, retention_ms=5, created_at=3)
 

@@ -16,16 +16,12 @@ The contract (`floodmark.testing.EngineContract` runs it over every engine):
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from errno import EDQUOT, ENOSPC
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from floodmark.model.limits import MIB
 
 # An engine on this machine's disk needs room of its own to recover; below this, it only serves reads.
 RECOVERY_ROOM_BYTES: Final = 64 * MIB
-
-# What an operating system says when no more can be written.
-FULL_DISK: Final = frozenset({ENOSPC, EDQUOT})
 
 Row: TypeAlias = tuple[bytes, bytes]
 

@@ -41,7 +41,7 @@ from rocksdict import (
     WriteBatch,
 )
 
-from floodmark.engine.base import FULL_DISK, RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.base import RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow
 from floodmark.engine.witness import (
     Witness,
     WitnessFile,
@@ -54,6 +54,7 @@ from floodmark.engine.witness import (
     require_logs,
     require_sequence,
 )
+from floodmark.files.local import FULL_DISK
 from floodmark.model.errors import (
     CannotOpen,
     Closed,

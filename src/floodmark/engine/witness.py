@@ -31,6 +31,7 @@ from typing import Final
 
 import msgspec
 
+from floodmark.files.local import write_durably
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import KIB
 from floodmark.model.version import Version
@@ -122,7 +123,7 @@ class WitnessFile:
             unnamed = Files(manifest=witness.files.manifest, logs={})
             content = _encode_slot(number, msgspec.structs.replace(witness, files=unnamed))
         if not self.path.exists():
-            self._make(content)
+            write_durably(self.path, content * 2)
         else:
             descriptor = os.open(self.path, os.O_WRONLY)
             try:
@@ -131,14 +132,6 @@ class WitnessFile:
             finally:
                 os.close(descriptor)
         self._number = number
-
-    def _make(self, content: bytes) -> None:
-        fresh = self.path.with_name(f"{self.path.name}.new")
-        with fresh.open("wb") as stream:
-            stream.write(content * 2)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.rename(self.path)
 
 
 def _encode_slot(number: int, witness: Witness) -> bytes:

@@ -22,15 +22,14 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from floodmark.codec.digest import SEED, hash_bytes
-from floodmark.engine.base import FULL_DISK
+from floodmark.files.local import FULL_DISK, write_durably
 from floodmark.model.errors import (
     CannotOpen,
     Corruption,
@@ -319,7 +318,7 @@ def _load_identity(path: Path) -> Identity | None:
 
 
 def _write_identity(path: Path, identity: Identity) -> None:
-    _write_durably(path / _IDENTITY, msgspec.json.format(msgspec.json.encode(identity)))
+    write_durably(path / _IDENTITY, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
 
 
 def default_site_id(name: str) -> int:
@@ -344,23 +343,3 @@ def _require_site_or_empty(path: Path, *, create: bool) -> None:
 def _foreign_entries(path: Path) -> bool:
     # A site that was being made when the machine stopped has only its owner file.
     return any(entry.name not in (_OWNER, f"{_IDENTITY}.new") for entry in path.iterdir())
-
-
-def _write_durably(file: Path, content: bytes) -> None:
-    fresh = file.with_name(f"{file.name}.new")
-    with fresh.open("wb") as stream:
-        stream.write(content + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    fresh.rename(file)
-    with _directory(file.parent) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

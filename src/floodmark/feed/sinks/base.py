@@ -1,22 +1,21 @@
-"""The port to whatever a feed writes to, and how a sink is found.
+"""The port to the target of a feed, and how a sink is found.
 
 A sink is opened for one range of a feed, at the range's checkpoint, and gets the range's changes from there
 on: batch after batch, in commit order, from one thread at a time.  A batch is never divided between two
-calls.  When `flush` returns, everything that was written is safe, and only then does the checkpoint move.
+calls.  When `flush` returns, everything that was written is durable, and only then does the checkpoint move.
 
-A feed that begins with a snapshot at a version S first writes what lives then, in order of keys, as changes
-with `snapshot` set and the version S.  A batch is all of a snapshot or not at all, and one of a snapshot has
-`since` and `through` S.  A range that is opened in the middle of it has `snapshot` in its context: what lies
-behind that key is written again.
+A feed that begins with a snapshot at a version S first writes the records that live at S, in order of keys,
+as changes with `snapshot` set and the version S.  All rows of a batch belong to the snapshot or none does; a
+batch of the snapshot has `since` and `through` S.  A range that is opened in the middle of the snapshot has
+`snapshot` in its context: the keys above that one are delivered again.
 
-After a crash, an error or a move, the range is opened again at its last checkpoint and **what came after it
-is written once more**.  A sink must make that harmless: by key and stamp, as another site does; by
-replacing what it has above `since`, as files do; or by saying so, as stdout does.  A retried batch may end
-elsewhere than it did the first time, so the batch itself tells nothing.
+After a crash, an error or a move, the range is opened again at its last checkpoint and **the changes above it
+are delivered again**.  A sink must make that harmless: by key and stamp, as another site does; by leaving out
+the rows that it holds, as files do; or by saying so, as stdout does.  A repeated batch may end at another
+version than the first time, so batches cannot be matched.
 
 Sinks are found by the scheme of their URI among the entry points of the group `floodmark.sinks`.  An entry
-point is a function `open_sink(address, context) -> Sink`; its module is imported when it is first used, so
-what a sink needs is loaded by those who use it.
+point is a function `open_sink(address, context) -> Sink`; its module is imported at the first use.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,11 +34,11 @@ GROUP: Final = "floodmark.sinks"
 
 @dataclass(frozen=True, kw_only=True)
 class SinkContext:
-    """Whose changes a sink is to get, and from where on.
+    """The range whose changes a sink gets, and its checkpoint.
 
-    `range_id` is never used again for other keys of the feed; `keys` are the user keys of the range.  What
-    the sink holds of these keys above `since` will be written again.  With `snapshot`, a user's key or b"",
-    so will the rows of the snapshot at `since` behind that key.
+    `range_id` is never used again for other keys of the feed; `keys` are the user keys of the range.  Changes
+    of these keys above `since` are delivered, also if the sink got them before.  With `snapshot`, a user's
+    key or b"", so are the rows of the snapshot at `since` above that key.
     """
 
     site: str
@@ -52,10 +51,10 @@ class SinkContext:
 
 
 class Sink(Protocol):
-    """Somewhere to write the changes of one range to.
+    """A target for the changes of one range.
 
-    A `Terminal` error says that trying again is of no use; any other error, that the sink is to be closed,
-    opened again and given the same changes.
+    After a `Terminal` error the feed fails.  After any other error the sink is closed, opened again and given
+    the same changes.
     """
 
     def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
@@ -63,11 +62,11 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when everything that was written is safe."""
+        """Return when everything that was written is durable."""
         ...
 
     def close(self) -> None:
-        """Let go.  What was not flushed may be lost.  Closing twice is harmless."""
+        """Free resources.  Changes that were not flushed may be lost.  Closing twice is harmless."""
         ...
 
 
@@ -82,12 +81,12 @@ def open_sink(uri: str, context: SinkContext) -> Sink:
 
 
 def require_sink(uri: str) -> None:
-    """Refuse a URI that cannot be read, or whose kind of sink is not installed here."""
+    """Raise InvalidArgument for a URI that cannot be read, or whose kind of sink is not installed."""
     _find(parse_sink(uri).scheme)
 
 
 def known_schemes() -> list[str]:
-    """The kinds of sinks that are installed."""
+    """The schemes of the sinks that are installed."""
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 

@@ -1,44 +1,42 @@
 """`parquet:DIRECTORY` writes changes to Parquet files that any reader of directories takes as one table.
 
-    _floodmark.json                               whose changes these are; readers pass over it
+    _floodmark.json                               the feed that owns the directory; readers skip it
     changes-000003-<since>-<through>.parquet      the changes of range 3 in (since, through]
     snapshot-000003-<version>-<hash>.parquet      rows of the snapshot that range 3 begins with
-    .changes-000003-….parquet.new                 being written; readers pass over it
+    .changes-000003-….parquet.new                 staged (`files/directory.py`); readers skip it
 
-The directory holds each change exactly once, whatever happened.  A file appears whole, by being renamed,
-and a batch is in one file.  A sink that is opened at a checkpoint first takes away what the directory holds
-of its keys above that checkpoint, for it will be written again: its own files as a whole, and from files of
-earlier ranges, after the feed was cut anew, the rows that are its own now.  Each step leaves a directory
-with all changes up to the checkpoint and some after it, each once, so it does not matter where a crash comes.
-
-This holds for readers of the whole directory.  A reader that takes each file as it appears may have taken one
-that is then taken away, and gets its changes again in another file: as the same rows, which it tells by `key`
-and `_commit_version`.
+The directory holds each change exactly once, wherever a crash comes, and **a published file never changes and
+never goes away**, so a reader that takes each file as it appears gets each change once as well.  A file
+appears whole, by being renamed, and a batch is in one file.  After a crash, a feed delivers the changes above
+its checkpoint again, perhaps in other batches and, if the feed was cut anew, in other ranges.  So a sink that
+is opened at a checkpoint lists the files that hold something above it, and leaves out of each batch the rows
+that one of them has.
 
 The columns are those of Floodmark's change rows elsewhere: `key, value, _change_type, _commit_version,
 _commit_timestamp, _origin_site, _origin_version, _site_partition, _expires_at, _snapshot`.
 
-A file of a snapshot is named by the hash of its first key, and holds keys in order, so that a sink that is
-opened in the middle of the snapshot takes away the files that begin behind that place.
+The rows of a snapshot file are in order of keys.  The hash in its name is that of its first key.
 """
 
-import os
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow
-import pyarrow.compute
 import pyarrow.parquet
 
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.feed.sinks.address import SinkAddress
 from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import Change
-from floodmark.model.errors import Closed, InvalidArgument, SinkFailed
+from floodmark.model.errors import Closed, Corruption, InvalidArgument, SinkFailed, StorageFailed
+from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.version import Version, physical_ms
 
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
@@ -60,23 +58,28 @@ SCHEMA: Final = pyarrow.schema(
 )
 
 _OWNER: Final = "_floodmark.json"
-_NEW: Final = ".new"
 _NAME: Final = re.compile(
     r"(changes-(?P<range>\d{6,})-(?P<since>\d{20})-(?P<through>\d{20})"
     r"|snapshot-(?P<snapshot_range>\d{6,})-(?P<version>\d{20})-(?P<part>[0-9a-f]{16}))\.parquet"
 )
-_FRESH: Final = re.compile(rf"\.({_NAME.pattern})\{_NEW}")
-# The last second of the year 9999: beyond it, readers of timestamps fail.
+# The last second of the year 9999: readers of timestamps fail beyond it.
 _EXPIRY_MAX: Final = 253_402_300_799
 
-# The ranges of a feed are opened side by side, and two of them may have to clear the same file.
-_clearing: Final = Lock()
-# The ranges that this process writes: what they have begun is not to be cleared away by another one.
-_writing: Final[set[tuple[Path, int]]] = set()
+# The ranges of a feed are opened side by side.
+_opening: Final = Lock()
+# The ranges that this process writes, whose staged files another range must not remove.
+_writing: Final[set[tuple[str, int]]] = set()
+
+# A place in the order in which a range is delivered: first the snapshot by key, then changes by version.
+_Place: TypeAlias = tuple[Version, bytes]
+# Version, key, and whether the row is of a snapshot.
+_RowId: TypeAlias = tuple[Version, bytes, bool]
+# Above every key.
+_LAST_KEY: Final = b"\xff" * (KEY_BYTES_MAX + 1)
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose changes a directory holds."""
+    """The feed whose changes a directory holds."""
 
     site: str
     feed: str
@@ -112,157 +115,109 @@ class ChangeFile(NamedTuple):
         return f"changes-{self.range_id:06}-{self.since:020}-{self.through:020}.parquet"
 
 
-class Files:
-    """The steps that a sink takes on disk, each of them whole or not done.  Tests put faults here."""
+@dataclass(frozen=True)
+class _Held:
+    """A published file, and the first and the last place that it may hold rows of."""
 
-    def list(self, directory: Path) -> list[str]:
-        """The names in a directory."""
-        return sorted(os.listdir(directory))
+    directory: Directory
+    file: ChangeFile
+    first: _Place
+    last: _Place
 
-    def write(self, file: Path, content: bytes | pyarrow.Buffer) -> None:
-        """Write a file, and return when it is on disk."""
-        with file.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-
-    def rename(self, file: Path, target: Path) -> None:
-        """Give a file its name; whatever had that name is replaced in the same step."""
-        file.rename(target)
-
-    def remove(self, file: Path) -> None:
-        """Remove a file, if it is there."""
-        file.unlink(missing_ok=True)
-
-    def sync(self, directory: Path) -> None:
-        """Return when the names in a directory are on disk."""
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    @cached_property
+    def rows(self) -> frozenset[_RowId]:
+        """The rows, by what identifies them."""
+        table = _read(self.directory, self.file, ["_commit_version", "key", "_snapshot"])
+        return frozenset(
+            (row["_commit_version"], row["key"], bool(row["_snapshot"])) for row in table.to_pylist()
+        )
 
 
 class ParquetSink:
     """Writes the changes of one range to files, one a batch."""
 
-    def __init__(
-        self,
-        directory: Path,
-        context: SinkContext,
-        *,
-        compression: str = "zstd",
-        files: Files | None = None,
-    ) -> None:
+    def __init__(self, directory: Directory, context: SinkContext, *, compression: str = "zstd") -> None:
         self._directory = directory
         self._context = context
         self._compression = compression
-        self._files = files or Files()
-        self._written: list[ChangeFile] = []
+        self._staged: list[str] = []
         self._closed = False
-        self._place = directory.resolve(), context.range_id
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with _clearing:
-                self._own()
-                self._clear()
-                _writing.add(self._place)
-        except OSError as error:
-            raise self._failed(error) from error
+        self._place = directory.url, context.range_id
+        with _opening, self._failing():
+            directory.make()
+            self._own()
+            self._remove_staged()
+            self._held = self._find_held()
+            _writing.add(self._place)
 
     def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
         if self._closed:
-            raise Closed(f"the sink parquet:{self._directory} was closed; open it again")
-        file = ChangeFile.of(self._context.range_id, changes, since, through)
-        try:
-            self._files.write(self._fresh(file.name), self._encode(to_table(changes)))
-        except OSError as error:
-            raise self._failed(error) from error
-        self._written.append(file)
+            raise Closed(f"the sink parquet:{self._directory.location} was closed; open it again")
+        with self._failing():
+            missing = self._missing(changes)
+            if missing:
+                if len(missing) < len(changes):
+                    # Named by what it adds, so that it does not replace the file that holds the rest.
+                    since, through = max(since, missing[0].version - 1), missing[-1].version
+                file = ChangeFile.of(self._context.range_id, missing, since, through)
+                self._directory.stage(file.name, self._encode(to_table(missing)))
+                self._staged.append(file.name)
 
     def flush(self) -> None:
-        try:
-            for file in self._written:
-                self._files.rename(self._fresh(file.name), self._directory / file.name)
-            self._files.sync(self._directory)
-        except OSError as error:
-            raise self._failed(error) from error
-        self._written.clear()
+        with self._failing():
+            self._directory.reveal(self._staged)
+        self._staged.clear()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            with _clearing:
+            with _opening:
                 _writing.discard(self._place)
 
     def _own(self) -> None:
-        """Enter the feed as the owner of an empty directory; refuse one that is somebody else's."""
-        context = self._context
+        """Enter the feed as the owner of an empty directory; refuse a directory of another owner."""
+        context, directory = self._context, self._directory
         owner = Owner(context.site, context.feed, context.namespace)
-        names = self._files.list(self._directory)
-        if _OWNER not in names:
-            if any(not name.startswith(".") for name in names):
+        try:
+            known = directory.read_document(_OWNER, Owner, "choose another directory")
+        except Corruption as error:
+            raise InvalidArgument(str(error)) from error
+        if known is None:
+            if any(not name.startswith(".") for name in directory.names()):
                 raise InvalidArgument(
-                    f"{self._directory} holds other files; give feed {context.feed!r} an empty or a new "
+                    f"{directory.location} holds other files; give feed {context.feed!r} an empty or a new "
                     "directory"
                 )
-            fresh = self._fresh(_OWNER)
-            self._files.write(fresh, msgspec.json.encode(owner))
-            self._files.rename(fresh, self._directory / _OWNER)
-            self._files.sync(self._directory)
-            return
-        try:
-            known = msgspec.json.decode((self._directory / _OWNER).read_bytes(), type=Owner)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            directory.publish(_OWNER, msgspec.json.encode(owner))
+        elif known != owner:
             raise InvalidArgument(
-                f"{self._directory / _OWNER} is damaged ({error}); choose another directory"
-            ) from error
-        if known != owner:
-            raise InvalidArgument(
-                f"{self._directory} holds the changes of {known.namespace!r} by feed {known.feed!r} of site "
-                f"{known.site!r}; give feed {context.feed!r} another directory"
+                f"{directory.location} holds the changes of {known.namespace!r} by feed {known.feed!r} of "
+                f"site {known.site!r}; give feed {context.feed!r} another directory"
             )
 
-    def _clear(self) -> None:
-        """Take away what is going to be written again."""
-        context = self._context
-        names = self._files.list(self._directory)
-        for name in names:
-            fresh = _FRESH.fullmatch(name)
-            begun = None if fresh is None else _parse(fresh[1])
-            if begun is not None and (self._place[0], begun.range_id) not in _writing:
-                self._files.remove(self._directory / name)
-        later = [file for file in map(_parse, names) if file is not None and self._is_later(file)]
-        # From the end, so that what is left never has a hole.
-        for file in sorted(later, key=lambda file: file.through, reverse=True):
-            if file.part is None and file.range_id == context.range_id and file.since >= context.since:
-                self._files.remove(self._directory / file.name)
-            else:
-                self._clear_rows(file)
-        if later:
-            self._files.sync(self._directory)
+    def _remove_staged(self) -> None:
+        """Remove files that were staged by a run that was killed."""
+        for file in filter(None, map(_parse, self._directory.staged())):
+            if (self._place[0], file.range_id) not in _writing:
+                self._directory.unstage(file.name)
 
-    def _is_later(self, file: ChangeFile) -> bool:
-        """Whether a file may hold something that is going to be written again."""
+    def _find_held(self) -> list[_Held]:
+        """The files that may hold rows which are going to be delivered."""
         context = self._context
-        if file.part is not None and context.snapshot is not None:
-            return file.through >= context.since
-        return file.through > context.since
+        start = (context.since + 1, b"") if context.snapshot is None else (context.since, context.snapshot)
+        files = filter(None, map(_parse, self._directory.names()))
+        held = (_hold(self._directory, file) for file in files if file.through >= context.since)
+        return [each for each in held if each.last > start]
 
-    def _clear_rows(self, file: ChangeFile) -> None:
-        path = self._directory / file.name
-        columns = ["key", "_commit_version", "_snapshot"]
-        kept = _is_kept(pyarrow.parquet.read_table(path, schema=SCHEMA, columns=columns), self._context)
-        if pyarrow.compute.all(kept).as_py():
-            return
-        if not pyarrow.compute.any(kept).as_py():
-            self._files.remove(path)
-            return
-        # Under this range's name: another range may be about to clear the same file.
-        fresh = self._fresh(file._replace(range_id=self._context.range_id).name)
-        table = pyarrow.parquet.read_table(path, schema=SCHEMA)
-        self._files.write(fresh, self._encode(table.filter(kept)))
-        self._files.rename(fresh, path)
+    def _missing(self, changes: Sequence[Change]) -> list[Change]:
+        """The changes of a batch that no published file holds."""
+        first, last = _place_of(changes[0]), _place_of(changes[-1])
+        self._held = [held for held in self._held if held.last >= first]
+        known: set[_RowId] = set()
+        for held in self._held:
+            if held.first <= last:
+                known |= held.rows
+        return [each for each in changes if (each.version, each.key, each.snapshot) not in known]
 
     def _encode(self, table: pyarrow.Table) -> pyarrow.Buffer:
         context = self._context
@@ -274,15 +229,16 @@ class ParquetSink:
         )
         return output.getvalue()
 
-    def _fresh(self, name: str) -> Path:
-        return self._directory / f".{name}{_NEW}"
-
-    def _failed(self, error: OSError) -> SinkFailed:
-        return SinkFailed(f"cannot write to {self._directory}: {error.strerror or error}")
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageFailed as error:
+            raise SinkFailed(str(error)) from error
 
 
 def to_table(changes: Sequence[Change]) -> pyarrow.Table:
-    """Changes as rows."""
+    """A table of changes."""
     return pyarrow.table(
         [
             [change.key for change in changes],
@@ -311,7 +267,7 @@ def open_sink(address: SinkAddress, context: SinkContext) -> Sink:
             f"the sink parquet: has no compression {compression!r:.60}; choose from: "
             + ", ".join(COMPRESSIONS)
         )
-    return ParquetSink(Path(address.path), context, compression=compression)
+    return ParquetSink(directory_at(address.path), context, compression=compression)
 
 
 def _parse(name: str) -> ChangeFile | None:
@@ -324,23 +280,20 @@ def _parse(name: str) -> ChangeFile | None:
     return ChangeFile(int(match["range"]), int(match["since"]), int(match["through"]))
 
 
-def _is_kept(table: pyarrow.Table, context: SinkContext) -> pyarrow.ChunkedArray:
-    """Which rows are not going to be written again: those of other keys, and those up to the checkpoint."""
-    compute, keys = pyarrow.compute, context.keys
-    delivered = compute.less_equal(table["_commit_version"], context.since)
-    if context.snapshot is not None:
-        is_behind = compute.and_(
-            compute.equal(table["_commit_version"], context.since),
-            compute.and_(
-                compute.fill_null(table["_snapshot"], False),
-                compute.greater(table["key"], context.snapshot),
-            ),
-        )
-        delivered = compute.and_(delivered, compute.invert(is_behind))
-    kept = compute.or_(delivered, compute.less(table["key"], keys.start))
-    if keys.end is not None:
-        kept = compute.or_(kept, compute.greater_equal(table["key"], keys.end))
-    return kept
+def _hold(directory: Directory, file: ChangeFile) -> _Held:
+    if file.part is None:
+        return _Held(directory, file, (file.since + 1, b""), (file.through, _LAST_KEY))
+    keys = _read(directory, file, ["key"])["key"]
+    return _Held(directory, file, (file.through, keys[0].as_py()), (file.through, keys[-1].as_py()))
+
+
+def _place_of(change: Change) -> _Place:
+    return change.version, change.key if change.snapshot else _LAST_KEY
+
+
+def _read(directory: Directory, file: ChangeFile, columns: list[str]) -> pyarrow.Table:
+    with directory.failing("read"), directory.open(file.name) as stream:
+        return pyarrow.parquet.read_table(stream, schema=SCHEMA, columns=columns)
 
 
 def _microseconds(expires_at: int | None) -> int | None:

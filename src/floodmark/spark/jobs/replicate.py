@@ -27,6 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from floodmark.accounting.checks import Checks, CheckStatistics
 from floodmark.clock import monotonic_ms
 from floodmark.feed.named.backoff import Backoff
+from floodmark.files.directory import directory_at
 from floodmark.model.errors import (
     InvalidArgument,
     NamespaceExists,
@@ -37,7 +38,6 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version, physical_ms
 from floodmark.replication.lag import LagCounts
 from floodmark.site.site import Site
-from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.links.quick_notes import quick_notes
 from floodmark.spark.runtime.failures import find_error, raising_floodmark_errors
 from floodmark.spark.runtime.progress import SILENT, Progress

@@ -23,6 +23,7 @@ import msgspec
 import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
 
+from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.change import Resolved
 from floodmark.model.errors import Corruption, InvalidArgument, SinkFailed, VersionCollected
@@ -45,7 +46,6 @@ from floodmark.spark.jobs.backups.manifest import (
     read_manifests,
 )
 from floodmark.spark.jobs.backups.parts import columns_of, explaining, read_site, write_files
-from floodmark.spark.jobs.files import Directory, directory_at
 from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.runtime.progress import Progress, watch_tasks
 from floodmark.spark.session import use_session

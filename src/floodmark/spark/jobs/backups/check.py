@@ -11,6 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from floodmark.files.directory import Directory, directory_at
 from floodmark.model.errors import Corruption, InvalidArgument
 from floodmark.model.version import Version
 from floodmark.spark.jobs.backups.manifest import (
@@ -24,7 +25,6 @@ from floodmark.spark.jobs.backups.manifest import (
     read_manifest,
 )
 from floodmark.spark.jobs.backups.parts import read_files, require_columns, sum_rows
-from floodmark.spark.jobs.files import Directory, directory_at
 from floodmark.spark.runtime.progress import SILENT, Progress
 from floodmark.spark.session import use_session
 

@@ -22,11 +22,11 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import xxhash
 
+from floodmark.files.directory import Directory
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import BackupDamaged, FormatTooNew, InvalidArgument, InvalidVersion
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, moment_of
-from floodmark.spark.jobs.files import Directory
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"

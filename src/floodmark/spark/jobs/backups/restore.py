@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import (
     BackupDamaged,
@@ -60,7 +61,6 @@ from floodmark.spark.jobs.backups.parts import (
     to_sums,
     write_site,
 )
-from floodmark.spark.jobs.files import Directory, directory_at
 from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.runtime.failures import find_error
 from floodmark.spark.runtime.progress import SILENT, Progress, watch_tasks

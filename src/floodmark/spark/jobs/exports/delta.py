@@ -1,14 +1,13 @@
 """Exports as Delta tables, by the `deltalake` package: Spark needs no jars for them.
 
-Spark's tasks write the data files into the table's directory, where nobody looks at a file that the table's
-log does not name.  The driver then commits them in one transaction of the log, which carries an application
+Spark's tasks write the data files into the table's directory, where readers ignore files that the table's log
+does not name.  The driver then commits them in one transaction of the log, which carries an application
 transaction: the export's id, and as its number the version that the table now goes through.  That number is
 the export's only checkpoint.  A commit that is tried twice conflicts with itself, and so does one of
 another process that exports to the same table.
 
-A merge into the current view takes away the files in which a key has changed, and adds what is left of
-them together with the new rows.  Spark does the joining, so it is as large as Spark can do; the `merge` of
-the package would do it in the driver's memory.
+A merge into the current view replaces the files in which a key has changed by their other rows and the new
+ones.  Spark joins them; the package's `merge` would do so in the driver's memory.
 """
 
 import json
@@ -23,10 +22,11 @@ import pyarrow.dataset
 
 from floodmark.accounting.checks import Checks
 from floodmark.clock import TimeSource, system_time_ms
+from floodmark.files.directory import Directory
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidConfiguration, LeaseHeld
 from floodmark.model.version import Version, moment_of
 from floodmark.spark.jobs.exports.files import DataFile
-from floodmark.spark.jobs.exports.state import LOCK, Cuts, ExportIdentity, View, step_prefix
+from floodmark.spark.jobs.exports.state import LOCK, Cuts, Exported, ExportIdentity, View, step_prefix
 
 try:
     import deltalake
@@ -40,52 +40,48 @@ THROUGH: Final = "floodmark.through"
 CHECKS: Final = "floodmark.checks"
 LOG: Final = "_delta_log"
 
-# So many commits are looked at for the last of an export: other engines may have tidied up since.
+# Commits to search for the last one of an export: other engines may have optimized the table since.
 _ENTRIES_MAX: Final = 100
 
 
 class DeltaTarget:
     """A Delta table that this process writes."""
 
+    rewrites_whole: Final = False
+
     def __init__(
-        self, directory: Path, asked: ExportIdentity, *, time_source: TimeSource = system_time_ms
+        self, directory: Directory, asked: ExportIdentity, *, time_source: TimeSource = system_time_ms
     ) -> None:
         require_package()
         self._directory = directory
         self._time_source = time_source
-        if not deltalake.DeltaTable.is_deltatable(str(directory)):
+        if not deltalake.DeltaTable.is_deltatable(str(directory.path)):
             _create(directory, asked)
-        self._table = open_table(directory)
-        self.identity = identity_of(self._table, directory)
-        self.identity.require_same(asked, str(directory))
+        self._table = deltalake.DeltaTable(directory.path)
+        self.identity = _identity_of(self._table, directory)
+        self.identity.require_same(asked, directory.location)
         self.checks = checks_of(self._table, self.through)
 
     @property
     def through(self) -> Version | None:
         return through_of(self._table, self.identity)
 
-    @property
-    def rewrites_whole(self) -> bool:
-        return False
-
-    def prepare(self) -> Path:
-        """Clear away what a step that was not committed has left.
-
-        Its files say where it began, and no committed step began where the table is now.
-        """
+    def prepare(self) -> Directory:
+        # The files of a step are named by where it began, and no committed step began where the table is now.
         self._table.update_incremental()
-        for file in self._directory.glob(f"{step_prefix(self.through or 0)}*.parquet"):
-            file.unlink()
+        for name in self._directory.names():
+            if name.startswith(step_prefix(self.through or 0)):
+                self._directory.remove(name)
         return self._directory
 
     def files(self) -> list[Path]:
-        # What another engine has marked as deleted within a file would come back to life.
+        # A merge would bring back rows that another engine has marked as deleted within a file.
         if self._table.protocol().min_reader_version > 1:
             raise InvalidArgument(
-                f"{self._directory} was given features that plain Parquet files do not show, such as "
-                "deletion vectors; an export cannot merge into it any more. Export to another target"
+                f"{self._directory.location} has features that plain Parquet files do not show, such as "
+                "deletion vectors, and an export cannot merge into it; export to another target"
             )
-        return [self._directory / unquote(path) for path in _paths(self._table)]
+        return [self._directory.path / unquote(path) for path in _paths(self._table)]
 
     def commit(
         self,
@@ -116,7 +112,7 @@ class DeltaTarget:
             )
         except deltalake.exceptions.CommitFailedError as error:
             raise LeaseHeld(
-                f"somebody else has changed {self._directory} meanwhile ({error}); run the export again"
+                f"another writer has changed {self._directory.location} ({error}); run the export again"
             ) from error
         self._table.update_incremental()
         self.checks = checks
@@ -125,14 +121,8 @@ class DeltaTarget:
         self.commit(through, through, (), (), checks)
 
 
-def open_table(directory: Path) -> Any:
-    """A Delta table."""
-    require_package()
-    return deltalake.DeltaTable(directory)
-
-
 def require_package() -> None:
-    """Refuse to go on without the package."""
+    """Raise InvalidConfiguration without the package."""
     if deltalake is None:
         raise InvalidConfiguration(
             "Delta tables are written by the package deltalake, which is not installed; install "
@@ -140,21 +130,23 @@ def require_package() -> None:
         )
 
 
-def identity_of(table: Any, directory: Path) -> ExportIdentity:
-    """Whose rows a table holds."""
+def _identity_of(table: Any, directory: Directory) -> ExportIdentity:
+    """What a table holds the rows of."""
     text = table.metadata().configuration.get(IDENTITY)
     if text is None:
-        raise InvalidArgument(f"{directory} is a Delta table that no export made; choose another target")
+        raise InvalidArgument(
+            f"{directory.location} is a Delta table that no export made; choose another target"
+        )
     try:
         return msgspec.json.decode(text, type=ExportIdentity)
     except msgspec.MsgspecError as error:
         raise Corruption(
-            f"the property {IDENTITY} of {directory} is damaged ({error}); export to another target"
+            f"the property {IDENTITY} of {directory.location} is damaged ({error}); export to another target"
         ) from error
 
 
 def through_of(table: Any, identity: ExportIdentity) -> Version | None:
-    """How far a table is."""
+    """The version that a table holds everything up to; None if it holds nothing yet."""
     committed = table.transaction_version(identity.id)
     if committed is None:
         return identity.start
@@ -162,7 +154,7 @@ def through_of(table: Any, identity: ExportIdentity) -> Version | None:
 
 
 def checks_of(table: Any, through: Version | None) -> Checks:
-    """What was checked up to where a table is; nothing if its log does not tell any more."""
+    """The checks up to where a table is; none if its log no longer holds that commit."""
     entries = (entry for entry in table.history(_ENTRIES_MAX) if entry.get(THROUGH) == str(through))
     found = next((entry.get(CHECKS) for entry in entries), None)
     if found is None:
@@ -175,25 +167,28 @@ def checks_of(table: Any, through: Version | None) -> Checks:
         ) from error
 
 
-def cuts_of(table: Any, identity: ExportIdentity) -> Cuts:
-    """The versions at which a table can be read."""
-    through = through_of(table, identity) or 0
-    if identity.view is View.HISTORY:
-        return Cuts(since=identity.since, through=through)
-    return Cuts(through=through, only=frozenset(_steps(table)))
+def open_exported(directory: Directory) -> Exported | None:
+    """The export in a directory; None if it is no Delta table."""
+    if not (directory.path / LOG).exists():
+        return None
+    require_package()
+    table = deltalake.DeltaTable(directory.path)
+    identity = _identity_of(table, directory)
+    is_current = identity.view is View.CURRENT
 
+    def read(at: Version) -> pyarrow.dataset.Dataset:
+        if is_current:
+            table.load_as_version(_steps(table)[at])
+            return table.to_pyarrow_dataset()
+        return table.to_pyarrow_dataset().filter(pyarrow.dataset.field("_commit_version") <= at)
 
-def read_at(directory: Path, identity: ExportIdentity, at: Version) -> pyarrow.dataset.Dataset:
-    """The rows of a table at one of its cuts."""
-    table = deltalake.DeltaTable(directory)
-    if identity.view is View.CURRENT:
-        table.load_as_version(_steps(table)[at])
-        return table.to_pyarrow_dataset()
-    return table.to_pyarrow_dataset().filter(pyarrow.dataset.field("_commit_version") <= at)
+    only = frozenset(_steps(table)) if is_current else None
+    cuts = Cuts(since=identity.since, through=through_of(table, identity) or 0, only=only)
+    return Exported(identity, cuts, read)
 
 
 def _steps(table: Any) -> dict[Version, int]:
-    """The versions of a site that the table was once at, and the table's own number for each."""
+    """The versions of the site that the table was at, and the table's own number for each."""
     entries = [entry for entry in table.history() if THROUGH in entry]
     return {int(entry[THROUGH]): entry["version"] for entry in reversed(entries)}
 
@@ -204,12 +199,14 @@ def _paths(table: Any) -> dict[str, int]:
     return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
 
 
-def _create(directory: Path, asked: ExportIdentity) -> None:
+def _create(directory: Directory, asked: ExportIdentity) -> None:
     # An export that was killed while it created its table has left only an empty log.
-    if any(path.name not in (LOCK, LOG) for path in directory.iterdir()):
-        raise InvalidArgument(f"{directory} holds other files and no Delta table; choose an empty directory")
+    if any(name not in (LOCK, LOG) for name in directory.names()):
+        raise InvalidArgument(
+            f"{directory.location} holds other files and no Delta table; choose an empty directory"
+        )
     deltalake.DeltaTable.create(
-        directory,
+        directory.path,
         asked.view.schema,
         name=asked.namespace,
         description=f"the {asked.view} of {asked.namespace} at {asked.site}",
@@ -219,7 +216,7 @@ def _create(directory: Path, asked: ExportIdentity) -> None:
 
 
 def _statistics(file: DataFile) -> str:
-    """What a reader may know of a file without opening it, as Delta writes it."""
+    """Delta's statistics of a file, which readers use to skip it."""
     bounds = {
         which: {"_commit_version": version, "_commit_timestamp": _moment(version)}
         for which, version in (("minValues", file.first), ("maxValues", file.last))

@@ -24,6 +24,7 @@ from floodmark.accounting.counting import Counted, count_idle
 from floodmark.clock import monotonic_ms
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.reading.cut import ChangesCut
+from floodmark.files.directory import Directory
 from floodmark.model.errors import VersionCollected
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangesRequest
@@ -122,7 +123,7 @@ def export(
         since, before, began_ms = exported.through, exported.checks, monotonic_ms()
         work.run(once=once, until=until, stop=stop or Event())
         return ExportSummary(
-            target=str(directory),
+            target=str(directory.path),
             namespace=namespace,
             format=kind,
             view=asked.view,
@@ -271,7 +272,7 @@ class _Export:
     # The current view
 
     def _merge(
-        self, changes: DataFrame, place: Path, since: Version, through: Version
+        self, changes: DataFrame, place: Directory, since: Version, through: Version
     ) -> tuple[list[DataFile], list[Path], Counted]:
         """Write what takes the place of the files that changes touch; the new files and the old ones."""
         files = self._target.files()

@@ -1,14 +1,12 @@
-"""Rows into Parquet files, written by Spark's tasks and named only afterwards by the driver.
+"""Rows into Parquet files, written by Spark's tasks under names of their own and published by the driver.
 
-A task writes under a name that nobody has used before, and says what it wrote when the file is on disk.  A
-task that is killed, or repeated, leaves a file that no one was told of: it counts for nothing, and whoever
-owns the directory clears it away.  The rows stream: a task holds one row group, whatever a file holds.
+A task writes under a name that was never used before, and reports the file when it is on disk.  A task that
+is killed or repeated leaves a file that no report names: it counts for nothing, and the next step removes it.
+The rows stream: a task holds one row group, however large the file is.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -21,15 +19,14 @@ from pyspark.sql import DataFrame
 
 from floodmark.accounting.counting import Counted
 from floodmark.feed.sinks.parquet import SCHEMA
-from floodmark.model.errors import StorageFailed
+from floodmark.files.directory import Directory, directory_at
 from floodmark.model.limits import MIB
 from floodmark.model.version import Version
-from floodmark.spark.jobs.files import directory_at, find_full_disk
 from floodmark.spark.source.special import CountedRows, add_counted
 
-# Every change a row.
+# One row for each change.
 HISTORY: Final = SCHEMA
-# Every live key a row: there are no deletes in it, and its partition is of no use to anyone.
+# One row for each live key, without change type and partition.
 CURRENT: Final = pyarrow.schema(
     [
         pyarrow.field("key", pyarrow.binary(), nullable=False),
@@ -65,16 +62,18 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     last: Version
 
 
-def write_files(frame: DataFrame, directory: Path, schema: pyarrow.Schema, prefix: str) -> list[DataFile]:
-    """Write the rows of a frame into new files, whose names begin with a prefix; what was written."""
-    return _write(frame, FileWriter(str(directory), schema, prefix))[0]
+def write_files(
+    frame: DataFrame, directory: Directory, schema: pyarrow.Schema, prefix: str
+) -> list[DataFile]:
+    """Write the rows of a frame into new files whose names begin with a prefix."""
+    return _write(frame, FileWriter(directory.location, schema, prefix))[0]
 
 
 def write_changes(
-    changes: DataFrame, directory: Path, schema: pyarrow.Schema, prefix: str
+    changes: DataFrame, directory: Directory, schema: pyarrow.Schema, prefix: str
 ) -> tuple[list[DataFile], Counted]:
-    """Write changes, between which there are heartbeats; what was written, and what was counted of it."""
-    return _write(changes, FileWriter(str(directory), schema, prefix, counts=True))
+    """Write changes with heartbeats between them; the files, and what was counted for the heartbeats."""
+    return _write(changes, FileWriter(directory.location, schema, prefix, counts=True))
 
 
 def _write(frame: DataFrame, writer: "FileWriter") -> tuple[list[DataFile], Counted]:
@@ -87,9 +86,9 @@ def _write(frame: DataFrame, writer: "FileWriter") -> tuple[list[DataFile], Coun
 
 @dataclass(frozen=True)
 class FileWriter:
-    """What a task does: one file after another of its rows, and a row about each of them.
+    """Writes the rows of a task into one file after another, and gives a report row for each.
 
-    If it counts, the last row tells what was counted.
+    With `counts`, the last row holds what was counted.
     """
 
     directory: str
@@ -118,44 +117,27 @@ class FileWriter:
     def _write(
         self, name: str, group: pyarrow.Table | None, more: Iterator[pyarrow.Table]
     ) -> tuple[DataFile, pyarrow.Table | None]:
-        """Write a file until it is full; what it holds, and the group that is left over."""
-        path = Path(self.directory, name)
+        """Write a file until it is full; the file, and the group that did not go into it."""
         rows, bounds = 0, []
-        try:
-            with path.open("xb") as stream:
-                with pyarrow.parquet.ParquetWriter(stream, self.schema, compression="zstd") as writer:
-                    while group is not None and stream.tell() < FILE_BYTES_MAX:
-                        writer.write_table(group)
-                        rows += group.num_rows
-                        bounds.append(pyarrow.compute.min_max(group["_commit_version"]).as_py())
-                        group = next(more, None)
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise storage_failure(self.directory, error) from error
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        with directory_at(self.directory).writing(name) as stream:
+            with pyarrow.parquet.ParquetWriter(stream, self.schema, compression="zstd") as writer:
+                while group is not None and stream.tell() < FILE_BYTES_MAX:
+                    writer.write_table(group)
+                    rows += group.num_rows
+                    bounds.append(pyarrow.compute.min_max(group["_commit_version"]).as_py())
+                    group = next(more, None)
+            size = stream.tell()
         return DataFile(
             name=name,
             rows=rows,
-            bytes=path.stat().st_size,
+            bytes=size,
             first=min(bound["min"] for bound in bounds),
             last=max(bound["max"] for bound in bounds),
         ), group
 
 
-def storage_failure(location: str, error: OSError) -> StorageFailed:
-    """The error of a directory that could not be written to."""
-    reason = str(error.strerror or error)
-    return find_full_disk(location, reason) or StorageFailed(
-        f"{location} could not be written: {reason}. See to it, then run it again"
-    )
-
-
 def _group(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
-    """Batches in groups of a size that a file is read by."""
+    """Batches joined into row groups."""
     held: list[Any] = []
     size = 0
     for batch in batches:

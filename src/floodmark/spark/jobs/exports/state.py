@@ -7,11 +7,11 @@ again: what was committed is passed over, what was not is done anew.
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -19,9 +19,10 @@ import pyarrow
 import pyarrow.dataset
 
 from floodmark.accounting.checks import Checks
+from floodmark.files.directory import Directory, directory_at
 from floodmark.model.errors import InvalidArgument, InvalidOption, LeaseHeld
 from floodmark.model.version import Version
-from floodmark.spark.jobs.exports.files import CURRENT, HISTORY, DataFile, storage_failure
+from floodmark.spark.jobs.exports.files import CURRENT, HISTORY, DataFile
 
 LOCK: Final = "_floodmark.lock"
 
@@ -104,12 +105,20 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
     only: frozenset[Version] | None = None
 
 
+class Exported(NamedTuple):
+    """An export that can be read: at one of its cuts, `read` gives the rows."""
+
+    identity: ExportIdentity
+    cuts: Cuts
+    read: Callable[[Version], pyarrow.dataset.Dataset]
+
+
 class ExportTarget(Protocol):
     """A table that rows are exported to."""
 
     @property
     def identity(self) -> ExportIdentity:
-        """Whose rows it holds."""
+        """What it holds the rows of."""
         ...
 
     @property
@@ -124,15 +133,15 @@ class ExportTarget(Protocol):
 
     @property
     def rewrites_whole(self) -> bool:
-        """Whether a step that merges must write all rows again, or only the files that it touches."""
+        """Whether a merge must write all rows again, or only the files that it touches."""
         ...
 
-    def prepare(self) -> Path:
-        """Clear away what a step that was not committed has left; where the next one's files are written."""
+    def prepare(self) -> Directory:
+        """Remove what a step that was not committed has left; where the next step's files are written."""
         ...
 
     def files(self) -> list[Path]:
-        """The files of which a current view consists now."""
+        """The files of a current view."""
         ...
 
     def commit(
@@ -143,50 +152,45 @@ class ExportTarget(Protocol):
         removed: Sequence[Path],
         checks: Checks,
     ) -> None:
-        """Let files come and go, and move on to `through`: all of it in one step, and for good."""
+        """Add and remove files and move on to `through`, in one durable step."""
         ...
 
     def advance(self, through: Version, checks: Checks) -> None:
-        """Move on to `through` where there is nothing new."""
+        """Move on to `through` without new rows."""
         ...
 
 
 def step_prefix(since: Version) -> str:
-    """How the files of a step are called that begins at a version, until they get another name."""
+    """The first part of the names that tasks give to the files of a step that begins at a version."""
     return f"step-{since:020}-"
 
 
-def local_directory(location: str) -> Path:
-    """The directory of a target; every machine that takes part must see it under this name."""
+def local_directory(location: str) -> Directory:
+    """The directory of a target, which every machine that takes part must see under this name."""
     parts = urlsplit(location)
     if parts.scheme == "file" and not parts.netloc:
-        return Path(unquote(parts.path))
+        return directory_at(unquote(parts.path))
     if "://" in location or not location:
         raise InvalidOption(
             f"an export is written to a directory that all workers see, not to {location!r:.200}; mount the "
             "storage, and name the directory",
             option="target",
         )
-    return Path(location).absolute()
+    return directory_at(str(Path(location).absolute()))
 
 
 @contextmanager
-def only_writer(directory: Path) -> Iterator[None]:
-    """Keep others from exporting to the same directory.  However the process ends, that ends with it."""
+def only_writer(directory: Directory) -> Iterator[None]:
+    """Lock the directory against other exports until the block or the process ends."""
+    directory.make()
+    with directory.failing("written"):
+        descriptor = os.open(directory.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise storage_failure(str(directory), error) from error
-    try:
-        _lock(descriptor, directory)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            location = directory.location
+            raise LeaseHeld(f"another process exports to {location}; wait for it, or stop it") from error
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise LeaseHeld(f"another process exports to {directory}; wait for it, or stop it") from error

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from floodmark.clock import monotonic_ms
 from floodmark.divergence import Difference, Drift, Pair, RepairSummary, Tally
 from floodmark.divergence.outcome import Outcome, conclude, find_overdue
+from floodmark.files.directory import directory_at
 from floodmark.model.errors import Corruption, InvalidArgument, Unreachable, VersionCollected
-from floodmark.spark.jobs.files import directory_at
 from floodmark.spark.jobs.verifying.comparing import (
     REPORT,
     ROWS,
