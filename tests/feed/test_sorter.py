@@ -47,7 +47,7 @@ def random_rows(count: int, seed: int = 1) -> list[Row]:
 
 def fill(sorter: Sorter, rows: Sequence[Row]) -> None:
     for row in rows:
-        sorter.add(*row)
+        sorter.add_page([row])
 
 
 class Files:
@@ -121,7 +121,7 @@ def test_many_runs_are_merged_in_several_levels() -> None:
     files = Files()
     with Sorter(memory_bytes_max=1, open_file=files) as sorter:
         fill(sorter, rows[:-1])
-        sorter.add(*rows[-1])
+        sorter.add_page([rows[-1]])
         spilled = sorter.statistics().bytes_spilled
         assert list(sorter.rows()) == ordered(rows)
         # Within such a quota only two runs can be merged at a time: that takes as many levels as doublings.
@@ -190,7 +190,8 @@ def test_memory_stays_within_the_quota(rows: int, value_bytes: int, quota: int) 
             for index in range(rows):
                 # Steps of the golden ratio: versions come in no order, and partitions are no small integers.
                 version = index * 0x9E3779B97F4A7C15 & VERSION_MAX
-                sorter.add(version, b"%016d" % index, 1_000 + index % 1_000, payload + b"%08d" % index)
+                value = payload + b"%08d" % index
+                sorter.add_page([(version, b"%016d" % index, 1_000 + index % 1_000, value)])
             last, count = -1, 0
             for version, _, _, _ in sorter.rows():
                 assert version > last
@@ -238,7 +239,7 @@ from pathlib import Path
 from floodmark.feed.reading.sorter import Sorter
 sorter = Sorter(Path(sys.argv[1]), 1_000)
 for version in range(100):
-    sorter.add(version, b"key", 0, bytes(100))
+    sorter.add_page([(version, b"key", 0, bytes(100))])
 next(sorter.rows())
 print(sorter.statistics().runs, flush=True)
 sys.stdin.read()
@@ -261,10 +262,10 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_no_row_can_be_added_once_rows_are_read() -> None:
     with Sorter() as sorter:
-        sorter.add(1, b"a", 0, b"")
+        sorter.add_page([(1, b"a", 0, b"")])
         sorter.rows()
         with pytest.raises(Closed, match="being read"):
-            sorter.add(2, b"b", 0, b"")
+            sorter.add_page([(2, b"b", 0, b"")])
         with pytest.raises(Closed, match="being read"):
             sorter.add_page([(2, b"b", 0, b"")])
         assert sorter.statistics().rows_added == 1
@@ -278,7 +279,7 @@ def test_a_closed_sorter_refuses_everything() -> None:
     sorter.close()
     sorter.close()
     with pytest.raises(Closed):
-        sorter.add(1, b"a", 0, b"")
+        sorter.add_page([(1, b"a", 0, b"")])
     with pytest.raises(Closed):
         sorter.rows()
     with pytest.raises(Closed):
@@ -318,10 +319,10 @@ def test_a_disk_that_is_full_at_any_byte_fails_whole_and_the_call_can_be_repeate
             for row in FAULTY_ROWS:
                 try:
                     with file_size_limit(size):
-                        sorter.add(*row)
+                        sorter.add_page([row])
                 except StorageFull:
                     failures += 1
-                    sorter.add(*row)
+                    sorter.add_page([row])
             try:
                 with file_size_limit(size):
                     rows = sorter.rows()
@@ -389,8 +390,8 @@ def test_a_byte_that_is_changed_anywhere_is_found_out() -> None:
 def test_a_block_at_a_wrong_place_is_found_out() -> None:
     files = Files()
     with Sorter(memory_bytes_max=1, open_file=files) as sorter:
-        sorter.add(1, b"a", 0, b"one")
-        sorter.add(2, b"b", 0, b"two")
+        sorter.add_page([(1, b"a", 0, b"one")])
+        sorter.add_page([(2, b"b", 0, b"two")])
         sorter.rows()
         file, half = files.opened[0].fileno(), files.size() // 2
         os.pwrite(file, os.pread(file, half, half), 0)

@@ -1,13 +1,12 @@
 """An external merge sort: any number of rows into commit order, within a fixed amount of memory.
 
-Rows are gathered in memory.  When they fill the quota they are sorted and written as a *run* to a file,
-and in the end the runs are merged.  If there are more runs than can be merged within the quota, groups of
-neighbours are first merged into longer runs.  Rows of equal version and key keep the order in which they
-were added: runs stay in the order of their making, and every sort on the way is stable.
+Rows are gathered in memory.  When they fill the quota they are sorted and written to a file as a *run*, and
+in the end the runs are merged.  If there are more runs than fit into the quota, groups of neighbouring runs
+are first merged into longer ones.  The sort is stable: rows of equal version and key keep the order in which
+they were added.
 
-The files have no names: they are gone when they are closed, also after kill -9.  All runs of one pass
-lie in one file, so at most two or three files are open, however many runs there are.  A run is a row of
-blocks, and a block holds its rows column by column:
+The files have no names, so they vanish when they are closed, also after kill -9.  All runs of one pass are in
+one file, so at most three files are open.  A run is a sequence of blocks with their rows in columns:
 
     +-------------+----------+------+
     | body length | checksum | body |
@@ -19,11 +18,11 @@ blocks, and a block holds its rows column by column:
     |   4   |  8 each  |   4 each   |   2 each    |    4 each     |      |        |
     +-------+----------+------------+-------------+---------------+------+--------+
 
-Numbers are little-endian.  The checksum is XXH64 of the body, with the block's place in the file as its
-seed, so that a block which is read from a wrong place is found out as well.
+Numbers are little-endian.  The checksum is XXH64 of the body, seeded with the block's position in the file,
+so that a block at a wrong position is detected too.  `docs/decisions/013-libraries.md` compares this layout
+with Arrow's.
 """
 
-import errno
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +37,7 @@ from tempfile import TemporaryFile
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from floodmark.codec.digest import hash_bytes
+from floodmark.files.local import FULL_DISK
 from floodmark.model.errors import Closed, Corruption, InvalidArgument, StorageFailed, StorageFull
 from floodmark.model.limits import MIB
 from floodmark.model.version import Version
@@ -45,8 +45,8 @@ from floodmark.model.version import Version
 # Version, key, partition, value.
 Row: TypeAlias = tuple[Version, bytes, int, bytes]
 
-# What a row costs beyond the bytes of its key and value: a tuple, two integers, two bytes objects, its
-# place in a list that grows, and what sorting needs.  Rounded up; a test measures it.
+# The memory of a row beyond the bytes of its key and value: a tuple, two integers, two bytes objects, its
+# entry in a growing list, and the sort's own.  Rounded up; a test measures it.
 ROW_BYTES: Final = 288
 MERGE_RUNS_MAX: Final = 128
 
@@ -56,7 +56,6 @@ _BLOCK_BYTES_MAX: Final = MIB
 _HEAD: Final = Struct("<IQ")
 _COUNT: Final = Struct("<I")
 _ROW_HEAD_BYTES: Final = 8 + 4 + 2 + 4
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _by_version: Final = itemgetter(0)
 _by_key: Final = itemgetter(1)
@@ -65,7 +64,7 @@ _order: Final = itemgetter(0, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class SorterStatistics:
-    """What a sorter has done.  `bytes_spilled` counts what was written, by merges in between as well."""
+    """The work of a sorter.  `bytes_spilled` includes intermediate merges."""
 
     rows_added: int
     bytes_spilled: int
@@ -73,7 +72,7 @@ class SorterStatistics:
 
 
 class _Run(NamedTuple):
-    """Sorted rows in a file, and the memory that the largest of their blocks needs."""
+    """Sorted rows in a file, and the memory of the largest block."""
 
     file: FileIO
     start: int
@@ -82,7 +81,7 @@ class _Run(NamedTuple):
 
 
 def open_nameless(directory: Path | None) -> FileIO:
-    """Open a file without a name in a directory, or where the system keeps temporary files."""
+    """Open an unnamed file in a directory, or in the system's temporary directory."""
     return TemporaryFile("w+b", buffering=0, dir=directory)
 
 
@@ -90,13 +89,12 @@ class Sorter:
     """Sorts rows by version and key, keeping those of equal version and key in the order of adding.
 
     Use it as a context manager; leaving it frees its memory and its disk space.  When the disk is full,
-    `add` and `rows` raise StorageFull with nothing changed: make room, then call again.  The quota is
-    held as long as eight of the largest rows fit into it.
+    `add_page` and `rows` raise StorageFull with nothing changed: make room, then call again.  The quota is
+    kept as long as eight of the largest rows fit into it.
 
     >>> with Sorter() as sorter:
-    ...     sorter.add(7, b"b", 1, b"second")
-    ...     sorter.add(7, b"a", 2, b"first")
-    ...     sorter.add(5, b"c", 1, b"zeroth")
+    ...     sorter.add_page([(7, b"b", 1, b"second"), (7, b"a", 2, b"first")])
+    ...     sorter.add_page([(5, b"c", 1, b"zeroth")])
     ...     [value for _, _, _, value in sorter.rows()]
     [b'zeroth', b'first', b'second']
     """
@@ -114,9 +112,9 @@ class Sorter:
         self._block_bytes_max = min(memory_bytes_max // _BLOCK_SHARE, _BLOCK_BYTES_MAX)
         self._open_file = open_file
         self._pending: list[Row] = []
-        # What rows may take in memory; the rest is for writing them.
+        # The rest of the quota is for writing the rows.
         self._gather_bytes_max = memory_bytes_max * 3 // 4
-        # Negative when nothing may be added any more, so that `add` need not ask for it.
+        # Negative when no row may be added any more, which saves `add_page` a check.
         self._room = self._gather_bytes_max
         self._files: list[FileIO] = []
         self._runs: list[_Run] = []
@@ -130,7 +128,7 @@ class Sorter:
         self.close()
 
     def close(self) -> None:
-        """Forget all rows.  Closing twice is harmless."""
+        """Drop all rows and files.  Closing twice is harmless."""
         self._closed = True
         self._room = -1
         self._pending = []
@@ -138,23 +136,15 @@ class Sorter:
         self._keep_files(())
 
     def statistics(self) -> SorterStatistics:
-        """What was done so far."""
+        """The work so far."""
         return SorterStatistics(
             rows_added=self._rows_spilled + len(self._pending),
             bytes_spilled=self._bytes_spilled,
             runs=self._runs_spilled,
         )
 
-    def add(self, version: Version, key: bytes, partition: int, value: bytes) -> None:
-        """Take one row: a version of 8 bytes, a key below 64 KiB, a partition of 4 bytes, a value."""
-        cost = len(key) + len(value) + ROW_BYTES
-        if cost > self._room:
-            self._make_room()
-        self._room -= cost
-        self._pending.append((version, key, partition, value))
-
     def add_page(self, rows: Sequence[Row]) -> None:
-        """Take many rows, in less time than one by one; all of them or none."""
+        """Add rows, all of them or none: versions of 8 bytes, keys below 64 KiB, partitions of 4 bytes."""
         cost = sum(map(_cost, rows))
         if cost > self._room:
             self._make_room()
@@ -162,7 +152,7 @@ class Sorter:
         self._pending += rows
 
     def rows(self) -> Iterator[Row]:
-        """All rows in order.  From now on no row can be added."""
+        """All rows in order.  No row can be added afterwards."""
         self._require_open()
         if self._runs and self._pending:
             self._spill()
@@ -208,12 +198,12 @@ class Sorter:
         return _Run(file, start, position, largest)
 
     def _merge_runs_max(self) -> int:
-        """How many runs can be merged at once: a block of each must fit into half of the quota."""
+        """The number of runs to merge at once: a block of each must fit into half of the quota."""
         largest = max((run.block_bytes_max for run in self._runs), default=1)
         return max(2, min(MERGE_RUNS_MAX, self._memory_bytes_max // 2 // largest))
 
     def _merge_neighbours(self) -> None:
-        """Merge groups of neighbouring runs, no more than needed, so that as few as possible are left."""
+        """Merge only as many neighbouring runs as needed to merge the rest at once."""
         runs_max = self._merge_runs_max()
         excess = len(self._runs) - runs_max
         target = self._open()
@@ -234,7 +224,7 @@ class Sorter:
         self._keep_files({id(run.file): run.file for run in self._runs}.values())
 
     def _merge(self, runs: Sequence[_Run]) -> Iterator[list[Row]]:
-        """The rows of all runs in order, piece by piece."""
+        """The rows of all runs in order, in pieces."""
         share = self._memory_bytes_max // 2 // len(runs)
         cursors = [cursor for run in runs if (cursor := _Cursor(self._pages(run, share))).refill()]
         while cursors:
@@ -242,7 +232,7 @@ class Sorter:
             cursors = [cursor for cursor in cursors if cursor.position < len(cursor.page) or cursor.refill()]
 
     def _pages(self, run: _Run, bytes_max: int) -> Iterator[list[Row]]:
-        """The rows of a run, as many blocks at once as fit into the memory, but at least one."""
+        """The rows of a run, in pages of as many blocks as fit into the memory, at least one."""
         page: list[Row] = []
         cost, position = 0, run.start
         while position < run.end:
@@ -305,7 +295,7 @@ class Sorter:
             yield
         except OSError as error:
             place = self._directory or "the directory for temporary files"
-            if error.errno in _FULL:
+            if error.errno in FULL_DISK:
                 raise StorageFull(
                     f"{place} has no room for {self._bytes_spilled:,} bytes and more of changes that are "
                     f"being sorted ({error.strerror}); make room, then call again",
@@ -317,7 +307,7 @@ class Sorter:
 
 
 class _Cursor:
-    """A place in a run: a page of its rows and the first of them that was not taken yet."""
+    """A position in a run: a page of its rows, and the index of the first one that was not taken."""
 
     __slots__ = ("_pages", "page", "position")
 
@@ -327,17 +317,17 @@ class _Cursor:
         self.position = 0
 
     def refill(self) -> bool:
-        """Read the next page; False at the end of the run."""
+        """Read the next page.  Returns False at the end of the run."""
         self.page, self.position = [], 0
         self.page = next(self._pages, [])
         return bool(self.page)
 
 
 def _take_smallest(cursors: Sequence[_Cursor]) -> list[Row]:
-    """Take the rows that come before everything which was not read yet, sorted.
+    """Take the rows that precede all rows which are still in the files, sorted.
 
-    These are the rows up to the lowest of the pages' ends.  Behind that end its run may go on with rows
-    that equal it, and equal rows of later runs must wait for them.
+    These are the rows up to the lowest page end.  The run of that page may continue with equal rows, so equal
+    rows of later runs are left for the next call.
     """
     lowest = min(range(len(cursors)), key=lambda index: _order(cursors[index].page[-1]))
     bound = _order(cursors[lowest].page[-1])
@@ -353,7 +343,7 @@ def _take_smallest(cursors: Sequence[_Cursor]) -> list[Row]:
 
 
 def _sort(rows: list[Row]) -> None:
-    """Two stable sorts instead of one by pairs: no pair is made, and a scan comes sorted by key already."""
+    """Two stable sorts: faster than one by pairs, because a scan delivers its rows sorted by key."""
     rows.sort(key=_by_key)
     rows.sort(key=_by_version)
 
@@ -363,11 +353,11 @@ def _cost(row: Row) -> int:
 
 
 def _blocks(rows: Iterable[Row], bytes_max: int) -> Iterator[tuple[list[Row], int]]:
-    """Cut rows into blocks that need a given amount of memory, but hold at least one row."""
+    """Cut rows into blocks of at most `bytes_max` of memory, or of one row; each with its memory."""
     block: list[Row] = []
     size = 0
     for row in rows:
-        cost = len(row[1]) + len(row[3]) + ROW_BYTES
+        cost = _cost(row)
         if size + cost > bytes_max and block:
             yield block, size
             block, size = [], 0
