@@ -23,6 +23,7 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
 from floodmark.site import Namespace, Site, open_engine
+from floodmark.site.beginning import begin_at, decoder_of
 from floodmark.testing import FaultyEngine, SimulatedTime
 
 HANG_SECONDS: Final = 60.0
@@ -77,8 +78,8 @@ class Stage:
             holder=holder,
             options=options,
             open_changes=self.open_changes,
-            decode=self.site._decoder().decode,
-            begin=lambda since, begin: self.site._begin("users", since, begin),
+            decode=decoder_of(self.site.host).decode,
+            begin=lambda since, begin: begin_at(self.site.host, since, begin),
         )
 
     def open_changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
@@ -86,7 +87,7 @@ class Stage:
         return batches if self.cut is None else cut_batches(batches, self.cut)
 
     def to_version(self, since: Since) -> Version:
-        return self.site._place(since).version
+        return begin_at(self.site.host, since, lambda place: place.version)
 
     def power_cut(self) -> None:
         """Lose the process, and with it everything that is not on disk."""

@@ -18,7 +18,6 @@ from tests.server.support import (
 )
 
 from floodmark.host.remote import Holds
-from floodmark.model.change import Resolved
 from floodmark.model.errors import (
     Closed,
     NamespaceNotFound,
@@ -28,8 +27,10 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangesRequest
 from floodmark.server import Server, ServerOptions
 from floodmark.site import Namespace, Site
+from floodmark.site.beginning import find_scope
 from floodmark.site.connecting import connect
 from floodmark.wire import Connection
 from floodmark.wire.messages import HELLO, PUT, Nothing, PutRequest
@@ -294,15 +295,8 @@ def test_more_streams_than_the_server_takes_are_told_to_come_later() -> None:
 
 def test_a_stream_of_a_namespace_that_is_not_there_fails_at_the_call(remote: Site, site: Site) -> None:
     remote.create_namespace("users")
-    request = remote._changes_request(
-        "users",
-        start=Resolved(0),
-        until=None,
-        keys=KeyRange(),
-        follow=False,
-        before_images=False,
-        heartbeats=False,
-    )
+    keys, namespace, since = find_scope(remote.host, "users", KeyRange())
+    request = ChangesRequest(keys=keys, namespace=namespace, since=since)
     site.drop_namespace("users")
     with pytest.raises(NamespaceNotFound):
         remote.host.changes(request)

@@ -1,9 +1,8 @@
 """The named feeds and the subscriptions of a site, as users see them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from floodmark.feed import Decoder
 from floodmark.feed.named.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
 from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.reading.damage import OnCorrupt
@@ -13,34 +12,14 @@ from floodmark.host.ports import Host
 from floodmark.model.change import Resolved
 from floodmark.model.names import require_name
 from floodmark.site.arguments import At, Since, to_version
-
-Result = TypeVar("Result")
-
-
-class Begin(Protocol):
-    """Finds the place that a beginning names, and does something there; again, if it was collected."""
-
-    def __call__(
-        self,
-        namespace: str | None,
-        since: Since,
-        begin: Callable[[Resolved], Result],
-        *,
-        until: At | None = None,
-    ) -> Result:
-        """What `begin` answers."""
-        ...
+from floodmark.site.beginning import begin_at, decoder_of
 
 
 class Feeds:
     """Creates, changes and runs named feeds: `site.feeds`."""
 
-    def __init__(
-        self, host: Callable[[], Host], begin: Begin, decoder: Callable[[], Decoder], holder: str
-    ) -> None:
+    def __init__(self, host: Callable[[], Host], holder: str) -> None:
         self._host = host
-        self._begin = begin
-        self._decoder = decoder
         self._holder = holder
 
     def create(
@@ -89,7 +68,7 @@ class Feeds:
             )
             return self._host().feeds.create(spec)
 
-        return self._begin(namespace, since, create, until=until)
+        return begin_at(self._host(), since, create, until=until)
 
     def list(self) -> list[Feed]:
         """All feeds by name."""
@@ -115,7 +94,7 @@ class Feeds:
         def resume(start: Resolved) -> Feed:
             return self._host().feeds.resume(name, start.version, start.snapshot is not None)
 
-        return self._begin(spec.namespace, since, resume, until=spec.until)
+        return begin_at(self._host(), since, resume, until=spec.until)
 
     def update(self, name: str, **changes: Any) -> Feed:
         """Change sink, until, description, ranges or options of a feed that does not run."""
@@ -167,7 +146,7 @@ class Feeds:
             site_id=self._host().identity.site_id,
             holder=holder or self._holder,
             open_changes=self._host().changes,
-            decode=self._decoder().decode,
+            decode=decoder_of(self._host()).decode,
             open_sink=AllowedSinks(sinks).open,
             wait_for_lease=wait_for_lease,
             on_corrupt=on_corrupt,
@@ -178,9 +157,8 @@ class Feeds:
 class Subscriptions:
     """Looks after the subscriptions that there are: `site.subscriptions`."""
 
-    def __init__(self, host: Callable[[], Host], begin: Begin) -> None:
+    def __init__(self, host: Callable[[], Host]) -> None:
         self._host = host
-        self._begin = begin
 
     def list(self) -> list[SubscriptionRow]:
         """All subscriptions by name."""
@@ -198,7 +176,7 @@ class Subscriptions:
         def seek(start: Resolved) -> SubscriptionRow:
             return self._host().subscriptions.seek(name, start.version, None, start.snapshot is not None)
 
-        return self._begin(self.show(name).spec.namespace, since, seek)
+        return begin_at(self._host(), since, seek)
 
     def remove(self, name: str) -> None:
         """Forget a subscription, and let garbage collection go on."""

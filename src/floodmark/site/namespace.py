@@ -345,17 +345,15 @@ class Namespace:
     def _scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        return rows_of(self._scan_pages(keys, at, limit, reverse=reverse))
+        def pages() -> Pages[tuple[bytes, bytes]]:
+            with self._host.reading(at, self._row.id):
+                found = self._router.scan(keys, at, limit, reverse=reverse)
+                first = next(found, [])
+                yield []
+                yield first
+                yield from found
 
-    def _scan_pages(
-        self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
-    ) -> Pages[tuple[bytes, bytes]]:
-        with self._host.reading(at, self._row.id):
-            pages = self._router.scan(keys, at, limit, reverse=reverse)
-            first = next(pages, [])
-            yield []
-            yield first
-            yield from pages
+        return rows_of(pages())
 
 
 def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, bytes]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from os import getpid
 from socket import gethostname
@@ -11,8 +12,7 @@ from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
 
-from floodmark.codec.ordered import encode_namespace
-from floodmark.feed import LIFETIME, Decoder, Item, SafePoint, at_present
+from floodmark.feed import LIFETIME, Item, SafePoint
 from floodmark.feed.reading.damage import OnDamaged
 from floodmark.feed.safepoints import require_lifetime
 from floodmark.feed.subscription.consumer import Since as Start
@@ -29,10 +29,9 @@ from floodmark.host.statistics import (
     SiteStatistics,
 )
 from floodmark.model.change import Change, Heartbeat, Resolved
-from floodmark.model.errors import Closed, InvalidArgument, InvalidRange, InvalidVersion, PartitionNotFound
+from floodmark.model.errors import Closed, InvalidArgument, InvalidVersion, PartitionNotFound
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.names import require_name
-from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import refuse_key
@@ -44,9 +43,9 @@ from floodmark.site.arguments import (
     check_duration,
     check_kind,
     check_range,
-    qualify_range,
     to_version,
 )
+from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
 from floodmark.site.feeds import Feeds, Subscriptions
 from floodmark.site.merged import open_namespace
 from floodmark.site.namespace import Namespace
@@ -230,20 +229,28 @@ class Site:
         if namespace is not None:
             require_name(namespace, "namespace")
 
-        def open_batches(start: Resolved) -> Iterator[ChangeBatch]:
-            request = self._changes_request(
-                namespace,
-                start=start,
-                until=until,
-                keys=keys,
-                follow=follow,
-                before_images=before_images,
-                heartbeats=heartbeats,
-            )
-            return self.host.changes(request)
+        host = self.host
 
-        batches = self._begin(namespace, since, open_batches, until=until)
-        return self._items(batches, resolved_markers=resolved_markers, on_damaged=on_damaged)
+        def open_batches(start: Resolved) -> Iterator[ChangeBatch]:
+            until_version = None if until is None else to_version(until)
+            if until_version is not None and until_version < start.version:
+                raise InvalidVersion(f"until {until_version} lies before since {start.version}")
+            qualified, scope, created_at = find_scope(host, namespace, keys)
+            return host.changes(
+                ChangesRequest(
+                    keys=qualified,
+                    namespace=scope,
+                    since=max(start.version, created_at),
+                    until=until_version,
+                    follow=follow,
+                    before_images=before_images,
+                    heartbeats=heartbeats,
+                    snapshot=start.snapshot,
+                )
+            )
+
+        batches = begin_at(host, since, open_batches, until=until)
+        return decode_items(host, batches, resolved_markers=resolved_markers, on_damaged=on_damaged)
 
     def subscribe(
         self,
@@ -288,103 +295,21 @@ class Site:
             holder=holder or f"{self._holder}-{next(self._openings)}",
             options=check_kind(options or SubscriptionOptions(), SubscriptionOptions, "options"),
             open_changes=self.host.changes,
-            decode=self._decoder().decode,
-            begin=lambda since, begin: self._begin(namespace, since, begin),
+            decode=decoder_of(self.host).decode,
+            begin=partial(begin_at, self.host),
         )
 
     @property
     def feeds(self) -> Feeds:
         """The named feeds: readings of changes that remember how far they are, and write to a sink."""
         self._require_open()
-        return Feeds(lambda: self.host, self._begin, self._decoder, self._holder)
+        return Feeds(lambda: self.host, self._holder)
 
     @property
     def subscriptions(self) -> Subscriptions:
         """The subscriptions that there are."""
         self._require_open()
-        return Subscriptions(lambda: self.host, self._begin)
-
-    def _items(
-        self, batches: Iterator[ChangeBatch], *, resolved_markers: bool, on_damaged: OnDamaged | None
-    ) -> Iterator[Item]:
-        decoder = self._decoder()
-        for batch in batches:
-            if batch.heartbeats or resolved_markers:
-                yield from decoder.items(batch, resolved_markers=resolved_markers, on_damaged=on_damaged)
-            else:
-                yield from decoder.decode(batch, on_damaged)
-
-    def _decoder(self) -> Decoder:
-        def names() -> dict[int, str]:
-            return {row.id: row.name for row in self.host.namespaces.list_namespaces()}
-
-        return Decoder(self.id, names, self._host.physical_ms)
-
-    def _changes_request(
-        self,
-        namespace: str | None,
-        *,
-        start: Resolved,
-        until: At | None,
-        keys: KeyRange,
-        follow: bool,
-        before_images: bool,
-        heartbeats: bool,
-    ) -> ChangesRequest:
-        until_version = None if until is None else to_version(until)
-        if until_version is not None and until_version < start.version:
-            raise InvalidVersion(f"until {until_version} lies before since {start.version}")
-        host = self.host
-        if namespace is None:
-            if keys != KeyRange():
-                raise InvalidRange("a key range needs a namespace; name the one that it is in")
-            scope, created_at = None, 0
-        else:
-            row = host.namespaces.find_namespace(namespace)
-            keys = qualify_range(encode_namespace(row.id), keys)
-            scope, created_at = row.id, row.created_at
-        return ChangesRequest(
-            keys=keys,
-            namespace=scope,
-            since=max(start.version, created_at),
-            until=until_version,
-            follow=follow,
-            before_images=before_images,
-            heartbeats=heartbeats,
-            snapshot=start.snapshot,
-        )
-
-    def _begin(
-        self,
-        namespace: str | None,
-        since: Since,
-        begin: Callable[[Resolved], Result],
-        *,
-        until: At | None = None,
-    ) -> Result:
-        """Begin reading at the place that `since` names; what `begin` answers.
-
-        A snapshot is taken at the present, or at an `until` that lies before it.
-        """
-        if since != "snapshot":
-            return begin(self._place(since))
-
-        def present() -> Resolved:
-            resolved = self.host.versions.resolved_version()
-            return Resolved(resolved if until is None else min(resolved, to_version(until)), b"")
-
-        return at_present(present, begin)
-
-    def _place(self, since: Since) -> Resolved:
-        """The place that a beginning names; one in the future is refused."""
-        host = self.host
-        if since in (0, "beginning"):
-            return Resolved(0)
-        if since in ("now", "end"):
-            return Resolved(host.versions.resolved_version())
-        place = since if isinstance(since, Resolved) else Resolved(to_version(since))
-        host.versions.observe(to_version(place.version))
-        return place
+        return Subscriptions(lambda: self.host)
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""

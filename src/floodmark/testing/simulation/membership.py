@@ -72,7 +72,7 @@ class Surroundings(Protocol):
     def haunt(self, ghost: SimulatedSite) -> None: ...
 
 
-class Change:
+class MembershipChange:
     """One change of the membership.  Done again from the beginning it comes to the same end."""
 
     def __init__(self, world: Surroundings, random: Random) -> None:
@@ -152,7 +152,7 @@ class Change:
         self.world.schedule.after(RELEASE_MS, release)
 
 
-class Joining(Change):
+class Joining(MembershipChange):
     """A new site is built up from a copy of another, after everybody has heard of it."""
 
     def __init__(self, world: Surroundings, random: Random) -> None:
@@ -182,7 +182,7 @@ class Joining(Change):
         return self.announce(self._site.name, MemberSite(id=self._site.id))
 
 
-class Returning(Change):
+class Returning(MembershipChange):
     """A site loses all its data, and comes back as another incarnation, from a copy that is older.
 
     Or it is only believed to be lost: then what was sent in its earlier life still comes.
@@ -256,7 +256,7 @@ class Returning(Change):
                 link.incarnation = entry.incarnation
 
 
-class Removing(Change):
+class Removing(MembershipChange):
     """A site goes for good, and is gone or runs on without knowing."""
 
     def __init__(self, world: Surroundings, random: Random) -> None:
@@ -295,7 +295,7 @@ class Membership:
         self._world = world
         self._random = random
         self._kinds = _draw_kinds(random, wanted)
-        self._change: Change | None = None
+        self._change: MembershipChange | None = None
         self._stages: Iterator[None] = iter(())
         self.loses_data = Returning in self._kinds or Removing in self._kinds
 
@@ -340,11 +340,11 @@ class Membership:
         return True
 
 
-def _draw_kinds(random: Random, wanted: bool | None) -> list[type[Change]]:
+def _draw_kinds(random: Random, wanted: bool | None) -> list[type[MembershipChange]]:
     drawn = random.random() < SHARE
     if not (drawn if wanted is None else wanted):
         return []
-    kinds: Sequence[type[Change]] = (Joining, Returning, Removing)
+    kinds: Sequence[type[MembershipChange]] = (Joining, Returning, Removing)
     return random.sample(kinds, random.randint(1, CHANGES_MAX))
 
 

@@ -1,0 +1,76 @@
+"""Where a reader of changes begins, and the changes that it gets."""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed import Decoder, Item, at_present
+from floodmark.feed.reading.damage import OnDamaged
+from floodmark.host.ports import Host
+from floodmark.model.change import Resolved
+from floodmark.model.errors import InvalidRange
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangeBatch
+from floodmark.model.version import Version
+from floodmark.site.arguments import At, Since, qualify_range, to_version
+
+Result = TypeVar("Result")
+
+
+def begin_at(
+    host: Host, since: Since, begin: Callable[[Resolved], Result], *, until: At | None = None
+) -> Result:
+    """Begin reading at the place that `since` names; what `begin` answers.
+
+    A snapshot is taken at the present, or at an `until` that lies before it.
+    """
+    if since != "snapshot":
+        return begin(_place(host, since))
+
+    def present() -> Resolved:
+        resolved = host.versions.resolved_version()
+        return Resolved(resolved if until is None else min(resolved, to_version(until)), b"")
+
+    return at_present(present, begin)
+
+
+def _place(host: Host, since: Since) -> Resolved:
+    """The place that a beginning names; one in the future is refused."""
+    if since in (0, "beginning"):
+        return Resolved(0)
+    if since in ("now", "end"):
+        return Resolved(host.versions.resolved_version())
+    place = since if isinstance(since, Resolved) else Resolved(to_version(since))
+    host.versions.observe(to_version(place.version))
+    return place
+
+
+def find_scope(host: Host, namespace: str | None, keys: KeyRange) -> tuple[KeyRange, int | None, Version]:
+    """Qualified keys, the namespace's id and the version of its creation; None and 0 for all namespaces."""
+    if namespace is not None:
+        row = host.namespaces.find_namespace(namespace)
+        return qualify_range(encode_namespace(row.id), keys), row.id, row.created_at
+    if keys != KeyRange():
+        raise InvalidRange("a key range needs a namespace; name the one that it is in")
+    return keys, None, 0
+
+
+def decoder_of(host: Host) -> Decoder:
+    """A decoder of the changes of a site."""
+
+    def names() -> dict[int, str]:
+        return {row.id: row.name for row in host.namespaces.list_namespaces()}
+
+    return Decoder(host.identity.site_id, names, host.physical_ms)
+
+
+def decode_items(
+    host: Host, batches: Iterator[ChangeBatch], *, resolved_markers: bool, on_damaged: OnDamaged | None
+) -> Iterator[Item]:
+    """The changes of some batches, with markers and heartbeats as far as they are there."""
+    decoder = decoder_of(host)
+    for batch in batches:
+        if batch.heartbeats or resolved_markers:
+            yield from decoder.items(batch, resolved_markers=resolved_markers, on_damaged=on_damaged)
+        else:
+            yield from decoder.decode(batch, on_damaged)
