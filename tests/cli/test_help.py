@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.cli.support import run
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from floodmark.cli.main import app
@@ -14,11 +15,12 @@ from floodmark.cli.main import app
 
 def find_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The words of every command that does something."""
-    children = getattr(command, "commands", {})
-    if not children:
+    if not isinstance(command, TyperGroup):
         yield path
-    for name, child in children.items():
-        yield from find_commands(child, (*path, name))
+        return
+    context: Any = None
+    for name in command.list_commands(context):
+        yield from find_commands(command.get_command(context, name), (*path, name))
 
 
 COMMANDS = sorted(find_commands(get_command(app)))
@@ -28,7 +30,7 @@ def parse(words: list[str]) -> str:
     """Parse a command line without running it; the name of its command."""
     command: Any = get_command(app)
     context = command.make_context("floodmark", words, obj=None)
-    while hasattr(command, "commands"):
+    while isinstance(command, TyperGroup):
         rest = [*context._protected_args, *context.args]
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)

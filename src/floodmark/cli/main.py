@@ -1,4 +1,4 @@
-"""The `floodmark` command: its groups put together, and one place where everything ends."""
+"""The `floodmark` command: where its commands are, and one place where everything ends."""
 
 import os
 import sys
@@ -7,35 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from typer.main import get_command
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from floodmark.cli.arguments import parse
-from floodmark.cli.commands import (
-    feeds,
-    namespaces,
-    partitions,
-    safepoints,
-    subscriptions,
-    topology,
-    transactions,
-)
-from floodmark.cli.commands.backups import backup, restore
-from floodmark.cli.commands.changes import changes
-from floodmark.cli.commands.copying import export, replicate
-from floodmark.cli.commands.data import add, delete, get, put, scan, update
-from floodmark.cli.commands.doctor import doctor
-from floodmark.cli.commands.rewriting import rewrite
-from floodmark.cli.commands.serving import serve
-from floodmark.cli.commands.sites import gc, init, version
-from floodmark.cli.commands.status import status
-from floodmark.cli.commands.tokens import token
-from floodmark.cli.commands.verifying import verify
-from floodmark.cli.demo import demo
+from floodmark.cli.commands.sites import version
 from floodmark.cli.failures import DONE, INTERRUPTED, report
 from floodmark.cli.opening import ConnectionOptions, connection_options
 from floodmark.model.text import read_duration
@@ -66,6 +48,63 @@ again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted; 143 a job on Spar
 """
 
 
+# Where each command, or group of commands, is defined: in the order of the help.
+COMMANDS: Final = {
+    "demo": "floodmark.cli.demo:demo",
+    "init": "floodmark.cli.commands.sites:init",
+    "serve": "floodmark.cli.commands.serving:serve",
+    "token": "floodmark.cli.commands.tokens:token",
+    "put": "floodmark.cli.commands.data:put",
+    "get": "floodmark.cli.commands.data:get",
+    "update": "floodmark.cli.commands.data:update",
+    "add": "floodmark.cli.commands.data:add",
+    "delete": "floodmark.cli.commands.data:delete",
+    "scan": "floodmark.cli.commands.data:scan",
+    "changes": "floodmark.cli.commands.changes:changes",
+    "replicate": "floodmark.cli.commands.copying:replicate",
+    "verify": "floodmark.cli.commands.verifying:verify",
+    "backup": "floodmark.cli.commands.backups:backup",
+    "restore": "floodmark.cli.commands.backups:restore",
+    "export": "floodmark.cli.commands.copying:export",
+    "status": "floodmark.cli.commands.status:status",
+    "doctor": "floodmark.cli.commands.doctor:doctor",
+    "gc": "floodmark.cli.commands.sites:gc",
+    "version": "floodmark.cli.commands.sites:version",
+    "namespace": "floodmark.cli.commands.namespaces:commands",
+    "topology": "floodmark.cli.commands.topology:commands",
+    "partition": "floodmark.cli.commands.partitions:commands",
+    "safepoint": "floodmark.cli.commands.safepoints:commands",
+    "feed": "floodmark.cli.commands.feeds:commands",
+    "subscription": "floodmark.cli.commands.subscriptions:commands",
+    "txn": "floodmark.cli.commands.transactions:commands",
+}
+
+
+class LazyGroup(TyperGroup):
+    """The root of the commands.  Each is imported and built when it is used."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # For their names only: typer lists them, and suggests them to a user who mistypes one.
+        self.commands.update(dict.fromkeys(COMMANDS, self))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _build(cmd_name) if cmd_name in COMMANDS else None
+
+
+@cache
+def _build(name: str) -> Any:
+    """A command, made of its signature, or a group of commands."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    found = getattr(import_module(module), attribute)
+    parent = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name)
+    else:
+        parent.command(name)(found)
+    return get_group(parent).commands[name]
+
+
 @dataclass
 class Session:
     """What the options before the command have set."""
@@ -74,6 +113,7 @@ class Session:
 
 
 app = typer.Typer(
+    cls=LazyGroup,
     help=HELP,
     rich_markup_mode=None,
     add_completion=False,
@@ -149,39 +189,6 @@ def root(
         print(context.get_help())
 
 
-for command in (
-    demo,
-    init,
-    serve,
-    token,
-    put,
-    get,
-    update,
-    add,
-    delete,
-    scan,
-    changes,
-    replicate,
-    verify,
-    backup,
-    restore,
-    export,
-    status,
-    doctor,
-    gc,
-    version,
-):
-    app.command()(command)
-namespaces.commands.command()(rewrite)
-app.add_typer(namespaces.commands, name="namespace")
-app.add_typer(topology.commands, name="topology")
-app.add_typer(partitions.commands, name="partition")
-app.add_typer(safepoints.commands, name="safepoint")
-app.add_typer(feeds.commands, name="feed")
-app.add_typer(subscriptions.commands, name="subscription")
-app.add_typer(transactions.commands, name="txn")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     _replace_closed_streams()
@@ -204,19 +211,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], session: Session) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    command = _command()
+    command = get_group(app)
     try:
         with command.make_context("floodmark", list(arguments), obj=session) as context:
             command.invoke(context)
     except typer.Exit as finished:
         return finished.exit_code
     return DONE
-
-
-@cache
-def _command() -> Any:
-    """All commands, made of their signatures: that takes a while."""
-    return get_command(app)
 
 
 def _replace_closed_streams() -> None:

@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 import floodmark
 from floodmark.cli.arguments import Json, Location, NamespaceName, Retention, Ttl
+from floodmark.cli.commands.rewriting import rewrite
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.opening import open_site
 from floodmark.cli.render.output import Output, note
@@ -16,6 +17,7 @@ from floodmark.host.statistics import NamespaceStatistics
 from floodmark.model.errors import NamespaceExists
 
 commands = typer.Typer(help="Create, look at, change and drop namespaces.")
+commands.command()(rewrite)
 
 Merge = Annotated[
     str,
