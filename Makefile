@@ -1,13 +1,14 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+PYTEST := $(BIN)/python -m pytest --dist loadscope --max-worker-restart 0
 ARGS ?=
 
 # The tests start hundreds of processes: none of them should compile what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log soak clean
+.PHONY: help setup demo test test-all check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log soak clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -18,8 +19,11 @@ setup: $(STAMP) ## Make .venv with everything that development needs
 demo: $(STAMP) ## Run the demo
 	@$(BIN)/floodmark demo
 
-test: $(STAMP) ## Run the tests and the doctests, six at a time (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest -n 6 --dist loadscope --max-worker-restart 0 $(ARGS)
+test: $(STAMP) ## Run the tests: each promise and each command once, in minutes (ARGS="-k name" picks some)
+	@$(PYTEST) -n 4 $(ARGS)
+
+test-all: $(STAMP) ## Run all tests but the soaks: more ways, more examples
+	@$(PYTEST) -n 4 -m "not soak" --hypothesis-profile test-all $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types, layers and tidiness
 	@$(BIN)/ruff format --check
@@ -54,8 +58,7 @@ bench-log: $(STAMP) ## Measure the batched log beside the bare one
 	@$(BIN)/python benchmarks/log.py $(ARGS)
 
 soak: $(STAMP) ## Run the tests that take minutes, two at a time: about three hours
-	@$(BIN)/python -m pytest -m soak -n 2 --dist loadscope --max-worker-restart 0 \
-		-o faulthandler_timeout=7200 $(ARGS)
+	@$(PYTEST) -n 2 -m soak --hypothesis-profile soak -o faulthandler_timeout=7200 $(ARGS)
 
 clean: ## Remove .venv, caches and build results
 	@rm -rf $(VENV) build dist src/*.egg-info .hypothesis .import_linter_cache \

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.clock.fakes import FakeBound, FakeTime
 
@@ -12,7 +12,6 @@ from floodmark.clock.hybrid import BOUND_LEAD_MS
 from floodmark.model.errors import ClockSkew, StorageFailed
 from floodmark.model.version import Version, compose, physical_ms
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 HOUR_MS = 3_600_000
 
 STEPS = st.one_of(
@@ -25,7 +24,6 @@ STEPS = st.one_of(
 )
 
 
-@DETERMINISTIC
 @given(st.lists(STEPS, max_size=40), st.sampled_from([(1, 0), (64, 63)]))
 def test_restart_at_any_moment_never_reissues(
     steps: list[tuple[str, int]], numbering: tuple[int, int]

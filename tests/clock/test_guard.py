@@ -1,7 +1,7 @@
 """One wrong reading of the machine's clock is refused, and right ones are believed however long it took."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.clock.fakes import FakeBound, FakeTime
 
@@ -78,7 +78,6 @@ def test_jump_back_is_no_matter_for_the_guard() -> None:
     assert time() == wall.ms
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 3 * DAY_MS), st.sampled_from([0, 0, HOUR_MS, YEAR_MS])), max_size=30)
 )

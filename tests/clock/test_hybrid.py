@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.clock.fakes import FakeTime
 
@@ -14,7 +14,6 @@ from floodmark.clock.hybrid import BOUND_LEAD_MS, SKEW_MS_MAX
 from floodmark.model.errors import ClockSkew, Terminal
 from floodmark.model.version import COUNTER_MAX, Version, compose, physical_ms, split
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=150)
 HOUR_MS = 3_600_000
 
 
@@ -49,7 +48,6 @@ REMOTES = st.tuples(
 )
 
 
-@DETERMINISTIC
 @given(st.lists(st.tuples(JUMPS, st.none() | REMOTES), max_size=40))
 def test_clock_does_what_the_textbook_says_under_any_jumps(
     steps: list[tuple[int, tuple[int, int] | None]],
@@ -191,7 +189,6 @@ def test_lead_of_the_bound_stays_below_the_guard_of_peers() -> None:
 # Several nodes
 
 
-@DETERMINISTIC
 @given(
     st.sampled_from([2, 3, 64]),
     st.lists(st.tuples(st.integers(0, 63), st.sampled_from([0, 0, 1, -1, 5]), st.booleans()), max_size=60),

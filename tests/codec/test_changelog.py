@@ -4,7 +4,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from floodmark.codec.changelog import (
@@ -26,10 +26,6 @@ from floodmark.model.limits import (
     LOG_ROW_BYTES_MAX,
 )
 from floodmark.model.version import VERSION_MAX, Version
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
-FEW_EXAMPLES = settings(DETERMINISTIC, max_examples=40)
-MANY_EXAMPLES = settings(DETERMINISTIC, max_examples=300)
 
 VERSION = 411225436913926252
 INLINE = bytes(LOG_INLINE_VALUE_BYTES_MAX)
@@ -82,7 +78,6 @@ def test_commit_row_is_as_drawn() -> None:
     ).hex(" ", 4)
 
 
-@DETERMINISTIC
 @given(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=20))
 def test_commit_survives_a_round_trip(pairs: list[tuple[bytes, bytes]]) -> None:
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
@@ -90,7 +85,6 @@ def test_commit_survives_a_round_trip(pairs: list[tuple[bytes, bytes]]) -> None:
     assert decode_commit(row) == CommitRow(keys, [in_log(value) for value in values])
 
 
-@DETERMINISTIC
 @given(KEYS, VALUES)
 @example(b"\0\0\1a", INLINE)
 @example(b"\0\0\1a", LARGE)
@@ -100,7 +94,6 @@ def test_row_of_a_single_key_equals_that_of_a_commit_of_one(key: bytes, value: b
     assert decode_commit(encode_single(key, value)) == CommitRow([key], [in_log(value)])
 
 
-@FEW_EXAMPLES
 @given(
     st.lists(
         st.tuples(
@@ -216,7 +209,6 @@ def test_idle_heartbeat_of_three_namespaces_at_three_sites_takes_less_than_100_b
     assert decode_row(VERSION + 1, row) == heartbeat
 
 
-@DETERMINISTIC
 @given(HEARTBEATS)
 def test_heartbeat_survives_a_round_trip(heartbeat: Heartbeat) -> None:
     assert decode_row(heartbeat.version, encode_heartbeat(heartbeat)) == heartbeat
@@ -281,7 +273,6 @@ def test_bit_flipped_anywhere_is_refused_or_seen_and_never_another_exception(row
             assert decode_row(VERSION, flip(row, bit)) != whole
 
 
-@MANY_EXAMPLES
 @given(st.sampled_from([b"", b"\1", b"\2", b"\3", b"\4"]), st.binary(max_size=90))
 @example(b"\1", b"\xff\xff\xff\xff")
 @example(b"\1", b"\xff\xff\xff\x7f" + bytes(80))
@@ -297,7 +288,6 @@ def test_log_key_is_as_drawn() -> None:
     assert encode_log_key(7, 258, 3).hex() == "00000007" + "0000000000000102" + "0003"
 
 
-@DETERMINISTIC
 @given(
     st.lists(
         st.tuples(
@@ -322,7 +312,6 @@ def test_log_key_of_wrong_length_is_refused(key: bytes) -> None:
 BOUNDS = st.sampled_from([0, 1, 2, VERSION_MAX - 1, VERSION_MAX]) | U64
 
 
-@MANY_EXAMPLES
 @given(
     st.sampled_from([0, 5, (1 << 32) - 2]),
     BOUNDS,

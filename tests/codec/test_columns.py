@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.codec.strategies import STATES, fields_states
 
@@ -28,8 +28,6 @@ from floodmark.model.errors import Corruption
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.partition import Content
 from floodmark.model.version import VERSION_MAX
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 SECONDS_MAX = (1 << 63) - 1
 
@@ -64,7 +62,6 @@ def middle(values: Sequence[bytes]) -> pyarrow.BinaryArray:
 
 @pytest.mark.parametrize("arrange", [column, middle])
 @given(st.lists(ENGINE_KEYS, max_size=20))
-@DETERMINISTIC
 def test_keys_decode_as_each_does(arrange: type, encoded: list[bytes]) -> None:
     keys, versions = decode_keys(arrange(encoded))
     expected = [decode_key(key) for key in encoded]
@@ -102,7 +99,6 @@ def test_damaged_key_is_refused_and_shown(damaged: str, message: str) -> None:
 
 @pytest.mark.parametrize("arrange", [column, middle])
 @given(st.lists(STORED, max_size=20))
-@DETERMINISTIC
 def test_values_split_as_each_does(arrange: type, stored: list[bytes]) -> None:
     columns = split_values(arrange(stored))
     records = [decode_value(value) for value in stored]
@@ -118,7 +114,6 @@ def test_values_split_as_each_does(arrange: type, stored: list[bytes]) -> None:
 
 @pytest.mark.parametrize("arrange", [column, middle])
 @given(st.lists(PLAIN_RECORDS | st.builds(encode_state, fields_states(), ORIGINS), max_size=8), MOMENTS)
-@DETERMINISTIC
 def test_values_split_as_each_is_read_at_a_moment(arrange: type, stored: list[bytes], now_ms: int) -> None:
     columns = split_values(arrange(stored), now_ms)
     columns.values.validate(full=True)
@@ -132,7 +127,6 @@ def test_values_split_as_each_is_read_at_a_moment(arrange: type, stored: list[by
 
 
 @given(st.lists(STORED, max_size=10))
-@DETERMINISTIC
 def test_column_knows_whether_a_value_depends_on_the_moment(stored: list[bytes]) -> None:
     kinds = [(decode_value(value).stamps or b"\0")[0] for value in stored]
     assert has_expiring_fields(column(stored)) == (EXPIRING_FIELDS in kinds)
@@ -190,7 +184,6 @@ def test_damaged_value_is_refused(damaged: str, message: str) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"ab", b"abcd", b"abcdefgh", b"b"]), VERSIONS), min_size=1))
-@DETERMINISTIC
 def test_rows_know_which_repeat_the_key_before(pairs: list[tuple[bytes, int]]) -> None:
     rows = StoredRows([(encode_key(1, key, version), encode_value(b"")) for key, version in pairs])
     keys = [key for key, _ in pairs]
@@ -199,7 +192,6 @@ def test_rows_know_which_repeat_the_key_before(pairs: list[tuple[bytes, int]]) -
 
 
 @given(st.lists(STORED, min_size=1, max_size=20), st.integers(0, 1 << 45))
-@DETERMINISTIC
 def test_rows_know_which_are_dead(stored: list[bytes], physical_ms: int) -> None:
     rows = StoredRows([(encode_key(1, b"key", 1), value) for value in stored])
     everything = numpy.arange(len(stored))
@@ -209,7 +201,6 @@ def test_rows_know_which_are_dead(stored: list[bytes], physical_ms: int) -> None
 
 
 @given(st.lists(st.tuples(KEYS, VERSIONS, STORED), min_size=1, max_size=10), st.integers(0, 3))
-@DETERMINISTIC
 def test_taken_rows_are_records_with_or_without_digests(
     facts: list[tuple[bytes, int, bytes]], step: int
 ) -> None:
@@ -239,7 +230,6 @@ def test_taken_rows_are_records_with_or_without_digests(
 
 
 @given(st.lists(PLAIN_RECORDS | st.builds(encode_state, fields_states()), min_size=1, max_size=10), MOMENTS)
-@DETERMINISTIC
 def test_digests_are_those_of_the_values_that_a_reader_finds_at_the_moment(
     stored: list[bytes], now_ms: int
 ) -> None:

@@ -4,7 +4,7 @@ from itertools import cycle
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.changelog import encode_commit
@@ -52,7 +52,6 @@ def require_same(rows: Rows) -> None:
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=3)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
 @given(
     st.integers(0, 99), st.integers(MANY, 200), st.lists(st.integers(2, 40), min_size=1, max_size=3), sizes
 )

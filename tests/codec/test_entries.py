@@ -2,7 +2,7 @@
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.entries import (
@@ -16,8 +16,6 @@ from floodmark.codec.entries import (
     is_batched,
 )
 from floodmark.model.errors import Corruption, FormatTooNew
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
 
 RECORDS = st.binary(max_size=40) | st.binary(max_size=9).map(lambda rest: MAGIC + rest)
 
@@ -39,7 +37,6 @@ def test_overhead_is_what_the_constants_say() -> None:
     assert len(encode_batch(records)) == overhead + sum(map(len, records))
 
 
-@DETERMINISTIC
 @given(st.lists(RECORDS, min_size=1, max_size=20))
 def test_a_batch_is_read_back(records: list[bytes]) -> None:
     entry = encode_batch(records)
@@ -47,7 +44,6 @@ def test_a_batch_is_read_back(records: list[bytes]) -> None:
     assert decode_entry(entry) == records
 
 
-@DETERMINISTIC
 @given(RECORDS)
 def test_a_bare_record_is_itself_unless_it_looks_like_a_batch(record: bytes) -> None:
     entry = encode_bare(record)

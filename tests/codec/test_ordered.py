@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from floodmark.codec.ordered import (
@@ -21,8 +21,6 @@ from floodmark.codec.ordered import (
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 # Bytes that padding and markers are made of are where an encoding goes wrong.
 AWKWARD_BYTES = st.lists(st.sampled_from([0x00, 0x01, 0xF7, 0xFE, 0xFF]), max_size=26).map(bytes)
@@ -49,13 +47,11 @@ def test_key_is_encoded_as_tikv_does() -> None:
     assert decode_key(bytes.fromhex("7200000061626300feffffffffffffffe1")) == (0, b"abc", 30)
 
 
-@DETERMINISTIC
 @given(KEYS, st.binary(max_size=20))
 def test_bytes_survive_a_round_trip_whatever_follows(data: bytes, following: bytes) -> None:
     assert decode_bytes(encode_bytes(data) + following) == (data, following)
 
 
-@DETERMINISTIC
 @given(KEYS, KEYS)
 @example(b"a", b"a\x00")
 @example(b"12345678", b"12345678\x00")
@@ -64,13 +60,11 @@ def test_encoded_bytes_sort_as_the_bytes_do(left: bytes, right: bytes) -> None:
     assert (encode_bytes(left) < encode_bytes(right)) == (left < right)
 
 
-@DETERMINISTIC
 @given(KEYS, KEYS)
 def test_no_encoded_bytes_are_the_beginning_of_others(left: bytes, right: bytes) -> None:
     assert left == right or not encode_bytes(left).startswith(encode_bytes(right))
 
 
-@DETERMINISTIC
 @given(NAMESPACES, KEYS, VERSIONS)
 def test_key_survives_a_round_trip(namespace: int, key: bytes, version: Version) -> None:
     assert decode_key(encode_key(namespace, key, version)) == (namespace, key, version)
@@ -84,7 +78,6 @@ def test_key_of_any_allowed_length_survives_a_round_trip(length: int) -> None:
     assert decode_user_key(encode_prefix(encode_namespace(7) + key)) == key
 
 
-@DETERMINISTIC
 @given(
     st.lists(
         st.tuples(
@@ -102,7 +95,6 @@ def test_engine_keys_sort_by_namespace_then_key_then_newest_version(
     assert by_bytes == sorted(keys, key=lambda key: (key[0], key[1], -key[2]))
 
 
-@DETERMINISTIC
 @given(NAMESPACES, KEYS, VERSIONS)
 def test_fast_way_to_the_user_key_agrees_with_the_careful_one(
     namespace: int, key: bytes, version: Version
@@ -174,7 +166,6 @@ def test_fast_way_refuses_a_prefix_of_impossible_shape(prefix: bytes) -> None:
         decode_user_key(prefix)
 
 
-@DETERMINISTIC
 @given(st.binary(max_size=40))
 def test_any_bytes_decode_or_are_refused_as_corrupt(engine_key: bytes) -> None:
     try:
@@ -184,7 +175,6 @@ def test_any_bytes_decode_or_are_refused_as_corrupt(engine_key: bytes) -> None:
     assert encode_key(namespace, key, version) == engine_key
 
 
-@DETERMINISTIC
 @given(KEYS, VERSIONS, st.data())
 def test_flipped_bit_gives_another_key_or_is_refused(
     key: bytes, version: Version, data: st.DataObject

@@ -1,7 +1,7 @@
 """Stamps read from the last bytes of records: the same as decoding each, whatever stands around them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.codec.strategies import STAMPED, STAMPS
 
@@ -11,8 +11,6 @@ from floodmark.codec.states import encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 # The site that the records are at.
 HERE = 1
@@ -37,7 +35,6 @@ def without_origin(stored: bytes) -> bytes:
     return encode_value(record.value, record.expires_at, record.deleted, stamps=record.stamps)
 
 
-@DETERMINISTIC
 @given(st.lists(st.tuples(CONTENTS, st.none() | STAMPS), max_size=8))
 def test_origins_are_found_in_all_records(facts: list[tuple]) -> None:  # type: ignore[type-arg]
     records = [content(origin) for content, origin in facts]
@@ -47,7 +44,6 @@ def test_origins_are_found_in_all_records(facts: list[tuple]) -> None:  # type: 
     assert find_origins(records) == expected
 
 
-@DETERMINISTIC
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), CONTENTS, STAMPS), min_size=1, max_size=8))
 def test_copies_have_the_digests_of_what_was_first_written(facts: list[tuple]) -> None:  # type: ignore[type-arg]
     keys = [b"\x00\x00\x01" + key for key, _, _ in facts]

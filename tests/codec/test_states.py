@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.codec.strategies import STAMPED, STAMPS, STATES, UNSTAMPED, fields_states
 
@@ -33,8 +33,6 @@ from floodmark.codec.values import (
 )
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption, LimitExceeded
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 OSLO, ROME = Stamp(0x0102030405060708, 1), Stamp(0x0102030405060709, 2)
 PROFILE = FieldsState(
@@ -94,7 +92,6 @@ def test_origin_stands_before_the_stamps() -> None:
     assert decode_state(encode_state(VISITS, Stamp(9, 4))) == VISITS
 
 
-@DETERMINISTIC
 @given(STATES, st.none() | STAMPS)
 def test_states_survive_a_round_trip(state: State, origin: Stamp | None) -> None:
     stored = encode_state(state, origin)
@@ -102,7 +99,6 @@ def test_states_survive_a_round_trip(state: State, origin: Stamp | None) -> None
     assert decode_value(stored).origin == origin
 
 
-@DETERMINISTIC
 @given(fields_states())
 def test_value_is_the_object_of_the_present_fields(state: FieldsState) -> None:
     record = decode_value(encode_state(state))
@@ -133,7 +129,6 @@ def test_value_of_a_counter_is_the_sum_of_its_entries(state: CounterState, value
     assert (record.value, record.deleted) == (value, not state.entries)
 
 
-@DETERMINISTIC
 @given(STATES)
 def test_unstamped_states_are_known_as_such(state: State) -> None:
     assert is_unstamped(state) == (HERE in all_stamps(state) or state.deleted == DELETE_HERE)
@@ -162,7 +157,6 @@ def test_record_expires_with_its_last_field(
         assert kind_of(stored) == kind
 
 
-@DETERMINISTIC
 @given(fields_states(), st.integers(0, 60_000))
 def test_reader_finds_the_fields_that_are_alive_at_the_moment(state: FieldsState, now_ms: int) -> None:
     stored = encode_state(state)
@@ -307,7 +301,6 @@ DAMAGES: dict[str, Callable[[bytes, int, int], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@DETERMINISTIC
 @given(STATES, st.data())
 def test_damaged_bytes_decode_to_what_encodes_to_them_or_are_refused(
     damage: str, state: State, data: st.DataObject
@@ -322,7 +315,6 @@ def test_damaged_bytes_decode_to_what_encodes_to_them_or_are_refused(
     assert encode_state(read, decode_value(damaged).origin) == damaged
 
 
-@DETERMINISTIC
 @given(STAMPED, st.integers(0, 60_000))
 def test_counters_and_lasting_records_are_read_without_a_look_at_their_stamps(
     state: State, now_ms: int
@@ -332,7 +324,6 @@ def test_counters_and_lasting_records_are_read_without_a_look_at_their_stamps(
         assert render_value(record, now_ms) is record.value
 
 
-@DETERMINISTIC
 @given(UNSTAMPED)
 def test_unstamped_states_have_a_kind_too(state: State) -> None:
     expected = (COUNTER,) if isinstance(state, CounterState) else (FIELDS, EXPIRING_FIELDS)

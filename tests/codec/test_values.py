@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.values import (
@@ -21,8 +21,6 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.record import Record
 from floodmark.model.version import VERSION_MAX
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 STAMPS = st.builds(Stamp, st.integers(1, VERSION_MAX), st.integers(1, 255))
 # What stamps may end with, so that random bytes get past it now and then.
@@ -102,7 +100,6 @@ def test_every_combination_survives_a_round_trip(
     assert decode_value(encode_record(record)) == record
 
 
-@DETERMINISTIC
 @given(RECORDS)
 def test_records_survive_a_round_trip(record: Record) -> None:
     assert decode_value(encode_record(record)) == record
@@ -158,7 +155,6 @@ def test_empty_record_is_refused() -> None:
         decode_value(b"")
 
 
-@DETERMINISTIC
 @given(st.binary(max_size=40) | st.builds(lambda head, tail: head + tail, st.binary(max_size=20), TAILS))
 def test_any_bytes_decode_to_what_encodes_to_them_or_are_refused(stored: bytes) -> None:
     try:

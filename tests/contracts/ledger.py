@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import ClassVar, TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.sizes import scaled
 
 from floodmark.clock import TimeSource
 from floodmark.log import EntryId, Ledger, LedgerSettings
@@ -31,7 +32,7 @@ class LedgerContract:
     """The contract of `floodmark.log.Ledger`, sentence by sentence."""
 
     keeps: ClassVar[bool] = True
-    examples: ClassVar[int] = 40
+    times: ClassVar[float] = 0.5
 
     @pytest.fixture
     def ledger(self, open_ledger: OpenLedger) -> Ledger:
@@ -222,7 +223,7 @@ class LedgerContract:
     # All of it, against a plain dict
 
     def test_any_history_reads_like_a_plain_dict(self, open_ledger: OpenLedger) -> None:
-        @settings(max_examples=self.examples, deadline=None, derandomize=True, database=None)
+        @scaled(self.times)
         @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=40))
         def compare(steps: list[tuple[int, int]]) -> None:
             ledger = open_ledger(LedgerSettings(segment_bytes_max=20), SimulatedTime())

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.columns import RECORDS_WITH_DIGESTS
@@ -42,7 +42,6 @@ def row_of(held: Contents, key: bytes) -> Row | None:
     return Row(held[key] + 100, b"%d" % held[key], (held[key] - 1) % (1 << 64))
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(contents, min_size=2, max_size=3), st.lists(st.integers(0, 40)), st.integers(1, 12))
 def test_windows_find_what_dictionaries_find(held: list[Contents], cuts: list[int], window_rows: int) -> None:
     streams = [stream_of(each, cuts[place:]) for place, each in enumerate(held)]

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import Phase, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from tests.sizes import SEARCH
 
 from floodmark.feed.subscription.acknowledgement import (
     Account,
@@ -19,7 +20,6 @@ from floodmark.feed.subscription.acknowledgement import (
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.limits import REQUEST_BYTES_MAX, UNACKED_MAX
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 INDEXES = st.integers(0, 12)
 
 
@@ -51,7 +51,6 @@ def commit_of(live: set[int], count: int) -> LiveCommit:
     return commit
 
 
-@DETERMINISTIC
 @given(live=st.sets(INDEXES), start=INDEXES, length=st.integers(0, 13))
 @example(live={3, 4, 5}, start=4, length=1)
 @example(live={3, 4, 5}, start=0, length=13)
@@ -64,13 +63,11 @@ def test_runs_are_a_set_of_indexes(live: set[int], start: int, length: int) -> N
     assert commit.unacked == len(live - gone)
 
 
-@DETERMINISTIC
 @given(live=st.sets(INDEXES))
 def test_runs_take_no_more_room_than_what_is_live(live: set[int]) -> None:
     assert len(commit_of(live, 13).runs) <= 2 * len(live)
 
 
-@DETERMINISTIC
 @given(known=st.sets(INDEXES), told=st.sets(st.integers(0, 25)), count=st.integers(0, 26))
 def test_a_commit_that_grows_keeps_what_is_known_of_its_first_changes(
     known: set[int], told: set[int], count: int
@@ -297,7 +294,7 @@ class Telling(RuleBasedStateMachine):
 
 
 TestTelling = Telling.TestCase
-TestTelling.settings = settings(DETERMINISTIC, stateful_step_count=30)
+TestTelling.settings = settings(stateful_step_count=30)
 
 
 def forget_positions(account: Account) -> None:
@@ -319,9 +316,8 @@ def test_the_machine_notices_a_consumer_that_forgets(
         return take(account)
 
     monkeypatch.setattr(Account, "take", take_less)
-    searching = settings(DETERMINISTIC, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Telling, settings=searching)
+        run_state_machine_as_test(Telling, settings=SEARCH)
 
 
 def test_what_was_taken_in_or_handed_out_does_not_change() -> None:

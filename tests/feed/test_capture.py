@@ -11,8 +11,9 @@ from itertools import product
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sizes import SEARCH, scaled
 
 from floodmark.feed.reading import capture as capture_module
 from floodmark.feed.reading.capture import SPANS_MAX, CaptureState, ChangeCapture, Span
@@ -251,10 +252,8 @@ def assert_called_back(client: Client, *, all_winners: bool) -> None:
         assert highest == client.site.winners, "a winner is missing"
 
 
-def check(capture_class: type[ChangeCapture], *, reckless: bool, examples: int = 300) -> None:
-    phases = (Phase.generate, Phase.shrink) if capture_class is ChangeCapture else (Phase.generate,)
-
-    @settings(derandomize=True, deadline=None, max_examples=examples, phases=phases)
+def check(capture_class: type[ChangeCapture], examples: settings, *, reckless: bool) -> None:
+    @examples
     @given(st.integers(2, 4), steps)
     def histories(count: int, history: list[Step]) -> None:
         run(count, history, capture_class, reckless=reckless)
@@ -262,10 +261,10 @@ def check(capture_class: type[ChangeCapture], *, reckless: bool, examples: int =
     histories()
 
 
-@pytest.mark.parametrize("examples", [300, pytest.param(20_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("reckless", [False, True], ids=["begins as told", "begins anywhere"])
-def test_a_client_is_called_back_once_for_each_change(reckless: bool, examples: int) -> None:
-    check(ChangeCapture, reckless=reckless, examples=examples)
+def test_a_client_is_called_back_once_for_each_change(reckless: bool, times: int) -> None:
+    check(ChangeCapture, scaled(times), reckless=reckless)
 
 
 # Planted faults
@@ -324,7 +323,7 @@ class WholeCommits(ChangeCapture):
 )
 def test_the_check_finds_a_planted_fault(fault: type[ChangeCapture], reckless: bool, finding: str) -> None:
     with pytest.raises(AssertionError, match=finding):
-        check(fault, reckless=reckless)
+        check(fault, SEARCH, reckless=reckless)
 
 
 # One rule at a time

@@ -4,7 +4,7 @@ from random import Random
 
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.changelog import encode_commit, encode_heartbeat, encode_log_key, encode_single
@@ -70,7 +70,6 @@ def gather(
     return batches
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
 @given(
     seed=st.integers(0, 999),
     count=st.integers(0, 60),

@@ -6,7 +6,7 @@ from itertools import groupby
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support import DAY_MS, HUGE, SECOND_MS, World, open_world
 from tests.site.support import START_MS, HookedEngine, node_of, nothing, open_memory
@@ -110,7 +110,6 @@ def expected_end(changes: Sequence[Change], end: Version, changes_max: int) -> t
     return end, taken
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 10**6)), min_size=1, max_size=25),
     seed=st.integers(0, 10**6),

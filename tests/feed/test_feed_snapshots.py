@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.dataset
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.contracts.site.base import fill, state_after, wait_until
 from tests.feed.test_runner_processes import runner_process
@@ -27,7 +27,6 @@ KEYS = 3_000
 KILLS = 2
 AT = 1_000
 PREFIX = encode_namespace(1)
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
 
 
 def test_runners_that_are_killed_in_the_middle_of_a_snapshot_lose_nothing(tmp_path: Path) -> None:
@@ -76,7 +75,6 @@ def wait_until_the_snapshot_moves(site: Site) -> None:
     wait_until(lambda: places() != before, "the runner does not deliver")
 
 
-@DETERMINISTIC
 @given(data=st.data())
 def test_ranges_that_are_cut_anew_in_a_snapshot_skip_no_key(data: st.DataObject) -> None:
     """Reports and cuts in any order: of all keys up to a range's place, the sink has the snapshot."""

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support_feeds import spec
 
@@ -25,7 +25,6 @@ from floodmark.model.limits import FEED_RANGES_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, compose
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
 NOW_MS = 1_700_000_000_000
 
 
@@ -217,7 +216,6 @@ def key_ranges(draw: st.DrawFn) -> KeyRange:
     return KeyRange(start, end)
 
 
-@DETERMINISTIC
 @given(keys=key_ranges(), partitions=tilings(), count=st.integers(1, 6))
 def test_a_range_is_cut_along_partitions_without_holes(
     keys: KeyRange, partitions: list[KeyRange], count: int
@@ -233,7 +231,6 @@ def test_a_range_is_cut_along_partitions_without_holes(
     assert len(parts) == min(count, sum(overlaps))
 
 
-@DETERMINISTIC
 @given(
     before=tilings(),
     after=tilings(),

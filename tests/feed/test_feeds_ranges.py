@@ -1,11 +1,9 @@
 """Ranges of feeds along partitions: cutting them anew neither skips a change nor moves the checkpoint."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support_feeds import World, moved
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
 
 
 @pytest.fixture
@@ -32,7 +30,6 @@ def test_rebalancing_follows_the_partitions_of_now(world: World) -> None:
     assert world.store.rebalance("copy") == balanced, "nothing has changed, so nothing is cut"
 
 
-@DETERMINISTIC
 @given(data=st.data())
 def test_the_checkpoint_does_not_jump_while_ranges_are_cut_anew(data: st.DataObject) -> None:
     """Splits, merges, reports and rebalancing in any order: it never goes back, and never passes a range."""

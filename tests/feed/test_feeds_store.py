@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from hypothesis import settings
 from tests.feed.support_feeds import USERS, World, moved
 
 from floodmark.feed.named import store as store_module
@@ -27,7 +26,6 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version, compose
 from floodmark.partition import META
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
 DAY_MS = timedelta(hours=24) // timedelta(milliseconds=1)
 
 

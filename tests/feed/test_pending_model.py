@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, settler
+from tests.sizes import SEARCH, scaled
 
 from floodmark.feed.subscription.acknowledgement import Position
 from floodmark.feed.subscription.ledger import PendingLedger
@@ -27,8 +27,6 @@ from floodmark.feed.subscription.pending import Pending
 from floodmark.log import BatchSettings
 from floodmark.model.errors import AcknowledgementConflict, FloodmarkError
 from floodmark.model.partition import Decision
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=50, stateful_step_count=40)
 
 TRANSACTIONS = st.sampled_from(["t", "u", "v"])
 
@@ -207,7 +205,7 @@ class Acknowledging(RuleBasedStateMachine):
 
 
 TestAcknowledging = Acknowledging.TestCase
-TestAcknowledging.settings = DETERMINISTIC
+TestAcknowledging.settings = scaled(0.5, stateful_step_count=40)
 
 
 # The machine must be able to fail.
@@ -230,6 +228,5 @@ def test_the_machine_notices_a_planted_fault(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    searching = settings(DETERMINISTIC, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises((AssertionError, FloodmarkError, pytest.fail.Exception)):
-        run_state_machine_as_test(Acknowledging, settings=searching)
+        run_state_machine_as_test(Acknowledging, settings=SEARCH)

@@ -4,15 +4,13 @@ from itertools import pairwise
 from threading import Event, Thread
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.clock.sources import monotonic_ms
 from floodmark.feed.reading.rate import RateLimit
 from floodmark.model.errors import InvalidArgument
 from floodmark.testing import SimulatedTime
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
 
 RATES = st.sampled_from([1, 3, 7, 10, 999, 1000, 1001, 64 * 1024 * 1024])
 
@@ -136,7 +134,6 @@ def test_a_rate_that_lets_nothing_through_is_refused(rate: int) -> None:
 steps = st.lists(st.tuples(st.integers(0, 1500), st.floats(0, 1)), min_size=1, max_size=30)
 
 
-@DETERMINISTIC
 @given(RATES, steps, st.integers(0, 3))
 def test_never_more_than_the_rate_and_one_burst(
     rate: int, pauses: list[tuple[int, float]], late_ms: int
@@ -151,7 +148,6 @@ def test_never_more_than_the_rate_and_one_burst(
     assert_within(passed, rate, burst=rate)
 
 
-@DETERMINISTIC
 @given(RATES, st.lists(st.floats(0, 4), min_size=1, max_size=30))
 def test_amounts_of_any_size_flow_at_the_rate_and_no_slower(rate: int, shares: list[float]) -> None:
     limit, time, waiting = limited(rate)

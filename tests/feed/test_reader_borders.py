@@ -7,7 +7,7 @@ log is trimmed under the reader at any version.
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support import Follower, World, open_world, raw_changes, read_batches, tiny_pages
 from tests.site.support import node_of
@@ -66,7 +66,6 @@ def build(world: World, history: list[Step]) -> Version:
     return world.site.resolved_version()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=steps,
     before_images=st.booleans(),
@@ -95,7 +94,6 @@ def test_stream_can_be_resumed_at_each_of_its_markers(
         assert items[-1].version == end
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=steps,
     before_images=st.booleans(),
@@ -125,7 +123,6 @@ def place_of(change: Change) -> tuple[Any, ...]:
     return change.version, change.key, change.value, change.type, change.stamp, change.expires_at
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=steps, looks=st.sets(st.integers(0, 19)), bytes_max=st.sampled_from([1, 900, 4000]))
 def test_follower_changes_between_tail_and_log_without_a_seam(
     history: list[Step], looks: set[int], bytes_max: int
@@ -149,7 +146,6 @@ def test_follower_changes_between_tail_and_log_without_a_seam(
         assert beats.heartbeats == [item for item in content if isinstance(item, Heartbeat)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=steps)
 def test_tiny_pages_change_nothing(history: list[Step]) -> None:
     """The canary of the others: what is compared above is also what ordinary pages give."""

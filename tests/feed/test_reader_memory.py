@@ -68,6 +68,7 @@ def catch_up(stream: Iterator[Any], site: Site) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_blocked_followers_cost_bounded_memory_and_miss_nothing(tmp_path: Path) -> None:
     with floodmark.open(tmp_path / "oslo", site="oslo", background=False) as site:
         load = Load(site, site.create_namespace("users"))

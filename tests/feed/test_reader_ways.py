@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support import (
     DAY_MS,
@@ -119,7 +119,6 @@ class RawFollower:
             self.batches.append(batch)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=steps)
 def test_tail_log_and_scan_give_the_same_stream(steps: list[Step]) -> None:
     with open_world(LOG_RETENTION) as world:
@@ -166,7 +165,6 @@ def check_partitions(world: World, logged: list[ChangeBatch], tail: list[ChangeB
             assert ranges[partition].contains(key)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(before=steps, after=steps)
 def test_scan_gives_the_log_s_stream_also_when_older_versions_were_collected(
     before: list[Step], after: list[Step]

@@ -3,7 +3,7 @@
 from threading import Event
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support_feeds import Task
 from tests.feed.support_runner import Stage
@@ -15,8 +15,6 @@ from floodmark.feed.reading.damage import OnDamaged
 from floodmark.model.change import Change
 from floodmark.model.stream import ChangeBatch
 from floodmark.testing.sinks import HANG_SECONDS, SINCE, change
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
 
 
 def drain(buffer: RangeBuffer, records_max: int) -> list[Batch]:
@@ -45,7 +43,6 @@ def streams(draw: st.DrawFn) -> list[tuple[list[Change], int]]:
     return portions
 
 
-@DETERMINISTIC
 @given(portions=streams(), records_max=st.integers(1, 7))
 def test_batches_follow_each_other_and_end_with_commits(
     portions: list[tuple[list[Change], int]], records_max: int

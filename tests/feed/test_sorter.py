@@ -13,15 +13,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.feed.reading.sorter import MERGE_RUNS_MAX, Row, Sorter, open_nameless
 from floodmark.model.errors import Closed, Corruption, InvalidArgument, StorageFailed, StorageFull
 from floodmark.model.limits import KEY_BYTES_MAX, MIB, VALUE_BYTES_MAX
 from floodmark.model.version import VERSION_MAX
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
 
 # Few versions and keys, so that many rows are equal; some keys are prefixes of others.
 VERSIONS = st.sampled_from([1, 2, 3, 255, 256, 1 << 18, VERSION_MAX])
@@ -78,7 +76,6 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@DETERMINISTIC
 @given(st.lists(st.tuples(VERSIONS, KEYS, PARTITIONS), max_size=200), QUOTAS, st.integers(0, 400))
 def test_it_gives_what_a_stable_sort_gives(
     heads: list[tuple[int, bytes, int]], quota: int, value_bytes: int
@@ -92,7 +89,6 @@ def test_it_gives_what_a_stable_sort_gives(
         assert sorter.statistics().rows_added == len(rows)
 
 
-@settings(DETERMINISTIC, max_examples=60)
 @given(st.lists(st.integers(0, 30), max_size=12), QUOTAS)
 def test_pages_and_single_rows_can_be_mixed(sizes: list[int], quota: int) -> None:
     rows = random_rows(sum(sizes))
@@ -177,6 +173,7 @@ def test_nothing_gives_nothing() -> None:
 # Memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "value_bytes", "quota"),
     [(75_000, 4 * 1024, 16 * MIB), (300, MIB, 16 * MIB), (60_000, 8, 2 * MIB)],

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.feed.support_subscription import BY_HAND, Stage, make_stage, positions_of, write
+from tests.sizes import SEARCH, scaled
 
 from floodmark.feed.subscription.acknowledgement import Account, Deliveries, LiveCommit, Position, Progress
 from floodmark.feed.subscription.consumer import Delivery, Since, Subscription, SubscriptionOptions
@@ -34,8 +34,6 @@ from floodmark.testing import FaultyEngine
 # The consumer reads from "b" on: what others write must not count.
 KEYS = KeyRange(b"b", None)
 WRITTEN_KEYS = st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), min_size=1, max_size=6)
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200, stateful_step_count=40)
 
 
 @dataclass
@@ -212,7 +210,7 @@ class Consuming(RuleBasedStateMachine):
 
 
 TestConsuming = Consuming.TestCase
-TestConsuming.settings = DETERMINISTIC
+TestConsuming.settings = scaled(2, stateful_step_count=40)
 
 
 # The machine must be able to fail.
@@ -250,9 +248,8 @@ def test_the_machine_notices_a_planted_fault(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    searching = settings(DETERMINISTIC, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises((AssertionError, FloodmarkError)):
-        run_state_machine_as_test(Consuming, settings=searching)
+        run_state_machine_as_test(Consuming, settings=SEARCH)
 
 
 def test_by_hand_nothing_happens_by_itself() -> None:

@@ -11,7 +11,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support import HUGE, Follower, World, delivered, open_world, request_of
 from tests.site.support import HANG_SECONDS, host_of, nothing, run_threads
@@ -46,7 +46,6 @@ def versions_of(changes: Any) -> list[Version]:
 # The window itself
 
 
-@settings(max_examples=300)
 @given(
     sizes=st.lists(st.integers(0, 3000), max_size=60),
     bytes_max=st.sampled_from([1, 1_000, 5_000, 50_000]),

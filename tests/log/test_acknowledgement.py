@@ -5,7 +5,7 @@ from pathlib import Path
 from time import thread_time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.contracts.ledger import entries_of
 from tests.log.support import GatedLedger, answers, busy
@@ -145,7 +145,6 @@ def test_marks_that_cannot_be_are_named(engine: MemoryEngine, mark: bytes) -> No
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
 @given(SIZES, st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), max_size=40), st.integers(1, 7))
 def test_what_is_live_is_what_was_not_acknowledged(
     sizes: list[int], acknowledged: list[tuple[int, int]], restart_every: int

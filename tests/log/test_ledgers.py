@@ -31,7 +31,7 @@ class TestStoredLedgerInMemory(LedgerContract):
 
 
 class TestStoredLedgerInRocks(LedgerContract):
-    examples = 5
+    times = 0.05
 
     @pytest.fixture
     def open_ledger(self, tmp_path: Path) -> Iterator[OpenLedger]:

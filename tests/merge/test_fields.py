@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.states import DELETE_HERE, HERE, Field, FieldsState, decode_state
@@ -23,8 +23,6 @@ from floodmark.merge.fields import (
 from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidValue, LimitExceeded
 from floodmark.model.limits import FIELD_NAME_BYTES_MAX, FIELDS_MAX, VALUE_BYTES_MAX
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
 
 NUMBERS = st.integers(-(1 << 80), 1 << 80) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
@@ -56,7 +54,6 @@ def test_numbers_of_any_size_are_kept() -> None:
     assert parse_object(b'{"a,":' + digits + b',"b":1e999}') == [("a,", digits), ("b", b"1e999")]
 
 
-@DETERMINISTIC
 @given(OBJECTS)
 def test_mappings_are_written_as_json(value: dict[str, Any]) -> None:
     assert [name for name, _ in parse_object(value)] == sorted(value)
@@ -149,7 +146,6 @@ def test_name_that_stands_there_twice_is_refused(written: bytes) -> None:
         update_fields(written)
 
 
-@DETERMINISTIC
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=5), st.booleans())
 def test_names_are_told_apart_however_they_are_written(
     pairs: list[tuple[str, Any]], ascii_only: bool

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.merge.histories import SITES_MAX, Replica, Step, exchange, run, steps
 
@@ -18,8 +18,6 @@ from floodmark.merge.states import (
     update_fields,
 )
 from floodmark.model.change import Stamp
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=700)
 
 NAMES = ("a", "b", "c")
 SITES = st.integers(2, SITES_MAX)
@@ -72,7 +70,6 @@ def contents(replicas: list[Replica]) -> set[bytes | None]:
     return {replica.content() for replica in replicas}
 
 
-@DETERMINISTIC
 @given(steps("put", "update", "update", "delete field", "delete", "hear", "hear", "hear all"), SITES, ORDERS)
 def test_sites_end_with_the_same_fields(history: list[Step], sites: int, order: int) -> None:
     replicas, written = run(history, sites, FIELD_WRITES)
@@ -83,7 +80,6 @@ def test_sites_end_with_the_same_fields(history: list[Step], sites: int, order: 
         assert (json.loads(value) if value else {}) == expect_fields(written)
 
 
-@DETERMINISTIC
 @given(steps("add", "add", "hear", "hear all"), SITES, ORDERS)
 def test_counters_without_deletes_end_with_the_true_sum(history: list[Step], sites: int, order: int) -> None:
     replicas, written = run(history, sites, COUNTER_WRITES)
@@ -95,7 +91,6 @@ def test_counters_without_deletes_end_with_the_true_sum(history: list[Step], sit
         assert live_value(replica.stored, 0) == b"%d" % total
 
 
-@DETERMINISTIC
 @given(steps("add", "add", "add", "delete", "hear", "hear", "hear all"), SITES, ORDERS)
 def test_counters_with_deletes_end_equal_and_above_the_last_delete(
     history: list[Step], sites: int, order: int

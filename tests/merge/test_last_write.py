@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from functools import reduce
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.merge import POLICIES, Stamped, last_write
 from floodmark.model import Record, Stamp
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 STAMPS = st.builds(Stamp, st.integers(1, 4), st.integers(1, 3))
 
@@ -29,19 +27,16 @@ def merge_all(writes: Sequence[Stamped]) -> Stamped | None:
     return reduce(last_write, writes, start)
 
 
-@DETERMINISTIC
 @given(WRITES, WRITES)
 def test_it_is_commutative(left: Stamped, right: Stamped) -> None:
     assert last_write(left, right) == last_write(right, left)
 
 
-@DETERMINISTIC
 @given(WRITES, WRITES, WRITES)
 def test_it_is_associative(first: Stamped, second: Stamped, third: Stamped) -> None:
     assert last_write(last_write(first, second), third) == last_write(first, last_write(second, third))
 
 
-@DETERMINISTIC
 @given(WRITES, WRITES)
 def test_it_is_idempotent(left: Stamped, right: Stamped) -> None:
     assert last_write(left, left) == left
@@ -49,7 +44,6 @@ def test_it_is_idempotent(left: Stamped, right: Stamped) -> None:
     assert last_write(winner, left) == last_write(winner, right) == winner
 
 
-@DETERMINISTIC
 @given(st.lists(WRITES, min_size=1, max_size=8), st.data())
 def test_any_order_with_any_repetition_gives_the_highest_stamp(
     writes: list[Stamped], data: st.DataObject

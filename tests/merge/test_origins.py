@@ -1,7 +1,7 @@
 """A record falls apart into what one site wrote and the rest, and the two together are the record."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.codec.strategies import STAMPED, STAMPS
 
@@ -12,15 +12,12 @@ from floodmark.merge.states import merge_states, newest_stamp, stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
-
 
 def stamp_in(state: State, index: int) -> Stamp:
     stamps = sorted(stamps_of(state))
     return stamps[index % len(stamps)]
 
 
-@DETERMINISTIC
 @given(STAMPED, st.integers(0, 9), st.booleans())
 def test_state_is_the_join_of_its_two_parts(state: State, index: int, all_of_it: bool) -> None:
     whole = encode_state(state, newest_stamp(state))
@@ -40,7 +37,6 @@ def test_state_is_the_join_of_its_two_parts(state: State, index: int, all_of_it:
         assert split_record(rest, chosen.site, above) == Split(None, rest)
 
 
-@DETERMINISTIC
 @given(STAMPS, st.booleans())
 def test_plain_record_goes_as_a_whole(stamp: Stamp, deleted: bool) -> None:
     stored = encode_value(b"" if deleted else b"value", None, deleted, origin=stamp)

@@ -3,7 +3,7 @@
 from functools import reduce
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.states import (
@@ -33,8 +33,6 @@ from floodmark.merge.states import (
 )
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption, InvalidValue, WrongPolicy
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=400)
 
 STAMPS = st.builds(Stamp, st.integers(1, 4), st.integers(1, 3))
 NAMES = ("a", "b", "c")
@@ -74,14 +72,12 @@ def alike(count: int) -> st.SearchStrategy[tuple[bytes, ...]]:
     return st.tuples(*[FIELDS] * count) | st.tuples(*[COUNTERS] * count)
 
 
-@DETERMINISTIC
 @given(alike(2))
 def test_it_is_commutative(states: tuple[bytes, bytes]) -> None:
     left, right = states
     assert merge_states(left, right) == merge_states(right, left)
 
 
-@DETERMINISTIC
 @given(alike(3))
 def test_it_is_associative(states: tuple[bytes, bytes, bytes]) -> None:
     first, second, third = states
@@ -90,7 +86,6 @@ def test_it_is_associative(states: tuple[bytes, bytes, bytes]) -> None:
     )
 
 
-@DETERMINISTIC
 @given(alike(2))
 def test_it_is_idempotent_and_says_so_by_giving_back_what_is_there(states: tuple[bytes, bytes]) -> None:
     left, right = states
@@ -99,7 +94,6 @@ def test_it_is_idempotent_and_says_so_by_giving_back_what_is_there(states: tuple
     assert merge_states(merged, left) is merge_states(merged, right) is merged
 
 
-@DETERMINISTIC
 @given(alike(2), STAMPS, STAMPS)
 def test_origins_of_what_is_merged_play_no_part(
     states: tuple[bytes, bytes], one: Stamp, other: Stamp
@@ -112,7 +106,6 @@ def test_origins_of_what_is_merged_play_no_part(
         assert decode_value(merged).origin is None
 
 
-@DETERMINISTIC
 @given(alike(2), STAMPS)
 def test_record_at_rest_carries_its_newest_stamp_unless_it_is_its_own(
     states: tuple[bytes, bytes], own: Stamp
@@ -127,7 +120,6 @@ def test_record_at_rest_carries_its_newest_stamp_unless_it_is_its_own(
         assert decode_state(merged) == decode_state(merge_states(current, states[1]))
 
 
-@DETERMINISTIC
 @given(alike(1), st.sampled_from([put_fields({"a": 1}), update_fields({"b": None}), delete_record("fields")]))
 def test_writing_is_stamping_and_merging(states: tuple[bytes], write: bytes) -> None:
     (current,) = states
@@ -202,7 +194,6 @@ def test_records_without_stamps_are_refused(plain: bytes) -> None:
         write_state(plain, put_fields({"a": 1}), 8, 1)
 
 
-@DETERMINISTIC
 @given(alike(2))
 def test_policies_join_records_as_their_bytes_are_joined(states: tuple[bytes, bytes]) -> None:
     left, right = (Stamped(decode_value(state), newest_stamp(decode_state(state))) for state in states)

@@ -2,12 +2,10 @@
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.model.ranges import KeyRange, after, prefix_end
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
 
 ALPHABET = (0x00, 0x01, 0xFE, 0xFF)
 UNIVERSE = sorted(bytes(key) for length in range(4) for key in product(ALPHABET, repeat=length))
@@ -23,13 +21,11 @@ def members(keys: KeyRange | None) -> set[bytes]:
     return {key for key in UNIVERSE if keys.start <= key and (keys.end is None or key < keys.end)}
 
 
-@DETERMINISTIC
 @given(RANGES)
 def test_range_contains_exactly_its_members(keys: KeyRange) -> None:
     assert {key for key in UNIVERSE if keys.contains(key)} == members(keys)
 
 
-@DETERMINISTIC
 @given(RANGES, RANGES)
 def test_intersection_holds_the_keys_in_both(left: KeyRange, right: KeyRange) -> None:
     both = left.intersect(right)
@@ -37,7 +33,6 @@ def test_intersection_holds_the_keys_in_both(left: KeyRange, right: KeyRange) ->
     assert both is None or both.end is None or both.start < both.end
 
 
-@DETERMINISTIC
 @given(RANGES, RANGES, RANGES)
 def test_intersection_is_commutative_and_associative(
     first: KeyRange, second: KeyRange, third: KeyRange
@@ -47,21 +42,18 @@ def test_intersection_is_commutative_and_associative(
     assert members(left and left.intersect(third)) == members(right and first.intersect(right))
 
 
-@DETERMINISTIC
 @given(RANGES)
 def test_range_of_everything_is_neutral(keys: KeyRange) -> None:
     assert members(KeyRange().intersect(keys)) == members(keys)
     assert KeyRange().contains(b"")
 
 
-@DETERMINISTIC
 @given(KEYS)
 def test_keys_with_a_prefix_are_those_up_to_its_end(prefix: bytes) -> None:
     within = KeyRange(prefix, prefix_end(prefix))
     assert members(within) == {key for key in UNIVERSE if key.startswith(prefix)}
 
 
-@DETERMINISTIC
 @given(st.binary(max_size=6), st.binary(max_size=6))
 def test_prefix_end_is_the_smallest_key_above(prefix: bytes, key: bytes) -> None:
     end = prefix_end(prefix)
@@ -69,7 +61,6 @@ def test_prefix_end_is_the_smallest_key_above(prefix: bytes, key: bytes) -> None
     assert (end is None) == (prefix.strip(b"\xff") == b"")
 
 
-@DETERMINISTIC
 @given(KEYS)
 def test_nothing_lies_between_a_key_and_what_comes_after(key: bytes) -> None:
     assert [other for other in UNIVERSE if key < other < after(key)] == []

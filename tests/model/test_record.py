@@ -5,13 +5,11 @@ from fractions import Fraction
 from functools import reduce
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.model import Record, Stamp, Sums, Tally
 from floodmark.site.arguments import to_expiry
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
 
 TALLIES = st.builds(Tally, st.integers(0, 1000), st.integers(0, (1 << 64) - 1))
 
@@ -36,7 +34,6 @@ def test_tombstone_is_dead_at_any_time(expires_at: int | None) -> None:
     assert Record(b"", expires_at=expires_at, deleted=True).is_dead_at(0)
 
 
-@DETERMINISTIC
 @given(st.integers(0, 5000), st.integers(1, 10_000_000))
 def test_nothing_expires_early_however_short_it_lives(now_ms: int, lifetime_us: int) -> None:
     expiry = to_expiry(timedelta(microseconds=lifetime_us), now_ms)
@@ -48,14 +45,12 @@ def test_stamps_order_by_version_then_site() -> None:
     assert sorted([Stamp(2, 1), Stamp(1, 255), Stamp(1, 2)]) == [Stamp(1, 2), Stamp(1, 255), Stamp(2, 1)]
 
 
-@DETERMINISTIC
 @given(st.lists(TALLIES, max_size=8), st.data())
 def test_tallies_add_up_in_any_order(tallies: list[Tally], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(tallies))
     assert reduce(Tally.plus, shuffled, Tally()) == reduce(Tally.plus, tallies, Tally())
 
 
-@DETERMINISTIC
 @given(TALLIES, TALLIES, TALLIES, TALLIES)
 def test_sums_add_own_and_all_apart(own: Tally, every: Tally, more_own: Tally, more: Tally) -> None:
     both = Sums(own, every).plus(Sums(more_own, more))

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.model.version import (
@@ -16,8 +16,6 @@ from floodmark.model.version import (
     split,
     version_at,
 )
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=200)
 
 PHYSICAL = st.integers(0, PHYSICAL_MS_MAX)
 COUNTERS = st.integers(0, COUNTER_MAX)
@@ -48,7 +46,6 @@ def test_parts_fill_64_bits() -> None:
     assert compose(0, 0) == 0
 
 
-@DETERMINISTIC
 @given(PHYSICAL, COUNTERS)
 def test_parts_survive_a_round_trip(physical: int, counter: int) -> None:
     version = compose(physical, counter)
@@ -57,7 +54,6 @@ def test_parts_survive_a_round_trip(physical: int, counter: int) -> None:
     assert 0 <= version <= VERSION_MAX
 
 
-@DETERMINISTIC
 @given(st.tuples(PHYSICAL, COUNTERS), st.tuples(PHYSICAL, COUNTERS))
 def test_versions_sort_by_time_then_counter(left: tuple[int, int], right: tuple[int, int]) -> None:
     assert (compose(*left) < compose(*right)) == (left < right)
@@ -71,7 +67,6 @@ def test_parts_that_do_not_fit_are_refused(physical: int, counter: int) -> None:
         compose(physical, counter)
 
 
-@DETERMINISTIC
 @given(MOMENTS)
 def test_moment_names_the_last_version_of_its_millisecond(moment: datetime) -> None:
     version = version_at(moment)
@@ -80,7 +75,6 @@ def test_moment_names_the_last_version_of_its_millisecond(moment: datetime) -> N
     assert version + 1 == compose(within + 1, 0)
 
 
-@DETERMINISTIC
 @given(MOMENTS)
 def test_moment_survives_a_round_trip_to_the_millisecond(moment: datetime) -> None:
     back = moment_of(version_at(moment))
@@ -88,7 +82,6 @@ def test_moment_survives_a_round_trip_to_the_millisecond(moment: datetime) -> No
     assert back.utcoffset() == timedelta(0)
 
 
-@DETERMINISTIC
 @given(PHYSICAL, COUNTERS)
 def test_version_has_a_moment(physical: int, counter: int) -> None:
     moment = moment_of(compose(physical, counter))

@@ -8,7 +8,7 @@ from threading import Event
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.site.support import (
     HANG_SECONDS,
@@ -265,7 +265,6 @@ def check_stamps_grow(found: Sequence[Change]) -> None:
         highest[change.key] = change.stamp
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     written=st.lists(changes.map(with_content), min_size=1, max_size=12),
     seed=st.integers(0, 1000),

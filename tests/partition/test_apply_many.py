@@ -6,7 +6,7 @@ from random import Random
 from unittest.mock import patch
 
 import pyarrow
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, open_memory, rows_of
 
@@ -74,7 +74,6 @@ UNUSUAL = [
 ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
 @given(
     st.integers(0, 999),
     st.integers(0, 3),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, node_of, open_memory
 
@@ -63,7 +63,6 @@ def untrimmed() -> Version:
     return 0
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     owners=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), max_size=60),
     size=st.sampled_from([10, 300_000]),

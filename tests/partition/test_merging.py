@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, node_of
 
@@ -23,8 +23,6 @@ from floodmark.partition.commit.merging import contains
 from floodmark.partition.families import DATA
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=150)
 
 HERE = 7
 ELSEWHERE = 9
@@ -112,7 +110,6 @@ writes: st.SearchStrategy[Callable[[Site, bytes], object]] = st.one_of(
 histories = st.lists(st.tuples(st.booleans(), st.sampled_from(KEYS), writes, st.integers(0, 2)), max_size=20)
 
 
-@DETERMINISTIC
 @given(history=histories, random=st.randoms(use_true_random=False))
 def test_sites_that_hear_of_all_writes_hold_the_same(
     history: list[tuple[bool, bytes, Callable[[Site, bytes], object], int]], random: Random
@@ -158,7 +155,6 @@ def check_logged(site: Site) -> None:
         assert contains(whole, value)
 
 
-@DETERMINISTIC
 @given(history=histories)
 def test_change_has_the_value_that_a_reader_at_its_version_finds(
     history: list[tuple[bool, bytes, Callable[[Site, bytes], object], int]],
@@ -325,7 +321,6 @@ def test_contains_tells_what_a_record_has_taken_in() -> None:
 # Streams from outside
 
 
-@DETERMINISTIC
 @given(
     stream=st.lists(st.tuples(st.sampled_from(KEYS), fields), max_size=6),
     others=st.lists(st.tuples(st.integers(0, 6), st.sampled_from(KEYS), fields), max_size=4),

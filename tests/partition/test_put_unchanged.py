@@ -8,7 +8,7 @@ from threading import Event
 from typing import NamedTuple, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.site.support import (
     HANG_SECONDS,
@@ -385,7 +385,6 @@ STEPS: Sequence[Step] = (
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 10**6)), min_size=1, max_size=40))
 def test_epoch_that_is_sent_again_never_overwrites_what_came_later(steps: list[tuple[Step, int]]) -> None:
     history = History()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, node_of, open_memory
 
@@ -27,8 +27,6 @@ from floodmark.partition.families import DATA
 from floodmark.partition.read.records import RECORDS_PAGE_ROWS_MAX
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60)
 
 KEYS = [b"a", b"ab", b"abcd", b"abcde", b"abcdefgh", b"abcdefghijkl", b"b", b"\xff", b"k" * 100]
 SECOND_MS = 1_000
@@ -116,7 +114,6 @@ def any_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 
 @given(STEPS, st.sampled_from([None, b"ab", b"abcdefgh"]))
-@DETERMINISTIC
 def test_records_at_every_version_are_those_of_a_plain_list(
     steps: list[tuple[int, str, int]], border: bytes | None
 ) -> None:

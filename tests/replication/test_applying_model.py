@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from itertools import permutations
 from typing import Final
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.replication.support_applying import apply_rows, link_row, require_whole_commits, sliced, state_of
 from tests.replication.support_links import Mesh
@@ -95,7 +95,6 @@ def three_sites() -> Iterator[Mesh]:
             site.close()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(ACTIONS, max_size=40))
 def test_all_sites_converge_and_no_link_finds_anything_wrong(actions: list[Action]) -> None:
     with three_sites() as mesh:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.model.errors import InvalidConfiguration
@@ -97,7 +97,6 @@ def test_sites_that_share_nothing_have_no_link() -> None:
 NAMES = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="/"), min_size=1, max_size=8)
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.lists(NAMES, min_size=2, max_size=4, unique=True),
     st.dictionaries(NAMES, st.sampled_from([None, 2]), max_size=3),

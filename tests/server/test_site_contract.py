@@ -55,11 +55,12 @@ class ServedSiteContract(SiteContract):
         return connect(server.url)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 class TestSiteBehindServer(ServedSiteContract):
     """In the clear: nothing that the one below has not as well."""
 
 
+@pytest.mark.slow
 class TestSiteBehindServerWithTlsAndToken(ServedSiteContract):
     certificates: ClassVar[Certificates]
     access: ClassVar[Path]

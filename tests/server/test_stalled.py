@@ -113,6 +113,7 @@ def test_threads_and_memory_come_back(server: Process) -> None:
             assert site.namespace("big").get(b"1") == VALUE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [STALL_SECONDS], indirect=True)
 def test_a_stopped_client_is_gone_within_half_a_minute_as_servers_are_set_up(server: Process) -> None:
     usage = Usage(server)
@@ -123,6 +124,7 @@ def test_a_stopped_client_is_gone_within_half_a_minute_as_servers_are_set_up(ser
         usage.wait_back()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [3600.0], indirect=True)
 def test_a_blocked_reader_costs_no_memory_while_others_write(server: Process) -> None:
     with connect(server.said) as site:

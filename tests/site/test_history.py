@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,6 +22,7 @@ from hypothesis.stateful import (
 )
 from tests.site.support import START_MS, HookedEngine, open_memory
 from tests.site.support_model import ModelNamespace, Written, written
+from tests.sizes import SEARCH, scaled
 
 import floodmark
 from floodmark.codec.values import TOMBSTONE
@@ -355,11 +355,6 @@ def test_reads_agree_on_expiry_after_time_has_jumped_back(
     assert value is None
 
 
-def replayable(examples: int, steps: int) -> settings:
-    """The same histories in each run; tests/soak draws fresh ones."""
-    return settings(max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True)
-
-
 class LossyEngine(HookedEngine):
     """The canary: it forgets the change log of every deletion."""
 
@@ -377,13 +372,12 @@ class LossyMachine(MemoryMachine):
 
 
 def test_machine_finds_a_lost_change() -> None:
-    search = settings(replayable(examples=200, steps=50), phases=[Phase.generate])
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(LossyMachine, settings=search)
+        run_state_machine_as_test(LossyMachine, settings=SEARCH)
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = replayable(examples=200, steps=50)
+TestMemory.settings = scaled(2)
 
 TestRocks = RocksMachine.TestCase
-TestRocks.settings = replayable(examples=30, steps=40)
+TestRocks.settings = scaled(0.3, stateful_step_count=40)

@@ -46,6 +46,7 @@ class TestSiteInMemory(SiteContract):
         return open_in_memory(time, engine)
 
 
+@pytest.mark.slow
 class TestSiteInDirectory(SiteContract):
     def open_site(self, time: SimulatedTime, directory: Path) -> Site:
         return floodmark.open(directory, site=SITE, site_id=SITE_ID, background=False, time_source=time)

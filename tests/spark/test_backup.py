@@ -135,6 +135,7 @@ def test_a_record_that_expired_is_counted_as_such(
     assert stored_contents(target, manifest)[b"gone"].value == b"1"
 
 
+@pytest.mark.slow
 def test_an_empty_namespace_can_be_backed_up(
     spark: SparkSession, served: Served, site: Site, target: Path
 ) -> None:
@@ -263,6 +264,7 @@ def test_a_plan_of_another_kind_is_given_up_and_that_is_said(
     assert "'changes'" in summary.note
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_carried_out_does_not_stand_in_for_another_kind_of_backup(
     spark: SparkSession, oslo: Served, target: Path
 ) -> None:
@@ -373,10 +375,10 @@ def add(file: Path) -> None:
     ("damage", "message"),
     [
         (drop, "{name} is missing"),
-        (truncate, "{name} has "),
-        (add, "part-more.parquet does not belong to it"),
+        pytest.param(truncate, "{name} has ", marks=pytest.mark.slow),
+        pytest.param(add, "part-more.parquet does not belong to it", marks=pytest.mark.slow),
         (flip, "{name} cannot be read"),
-        (flip_without_checksum, "{name} cannot be read"),
+        pytest.param(flip_without_checksum, "{name} cannot be read", marks=pytest.mark.slow),
     ],
 )
 def test_every_damage_is_found_and_named_and_of_a_damaged_backup_nothing_is_restored(
@@ -400,6 +402,7 @@ def test_every_damage_is_found_and_named_and_of_a_damaged_backup_nothing_is_rest
         assert "restored" not in served.site.namespaces()
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_those_of_the_manifest_are_found(spark: SparkSession, chain: Path) -> None:
     place = directory_at(str(chain))
     manifest = read_manifests(place)[0]
@@ -417,6 +420,7 @@ def test_rows_that_are_not_those_of_the_manifest_are_found(spark: SparkSession, 
         assert message in finding.message
 
 
+@pytest.mark.slow
 def test_a_damaged_manifest_is_found(spark: SparkSession, chain: Path) -> None:
     part = list_backups(str(chain))[0].part
     manifest = chain / part / MANIFEST
@@ -435,6 +439,7 @@ def test_a_missing_part_is_found_and_an_unfinished_one_is_not_wrong(spark: Spark
     assert [finding.part for finding in summary.findings] == [changes.part]
 
 
+@pytest.mark.slow
 def test_a_format_that_is_not_known_is_refused(spark: SparkSession, chain: Path) -> None:
     place = directory_at(str(chain))
     manifest = read_manifests(place)[0]

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.cli.support import run as run_command
 from tests.server.support import LOOPBACK
+from tests.sizes import only
 from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of
 
@@ -296,7 +297,9 @@ def run_through_faults(site: Site, users: Namespace, run: Callable[[], CheckStat
     return later
 
 
-@pytest.mark.parametrize(("kind", "view"), [("parquet", "history"), ("delta", "current")])
+@pytest.mark.parametrize(
+    ("kind", "view"), [("parquet", "history"), pytest.param("delta", "current", marks=pytest.mark.slow)]
+)
 def test_an_export_names_what_went_astray_and_keeps_it(
     served: Served, spark: SparkSession, users: Namespace, tmp_path: Path, kind: str, view: str
 ) -> None:
@@ -319,7 +322,7 @@ def test_an_export_names_what_went_astray_and_keeps_it(
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("job", ["export", "replicate"])
+@pytest.mark.parametrize("job", only(["export"], ["export", "replicate"]))
 def test_command_says_by_its_exit_code_that_something_went_astray(
     job: str, served: Served, serve_site: ServeSite, users: Namespace, tmp_path: Path
 ) -> None:
@@ -339,6 +342,7 @@ def test_command_says_by_its_exit_code_that_something_went_astray(
     assert run_command(*commands[job]).code == DONE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_command_for_a_topology_says_by_its_exit_code_what_it_found_wrong_itself(
     served: Served, serve_site: ServeSite, tmp_path: Path
@@ -370,6 +374,7 @@ def test_command_for_a_topology_says_by_its_exit_code_what_it_found_wrong_itself
     assert sum(link["findings"] for link in later.json["links"]) == 1
 
 
+@pytest.mark.slow
 def test_a_copy_names_what_went_astray_and_keeps_it(
     served: Served, serve_site: ServeSite, spark: SparkSession, users: Namespace, tmp_path: Path
 ) -> None:

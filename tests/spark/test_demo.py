@@ -17,6 +17,8 @@ from floodmark.cli.demo.serving import serve_two_sites
 from floodmark.cli.demo.stage import Motion, Stage
 from floodmark.spark import SparkOptions
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

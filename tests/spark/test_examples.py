@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from tests.cli.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 OUTPUTS = {
     "features_with_delta.py": """\
 b'{"clicks":3,"premium":true}'

@@ -77,6 +77,7 @@ def test_a_step_that_was_committed_is_not_committed_again(tmp_path: Path) -> Non
     assert DeltaTarget(target, identity).through == 5
 
 
+@pytest.mark.slow
 def test_a_merge_writes_only_the_files_again_in_which_something_changed(
     served: Served, spark: SparkSession, users: Namespace, target: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_current_view_follows_writes_that_go_on(
         assert exported_current(target, version) == current_of(served.site, "users", version)
 
 
+@pytest.mark.slow
 def test_what_has_expired_leaves_the_view(
     served: Served, spark: SparkSession, users: Namespace, target: Path
 ) -> None:
@@ -148,6 +150,7 @@ def test_exports_until_the_same_version_can_be_read_together(
     require_agreement(*(exported_current(Path(target), until) for target in targets.values()))
 
 
+@pytest.mark.slow
 def test_an_export_goes_on_until_it_is_stopped(
     served: Served, spark: SparkSession, users: Namespace, target: Path
 ) -> None:

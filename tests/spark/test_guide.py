@@ -12,6 +12,8 @@ from floodmark.server import serve
 from floodmark.site import Site
 from floodmark.spark.source import options, stream, writing
 
+pytestmark = pytest.mark.slow
+
 GUIDE = ROOT / "docs" / "spark.md"
 URL = "grpc://127.0.0.1:7100"
 

@@ -38,7 +38,7 @@ def target(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("format", "points"),
     [
-        ("parquet", ["renaming"]),
+        pytest.param("parquet", ["renaming"], marks=pytest.mark.slow),
         pytest.param("parquet", ["writing", "renaming"], marks=pytest.mark.soak),
         pytest.param("delta", ["written", "committed"], marks=pytest.mark.soak),
     ],

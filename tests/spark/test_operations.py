@@ -30,7 +30,7 @@ from floodmark.site import Site
 PAGES = ROOT / "docs" / "operations"
 IDS = {"oslo": 1, "rome": 2, "bonn": 3, "lund": 4}
 
-pytestmark = pytest.mark.usefixtures("spark")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 
 class Machines:

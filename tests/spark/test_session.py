@@ -107,6 +107,7 @@ def read_setting(session: SparkSession, key: str) -> str | None:
     return session.conf.get(key)
 
 
+@pytest.mark.slow
 def test_connect_session_is_made_and_reused(connect: SparkProcess) -> None:
     assert connect.run(reuse_connect) == (True, 3)
     assert connect.run(read_setting, "spark.sql.session.timeZone") == "UTC"

@@ -454,6 +454,7 @@ def stream(spark: SparkSession, url: str, **options: str) -> DataFrame:
     return reader.options(**options).load(url)
 
 
+@pytest.mark.slow
 def test_a_stream_into_parquet_has_every_change_once_over_restarts(
     users: Namespace, site: Site, spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
@@ -490,6 +491,7 @@ def test_a_running_query_follows_and_tells_its_lag(
     assert len(site.safe_points()) == 1
 
 
+@pytest.mark.slow
 def test_a_query_whose_changes_are_gone_says_so(
     serve_site: Callable[..., Served], spark: SparkSession, tmp_path: Path
 ) -> None:

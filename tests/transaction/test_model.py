@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.sizes import SEARCH, scaled
 from tests.transaction.support import (
     ABORT,
     ABORTING,
@@ -341,22 +342,9 @@ class LivesOnDisk(Lives):
         self.directory.cleanup()
 
 
-def run(machine: type[Lives], examples: int) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=30,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
-@pytest.mark.parametrize(("machine", "examples"), [(Lives, 120), (LivesOnDisk, 4)])
-def test_a_coordinator_does_what_the_model_does(machine: type[Lives], examples: int) -> None:
-    run(machine, examples)
+@pytest.mark.parametrize(("machine", "times"), [(Lives, 1), (LivesOnDisk, 0.04)])
+def test_a_coordinator_does_what_the_model_does(machine: type[Lives], times: float) -> None:
+    run_state_machine_as_test(machine, settings=scaled(times, stateful_step_count=30))
 
 
 def forget_at_restart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,5 +369,4 @@ def test_the_model_finds_its_canaries(
 ) -> None:
     sabotage(monkeypatch)
     with pytest.raises(AssertionError):
-        # As many as it takes: the first that finds it is the last.
-        run(Lives, 2_000)
+        run_state_machine_as_test(Lives, settings=settings(SEARCH, stateful_step_count=30))

@@ -374,7 +374,7 @@ class EngineContract:
     # All of it, against a plain dict
 
     def test_any_history_reads_like_a_plain_dict(self, engine: Engine) -> None:
-        @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+        @settings(deadline=None, derandomize=True, database=None)
         @given(st.lists(STEPS, max_size=12))
         def compare(steps: list[Step]) -> None:
             model: dict[str, dict[bytes, bytes]] = {family: {} for family in self.families}
