@@ -1,11 +1,15 @@
 """Runners of feeds in tests: a real store and a real reader, a sink in memory, and simulated time."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 from threading import Condition, Event, Lock
+from typing import Any
 
 from tests.feed.support_feeds import HANG_SECONDS, SITE_ID, Task, World
 
 from floodmark.feed.named.feeds import Feed, FeedError, FeedSpec, FeedStatistics, FeedUpdate, RangeProgress
+from floodmark.feed.named.round import Surroundings, ThreadRound
 from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.named.store import FeedStore
 from floodmark.model.change import Change
@@ -130,20 +134,25 @@ class Stage:
         self.elapsed = SimulatedTime()
 
     def runner(self, holder: str = "runner", **settings: object) -> FeedRunner:
-        given: dict[str, object] = {
+        given: dict[str, Any] = {
             "site": "oslo",
             "site_id": SITE_ID,
-            "holder": holder,
             "open_changes": self.world.read,
             "decode": self.world.decoder.decode,
             "open_sink": self.sinks.open_uri,
-            "report_seconds": 0.01,
-            "time_source": self.world.time,
             "elapsed_ms": self.elapsed,
             "wait": self.waiting,
+            "holder": holder,
+            "report_seconds": 0.01,
+            "time_source": self.world.time,
             **settings,
         }
-        return FeedRunner(given.pop("store", self.store), "copy", **given)  # type: ignore[arg-type]
+        places = {field.name for field in fields(Surroundings)}
+        surroundings = Surroundings(**{name: given[name] for name in given.keys() & places})
+        times = {name: given[name] for name in ("elapsed_ms", "wait")}
+        own = {name: value for name, value in given.items() if name not in places}
+        store = own.pop("store", self.store)
+        return FeedRunner(store, "copy", partial(ThreadRound, surroundings), **own, **times)
 
     def wait_delivered(self, version: Version) -> None:
         """Return when the sink has a change of this version."""

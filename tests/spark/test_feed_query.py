@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.dataset
 import pytest
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 from tests.contracts.site.base import state_after
 from tests.server.processes import wait_until
@@ -30,7 +31,7 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import FeedRunSummary, run_feed
-from floodmark.spark.jobs.feeds.tasks import LOOK_MS, LeaseWatch
+from floodmark.spark.jobs.feeds.tasks import LeaseWatch
 
 ANYWHERE = ("parquet:", "floodmark:")
 
@@ -267,20 +268,22 @@ def test_a_task_stops_when_its_runner_has_lost_the_lease_or_is_not_heard_of(serv
     site.feeds.create("copy", "users", "blackhole:")
     feed = site.host.feeds.acquire("copy", "one", 0.2)
     (first, _) = feed.ranges
-    watch = LeaseWatch(site, feed, "one", 0.2, lambda: now_ms[0])
-    assert watch.goes_on(first.id)
-    assert not watch.goes_on(99)
+    watch = LeaseWatch(site.host.feeds, site.host.physical_ms, feed, "one", lambda: now_ms[0])
+    assert watch.look()
+    watch.require_writable()
+    cut_anew = replace(feed, ranges=[replace(first, id=99)])
+    assert not LeaseWatch(site.host.feeds, site.host.physical_ms, cut_anew, "one").look()
     lease = feed.lease
     assert lease is not None
     # Nobody renews it: the runner is dead.
     wait_until(lambda: site.host.physical_ms() > lease.expires_at_ms, 10, "time stands still")
-    assert watch.goes_on(first.id), "it looks only now and then"
-    now_ms[0] += LOOK_MS
     with pytest.raises(LeaseHeld, match="another runner may have taken over"):
-        watch.goes_on(first.id)
-    feed = site.host.feeds.acquire("copy", "other", 60)
-    now_ms[0] += LOOK_MS
+        watch.look()
+    now_ms[0] += 200
     with pytest.raises(LeaseHeld):
-        watch.goes_on(first.id)
+        watch.require_writable()
+    feed = site.host.feeds.acquire("copy", "other", 60)
+    with pytest.raises(LeaseHeld):
+        watch.look()
     site.feeds.pause("copy")
-    assert not LeaseWatch(site, feed, "other", 60).goes_on(first.id)
+    assert not LeaseWatch(site.host.feeds, site.host.physical_ms, feed, "other").look()

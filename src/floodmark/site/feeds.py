@@ -1,9 +1,11 @@
 """The named feeds and the subscriptions of a site, as users see them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from floodmark.feed.named.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
+from floodmark.feed.named.round import Surroundings, ThreadRound
 from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.reading.damage import OnCorrupt
 from floodmark.feed.sinks import AllowedSinks, require_sink
@@ -142,15 +144,22 @@ class Feeds:
         return FeedRunner(
             self._host().feeds,
             name,
-            site=self._host().identity.site,
-            site_id=self._host().identity.site_id,
+            partial(ThreadRound, self.surroundings(sinks, on_corrupt)),
             holder=holder or self._holder,
-            open_changes=self._host().changes,
-            decode=decoder_of(self._host()).decode,
-            open_sink=AllowedSinks(sinks).open,
             wait_for_lease=wait_for_lease,
-            on_corrupt=on_corrupt,
             time_source=self._host().physical_ms,
+        )
+
+    def surroundings(self, sinks: Sequence[str], on_corrupt: OnCorrupt | None = None) -> Surroundings:
+        """What the workers of a feed of this site use."""
+        host = self._host()
+        return Surroundings(
+            site=host.identity.site,
+            site_id=host.identity.site_id,
+            open_changes=host.changes,
+            decode=decoder_of(host).decode,
+            open_sink=AllowedSinks(sinks).open,
+            on_corrupt=on_corrupt,
         )
 
 

@@ -1,131 +1,135 @@
-"""A feed at work: two threads for each of its ranges, one that reads ahead and one that writes.
+"""A round of a feed: one plan carried out, these ranges to that sink.
 
-A round is one plan carried out: these ranges, that sink.  When the plan changes, because the feed was cut
-anew or told something else, the round ends and another begins from the checkpoints.
+When the plan changes, because the feed was cut anew or updated, the round ends and another begins from the
+checkpoints.  A range has one worker with two threads: one reads ahead, the other writes to the sink.  The
+workers of a round run in this process (`ThreadRound`), or in tasks elsewhere that each run such a round for a
+part of the ranges.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import BoundedSemaphore, Event, Lock, Thread
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
 from floodmark.accounting.counting import Counting
-from floodmark.clock import TimeSource
+from floodmark.clock import TimeSource, monotonic_ms, monotonic_seconds
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed.named.backoff import BUDGET_MS, Backoff
 from floodmark.feed.named.buffer import Batch, RangeBuffer, measure_bytes
 from floodmark.feed.named.feeds import Feed, RangeProgress
 from floodmark.feed.reading.damage import Damage, OnCorrupt, OnDamaged
 from floodmark.feed.reading.rate import RateLimit
-from floodmark.feed.sinks import OpenSink, Sink, SinkContext
+from floodmark.feed.sinks import AllowedSinks, OpenSink, Sink, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import FloodmarkError, SinkFailed, Terminal, Unreachable, VersionCollected
 from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
 from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, order_places
+from floodmark.model.version import Version
 
-# How long readers are waited for.  They look up whenever a batch comes, and an idle stream sends empty ones;
-# one that hangs in a call does no harm, for it has nothing to write to any more.
+# How long a round waits for its readers.  They notice the end with each batch, and an idle stream sends empty
+# ones; a reader that hangs in a call does no harm, because its buffer is closed.
 READER_SECONDS_MAX: Final = 5.0
+# Without a list of allowed sinks a runner writes nowhere.
+_NO_SINKS: Final = AllowedSinks()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a runner stands on.
+    """What the workers of a feed use.
 
     `open_changes` must give a batch at least every second or so, an empty one if need be: that is when a
     reader notices that it is to stop.  `wait` sleeps until the event is set or the seconds are over, and
-    says whether it is set.
+    says whether it is set.  `on_corrupt` replaces the feed's own setting.
     """
 
     site: str
     site_id: int
     open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]]
     decode: Callable[[ChangeBatch, OnDamaged], Sequence[Change]]
-    open_sink: OpenSink
-    elapsed_ms: TimeSource
-    wait: Callable[[Event, float], bool]
+    open_sink: OpenSink = _NO_SINKS.open
+    elapsed_ms: TimeSource = monotonic_ms
+    wait: Callable[[Event, float], bool] = Event.wait
     budget_ms: int = BUDGET_MS
     buffer_bytes_max: int = FEED_BUFFER_BYTES_MAX
-    # In the place of what the feed says.
     on_corrupt: OnCorrupt | None = None
 
 
 class Counters:
-    """What a runner has written; shared by all ranges and rounds."""
+    """Totals of what a runner has written, over all ranges and rounds."""
 
     def __init__(self) -> None:
         self.changes = self.bytes = self.batches = 0
         self._lock = Lock()
 
-    def add(self, changes: int, size: int) -> None:
-        """Count a batch that the sink has."""
+    def add(self, changes: int, size: int, batches: int = 1) -> None:
+        """Count batches that the sink has flushed."""
         with self._lock:
             self.changes += changes
             self.bytes += size
-            self.batches += 1
+            self.batches += batches
 
 
-class Round:
+class Effort(NamedTuple):
+    """Bytes in buffers, failed attempts in a row, and how long pauses may still last."""
+
+    buffered_bytes: int
+    failures: int
+    retry_budget_ms: int
+
+
+class Round(ABC):
     """The ranges of a feed at work.
 
-    `require_lease` raises if the runner may no longer write; `nudge` is called when there is news that
-    should not wait for the next report.
+    `nudge` is called when there is news that should not wait for the next report.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        surroundings: Surroundings,
-        counters: Counters,
-        *,
-        require_lease: Callable[[], None],
-        nudge: Callable[[], None],
-    ) -> None:
-        options = feed.spec.options
+    def __init__(self, feed: Feed, counters: Counters, nudge: Callable[[], None]) -> None:
         self.feed = feed
-        self.surroundings = surroundings
         self.counters = counters
-        self.stopping = Event()
-        self.permits = BoundedSemaphore(options.concurrency)
-        self.require_lease = require_lease
         self.nudge = nudge
+        self.stopping = Event()
         # The first error that ended the round, and whether it says that changes are gone.
         self.failure: Exception | None = None
         self.collected = False
         self._lock = Lock()
-        self._rate = RateLimit(
-            options.rate_bytes_max, surroundings.elapsed_ms, partial(surroundings.wait, self.stopping)
-        )
-        self._rate_lock = Lock()
-        self.ranges = [RangeWork(self, progress) for progress in feed.ranges]
-        self._writers = [self._thread(work.write, "write", work.id) for work in self.ranges]
-        self._readers = [self._thread(work.read, "read", work.id) for work in self.ranges]
 
+    @abstractmethod
     def start(self) -> None:
-        """Let all threads run."""
-        for thread in (*self._writers, *self._readers):
-            thread.start()
+        """Begin to work."""
 
     def stop(self) -> None:
-        """Begin nothing new.  A write that the sink is at is not interrupted."""
+        """Begin nothing new.  A write in progress is not interrupted."""
         self.stopping.set()
-        for work in self.ranges:
-            work.buffer.close()
 
+    @abstractmethod
     def join(self, seconds: float) -> bool:
         """Wait for the end of all writes; False if some go on for longer than the seconds."""
-        for thread in self._writers:
-            thread.join(seconds)
-        if any(thread.is_alive() for thread in self._writers):
-            return False
-        for thread in self._readers:
-            thread.join(READER_SECONDS_MAX / len(self._readers))
-        return True
+
+    @abstractmethod
+    def progress(self) -> list[RangeProgress]:
+        """How far each range is."""
+
+    @abstractmethod
+    def report(self) -> list[RangeProgress]:
+        """How far the ranges are, with their counts, for the site to store."""
+
+    @abstractmethod
+    def acknowledge(self, feed: Feed) -> None:
+        """The site has stored how far the ranges are."""
+
+    @abstractmethod
+    def problem(self) -> Exception | None:
+        """The error that some range retries at the moment."""
+
+    @abstractmethod
+    def effort(self) -> Effort:
+        """What statistics show of the round."""
 
     def fail(self, error: Exception, *, collected: bool = False) -> None:
         """End the round by an error; the first one counts."""
@@ -135,31 +139,9 @@ class Round:
         self.stop()
         self.nudge()
 
-    def spend(self, size: int) -> bool:
-        """Wait until so many bytes may be written; False if the round is over."""
-        with self._rate_lock:
-            return self._rate.spend(size) and not self.stopping.is_set()
+    def thread(self, task: Callable[[], None], name: str) -> Thread:
+        """A daemon thread that does a task, whose error ends the round."""
 
-    def progress(self) -> list[RangeProgress]:
-        """How far each range is."""
-        return [work.progress() for work in self.ranges]
-
-    def report(self) -> list[RangeProgress]:
-        """How far the ranges are, and what they have counted, for the site to store."""
-        return [work.report() for work in self.ranges]
-
-    def acknowledge(self, feed: Feed) -> None:
-        """The site has stored how far the ranges are."""
-        stored = {part.id: part.checkpoint for part in feed.ranges}
-        for work in self.ranges:
-            if work.counting is not None and work.id in stored:
-                work.counting.acknowledge(stored[work.id])
-
-    def problem(self) -> Exception | None:
-        """What some range is trying to get over at the moment."""
-        return next((work.problem for work in self.ranges if work.problem is not None), None)
-
-    def _thread(self, task: Callable[[], None], verb: str, range_id: int) -> Thread:
         def guarded() -> None:
             try:
                 task()
@@ -168,13 +150,109 @@ class Round:
             finally:
                 self.nudge()
 
-        return Thread(target=guarded, name=f"feed {self.feed.name} {verb} {range_id}", daemon=True)
+        return Thread(target=guarded, name=f"feed {self.feed.name} {name}", daemon=True)
 
 
-class RangeWork:
-    """One range: reads its changes ahead, writes them to its sink, and knows how far both are."""
+class BeginRound(Protocol):
+    """Makes a round for a feed, which `start` begins.  `require_lease` raises if the runner may not write."""
 
-    def __init__(self, owner: Round, progress: RangeProgress) -> None:
+    def __call__(
+        self,
+        feed: Feed,
+        counters: Counters,
+        *,
+        require_lease: Callable[[], None],
+        nudge: Callable[[], None],
+    ) -> Round:
+        """The round."""
+        ...
+
+
+class ThreadRound(Round):
+    """A round whose workers are threads of this process.  It ends at `through`, if that is given."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        feed: Feed,
+        counters: Counters,
+        *,
+        require_lease: Callable[[], None],
+        nudge: Callable[[], None],
+        through: Version | None = None,
+    ) -> None:
+        super().__init__(feed, counters, nudge)
+        options = feed.spec.options
+        self.surroundings = surroundings
+        self.until = feed.spec.until if through is None else through
+        self.permits = BoundedSemaphore(options.concurrency)
+        self.require_lease = require_lease
+        self._rate = RateLimit(
+            options.rate_bytes_max, surroundings.elapsed_ms, partial(surroundings.wait, self.stopping)
+        )
+        self._rate_lock = Lock()
+        self._workers = [RangeWorker(self, progress) for progress in feed.ranges]
+        self._writers = [self.thread(worker.write, f"write {worker.id}") for worker in self._workers]
+        self._readers = [self.thread(worker.read, f"read {worker.id}") for worker in self._workers]
+
+    def start(self) -> None:
+        for thread in (*self._writers, *self._readers):
+            thread.start()
+
+    def stop(self) -> None:
+        super().stop()
+        for worker in self._workers:
+            worker.buffer.close()
+
+    def join(self, seconds: float) -> bool:
+        end = monotonic_seconds() + seconds
+        for thread in self._writers:
+            if thread.is_alive():
+                thread.join(max(0.0, end - monotonic_seconds()))
+        if any(thread.is_alive() for thread in self._writers):
+            return False
+        for thread in self._readers:
+            if thread.is_alive():
+                thread.join(READER_SECONDS_MAX / len(self._readers))
+        return True
+
+    def spend(self, size: int) -> bool:
+        """Wait until so many bytes may be written; False if the round is over."""
+        with self._rate_lock:
+            return self._rate.spend(size) and not self.stopping.is_set()
+
+    def progress(self) -> list[RangeProgress]:
+        return [worker.progress() for worker in self._workers]
+
+    def report(self) -> list[RangeProgress]:
+        return [worker.report() for worker in self._workers]
+
+    def acknowledge(self, feed: Feed) -> None:
+        stored = {part.id: part.checkpoint for part in feed.ranges}
+        for worker in self._workers:
+            if worker.counting is not None and worker.id in stored:
+                worker.counting.acknowledge(stored[worker.id])
+
+    def problem(self) -> Exception | None:
+        return next((worker.problem for worker in self._workers if worker.problem is not None), None)
+
+    def has_moved(self) -> bool:
+        """Whether every range has delivered something, or retries an error."""
+        return all(worker.has_moved or worker.problem is not None for worker in self._workers)
+
+    def effort(self) -> Effort:
+        efforts = [each for worker in self._workers for each in (worker.reading, worker.writing)]
+        return Effort(
+            sum(worker.buffer.bytes for worker in self._workers),
+            max(each.failures for each in efforts),
+            min(each.left_ms for each in efforts),
+        )
+
+
+class RangeWorker:
+    """One range: reads its changes ahead, counts them, writes them to the sink, and knows how far it is."""
+
+    def __init__(self, owner: ThreadRound, progress: RangeProgress) -> None:
         surroundings, options = owner.surroundings, owner.feed.spec.options
         self.id = progress.id
         self.checkpoint, self.snapshot = progress.checkpoint, progress.snapshot
@@ -186,7 +264,7 @@ class RangeWork:
         )
         self.reading = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
         self.writing = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
-        # Heartbeats tell of all keys: there is nothing to hold against a feed of some.
+        # Heartbeats sum up all keys, so a feed of some cannot be checked.
         self.counting = (
             Counting(progress.checkpoint, site_id=surroundings.site_id, namespace=owner.feed.namespace_id)
             if owner.feed.spec.is_whole
@@ -197,16 +275,22 @@ class RangeWork:
         self._write_problem: Exception | None = None
         self._round = owner
         self._keys = progress.keys
+        self._start = progress.order
         self._sink: Sink | None = None
 
     @property
     def problem(self) -> Exception | None:
-        """What is being tried again, if something is."""
+        """The error that is being retried."""
         return self._write_problem or self._read_problem
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether something was delivered."""
+        return order_places(self.checkpoint, self.snapshot) != self._start
 
     def progress(self) -> RangeProgress:
         """How far the range is."""
-        # The checkpoint first: the others must not seem to be behind it.
+        # Read first: the others must not seem to be behind it.
         checkpoint = self.checkpoint
         return RangeProgress(
             id=self.id,
@@ -218,7 +302,7 @@ class RangeWork:
         )
 
     def report(self) -> RangeProgress:
-        """How far the range is, with what was counted up to there."""
+        """How far the range is, with the counts up to there."""
         if self.counting is None:
             return self.progress()
         checkpoint, counted = self.counting.report()
@@ -247,7 +331,7 @@ class RangeWork:
 
     def _follow(self) -> None:
         feed, surroundings = self._round.feed, self._round.surroundings
-        until = feed.spec.until
+        until = self._round.until
         request = ChangesRequest(
             keys=self._keys,
             namespace=feed.namespace_id,
@@ -263,7 +347,7 @@ class RangeWork:
         with _closed_after(surroundings.open_changes(request)) as batches:
             for batch in batches:
                 changes = surroundings.decode(batch, self._damage)
-                # Heartbeats sum up commits, and not what a snapshot finds.
+                # Heartbeats sum up commits, not the rows of a snapshot.
                 if self.counting is not None and batch.snapshot is None:
                     self.counting.read(batch)
                 if not self.buffer.put(changes, batch.through, batch.snapshot):
@@ -277,7 +361,7 @@ class RangeWork:
         self.buffer.finish()
 
     def _forget_incomplete(self) -> None:
-        """What was read behind the last whole commit is read again."""
+        """Drop the changes read behind the last whole commit, which are read again."""
         self.buffer.forget_incomplete()
         if self.counting is not None:
             self.counting.forget_behind(self.buffer.through)
@@ -285,9 +369,9 @@ class RangeWork:
     # Writing
 
     def write(self) -> None:
-        """Write what was read until there is nothing more or the round is over."""
+        """Write the changes that were read until there are no more or the round is over."""
         try:
-            # Opened before there is anything to write: what is wrong with a sink is better known at once.
+            # Opened before the first change comes, so that a bad sink is reported at once.
             if not self._persist(self._open):
                 return
             options = self._round.feed.spec.options
@@ -311,7 +395,7 @@ class RangeWork:
         return True
 
     def _persist(self, attempt: Callable[[], object]) -> bool:
-        """Try until it works; False if the round is over before it has."""
+        """Retry until it works; False if the round is over first."""
         while not self._round.stopping.is_set():
             failure = self._try(attempt)
             if failure is not None:
@@ -362,12 +446,12 @@ class RangeWork:
     def _close(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
-            # Whatever was flushed is safe, and the rest will be written again.
+            # Flushed changes are safe, and the others will be written again.
             with suppress(Exception):
                 sink.close()
 
     def _pause(self, backoff: Backoff, error: FloodmarkError) -> None:
-        """Wait before another attempt; if there are to be no more, raise what is in the way."""
+        """Wait before another attempt; raise the error if the budget is spent."""
         pause_ms = backoff.next_ms()
         if pause_ms is None:
             raise error
@@ -377,7 +461,7 @@ class RangeWork:
 
 @contextmanager
 def _closed_after(batches: Iterator[ChangeBatch]) -> Iterator[Iterator[ChangeBatch]]:
-    """Close a stream at the end if it can be closed: it may hold a connection or a safe point."""
+    """Close a stream at the end, if it can be closed: it may hold a connection or a safe point."""
     try:
         yield batches
     finally:
@@ -387,7 +471,7 @@ def _closed_after(batches: Iterator[ChangeBatch]) -> Iterator[Iterator[ChangeBat
 
 
 def user_keys(keys: KeyRange, namespace: int) -> KeyRange:
-    """A range of a namespace's qualified keys as its users see it."""
+    """A range of qualified keys as a range of user keys."""
     end = keys.end
     if end is not None and end == prefix_end(encode_namespace(namespace)):
         end = None

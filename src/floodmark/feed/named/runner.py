@@ -1,8 +1,8 @@
-"""Runs one feed in this process: reads its changes, writes them to its sink, and moves its checkpoint.
+"""The runner of a feed: holds its lease, supervises its rounds, and reports its checkpoints.
 
-The runner holds the feed's lease and renews it with each report.  If it cannot report it stops writing
-before the lease is over, for by then another runner may have begun.  A process that is held up in the
-middle of a write can still be late, which is one more reason why sinks have to be idempotent.
+The runner renews the lease with each report.  If it cannot report, it stops writing before the lease expires,
+because another runner may begin then.  A process that is suspended in the middle of a write may be late,
+which is one more reason why sinks have to be idempotent.
 
 Every change is delivered at least once, and the changes of a key in their order: a range is written by one
 thread, a batch is flushed before the next one is begun, and the checkpoint moves after the flush.  Between
@@ -10,7 +10,7 @@ ranges there is no order; a feed with one range delivers everything in commit or
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
@@ -19,11 +19,8 @@ from typing import Final
 from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
 from floodmark.feed.named.backoff import BUDGET_MS
 from floodmark.feed.named.feeds import Feed, FeedError, FeedSpec, FeedState, RangeProgress
-from floodmark.feed.named.round import Counters, Round, Surroundings
+from floodmark.feed.named.round import BeginRound, Counters, Effort, Round
 from floodmark.feed.named.store import FeedStore
-from floodmark.feed.reading.damage import OnCorrupt, OnDamaged
-from floodmark.feed.sinks import AllowedSinks, OpenSink
-from floodmark.model.change import Change
 from floodmark.model.errors import (
     FeedNotFound,
     FeedStateConflict,
@@ -33,18 +30,14 @@ from floodmark.model.errors import (
     Retryable,
     VersionCollected,
 )
-from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
 from floodmark.model.names import require_name
-from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
 
 LEASE_SECONDS: Final = 30.0
 REPORT_SECONDS: Final = 1.0
-# Rates are those of the last few seconds.
+# The interval over which rates are measured.
 _RATE_MS: Final = 10_000
-_RUNNING: Final = (FeedState.NORMAL, FeedState.ERROR)
-# What is not told where it may write writes nowhere.
-_NO_PLACE: Final = AllowedSinks()
+RUNNING: Final = (FeedState.NORMAL, FeedState.ERROR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,26 +69,22 @@ class RunnerStatistics:
 class FeedRunner:
     """Runs a feed until it is asked to stop, or the feed is paused, finished, failed or taken away.
 
-    `time_source` is the time by which lag is told; `elapsed_ms` measures how long things take.
+    `begin_round` makes the rounds that do the work.  With a `target` the runner stops when everything up to
+    that version is delivered.  `time_source` is for lag, and `elapsed_ms` for durations.
     """
 
     def __init__(
         self,
         store: FeedStore,
         name: str,
+        begin_round: BeginRound,
         *,
-        site: str,
-        site_id: int,
         holder: str,
-        open_changes: Callable[[ChangesRequest], Iterator[ChangeBatch]],
-        decode: Callable[[ChangeBatch, OnDamaged], Sequence[Change]],
-        open_sink: OpenSink = _NO_PLACE.open,
+        target: Version | None = None,
         wait_for_lease: bool = False,
         lease_seconds: float = LEASE_SECONDS,
         report_seconds: float = REPORT_SECONDS,
-        budget_ms: int = BUDGET_MS,
-        buffer_bytes_max: int = FEED_BUFFER_BYTES_MAX,
-        on_corrupt: OnCorrupt | None = None,
+        stopping: Event | None = None,
         time_source: TimeSource = system_time_ms,
         elapsed_ms: TimeSource = monotonic_ms,
         wait: Callable[[Event, float], bool] = Event.wait,
@@ -103,43 +92,34 @@ class FeedRunner:
         require_name(holder, "holder of a lease")
         self._store = store
         self._name = name
+        self._begin_round = begin_round
         self._holder = holder
+        self._target = target
         self._wait_for_lease = wait_for_lease
         self._lease_seconds = lease_seconds
         self._report_seconds = report_seconds
         self._time_source = time_source
         self._elapsed_ms = elapsed_ms
         self._wait = wait
-        self._surroundings = Surroundings(
-            site=site,
-            site_id=site_id,
-            open_changes=open_changes,
-            decode=decode,
-            open_sink=open_sink,
-            elapsed_ms=elapsed_ms,
-            wait=wait,
-            budget_ms=budget_ms,
-            buffer_bytes_max=buffer_bytes_max,
-            on_corrupt=on_corrupt,
-        )
-        self._stopping = Event()
+        self._stopping = stopping or Event()
         self._nudged = Event()
         self._counters = Counters()
         self._samples: deque[tuple[int, int, int]] = deque([(elapsed_ms(), 0, 0)])
         self._round: Round | None = None
+        # The feed as the site last answered.
         self._feed: Feed | None = None
         self._held_until_ms = self._writable_until_ms = 0
 
     def request_stop(self) -> None:
-        """Ask the runner to end soon.  What the sink is given at the moment is finished first."""
+        """Ask the runner to end soon.  A write in progress is finished first."""
         self._stopping.set()
         self._nudged.set()
 
     def run(self) -> FeedState:
-        """Run, and return the state that the feed was left in.
+        """Run, and return the state in which the feed is left.
 
         Raises `LeaseHeld` if another runner has the feed and is not to be waited for, `VersionCollected` if
-        changes are gone, and what the sink or the site said last if the runner gave up.
+        changes are gone, and the last error of the sink or the site if the runner gave up.
         """
         while (feed := self._acquire()) is not None:
             try:
@@ -147,8 +127,8 @@ class FeedRunner:
             except FeedNotFound:
                 return FeedState.REMOVED
             except LeaseHeld:
-                # A feed that has ended has no lease; perhaps the answer that said so was lost on its way.
-                if (state := self._left_state()) not in _RUNNING:
+                # A feed that has ended has no lease, and the answer that said so may have been lost.
+                if (state := self._left_state()) not in RUNNING:
                     return state
                 if not self._wait_for_lease:
                     raise
@@ -160,7 +140,7 @@ class FeedRunner:
     # The lease
 
     def _acquire(self) -> Feed | None:
-        """Take the lease, and wait for it if need be; None if the runner is to stop, or need not begin."""
+        """Take the lease, after a wait if need be; None if the runner is to stop or need not begin."""
         waited = False
         while not self._stopping.is_set():
             asked_ms = self._elapsed_ms()
@@ -173,7 +153,7 @@ class FeedRunner:
                 self._wait(self._stopping, self._report_seconds)
                 continue
             except (FeedStateConflict, FeedNotFound):
-                # The one who had the lease has done it all, or was stopped.
+                # The runner that held the lease has finished the feed, or was stopped.
                 if not waited:
                     raise
                 return None
@@ -182,7 +162,7 @@ class FeedRunner:
         return None
 
     def _left_state(self) -> FeedState:
-        """The state of a feed that this runner does not run, as far as it can be told."""
+        """The state of a feed that this runner does not run, as far as it is known."""
         try:
             return self._store.find(self._name).state
         except FeedNotFound:
@@ -191,7 +171,7 @@ class FeedRunner:
             return FeedState.NORMAL if self._feed is None else self._feed.state
 
     def _renewed(self, asked_ms: int, feed: Feed) -> None:
-        """The lease holds from when it was asked for at least; a third of it is for a write under way."""
+        """The lease counts from when it was asked for; its last third is for a write in progress."""
         lease_ms = int(self._lease_seconds * 1000)
         self._feed = feed
         self._held_until_ms = asked_ms + lease_ms
@@ -211,14 +191,10 @@ class FeedRunner:
     # Rounds
 
     def _run(self, feed: Feed) -> FeedState:
-        """Carry out what the feed asks for, round after round."""
-        while True:
-            work = self._round = Round(
-                feed,
-                self._surroundings,
-                self._counters,
-                require_lease=self._require_writable,
-                nudge=self._nudged.set,
+        """Carry out round after round."""
+        while not feed.has_reached(self._target):
+            work = self._round = self._begin_round(
+                feed, self._counters, require_lease=self._require_writable, nudge=self._nudged.set
             )
             work.start()
             try:
@@ -226,27 +202,30 @@ class FeedRunner:
             finally:
                 self._end(work)
             feed = self._conclude(work)
-            if self._stopping.is_set() or feed.state not in _RUNNING:
-                return feed.state
+            if self._stopping.is_set() or feed.state not in RUNNING:
+                break
+        return feed.state
 
     def _oversee(self, work: Round) -> None:
-        """Report while a round works, until there is something else to do."""
+        """Report while a round works, until it is over or the plan has changed."""
         while not self._stopping.is_set() and work.failure is None:
             self._nudged.wait(self._report_seconds)
             self._nudged.clear()
             feed = self._report(work, _described(work.problem()))
-            if feed is not None and (feed.state not in _RUNNING or _plan(feed) != _plan(work.feed)):
+            if feed is not None and (
+                feed.state not in RUNNING or feed.has_reached(self._target) or _plan(feed) != _plan(work.feed)
+            ):
                 return
 
     def _end(self, work: Round) -> None:
         work.stop()
         while not work.join(self._report_seconds):
-            # The sink is still at it: keep the lease until it is done.
+            # A write is in progress: keep the lease until it is done.
             with suppress(FloodmarkError):
                 self._report(work, _described(work.problem()))
 
     def _conclude(self, work: Round) -> Feed:
-        """Report the end of a round; raise what ended it, if it was an error."""
+        """Report the end of a round; raise the error that ended it, if there was one."""
         failure = work.failure
         if isinstance(failure, LeaseHeld):
             raise failure
@@ -266,7 +245,7 @@ class FeedRunner:
         return self._report(work, _described(work.problem())) or known
 
     def _report(self, work: Round, error: FeedError | None) -> Feed | None:
-        """Tell the site how far the feed is; None if the site could not be told."""
+        """Report how far the feed is; None if the report did not get through."""
         self._require_before(self._held_until_ms)
         asked_ms = self._elapsed_ms()
         self._sample(asked_ms)
@@ -275,7 +254,7 @@ class FeedRunner:
         except LeaseHeld:
             raise
         except (Retryable, OutcomeUnknown):
-            # Writing goes on until the lease is over; a later report brings what this one did not.
+            # Writing goes on until the lease expires, and the next report includes this one.
             return None
         work.acknowledge(feed)
         self._renewed(asked_ms, feed)
@@ -283,15 +262,18 @@ class FeedRunner:
 
     # Statistics
 
+    @property
+    def feed(self) -> Feed | None:
+        """The feed as the site last answered; None before the lease was held."""
+        return self._feed
+
     def statistics(self) -> RunnerStatistics:
         """The runner at this moment."""
         work, feed, now_ms = self._round, self._feed, self._time_source()
         ranges = [] if work is None else work.progress()
         checkpoint = min((part.checkpoint for part in ranges), default=0)
         resolved = min((part.resolved for part in ranges), default=0)
-        efforts = (
-            [] if work is None else [each for part in work.ranges for each in (part.reading, part.writing)]
-        )
+        effort = Effort(0, 0, BUDGET_MS) if work is None else work.effort()
         problem = None if work is None else work.problem()
         changes_rate, bytes_rate = self._rates()
         return RunnerStatistics(
@@ -306,10 +288,10 @@ class FeedRunner:
             resolved=resolved,
             checkpoint_lag_ms=_lag_ms(checkpoint, now_ms),
             resolved_lag_ms=_lag_ms(resolved, now_ms),
-            buffered_bytes=0 if work is None else sum(part.buffer.bytes for part in work.ranges),
+            buffered_bytes=effort.buffered_bytes,
             problem=None if problem is None else str(problem),
-            failures=max((effort.failures for effort in efforts), default=0),
-            retry_budget_ms=min((effort.left_ms for effort in efforts), default=self._surroundings.budget_ms),
+            failures=effort.failures,
+            retry_budget_ms=effort.retry_budget_ms,
             ranges=ranges,
         )
 
@@ -325,7 +307,7 @@ class FeedRunner:
 
 
 def _plan(feed: Feed) -> tuple[FeedSpec, list[int]]:
-    """What a round carries out; if it changes, another round begins."""
+    """The plan of a round; if it changes, another round begins."""
     return feed.spec, [part.id for part in feed.ranges]
 
 
