@@ -1,8 +1,8 @@
-"""Safe points: who still needs old versions, and how far back.
+"""Safe points: versions that readers still need.
 
-A holder names a version and a lifetime.  Garbage collection keeps everything a reader at or above the
-lowest held version can see, until the holder lets go or its lifetime is over, so that a reader that
-died cannot fill the disk.
+A safe point has a version and a lifetime.  Garbage collection keeps everything that a reader at or above the
+lowest safe point can see.  A safe point ends when it is released or expires, so a dead reader cannot fill the
+disk.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +16,10 @@ import msgspec
 
 from floodmark.clock import TimeSource
 from floodmark.model.actions import SITE_OWNER
+from floodmark.model.change import Resolved
 from floodmark.model.errors import (
     InvalidArgument,
+    InvalidVersion,
     LimitExceeded,
     NotAllowed,
     SafePointNotFound,
@@ -25,7 +27,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import SAFE_POINTS_MAX, SAFE_POINTS_PER_CALLER_MAX, TTL_MAX
 from floodmark.model.names import require_name
-from floodmark.model.version import Version, moment_of
+from floodmark.model.version import VERSION_MAX, Version, moment_of
 from floodmark.partition import META, Retention, Storage, load_metadata
 
 LIFETIME: Final = timedelta(hours=24)
@@ -33,6 +35,11 @@ LIFETIME: Final = timedelta(hours=24)
 READERS_LIFETIME_MAX: Final = timedelta(days=30)
 # The kinds of the safe points that the site itself holds.
 SITE_KINDS: Final = frozenset({"feed", "subscription"})
+
+# The words for places to begin reading at, in the API and in Spark's options.
+FIRST_STARTS: Final = frozenset({"beginning", "earliest"})
+PRESENT_STARTS: Final = frozenset({"now", "end", "latest"})
+SNAPSHOT_START: Final = "snapshot"
 
 _SAFE_POINTS: Final = b"safe-points/"
 _PRESENT_TRIES: Final = 10
@@ -49,15 +56,15 @@ class SafePoint(msgspec.Struct, frozen=True):
     version: Version
     expires_at_ms: int
     namespace: int | None = None
-    # The mark of the caller that set it.  None if it was set by a release that knew of no owners.
+    # The mark of the caller that set it.  None if an earlier release, without owners, set it.
     owner: str | None = None
 
 
 class SafePoints:
-    """The holders of a site: named ones, which are stored, and readers of this process, which are not.
+    """The safe points of a site: named ones, which are stored, and those of this process's readers.
 
-    `lock` is held by whoever raises the collected version, so that a safe point is either seen by the
-    collection or told that it came too late.  It is taken after the turn to write, never before.
+    Garbage collection takes `lock` to raise the collected version: a safe point is either respected or
+    refused.  The lock is taken after the turn to write, never before.
     """
 
     def __init__(
@@ -102,7 +109,7 @@ class SafePoints:
             self._require_own(point)
             is_new = name not in self._named
             if is_new:
-                # One that moves on lets garbage collection free something, also on a full disk.
+                # Moving one lets garbage collection free space, also on a full disk.
                 self._storage.require_wanted()
             self._require_kept(version, namespace)
             if is_new and len(self._named) >= SAFE_POINTS_MAX:
@@ -112,7 +119,7 @@ class SafePoints:
         return point
 
     def _require_own(self, point: SafePoint) -> None:
-        """Refuse to move the safe point of another, or to set more than one owner may have."""
+        """Refuse to move the safe point of another owner, and to set more than one owner may have."""
         if point.owner == SITE_OWNER:
             return
         live = self.list()
@@ -133,7 +140,7 @@ class SafePoints:
             )
 
     def release(self, name: str, owner: str = SITE_OWNER) -> None:
-        """Let go of a named safe point.  That of another owner is not found."""
+        """Release a named safe point; `SafePointNotFound` for that of another owner."""
         with self._storage.settled(), self.lock:
             known = [point.name for point in self.list() if owner in (SITE_OWNER, point.owner)]
             if name not in known:
@@ -144,7 +151,7 @@ class SafePoints:
 
     @contextmanager
     def reading(self, version: Version, namespace: int | None) -> Iterator[Callable[[Version], None]]:
-        """Keep a version while a reader of this process is at it; the reader may move it on."""
+        """Keep a version while a reader of this process is at it; the result moves it on."""
         token = next(self._tokens)
         with self.lock:
             self._require_kept(version, namespace)
@@ -159,7 +166,7 @@ class SafePoints:
             self._readers.pop(token, None)
 
     def list(self) -> list[SafePoint]:
-        """The named safe points whose lifetime is not over, by name."""
+        """The named safe points that have not expired, by name."""
         now_ms = self._time_source()
         with self.lock:
             points = sorted(self._named.values(), key=lambda point: point.name)
@@ -172,7 +179,7 @@ class SafePoints:
         return min([version, *held])
 
     def forget_expired(self) -> None:
-        """Drop stored safe points whose lifetime is over."""
+        """Delete expired safe points."""
         now_ms = self._time_source()
         with self._storage.settled(), self.lock:
             expired = [point for point in self._named.values() if point.expires_at_ms <= now_ms]
@@ -199,11 +206,41 @@ class SafePoints:
             )
 
 
-def at_present(read_version: Callable[[], Present], hold: Callable[[Present], Result]) -> Result:
-    """Hold the present version in some way; what `hold` answers.
+def begin_reading(
+    start: Resolved | Version | str,
+    begin: Callable[[Resolved], Result],
+    *,
+    present: Callable[[], Version],
+    require_past: Callable[[Version], object],
+    until: Version | None = None,
+    created_at: Version = 0,
+) -> Result:
+    """Begin to read behind the place that a start names; returns the result of `begin`, which holds it.
 
-    Where nothing of the past is kept, garbage collection may fall between the two.  A reader that named no
-    version has asked for none that is gone: it takes the next one.
+    A start at the present is retried if it was collected meanwhile; a snapshot is taken at `until` if that
+    comes first.  Any other start must not lie in the future (`require_past`), and is raised to `created_at`.
+    """
+    if start == SNAPSHOT_START:
+        end = VERSION_MAX if until is None else until
+        return at_present(lambda: Resolved(min(present(), end), b""), begin)
+    if start in PRESENT_STARTS:
+        return at_present(lambda: Resolved(present()), begin)
+    first = 0 if start in FIRST_STARTS else start
+    if isinstance(first, str):
+        raise InvalidVersion(
+            f"reading begins at a version, a moment or a word such as 'now', not {first!r:.60}"
+        )
+    place = first if isinstance(first, Resolved) else Resolved(first)
+    if place.version:
+        require_past(place.version)
+    return begin(Resolved(max(place.version, created_at), place.snapshot))
+
+
+def at_present(read_version: Callable[[], Present], hold: Callable[[Present], Result]) -> Result:
+    """Read the present version and hold it; returns the result of `hold`.
+
+    Where no history is kept, garbage collection may come between the two calls.  A reader that named no
+    version then takes the next one.
     """
     for _ in range(_PRESENT_TRIES - 1):
         with suppress(VersionCollected):
@@ -228,7 +265,7 @@ def require_safe_point_name(name: str) -> None:
 
 
 def require_lifetime(name: str, lifetime: object) -> None:
-    """Refuse what is no lifetime of a safe point."""
+    """Raise `InvalidArgument` unless this is a possible lifetime of a safe point."""
     if not isinstance(lifetime, timedelta) or not timedelta(0) < lifetime <= TTL_MAX:
         raise InvalidArgument(
             f"the lifetime of safe point {name!r} is a positive timedelta of at most "

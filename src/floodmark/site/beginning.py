@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed import Decoder, Item, at_present
+from floodmark.feed import Decoder, Item
 from floodmark.feed.reading.damage import OnDamaged
+from floodmark.feed.safepoints import begin_reading
 from floodmark.host.ports import Host
 from floodmark.model.change import Resolved
 from floodmark.model.errors import InvalidRange
@@ -20,29 +21,17 @@ Result = TypeVar("Result")
 def begin_at(
     host: Host, since: Since, begin: Callable[[Resolved], Result], *, until: At | None = None
 ) -> Result:
-    """Begin reading at the place that `since` names; what `begin` answers.
+    """Begin to read at the place that `since` names; returns the result of `begin`.
 
     A snapshot is taken at the present, or at an `until` that lies before it.
     """
-    if since != "snapshot":
-        return begin(_place(host, since))
-
-    def present() -> Resolved:
-        resolved = host.versions.resolved_version()
-        return Resolved(resolved if until is None else min(resolved, to_version(until)), b"")
-
-    return at_present(present, begin)
-
-
-def _place(host: Host, since: Since) -> Resolved:
-    """The place that a beginning names; one in the future is refused."""
-    if since in (0, "beginning"):
-        return Resolved(0)
-    if since in ("now", "end"):
-        return Resolved(host.versions.resolved_version())
-    place = since if isinstance(since, Resolved) else Resolved(to_version(since))
-    host.versions.observe(to_version(place.version))
-    return place
+    return begin_reading(
+        since if isinstance(since, Resolved | str) else to_version(since) if since != 0 else 0,
+        begin,
+        present=host.versions.resolved_version,
+        require_past=lambda version: host.versions.observe(to_version(version)),
+        until=None if until is None else to_version(until),
+    )
 
 
 def find_scope(host: Host, namespace: str | None, keys: KeyRange) -> tuple[KeyRange, int | None, Version]:

@@ -16,8 +16,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed import at_present
+from floodmark.feed.safepoints import begin_reading
 from floodmark.host.catalog import NamespaceRow
+from floodmark.model.change import Resolved
 from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest, Way
@@ -27,9 +28,7 @@ from floodmark.spark.runtime.patience import ask_patiently
 from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.options import (
     CHANGES,
-    EARLIEST,
     HEARTBEATS,
-    LATEST,
     SNAPSHOT_FIRST,
     STREAM,
     Options,
@@ -216,29 +215,19 @@ def fix_versions(
 def hold_start(reader: SiteReader, namespace: NamespaceRow, options: ChangesOptions) -> Version:
     """The version that changes begin behind, which is kept while a job runs."""
 
-    def hold(since: Version) -> Version:
-        protect(reader, since, namespace)
-        return since
+    def hold(place: Resolved) -> Version:
+        if place.snapshot is None:
+            require_kept(place.version, reader.oldest_changes_version(namespace), namespace)
+        protect(reader, place.version, namespace)
+        return place.version
 
-    def present() -> Version:
-        resolved = reader.resolved_version(namespace)
-        return resolved if options.end is None else min(resolved, options.end)
-
-    if options.start == SNAPSHOT_FIRST:
-        if options.end is not None:
-            reader.require_past(options.end)
-        return at_present(present, hold)
-    return hold(find_start(reader, namespace, options.start))
-
-
-def find_start(reader: SiteReader, namespace: NamespaceRow, start: Version | str) -> Version:
-    """The version that changes begin behind."""
-    if start == LATEST:
-        return reader.resolved_version(namespace)
-    first = 0 if start == EARLIEST else start
-    assert isinstance(first, int)
-    if first:
-        reader.require_past(first)
-    since = max(first, namespace.created_at)
-    require_kept(since, reader.oldest_changes_version(namespace), namespace)
-    return since
+    if options.start == SNAPSHOT_FIRST and options.end is not None:
+        reader.require_past(options.end)
+    return begin_reading(
+        options.start,
+        hold,
+        present=lambda: reader.resolved_version(namespace),
+        require_past=reader.require_past,
+        until=options.end,
+        created_at=namespace.created_at,
+    )

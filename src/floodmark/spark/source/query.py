@@ -11,9 +11,10 @@ from typing import Final, TypeVar
 
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed import at_present
 from floodmark.feed.reading.cut import ChangesCut
+from floodmark.feed.safepoints import begin_reading
 from floodmark.host.ports import Host
+from floodmark.model.change import Resolved
 from floodmark.model.errors import FloodmarkError, VersionCollected
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
@@ -55,7 +56,7 @@ class Query:
         self._site = ask_patiently(address.connect, wait=wait)
         self.site_id = self._site.id
         row = self.ask(lambda host: host.namespaces.find_namespace(namespace))
-        self.namespace_id = row.id
+        self.namespace_id, self._created_at = row.id, row.created_at
         # Where versions mean something.  A namespace that was dropped and made again is another one.
         self.place = f"namespace {namespace} ({row.id}) of site {self._site.name} ({self.site_id})"
 
@@ -67,14 +68,20 @@ class Query:
         """The site's time in unix milliseconds."""
         return ask_patiently(self._site.host.physical_ms)
 
-    def begin(self, reader: str, find_start: Callable[[Host], Version]) -> Version:
-        """Find the version to begin behind, and hold it."""
+    def begin(self, reader: str, start: Version | str) -> Version:
+        """Hold the version that a start names, and return it."""
 
-        def hold(version: Version) -> Version:
-            self._hold(reader, version)
-            return version
+        def hold(place: Resolved) -> Version:
+            self._hold(reader, place.version)
+            return place.version
 
-        return at_present(lambda: self.ask(find_start), hold)
+        return begin_reading(
+            start,
+            hold,
+            present=lambda: self.ask(lambda host: host.versions.resolved_version()),
+            require_past=lambda version: self.ask(lambda host: host.versions.observe(version)),
+            created_at=self._created_at,
+        )
 
     def keep(self, reader: str, version: Version) -> None:
         """Hold what a reader at a version needs, or renew what it holds already."""

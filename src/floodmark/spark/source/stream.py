@@ -38,7 +38,6 @@ from pyspark.sql.types import StructType
 
 from floodmark.feed import LIFETIME
 from floodmark.feed.reading.cut import ChangesCut
-from floodmark.host.ports import Host
 from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version, physical_ms
@@ -46,10 +45,8 @@ from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.changes import ChangeInterval, read_interval
 from floodmark.spark.source.options import (
     COMMON,
-    EARLIEST,
     HEARTBEATS,
     KEYS,
-    LATEST,
     SNAPSHOT_FIRST,
     STREAM,
     Options,
@@ -118,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         if self._initial is None:
             reader = READERS + str(uuid4())
-            start = self._driver.begin(reader, lambda each: find_start(self._options, each))
+            start = self._driver.begin(reader, self._options.start)
             self._initial = {"version": start, "reader": reader, "place": self._driver.place}
             if self._options.start == SNAPSHOT_FIRST:
                 self._initial["snapshot"] = ""
@@ -273,17 +270,6 @@ def read_stream_options(given: Mapping[str, str], *, counted: bool) -> StreamOpt
         lifetime=options.duration("safePointLifetime") or LIFETIME,
         heartbeats=options.flag(HEARTBEATS),
     )
-
-
-def find_start(options: StreamOptions, host: Host) -> Version:
-    """The version that a new query begins behind, or that its snapshot is of."""
-    if options.start in (LATEST, SNAPSHOT_FIRST):
-        return host.versions.resolved_version()
-    first = 0 if options.start == EARLIEST else options.start
-    assert isinstance(first, int)
-    if first:
-        host.versions.observe(first)
-    return max(first, host.namespaces.find_namespace(options.namespace).created_at)
 
 
 def _place_of(offset: Offset) -> Offset:
