@@ -5,9 +5,8 @@
     make bench-log ARGS="--only transactions --level 1"     some of it
 
 A coordinator's transaction is begun, joined by two participants and committed, each step durable before the
-next; then its participants, which have nothing to do, are told, and its records go.  At most eight threads
-drive all that are in flight.  A thread that has one waits for each step; one that has several hands over the
-same step of all of them, then waits for all.
+next; then its participants, which have nothing to do, are told, and its records go.  Each transaction in
+flight has a thread of its own.
 
 At a site, a transaction takes a change from a subscription, writes a record and acknowledges the change, or
 only writes.  Each thread has one in flight.
@@ -66,7 +65,7 @@ from floodmark.site import open_engine
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator, start_sweeping
 
 LEVELS: Final = (1, 8, 64, 512)
-THREADS_MAX: Final = 8
+FILLING_THREADS: Final = 512
 TURNS: Final = 20
 SITE_LEVELS: Final = (1, 64)
 # What a subscription has before it: more than a turn consumes.
@@ -179,47 +178,29 @@ def parse_arguments() -> argparse.Namespace:
 
 def drive(side: Side, level: int, seconds: float, run: Run) -> None:
     """Keep transactions in flight for a while, and note how long each of them took."""
-    threads = min(level, THREADS_MAX)
     begun: list[float] = []
-    barrier = Barrier(threads, action=lambda: begun.append(perf_counter()))
+    barrier = Barrier(level, action=lambda: begun.append(perf_counter()))
 
-    def work(share: int) -> list[float]:
+    def work(_: int) -> list[float]:
         latencies: list[float] = []
         barrier.wait()
         while (start := perf_counter()) < begun[0] + seconds:
-            if share == 1:
-                run_one(side.coordinator)
-            else:
-                run_many(side.coordinator, share)
-            latencies += [perf_counter() - start] * share
+            side.coordinator.commit(begin_one(side.coordinator), VERSION)
+            latencies.append(perf_counter() - start)
         return latencies
 
-    with ThreadPoolExecutor(threads) as pool:
-        for latencies in pool.map(work, [level // threads] * threads):
+    with ThreadPoolExecutor(level) as pool:
+        for latencies in pool.map(work, range(level)):
             run.latencies += latencies
     run.seconds += perf_counter() - begun[0]
 
 
-def run_one(coordinator: TransactionCoordinator) -> None:
-    """A transaction whose owner waits for each step."""
+def begin_one(coordinator: TransactionCoordinator) -> str:
+    """A transaction that is begun and joined."""
     transaction = coordinator.begin(TIMEOUT)
     for participant in JOINING:
         coordinator.join(transaction, participant)
-    coordinator.commit(transaction, VERSION)
-
-
-def run_many(coordinator: TransactionCoordinator, share: int) -> None:
-    """The transactions of one thread, step by step."""
-    for future in [coordinator.commit_soon(each, VERSION) for each in begin_many(coordinator, share)]:
-        future.result()
-
-
-def begin_many(coordinator: TransactionCoordinator, share: int) -> list[str]:
-    """Transactions that are begun and joined."""
-    transactions = wait_all([coordinator.begin_soon(TIMEOUT) for _ in range(share)])
-    for participant in JOINING:
-        wait_all([coordinator.join_soon(each, participant) for each in transactions])
-    return transactions
+    return transaction
 
 
 def wait_all(futures: Sequence[Future[Result]]) -> list[Result]:
@@ -371,11 +352,9 @@ def fill(engine: Engine, name: str) -> dict[str, int]:
     """Begin transactions, 512 at a time, and open the log again."""
     tell(f"entries and bytes, {name}")
     side = Side(engine, name)
-    share = 512 // THREADS_MAX
     before = bytes_to_disk()
-    with ThreadPoolExecutor(THREADS_MAX) as pool:
-        for _ in range(FILLED // 512):
-            list(pool.map(begin_many, [side.coordinator] * THREADS_MAX, [share] * THREADS_MAX))
+    with ThreadPoolExecutor(FILLING_THREADS) as pool:
+        list(pool.map(begin_one, [side.coordinator] * FILLED))
     written = bytes_to_disk() - before
     side.close()
     statistics = side.coordinator.log.statistics()
@@ -406,12 +385,15 @@ def recovery_rows(directory: Path, _: argparse.Namespace) -> Iterator[Row]:
     tell(f"recovery of {FINISHED:,} finished and {OPEN:,} open transactions")
     engine = RocksEngine(directory, (FAMILY,))
     side = Side(engine, BATCHED)
-    portion, every = 505, (FINISHED + OPEN) // OPEN
-    for first in range(0, FINISHED + OPEN, portion):
-        begun = begin_many(side.coordinator, portion)
-        ending = [each for index, each in enumerate(begun, first) if index % every]
-        wait_all([side.coordinator.commit_soon(each, VERSION) for each in ending])
-    side.coordinator.sweep()
+    every = (FINISHED + OPEN) // OPEN
+
+    def run(number: int) -> None:
+        transaction = begin_one(side.coordinator)
+        if number % every:
+            side.coordinator.commit(transaction, VERSION)
+
+    with ThreadPoolExecutor(FILLING_THREADS) as pool:
+        list(pool.map(run, range(FINISHED + OPEN)))
     side.close()
     engine.close()
     engine = RocksEngine(directory, (FAMILY,))

@@ -401,6 +401,7 @@ def test_the_ledger_does_not_grow_with_history(desk: Desk) -> None:
         transaction = f"t{round_number}"
         desk.acknowledge_in(transaction, A, through=B)
         desk.store.abort_pending(NAME, transaction)
+    assert desk.records() == []
     [log] = desk.store.pending_logs().values()
     assert sum(segment.entries for segment in log.ledger.segments()) == 0
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, settler
+from tests.log.support import PATIENCE_SECONDS
 
 from floodmark.engine import WriteRow
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
@@ -119,6 +120,8 @@ def visit_end(settings: BatchSettings, plan: FaultPlan, *, committed: bool) -> b
     decision = Decision.COMMIT if committed else Decision.ABORT
     desk.engine.arm(plan)
     known = attempt(desk, commit if committed else abort)
+    for log in desk.store.pending_logs().values():
+        log.writer.flush(PATIENCE_SECONDS)
     fired = desk.engine.fired
     # One that has done its part is not told again; whoever asks about it then hears that it is unknown.
     decisions = {decision, Decision.ABORT} if known == "done" else {decision}

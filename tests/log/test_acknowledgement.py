@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.contracts.ledger import entries_of
-from tests.log.support import GatedLedger, answers, busy
+from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, busy
 
 from floodmark.codec.entries import encode_batch
 from floodmark.engine import Engine, Guard, MemoryEngine, WriteRow
@@ -63,7 +63,7 @@ def test_what_is_acknowledged_during_an_append_is_stored_though_no_other_follows
         writer.write(b"second")
     else:
         writer.add(b"second").result()
-    writer.drain()
+    assert writer.flush(PATIENCE_SECONDS)
     assert [entry for entry, _ in entries_of(ledger)] == [2]
 
 
@@ -74,8 +74,11 @@ def test_an_entry_goes_when_its_last_record_is_acknowledged() -> None:
         futures = [writer.add(b"%d" % number) for number in range(3)]
     positions = answers([plug, *futures])
     writer.acknowledge(positions[1:3])
+    assert ledger.marks() == {}, "the next append stores it, or a flush"
+    assert writer.flush(PATIENCE_SECONDS)
     assert ledger.marks() == {2: b"\x04"}
     writer.acknowledge(positions[3:])
+    assert writer.flush(PATIENCE_SECONDS)
     assert [entry for entry, _ in entries_of(ledger)] == [1]
     assert ledger.marks() == {}
     assert writer.acknowledgements.oldest == 1
@@ -89,6 +92,7 @@ def test_acknowledging_twice_or_what_is_gone_changes_nothing() -> None:
     first, second = writer.write(b"1"), writer.write(b"2")
     for _ in range(3):
         writer.acknowledge([first, first, Position(99, 4, 3)])
+        assert writer.flush(PATIENCE_SECONDS)
     assert [entry for entry, _ in entries_of(ledger)] == [second.entry]
     assert ledger.marks() == {}
     writer.close()
@@ -103,7 +107,7 @@ def test_a_position_that_the_writer_never_gave_is_refused(wrong: Position) -> No
     writer.close()
 
 
-def test_what_is_acknowledged_during_an_append_is_stored_by_whoever_appends() -> None:
+def test_what_is_acknowledged_during_an_append_is_stored_by_closing() -> None:
     ledger = GatedLedger()
     writer = BatchedWriter[bytes](ledger)
     first = writer.write(b"1")
@@ -161,9 +165,11 @@ def test_what_is_live_is_what_was_not_acknowledged(
         writer.acknowledge([position])
         live.discard((position.entry, position.batch_index))
         if step % restart_every == 0:
+            writer.close()
             ledger, acknowledgements, found = open_log(engine)
             writer = BatchedWriter[bytes](ledger, acknowledgements=acknowledgements)
             assert {(position.entry, position.batch_index) for position, _ in found} == live
+    writer.close()
     assert {entry for entry, _ in entries_of(ledger)} == {entry for entry, _ in live}
 
 
@@ -190,6 +196,7 @@ def test_acknowledging_costs_no_sync_and_one_row_an_entry() -> None:
     acknowledgements.opened(ledger.append(encode_batch([b"x"] * 512)), 512)
     before = engine.writes, engine.rows, engine.syncs
     writer.acknowledge([Position(1, 512, index) for index in range(0, 512, 2)])
+    assert writer.flush(PATIENCE_SECONDS)
     assert (engine.writes, engine.rows, engine.syncs) == (before[0] + 1, before[1] + 1, before[2])
     writer.close()
 

@@ -69,14 +69,17 @@ class World:
         known = [record for record in records if record in self.written]
         self.acknowledged.append(set(known))
         self.writer.acknowledge([self.written[record] for record in known])
+        assert self.writer.flush(PATIENCE_SECONDS)
 
     def _note(self, record: bytes, ask: Callable[[], Position]) -> None:
         try:
             position = ask()
-        except (OutcomeUnknown, SimulatedCrash) as error:
+        except OutcomeUnknown:
             self.unknown.add(record)
-            if isinstance(error, SimulatedCrash):
-                raise
+        except SimulatedCrash:
+            # Of no record that was handed over is more known than that.
+            self.unknown |= set(self.order) - set(self.written) - self.failed
+            raise
         except FloodmarkError:
             self.failed.add(record)
         else:

@@ -103,8 +103,10 @@ def test_the_way_to_a_reader_that_knows_only_bare_entries_and_back() -> None:
 
     for position in open_positions[:-1]:
         writer.acknowledge([position])
+        assert writer.flush(PATIENCE_SECONDS)
         assert holds_batches(ledger)
     writer.acknowledge([open_positions[-1]])
+    assert writer.flush(PATIENCE_SECONDS)
     assert not holds_batches(ledger)
     writer.close()
     assert read_as_before(ledger) == [b"bare 0", b"bare 1"]
@@ -135,7 +137,7 @@ def test_a_flush_waits_for_what_came_before_and_for_nothing_else() -> None:
         ledger.gate.set()
         assert writer.flush(PATIENCE_SECONDS)
         assert all(future.done() for future in before)
-    writer.drain()
+    writer.close()
     assert writer.flush(0)
     batched = [decode_entry(entry) for _, entry in entries_of(ledger) if is_batched(entry)]
     assert batched == [[b"plug"], [b"a", b"b"]]

@@ -182,9 +182,7 @@ def test_a_large_record_that_is_written_alone_is_counted_as_large(writer: Batche
 
 
 @pytest.mark.parametrize("way", ["callback", "wait", "asyncio", "timeout"])
-def test_a_record_goes_at_once_though_nobody_helps_and_the_delay_is_an_hour(
-    ledger: GatedLedger, way: str
-) -> None:
+def test_a_record_goes_at_once_though_the_delay_is_an_hour(ledger: GatedLedger, way: str) -> None:
     writer = BatchedWriter[bytes](ledger, max_delay_ms=3_600_000)
     future = writer.add(b"x")
     if way == "callback":
@@ -212,17 +210,12 @@ def log_threads() -> list[int]:
     ]
 
 
-def test_a_writer_that_always_waits_needs_no_thread(writer: BatchedWriter[bytes]) -> None:
-    before = log_threads()
-    for _ in range(10):
-        writer.write(b"x")
-    assert log_threads() == before
-
-
-def test_close_ends_the_thread(ledger: GatedLedger) -> None:
+def test_the_thread_starts_with_the_first_record_and_ends_when_the_log_is_closed(ledger: GatedLedger) -> None:
     before = log_threads()
     writer = BatchedWriter[bytes](ledger)
-    answers([writer.add(b"x")])
+    assert writer.flush(PATIENCE_SECONDS)
+    assert log_threads() == before
+    writer.write(b"x")
     assert len(log_threads()) == len(before) + 1
     writer.close()
     assert log_threads() == before

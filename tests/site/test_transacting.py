@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.site.support import HANG_SECONDS, HookedEngine, host_of
+from tests.transaction.support import decide
 
 from floodmark import Site, SubscriptionOptions
 from floodmark.clock import monotonic_ms
@@ -252,9 +253,9 @@ def leave_half_way(site: Site, count: int) -> list[str]:
             ids.append(transaction.id)
     coordinator = own(site)._coordinators[0]
     for each in ids[0::3]:
-        coordinator.commit_soon(each, site.now()).result()
+        decide(coordinator, each, site.now())
     for each in ids[1::3]:
-        coordinator.abort_soon(each).result()
+        decide(coordinator, each)
     return ids
 
 
@@ -308,7 +309,7 @@ def test_a_subscription_is_moved_or_removed_though_decided_transactions_were_not
     site = open_site(engine)
     ids = leave_half_way(site, 4)
     for transaction in ids[2::3]:
-        own(site)._coordinators[0].commit_soon(transaction, site.now()).result()
+        decide(own(site)._coordinators[0], transaction, site.now())
     site.close()
     engine.reopen()
     monkeypatch.setattr(TransactionCoordinator, "sweep", lambda _: None)
@@ -417,7 +418,7 @@ def test_transactions_of_all_coordinators_are_counted(site: Site) -> None:
     assert own(site).count().states == {}
     for number in (0, 0, 5):
         site.transactions.begin(HOUR, number)
-    own(site)._coordinators[5].commit_soon(site.transactions.list(NO_AGE)[-1].id, 5).result()
+    decide(own(site)._coordinators[5], site.transactions.list(NO_AGE)[-1].id, 5)
     counts = own(site).count()
     assert counts.states == {TransactionState.OPEN: 2, TransactionState.COMMITTING: 1}
     assert counts.oldest_age_ms >= 0

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
-from threading import Lock
+from threading import Event, Lock
 
 from tests.contracts.ledger import entries_of
 
@@ -16,7 +16,9 @@ from floodmark.model.transaction import Participant, ParticipantKind, Transactio
 from floodmark.model.version import Version
 from floodmark.testing import SimulatedTime
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
-from floodmark.transaction.records import Record, decode_record
+from floodmark.transaction.book import OverTime
+from floodmark.transaction.records import Aborting, Committing, Record, decode_record
+from floodmark.transaction.steps import Deciding
 
 PATIENCE_SECONDS = 30.0
 LONG = timedelta(hours=24)
@@ -30,6 +32,29 @@ def partition(name: str) -> Participant:
 
 def subscription(name: str) -> Participant:
     return Participant(ParticipantKind.SUBSCRIPTION, name)
+
+
+def decide(coordinator: TransactionCoordinator, transaction: str, version: Version = 0) -> Version:
+    """Commit at a version, or abort, as a caller does that is gone before it tells the participants."""
+    decision = Committing(transaction, version) if version else Aborting(transaction, "on purpose")
+    try:
+        return coordinator._take(Deciding(coordinator._book, decision)).version
+    except OverTime:
+        raise coordinator._expired(transaction) from None
+
+
+class GatedEngine(MemoryEngine):
+    """An engine whose syncs wait at a gate while it is shut."""
+
+    def __init__(self) -> None:
+        super().__init__((FAMILY,))
+        self.gate, self.entered = Event(), Event()
+        self.gate.set()
+
+    def sync(self) -> None:
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_SECONDS)
+        super().sync()
 
 
 class Parts:
@@ -110,7 +135,7 @@ class World:
 
     def live(self) -> list[Record]:
         """The records that a restart would find, now that nothing is on its way."""
-        self.coordinator.log.drain()
+        assert self.coordinator.log.flush(PATIENCE_SECONDS)
         found = Acknowledgements(self.ledger()).recover()
         return [decode_record(record) for _, record in found]
 

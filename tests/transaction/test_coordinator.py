@@ -1,8 +1,9 @@
 """What a coordinator says and refuses, one transaction at a time."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from tests.transaction.support import (
@@ -13,7 +14,9 @@ from tests.transaction.support import (
     LONG,
     OPEN,
     PATIENCE_SECONDS,
+    GatedEngine,
     World,
+    decide,
     partition,
     subscription,
 )
@@ -100,7 +103,7 @@ def test_the_log_has_a_record_of_each_step_and_none_after_the_end(world: World) 
     begun = Begun(transaction, world.wall() + 10_000, 10_000)
     assert world.live() == [begun, Joined(transaction, P)]
     world.parts.failing = {P}
-    coordinator.commit_soon(transaction, 5).result(PATIENCE_SECONDS)
+    decide(coordinator, transaction, 5)
     coordinator.sweep()
     assert world.live() == [begun, Joined(transaction, P), Committing(transaction, 5)]
     world.parts.failing = set()
@@ -130,17 +133,13 @@ def test_ending_twice_the_same_way_is_fine_and_the_other_way_is_refused(world: W
     committed, aborted = coordinator.begin(), coordinator.begin()
     assert coordinator.commit(committed, 5) == 5
     assert coordinator.commit(committed, 6) == 5, "the version at which it was committed"
-    assert coordinator.commit_soon(committed, 7).result(0) == 5
     coordinator.abort(aborted)
     coordinator.abort(aborted)
-    assert coordinator.abort_soon(aborted).result(0) is None
     wrong: list[Callable[[], object]] = [
         lambda: coordinator.abort(committed),
-        lambda: coordinator.abort_soon(committed),
         lambda: coordinator.commit(aborted, 8),
-        lambda: coordinator.commit_soon(aborted, 8),
         lambda: coordinator.join(committed, P),
-        lambda: coordinator.join_soon(aborted, P),
+        lambda: coordinator.join(aborted, P),
     ]
     for call in wrong:
         with pytest.raises(TransactionEnded, match="begin another one"):
@@ -179,29 +178,20 @@ def test_only_the_last_ended_transactions_are_remembered(
     assert [coordinator.commit(transaction, 2) for transaction in ids[2:]] == [1, 1, 1]
 
 
-def test_steps_without_waiting_come_to_the_same(world: World) -> None:
+def test_a_sweep_tells_the_participants_of_all_that_is_decided(world: World) -> None:
     coordinator = world.coordinator
-    ids = [future.result() for future in [coordinator.begin_soon() for _ in range(20)]]
-    joins = [coordinator.join_soon(each, participant) for participant in (P, S, P) for each in ids]
-    assert [future.result() for future in joins] == [None] * 60
-    commits = [coordinator.commit_soon(each, 5) for each in ids[:10]]
-    aborts = [coordinator.abort_soon(each) for each in ids[10:]]
-    assert [future.result() for future in commits] == [5] * 10
-    assert [future.exception() for future in aborts] == [None] * 10
+    ids = [coordinator.begin() for _ in range(20)]
+    for participant, each in product((P, S, P), ids):
+        coordinator.join(each, participant)
+    for number, each in enumerate(ids):
+        decide(coordinator, each, 5 if number < 10 else 0)
     assert set(world.states().values()) == {COMMITTING, ABORTING}
-    assert world.parts.told == {}, "participants are told by whoever sweeps"
+    assert world.parts.told == {}
     coordinator.sweep()
     assert world.states() == {}
     assert all(world.parts.decisions(each) == {(COMMIT, 5)} for each in ids[:10])
     assert all(world.parts.decisions(each) == {(ABORT, 0)} for each in ids[10:])
     assert world.live() == []
-
-
-def test_a_step_that_was_handed_over_cannot_be_called_back(world: World) -> None:
-    future = world.coordinator.begin_soon()
-    assert not future.cancel()
-    transaction = future.result()
-    assert world.states() == {transaction: OPEN}
 
 
 # Participants that fail
@@ -215,7 +205,7 @@ def test_participants_are_told_again_with_growing_pauses_and_shown_until_they_ha
     for participant in (P, Q, S):
         coordinator.join(transaction, participant)
     world.parts.failing = {Q, S}
-    coordinator.commit_soon(transaction, 5).result()
+    decide(coordinator, transaction, 5)
     told_at = []
     for _ in range(1_500):
         before = world.parts.calls[transaction, Q]
@@ -260,12 +250,12 @@ def test_the_caller_hears_after_a_while_that_it_is_decided_but_not_done(world: W
             coordinator.abort(transaction)
 
     for attempts in (1, 2):
-        with pytest.raises(PartlyDone, match="and stays so, but partition 0b has not done its part"):
+        with pytest.raises(PartlyDone, match="and stays so, but partition 0b has not confirmed"):
             end()
         assert world.parts.calls[transaction, Q] == attempts, "each caller tries once"
     assert coordinator.fate(transaction).decision is (Decision.COMMIT if way == "commit" else Decision.ABORT)
     with pytest.raises(TransactionEnded):
-        coordinator.abort_soon(transaction) if way == "commit" else coordinator.commit(transaction, 5)
+        coordinator.abort(transaction) if way == "commit" else coordinator.commit(transaction, 5)
     world.parts.failing = set()
     end()
     assert coordinator.transactions() == []
@@ -282,7 +272,7 @@ def test_a_bug_in_a_participant_keeps_neither_the_others_nor_other_transactions(
     for transaction, participants in ((broken, (P, Q)), (fine, (Q,))):
         for participant in participants:
             coordinator.join(transaction, participant)
-        coordinator.commit_soon(transaction, 5).result()
+        decide(coordinator, transaction, 5)
     coordinator.sweep()
     assert world.parts.told == {(broken, Q): (COMMIT, 5), (fine, Q): (COMMIT, 5)}
     [shown] = coordinator.transactions()
@@ -331,15 +321,23 @@ def test_a_timeout_that_makes_no_sense_is_refused(world: World, timeout: timedel
 
 
 def test_open_transactions_have_a_limit_and_those_on_their_way_count(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(steps, "TRANSACTIONS_OPEN_MAX", 3)
-    ids = [future.result() for future in [world.coordinator.begin_soon() for _ in range(3)]]
-    for begin in (world.coordinator.begin, world.coordinator.begin_soon):
+    world = World(engine := GatedEngine())
+    ids = [world.coordinator.begin() for _ in range(2)]
+    engine.entered.clear()
+    engine.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(world.coordinator.begin)
+        assert engine.entered.wait(PATIENCE_SECONDS)
         with pytest.raises(LimitExceeded, match="coordinator 7 has 3 open transactions; end some"):
-            begin()
+            world.coordinator.begin()
+        engine.gate.set()
+    assert world.states() == dict.fromkeys([*ids, third.result()], OPEN)
     world.coordinator.abort(ids[0])
     world.coordinator.begin()
+    world.coordinator.close()
 
 
 def test_no_owner_holds_all_transactions_that_may_be_open(world: World) -> None:
@@ -370,15 +368,10 @@ def test_a_begin_that_fails_does_not_count_for_its_owner() -> None:
 def test_participants_of_a_transaction_have_a_limit(world: World) -> None:
     coordinator = world.coordinator
     transaction = coordinator.begin()
-    joins = [
-        coordinator.join_soon(transaction, partition(f"{number:02x}"))
-        for number in range(TRANSACTION_PARTICIPANTS_MAX)
-    ]
-    for join in (coordinator.join, coordinator.join_soon):
-        with pytest.raises(LimitExceeded, match=r"64 participants.*in several transactions"):
-            join(transaction, S)
-    for future in joins:
-        future.result()
+    for number in range(TRANSACTION_PARTICIPANTS_MAX):
+        coordinator.join(transaction, partition(f"{number:02x}"))
+    with pytest.raises(LimitExceeded, match=r"64 participants.*in several transactions"):
+        coordinator.join(transaction, S)
     coordinator.join(transaction, partition("00"))
     coordinator.commit(transaction, 5)
     assert len(world.parts.told) == TRANSACTION_PARTICIPANTS_MAX
@@ -389,16 +382,13 @@ def test_participants_of_a_transaction_have_a_limit(world: World) -> None:
 
 def test_close_writes_what_is_on_its_way_and_then_refuses(world: World) -> None:
     coordinator = world.coordinator
-    futures = [coordinator.begin_soon() for _ in range(10)]
+    ids = [coordinator.begin() for _ in range(10)]
     coordinator.close()
-    ids = [future.result(0) for future in futures]
     calls: list[Callable[[], object]] = [
         coordinator.begin,
-        coordinator.begin_soon,
         lambda: coordinator.join(ids[0], P),
         lambda: coordinator.commit(ids[0], 5),
         lambda: coordinator.abort(ids[0]),
-        lambda: coordinator.abort_soon(ids[0]),
     ]
     for call in calls:
         with pytest.raises(Closed, match="open it again"):
@@ -416,9 +406,9 @@ def test_a_closed_coordinator_tells_nobody_and_the_next_one_does(world: World) -
     late = coordinator.begin(timedelta(seconds=1))
     for each in (transaction, late):
         coordinator.join(each, P)
-    coordinator.commit_soon(transaction, 5).result()
+    decide(coordinator, transaction, 5)
     coordinator.close()
-    with pytest.raises(PartlyDone, match="when the site is opened again"):
+    with pytest.raises(PartlyDone, match="open the site again"):
         coordinator.commit(transaction, 5)
     world.advance(1_000)
     coordinator.sweep()
@@ -457,7 +447,7 @@ def test_whoever_closes_does_not_wait_until_all_of_many_are_told(world: World) -
     ids = [world.coordinator.begin(LONG) for _ in range(3)]
     for transaction in ids:
         world.coordinator.join(transaction, P)
-        world.coordinator.commit_soon(transaction, 5).result()
+        decide(world.coordinator, transaction, 5)
     world.parts.on_call = lambda _: world.coordinator.close()
     world.coordinator.sweep()
     assert len(world.parts.told) == 1
@@ -478,7 +468,7 @@ def test_records_whose_transaction_has_ended_are_let_go_of_with_a_warning(
     for record in orphans:
         world.coordinator.log.write(record)
     again = world.restart()
-    assert caplog.text.count("of transaction 7-x, which has ended; nothing follows from it") == len(orphans)
+    assert caplog.text.count("of transaction 7-x, which has ended; it has no effect") == len(orphans)
     assert world.states() == {transaction: OPEN}
     assert again.fate("7-x").decision is Decision.ABORT
     assert [record.transaction for record in world.live()] == [transaction]

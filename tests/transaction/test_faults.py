@@ -9,7 +9,16 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from tests.transaction.support import COMMIT, LONG, OPEN, World, partition, subscription
+from tests.transaction.support import (
+    COMMIT,
+    LONG,
+    OPEN,
+    PATIENCE_SECONDS,
+    World,
+    decide,
+    partition,
+    subscription,
+)
 
 from floodmark.log import FAMILY, BatchedWriter, Position
 from floodmark.model.errors import Corruption, FloodmarkError, OutcomeUnknown, TransactionEnded
@@ -19,8 +28,7 @@ from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, FaultyEngine, Si
 from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.ending import Ending
 from floodmark.transaction.held import Held
-from floodmark.transaction.records import Record
-from floodmark.transaction.steps import Answer
+from floodmark.transaction.steps import Step
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")
 SHORT = timedelta(seconds=1)
@@ -63,25 +71,25 @@ class Callers(World):
             if done:
                 told.joined.add(participant)
 
-    def end(self, transaction: str | None, outcome: Decision, *, soon: bool = False) -> None:
+    def end(self, transaction: str | None, outcome: Decision, *, untold: bool = False) -> None:
         if transaction is None:
             return
         told = self.told[transaction]
 
         def step() -> None:
-            coordinator = self.coordinator
-            match outcome, soon:
-                case Decision.COMMIT, True:
-                    coordinator.commit_soon(transaction, 5).result()
-                case Decision.COMMIT, False:
-                    coordinator.commit(transaction, 5)
-                case _, True:
-                    coordinator.abort_soon(transaction).result()
-                case _, False:
-                    coordinator.abort(transaction)
+            if untold:
+                decide(self.coordinator, transaction, 5 if outcome is COMMIT else 0)
+            elif outcome is COMMIT:
+                self.coordinator.commit(transaction, 5)
+            else:
+                self.coordinator.abort(transaction)
 
         if self._try(step, lambda: told.perhaps.add(outcome)):
             told.outcome = outcome
+
+    def flush(self) -> None:
+        """Let the log store what was acknowledged, which may fail."""
+        assert self.coordinator.log.flush(PATIENCE_SECONDS)
 
     def _try(self, step: Callable[[], object], note_unknown: Callable[[], object]) -> bool:
         try:
@@ -105,23 +113,27 @@ def run_script(callers: Callers) -> None:
     callers.join(first, P)
     callers.join(first, S)
     callers.end(first, COMMIT)
+    callers.flush()
     second, third = callers.begin(LONG), callers.begin(SHORT)
     callers.join(second, Q)
     callers.join(third, P)
     callers.end(second, Decision.ABORT)
+    callers.flush()
     fourth = callers.begin(LONG)
     callers.join(fourth, P)
     callers.join(fourth, Q)
     callers.parts.failing = {Q}
-    callers.end(fourth, COMMIT, soon=True)
+    callers.end(fourth, COMMIT, untold=True)
     callers.coordinator.sweep()
     callers.parts.failing = set()
     callers.advance(1_000)
     callers.coordinator.sweep()
+    callers.flush()
     fifth = callers.begin(LONG)
     callers.join(fifth, S)
-    callers.end(fifth, Decision.ABORT, soon=True)
+    callers.end(fifth, Decision.ABORT, untold=True)
     callers.coordinator.sweep()
+    callers.flush()
     callers.join(callers.begin(LONG), Q)
 
 
@@ -222,8 +234,7 @@ def test_every_step_may_fail(kind: Fault, recover_failures: int, enabled: bool) 
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["batched", "bare"])
-@pytest.mark.parametrize("soon", [True, False], ids=["soon", "waiting"])
-def test_a_failed_append_leaves_memory_as_it_was(enabled: bool, soon: bool) -> None:
+def test_a_failed_append_leaves_memory_as_it_was(enabled: bool) -> None:
     engine = FaultyEngine((FAMILY,))
     world = World(engine, enabled=enabled)
     coordinator = world.coordinator
@@ -231,12 +242,10 @@ def test_a_failed_append_leaves_memory_as_it_was(enabled: bool, soon: bool) -> N
     coordinator.join(transaction, P)
     before = coordinator.show(transaction), world.live()
     steps: list[Callable[[], object]] = [
-        lambda: coordinator.begin_soon().result() if soon else coordinator.begin(),
-        lambda: coordinator.join_soon(transaction, Q).result() if soon else coordinator.join(transaction, Q),
-        lambda: (
-            coordinator.commit_soon(transaction, 5).result() if soon else coordinator.commit(transaction, 5)
-        ),
-        lambda: coordinator.abort_soon(transaction).result() if soon else coordinator.abort(transaction),
+        coordinator.begin,
+        lambda: coordinator.join(transaction, Q),
+        lambda: coordinator.commit(transaction, 5),
+        lambda: coordinator.abort(transaction),
     ]
     for kind in (Fault.TRANSIENT, Fault.UNKNOWN_SKIPPED, Fault.UNKNOWN_LOST):
         for step in steps:
@@ -271,14 +280,7 @@ def test_a_decision_of_unknown_outcome_is_taken_back_by_the_other_one() -> None:
 
 
 def forgive_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = BatchedWriter.write_for
-
-    def and_forgive(writer: BatchedWriter[Record], record: Record, promise: Answer[Held]) -> Held:
-        with suppress(FloodmarkError):
-            return write(writer, record, promise)
-        return promise._step.apply(Position(1 << 40, 1, 0))
-
-    monkeypatch.setattr(BatchedWriter, "write_for", and_forgive)
+    monkeypatch.setattr(Step, "fail", lambda step, _: step.complete(Position(1 << 40, 1, 0)))
 
 
 def let_go_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
-from threading import Event
 from typing import Any
 
 import pytest
@@ -15,34 +14,21 @@ from tests.transaction.support import (
     LONG,
     OPEN,
     PATIENCE_SECONDS,
+    GatedEngine,
     World,
     partition,
 )
 
-from floodmark.engine import MemoryEngine
-from floodmark.log import FAMILY, BatchedWriter, Promise
+from floodmark.log import BatchedWriter
 from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision
 from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import Held
+from floodmark.transaction.held import PAUSE_MS_FIRST, Held
 from floodmark.transaction.records import Begun
+from floodmark.transaction.steps import Step
 
 P, Q = partition("0a"), partition("0b")
-
-
-class GatedEngine(MemoryEngine):
-    """An engine whose syncs wait at a gate while it is shut."""
-
-    def __init__(self) -> None:
-        super().__init__((FAMILY,))
-        self.gate, self.entered = Event(), Event()
-        self.gate.set()
-
-    def sync(self) -> None:
-        self.entered.set()
-        assert self.gate.wait(PATIENCE_SECONDS)
-        super().sync()
 
 
 class Interrupted(World):
@@ -55,10 +41,10 @@ class Interrupted(World):
     def interrupt(self, step: Callable[[], object]) -> None:
         """Take a step behind another one, with Ctrl-C while it waits; then let the log go on."""
         with self._busy(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Promise, "result", _interrupt)
+            patch.setattr(Step, "result", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 step()
-        self.coordinator.log.drain()
+        assert self.coordinator.log.flush(PATIENCE_SECONDS)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -104,6 +90,9 @@ def test_a_commit_that_was_interrupted_on_its_way_to_the_log_arrives_and_is_carr
     world.interrupt(lambda: world.coordinator.commit(transaction, 5))
     assert world.states() == {transaction: COMMITTING}
     world.coordinator.sweep()
+    assert world.parts.told == {}, "its caller may still be about to tell them"
+    world.advance(PAUSE_MS_FIRST)
+    world.coordinator.sweep()
     assert world.parts.told == {(transaction, P): (COMMIT, 5)}
     assert world.coordinator.commit(transaction, 6) == 5, "whoever asks again hears what became of it"
     end_all(world)
@@ -123,14 +112,13 @@ def test_one_that_was_interrupted_before_the_log_took_it_can_be_taken_again(
     world: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transaction = world.coordinator.begin(LONG)
-    for name, step in (
-        ("write_for", lambda: world.coordinator.join(transaction, P)),
-        ("hand_over", lambda: world.coordinator.join_soon(transaction, P)),
-        ("write_for", lambda: world.coordinator.commit(transaction, 5)),
-        ("hand_over", lambda: world.coordinator.commit_soon(transaction, 5)),
-    ):
+    steps: list[Callable[[], object]] = [
+        lambda: world.coordinator.join(transaction, P),
+        lambda: world.coordinator.commit(transaction, 5),
+    ]
+    for step in steps:
         with monkeypatch.context() as patch:
-            patch.setattr(BatchedWriter, name, _interrupt)
+            patch.setattr(BatchedWriter, "hand_over", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 step()
     assert world.states() == {transaction: OPEN}
@@ -175,13 +163,9 @@ def test_what_was_decided_is_carried_out_though_the_one_who_did_it_was_interrupt
 
 STEPS: dict[str, Callable[[TransactionCoordinator, str], object]] = {
     "begin": lambda coordinator, _: coordinator.begin(LONG),
-    "begin_soon": lambda coordinator, _: coordinator.begin_soon(LONG),
     "join": lambda coordinator, transaction: coordinator.join(transaction, Q),
-    "join_soon": lambda coordinator, transaction: coordinator.join_soon(transaction, Q),
     "commit": lambda coordinator, transaction: coordinator.commit(transaction, 5),
-    "commit_soon": lambda coordinator, transaction: coordinator.commit_soon(transaction, 5),
     "abort": lambda coordinator, transaction: coordinator.abort(transaction),
-    "abort_soon": lambda coordinator, transaction: coordinator.abort_soon(transaction),
 }
 
 
@@ -194,7 +178,7 @@ def test_a_step_that_is_interrupted_at_any_call_keeps_nobody_from_the_next_one(s
         was_interrupted = interrupt_at(
             number, "floodmark/transaction/", partial(STEPS[step], world.coordinator, transaction)
         )
-        world.coordinator.log.drain()
+        assert world.coordinator.log.flush(PATIENCE_SECONDS)
         book = world.coordinator._book
         assert book.beginning == 0
         assert [held for held in book.held.values() if not held.is_quiet] == []

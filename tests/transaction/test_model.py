@@ -25,6 +25,7 @@ from tests.transaction.support import (
     COMMITTING,
     OPEN,
     World,
+    decide,
     partition,
     subscription,
 )
@@ -101,24 +102,20 @@ class Lives(RuleBasedStateMachine):
     def start(self, enabled: bool) -> None:
         self.world.coordinator.log.enabled = enabled
 
-    @rule(target=transactions, timeout_ms=st.sampled_from(TIMEOUTS_MS), soon=st.booleans())
-    def begin(self, timeout_ms: int, soon: bool) -> str:
-        coordinator, timeout = self.world.coordinator, timedelta(milliseconds=timeout_ms)
-        transaction = coordinator.begin_soon(timeout).result() if soon else coordinator.begin(timeout)
+    @rule(target=transactions, timeout_ms=st.sampled_from(TIMEOUTS_MS))
+    def begin(self, timeout_ms: int) -> str:
+        transaction = self.world.coordinator.begin(timedelta(milliseconds=timeout_ms))
         assert transaction not in self.lives
         self.lives[transaction] = Life(
             timeout_ms, self.world.growing() + timeout_ms, self.world.wall() + timeout_ms
         )
         return transaction
 
-    @rule(transaction=transactions, participant=st.sampled_from(PARTICIPANTS), soon=st.booleans())
-    def join(self, transaction: str, participant: Participant, soon: bool) -> None:
+    @rule(transaction=transactions, participant=st.sampled_from(PARTICIPANTS))
+    def join(self, transaction: str, participant: Participant) -> None:
         coordinator, life = self.world.coordinator, self.lives[transaction]
         try:
-            if soon:
-                coordinator.join_soon(transaction, participant).result()
-            else:
-                coordinator.join(transaction, participant)
+            coordinator.join(transaction, participant)
         except TransactionNotFound:
             assert life.is_forgotten
         except TransactionEnded:
@@ -156,16 +153,16 @@ class Lives(RuleBasedStateMachine):
         life.tell(self.world.parts.failing)
 
     @rule(transaction=transactions, version=st.integers(1, 1 << 60), is_commit=st.booleans())
-    def end_soon(self, transaction: str, version: int, is_commit: bool) -> None:
+    def decide(self, transaction: str, version: int, is_commit: bool) -> None:
         coordinator, life = self.world.coordinator, self.lives[transaction]
         ways = (COMMITTING, COMMITTED) if is_commit else (ABORTING, ABORTED)
         may = life.state in ways or (life.state is OPEN and not (is_commit and self.is_late(life)))
         try:
             if is_commit:
-                answered = coordinator.commit_soon(transaction, version).result()
+                answered = decide(coordinator, transaction, version)
                 assert answered == (version if life.state is OPEN else life.version)
             else:
-                coordinator.abort_soon(transaction).result()
+                decide(coordinator, transaction)
         except TransactionNotFound:
             assert life.is_forgotten
             return

@@ -13,6 +13,7 @@ from tests.transaction.support import (
     PATIENCE_SECONDS,
     Parts,
     World,
+    decide,
     partition,
     subscription,
 )
@@ -39,8 +40,8 @@ def test_recovery_answers_at_once_and_finishes_in_the_background(enabled: bool) 
         coordinator.join(transaction, P)
         coordinator.join(transaction, S)
     coordinator.commit(ended, 4)
-    coordinator.commit_soon(committing, 5).result()
-    coordinator.abort_soon(aborting, "on purpose").result()
+    decide(coordinator, committing, 5)
+    decide(coordinator, aborting)
     world.parts.failing = {P, S}
     told = len(world.parts.calls)
 
@@ -111,6 +112,7 @@ def test_what_was_ended_before_a_power_cut_is_ended_once_more() -> None:
     for participant in (P, Q):
         world.coordinator.join(transaction, participant)
     world.coordinator.commit(transaction, 5)
+    assert world.live() == []
     assert engine.unsynced, "letting go costs no sync"
     world.engine = engine.crash(keep=0)
     world.coordinator = world.open()
@@ -129,14 +131,13 @@ def rows_after(finished: int, *, enabled: bool) -> int:
     coordinator = world.coordinator
     opened = []
     for first in range(0, finished, 50):
-        begun = [future.result() for future in [coordinator.begin_soon(LONG) for _ in range(50)]]
-        for join in [coordinator.join_soon(each, S) for each in begun]:
-            join.result()
+        begun = [coordinator.begin(LONG) for _ in range(50)]
+        for each in begun:
+            coordinator.join(each, S)
         ending = begun[1:] if first < 250 else begun
         opened += begun[: len(begun) - len(ending)]
-        for commit in [coordinator.commit_soon(each, 5) for each in ending]:
-            commit.result()
-        coordinator.sweep()
+        for each in ending:
+            coordinator.commit(each, 5)
     again = world.restart()
     assert [each.id for each in again.transactions()] == opened
     assert len(world.live()) == 2 * len(opened)
@@ -189,8 +190,7 @@ def test_a_log_on_disk_outlives_its_process_and_mixes_both_kinds_of_entries(tmp_
     world.coordinator = world.open()
     assert world.states() == dict.fromkeys(ids, OPEN)
     for transaction in ids:
-        assert world.coordinator.commit_soon(transaction, 5).result(PATIENCE_SECONDS) == 5
-    world.coordinator.sweep()
+        assert world.coordinator.commit(transaction, 5) == 5
     assert world.live() == []
     world.coordinator.close()
     world.engine.close()
@@ -203,6 +203,7 @@ def test_the_way_down_to_bare_entries_is_free_once_open_transactions_have_ended(
     new = world.coordinator.begin(LONG)
     assert holds_batches(world.ledger())
     world.coordinator.commit(old, 5)
+    assert world.coordinator.log.flush(PATIENCE_SECONDS)
     assert not holds_batches(world.ledger())
     world.settings = BatchSettings(enabled=False)
     world.restart()

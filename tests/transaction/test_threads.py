@@ -15,6 +15,7 @@ from tests.transaction.support import (
     LONG,
     PATIENCE_SECONDS,
     World,
+    decide,
     partition,
     subscription,
 )
@@ -183,25 +184,20 @@ class Users:
 
     def _run_one(self, randomness: Random) -> None:
         coordinator = self.world.coordinator
-        soon = randomness.random() < 0.5
-        transaction = coordinator.begin_soon(LONG).result() if soon else coordinator.begin(LONG)
+        is_gone = randomness.random() < 0.5
+        transaction = coordinator.begin(LONG)
         joining = set(randomness.sample([P, Q, S], randomness.randrange(4)))
         for participant in joining:
-            if soon:
-                coordinator.join_soon(transaction, participant).result()
-            else:
-                coordinator.join(transaction, participant)
+            coordinator.join(transaction, participant)
         assert coordinator.fate(transaction).decision is Decision.UNDECIDED
         is_commit = randomness.random() < 0.7
-        if is_commit and soon:
-            assert coordinator.commit_soon(transaction, 5).result() == 5
+        if is_gone:
+            assert decide(coordinator, transaction, 5 if is_commit else 0) == (5 if is_commit else 0)
         elif is_commit:
             assert coordinator.commit(transaction, 5) == 5
-        elif soon:
-            coordinator.abort_soon(transaction).result()
         else:
             coordinator.abort(transaction)
-        if not soon:
+        if not is_gone:
             told = {
                 participant for participant in joining if (transaction, participant) in self.world.parts.told
             }

@@ -15,6 +15,7 @@ from tests.transaction.support import (
     OPEN,
     PATIENCE_SECONDS,
     World,
+    decide,
     partition,
 )
 
@@ -72,9 +73,7 @@ def test_over_its_time_a_transaction_can_only_be_aborted(world: World) -> None:
 
 LATE: dict[str, Callable[[TransactionCoordinator, str], object]] = {
     "commit": lambda coordinator, transaction: coordinator.commit(transaction, 5),
-    "commit_soon": lambda coordinator, transaction: coordinator.commit_soon(transaction, 5).result(),
     "join": lambda coordinator, transaction: coordinator.join(transaction, Q),
-    "join_soon": lambda coordinator, transaction: coordinator.join_soon(transaction, Q).result(),
     "take part": lambda coordinator, transaction: coordinator.taking_part(transaction, Q).__enter__(),
 }
 
@@ -92,7 +91,7 @@ def test_who_hears_that_time_is_over_can_rely_on_it(late: str) -> None:
         coordinator.commit(transaction, 5)
     assert world.open(engine.crash()).fate(transaction).decision is Decision.COMMIT
     world.advance(1_000)
-    with pytest.raises(TransactionEnded, match="over its time; begin another one, with a longer timeout"):
+    with pytest.raises(TransactionEnded, match="past its deadline; begin another one, with a longer timeout"):
         LATE[late](coordinator, transaction)
     for keep in range(engine.unsynced + 1):
         assert world.open(engine.crash(keep=keep)).fate(transaction).decision is Decision.ABORT
@@ -109,11 +108,11 @@ def test_time_that_is_over_is_unknown_to_the_world_while_it_cannot_be_logged(lat
     world.coordinator.join(transaction, P)
     world.advance(1_000)
     engine.arm(FaultPlan(at=1, kind=Fault.PERSISTENT))
-    with pytest.raises(OutcomeUnknown, match=r"over its time.*cannot be logged yet.*ask again"):
+    with pytest.raises(OutcomeUnknown, match=r"past its deadline.*cannot be logged yet.*ask later"):
         LATE[late](world.coordinator, transaction)
     assert world.states() == {transaction: OPEN}
     engine.heal()
-    with pytest.raises(TransactionEnded, match="over its time"):
+    with pytest.raises(TransactionEnded, match="past its deadline"):
         LATE[late](world.coordinator, transaction)
     world.coordinator.sweep()
     assert world.parts.decisions(transaction) == {(ABORT, 0)}
@@ -125,7 +124,7 @@ def test_whoever_is_late_hears_it_without_waiting_for_participants(world: World,
     world.coordinator.join(transaction, P)
     world.parts.failing = {P}
     world.advance(1_000)
-    with pytest.raises(TransactionEnded, match="over its time"):
+    with pytest.raises(TransactionEnded, match="past its deadline"):
         LATE[late](world.coordinator, transaction)
     assert not world.parts.calls, "they are told by whoever sweeps"
     assert world.states() == {transaction: ABORTING}
@@ -147,7 +146,7 @@ def test_whoever_is_late_hears_it_while_another_does_its_part_which_is_told_when
     transaction = coordinator.begin(SECOND)
     with coordinator.taking_part(transaction, P):
         world.advance(1_000)
-        with pytest.raises(TransactionEnded, match="over its time"):
+        with pytest.raises(TransactionEnded, match="past its deadline"):
             LATE[late](coordinator, transaction)
         assert coordinator.fate(transaction).decision is Decision.ABORT
         coordinator.sweep()
@@ -164,8 +163,8 @@ def test_they_are_counted_by_state_with_the_age_of_the_oldest(world: World) -> N
     for _ in range(4):
         ids.append(coordinator.begin(LONG))
         world.advance(1_000)
-    coordinator.commit_soon(ids[1], 5).result()
-    coordinator.abort_soon(ids[2]).result()
+    decide(coordinator, ids[1], 5)
+    decide(coordinator, ids[2])
     assert coordinator.count() == ({OPEN: 2, COMMITTING: 1, ABORTING: 1}, 4_000)
     coordinator.commit(ids[0], 6)
     coordinator.sweep()
@@ -181,7 +180,7 @@ def test_nobody_waits_while_they_are_listed(world: World, monkeypatch: pytest.Mo
     def work_meanwhile(held: Held, number: int, now_ms: int) -> TransactionStatistics:
         if next(calls) == 0:
             coordinator.commit(second, 5)
-            coordinator.commit_soon(third, 6).result()
+            decide(coordinator, third, 6)
             coordinator.begin(LONG)
         return make(held, number, now_ms)
 
@@ -192,7 +191,7 @@ def test_nobody_waits_while_they_are_listed(world: World, monkeypatch: pytest.Mo
 
 def test_many_that_are_over_their_time_are_aborted_in_few_entries(world: World) -> None:
     coordinator = world.coordinator
-    ids = [future.result() for future in [coordinator.begin_soon(SECOND) for _ in range(400)]]
+    ids = [coordinator.begin(SECOND) for _ in range(400)]
     before = coordinator.log.statistics().entries
     world.advance(1_000)
     coordinator.sweep()
@@ -291,7 +290,7 @@ def test_the_sweeper_sleeps_for_ever_while_nothing_is_open(sweeping: Sweeping) -
     sweeping.wait_asleep_until(NEVER_MS, NEVER_MS)
     for number in range(3):
         sweeping.coordinator.commit(sweeping.coordinator.begin(LONG), number)
-    sweeping.coordinator.begin_soon(timedelta(milliseconds=1)).result()
+    sweeping.coordinator.begin(timedelta(milliseconds=1))
     sweeping.wait(lambda: not sweeping.states())
     sweeping.wait_asleep_until(NEVER_MS, NEVER_MS)
 
@@ -301,7 +300,7 @@ def test_the_sweeper_wakes_up_earlier_if_there_is_something_to_do(sweeping: Swee
     first, second = coordinator.begin(LONG), coordinator.begin(LONG)
     sweeping.wait_asleep_until(monotonic_ms() + HOUR_MS, NEVER_MS - 1)
     coordinator.join(first, P)
-    coordinator.commit_soon(first, 5).result()
+    decide(coordinator, first, 5)
     sweeping.wait(lambda: sweeping.states() == {second: OPEN})
     assert sweeping.parts.told == {(first, P): (COMMIT, 5)}
     sweeping.wait_asleep_until(monotonic_ms() + HOUR_MS, NEVER_MS - 1)
@@ -323,7 +322,7 @@ def test_the_sweeper_tells_again_until_a_participant_is_back(sweeping: Sweeping)
     sweeping.parts.on_call = on_call
     transaction = coordinator.begin(LONG)
     coordinator.join(transaction, P)
-    coordinator.commit_soon(transaction, 5).result()
+    decide(coordinator, transaction, 5)
     assert back.wait(PATIENCE_SECONDS)
     sweeping.wait_asleep_until(NEVER_MS, NEVER_MS)
     assert coordinator.show(transaction).state is TransactionState.COMMITTED

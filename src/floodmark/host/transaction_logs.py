@@ -34,6 +34,8 @@ from floodmark.transaction.records import Aborting, Begun, Committing, Joined, d
 
 # How long one who changes settings waits for what was taken by the old ones.
 FLUSH_MS_MAX: Final = 10_000
+# How long a report waits for records and acknowledgements that are on their way.
+REPORT_SECONDS_MAX: Final = 1.0
 
 _SETTINGS: Final = b"transactions/settings"
 
@@ -122,7 +124,8 @@ class TransactionLogs:
         return [int(name.removeprefix(LEDGERS)) for name in names if name.startswith(LEDGERS)]
 
     def report(self, log: LogKind, owner: str, writer: BatchedWriter[Any]) -> LogReport:
-        """How a log stands."""
+        """How a log stands, with what was acknowledged stored if the disk is in time."""
+        writer.flush(REPORT_SECONDS_MAX)
         _, live_records = writer.acknowledgements.count_live()
         return LogReport(
             log=log,
@@ -138,6 +141,7 @@ class TransactionLogs:
 
 def read_log(log: LogKind, writer: BatchedWriter[Any], limit: int) -> list[LogRecord]:
     """The first live records of a log, as they are stored."""
+    writer.flush(REPORT_SECONDS_MAX)
     if not 0 <= limit <= LEDGER_RECORDS_READ_MAX:
         raise InvalidArgument(f"ask for 0 to {LEDGER_RECORDS_READ_MAX:,} records of a log, not for {limit}")
     return [

@@ -1,4 +1,4 @@
-"""Ledgers: append-only lists of entries, written in batches, and trimmed record by record."""
+"""Ledgers: append-only lists of entries, written in batches and trimmed record by record."""
 
 from floodmark.log.acknowledgement import Acknowledgements, holds_batches
 from floodmark.log.base import EntryId, Ledger, LedgerSettings, Marks, Position, Segment

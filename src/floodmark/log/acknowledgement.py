@@ -1,13 +1,11 @@
-"""Which records of a ledger are still needed, by entry and place in it.
+"""Batch-index acknowledgement: which records of each entry are live.
 
-Records of many transactions stand in one entry and are done with at different times.  So each entry that
-is there has a bit for each record, 1 for live; a record that is acknowledged loses its bit, and an entry
-whose last bit has gone goes itself.  What is kept is proportional to what is live, in memory and on disk:
-only an entry that is partly gone has a row of its own.
+The records of one entry belong to many transactions, which end at different times.  So each entry has a bit
+per record, 1 for live; acknowledging a record clears its bit, and an entry without live records is removed.
+Memory and disk hold no more than what is live: only an entry that is partly acknowledged has a row of marks.
 
-Acknowledging costs no sync.  The bits are stored with the next append, or at once, without waiting for
-the disk, if nothing is being written.  A crash can therefore bring records back that were done with, and
-always all or none of those of one call: whoever reads them again acknowledges them again.
+Acknowledging costs no sync: the next append stores the bits.  A crash can therefore bring back acknowledged
+records, always all or none of those of one call; the reader acknowledges them again.
 """
 
 from collections import OrderedDict
@@ -26,8 +24,7 @@ _ALL_GONE: Final = 0
 class Acknowledgements:
     """The live records of a ledger.  Safe to use from many threads.
 
-    Only whoever writes to the ledger stores what was acknowledged: it takes the marks, and gives them back
-    if storing them failed.
+    The writer of the ledger takes the marks to store them, and gives them back if that fails.
 
     >>> from floodmark.log.memory import MemoryLedger
     >>> ledger = MemoryLedger()
@@ -44,14 +41,14 @@ class Acknowledgements:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._lock = Lock()
-        # Of each entry that is there its number of records and the bits of those that are live.
+        # For each entry its number of records and the bits of the live ones.
         self._live: OrderedDict[EntryId, tuple[int, int]] = OrderedDict()
         self._changed: set[EntryId] = set()
 
     def recover(self) -> Iterator[tuple[Position, bytes]]:
-        """All live records of the ledger, in order, and with them what is known about its entries.
+        """Iterate over the live records of the ledger, in order, and learn its entries.
 
-        Read to the end, before anything is written: an entry that was not read counts as gone.
+        Iterate to the end before writing: an entry that was not read counts as removed.
         """
         marks = self._ledger.marks()
         start: EntryId = 0
@@ -67,12 +64,12 @@ class Acknowledgements:
             start = page[-1][0] + 1
 
     def opened(self, entry: EntryId, records: int) -> None:
-        """Note an entry that was appended, with all its records live."""
+        """Add an entry that was appended, with all its records live."""
         with self._lock:
             self._live[entry] = records, (1 << records) - 1
 
     def acknowledge(self, positions: Iterable[Position]) -> None:
-        """Let go of records.  Doing it twice, or of an entry that is gone, is harmless."""
+        """Clear the bits of records.  Repeating it, also for an entry that is removed, is harmless."""
         with self._lock:
             for entry, size, index in positions:
                 held = self._live.get(entry)
@@ -95,11 +92,11 @@ class Acknowledgements:
 
     @property
     def has_changes(self) -> bool:
-        """Whether something was acknowledged that nobody has taken yet."""
+        """Whether there are marks to be stored."""
         return bool(self._changed)
 
     def take(self) -> Marks:
-        """The marks that are to be stored; whoever takes them stores them, or gives them back."""
+        """Take the marks that have to be stored."""
         if not self._changed:
             return {}
         with self._lock:
@@ -107,7 +104,7 @@ class Acknowledgements:
             return {entry: self._encode(entry) for entry in sorted(changed)}
 
     def give_back(self, marks: Marks) -> None:
-        """Storing marks failed: they are to be stored with the next ones."""
+        """Return marks that could not be stored, for the next `take`."""
         with self._lock:
             self._changed.update(marks)
 
@@ -118,7 +115,7 @@ class Acknowledgements:
             return next(iter(self._live), None)
 
     def count_live(self) -> tuple[int, int]:
-        """How many entries have live records, and how many records are live."""
+        """The number of entries with live records, and of live records."""
         with self._lock:
             return len(self._live), sum(bits.bit_count() for _, bits in self._live.values())
 
@@ -131,7 +128,7 @@ class Acknowledgements:
 
 
 def holds_batches(ledger: Ledger) -> bool:
-    """Whether an entry is left that a version which knows only bare entries could not read.
+    """Whether the ledger has an entry that a release without batching could not read.
 
     >>> from floodmark.codec.entries import encode_batch
     >>> from floodmark.log.memory import MemoryLedger

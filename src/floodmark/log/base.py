@@ -1,4 +1,4 @@
-"""The port to a ledger: an append-only list of entries that are removed once nobody needs them.
+"""The port to a ledger: an append-only list of entries, which are removed when they are not needed any more.
 
 A ledger keeps bytes and knows nothing of records; `codec/entries.py` says what is in an entry, and
 `log/writer.py` decides how many records go into one.
@@ -8,10 +8,10 @@ The contract (`tests/contracts/ledger.py` runs it over every ledger):
 - `append` returns when the entry is durable.  Ids only grow, over restarts too, and may leave gaps.
 - If `append` fails, the entry is not there, unless the failure is `OutcomeUnknown`: then it may be found
   after a restart, but not once a later append has succeeded, which takes it back in the same step.
-- `mark` notes which records of an entry are still live.  It is visible at once, in order, and durable with
-  the next append: a crash may bring records back that were done with, never lose one that was not.
-- Marks that are given to `append` are stored with the entry, in one step; if it fails, they are not.
-- Entries stand in *segments*, which are closed by size or age and go when their last entry has gone.
+- `mark` stores which records of an entry are live.  It is visible at once, in order, and durable with the
+  next append: a crash may bring back records that were removed, but never lose a live one.
+- Marks that are passed to `append` are stored with the entry atomically.
+- Entries are grouped into *segments*, which are closed by size or age and removed with their last entry.
 
 A ledger has one writer at a time; it may be read meanwhile.
 """
@@ -26,14 +26,14 @@ from floodmark.model.limits import MIB
 
 EntryId: TypeAlias = int
 
-# For each entry, a bit for each of its records, the first one lowest; 1 is live.  None: the entry is gone.
+# For each entry a bit per record, the first one lowest; 1 is live.  None removes the entry.
 Marks: TypeAlias = Mapping[EntryId, bytes | None]
 
 NO_MARKS: Final[Marks] = MappingProxyType({})
 
 
 class Position(NamedTuple):
-    """Where a record stands: its entry, how many records that has, and which of them it is, from 0."""
+    """The position of a record: its entry, the number of records in that, and its index from 0."""
 
     entry: EntryId
     batch_size: int
@@ -41,7 +41,7 @@ class Position(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A run of entries: the id of the first ever, and what is still there of them."""
+    """A run of entries: the id of the first ever, and the number and size of those that are left."""
 
     id: int
     first: EntryId
@@ -52,7 +52,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerSettings:
-    """When a segment is closed and the next one begun."""
+    """When a segment is closed."""
 
     segment_bytes_max: int = 64 * MIB
     segment_age_ms_max: int = 4 * 3_600_000
@@ -69,32 +69,32 @@ class Ledger(Protocol):
     """An append-only list of entries."""
 
     def append(self, entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
-        """Store an entry and the marks of earlier ones, and return when they are durable."""
+        """Store an entry and the marks of earlier ones; its id, once they are durable."""
         ...
 
     def mark(self, marks: Marks) -> None:
-        """Store which records of some entries are live, and remove the entries that have none."""
+        """Store marks, and remove the entries that have no live record."""
         ...
 
     def marks(self) -> Mapping[EntryId, bytes]:
-        """The marks of the entries that are there and have some."""
+        """The marks of the entries of which some records were removed."""
         ...
 
     def read(self, start: EntryId = 0, *, entries_max: int, bytes_max: int) -> list[tuple[EntryId, bytes]]:
         """A page of the entries at or after `start`, which ends soon after `bytes_max` bytes.
 
-        Only an empty page means that no entry is left; go on behind the last one until then.
+        Only an empty page means that no entry is left; otherwise read on behind its last entry.
         """
         ...
 
     def trim(self, before: EntryId) -> None:
-        """Remove all entries below one, whatever is in them."""
+        """Remove all entries below one."""
         ...
 
     def segments(self) -> list[Segment]:
-        """The segments in order.  The last one takes the next entry, unless it is full or too old."""
+        """The segments in order.  The next entry goes into the last one, unless that is full or too old."""
         ...
 
     def delete(self) -> None:
-        """Remove the ledger with all that is in it.  It cannot be used afterwards."""
+        """Remove the ledger and its entries.  It cannot be used afterwards."""
         ...

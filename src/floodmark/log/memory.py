@@ -1,4 +1,4 @@
-"""A ledger in memory, for tests and scratch sites.  Nothing outlives the process."""
+"""A ledger in memory, which is lost with the process."""
 
 from collections.abc import Mapping
 from itertools import islice

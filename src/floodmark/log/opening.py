@@ -1,4 +1,4 @@
-"""A log as its owners open it: a ledger, what is live in it, and a writer that goes on."""
+"""Opens a log: its ledger, the live records in it, and a writer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import msgspec
 from floodmark.clock import TimeSource
 from floodmark.log.acknowledgement import Acknowledgements
 from floodmark.log.base import Position
-from floodmark.log.gathering import require_limits
+from floodmark.log.batches import require_limits
 from floodmark.log.stored import Store, StoredLedger
 from floodmark.log.writer import (
     BYTES_IN_FLIGHT_MAX,
@@ -25,7 +25,7 @@ Record = TypeVar("Record")
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How records are put into entries, and how many bytes may be on their way before others wait."""
+    """Limits of an entry, and how many bytes may wait to be written before callers wait for room."""
 
     enabled: bool = True
     max_records: int = RECORDS_MAX
@@ -34,7 +34,7 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes_in_flight: int = BYTES_IN_FLIGHT_MAX
 
     def require_sound(self) -> None:
-        """Refuse what no writer would take."""
+        """Raise `InvalidArgument` for settings that no writer takes."""
         require_limits(self.max_records, self.max_bytes, self.max_delay_ms)
         if not self.max_bytes <= self.max_bytes_in_flight <= LEDGER_IN_FLIGHT_BYTES_MAX:
             raise InvalidArgument(
@@ -45,7 +45,7 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class OpenLog(Generic[Record]):
-    """A log, and the records that were live in it when it was opened, in their order."""
+    """A log, and the records that were live when it was opened, in order."""
 
     ledger: StoredLedger
     writer: BatchedWriter[Record]
@@ -61,7 +61,7 @@ def open_log(
     decode: Callable[[bytes], Record],
     time_source: TimeSource,
 ) -> OpenLog[Record]:
-    """Open the log of a name, which is made when something is written to it."""
+    """Open the log of a name.  The first record creates its ledger."""
     ledger = StoredLedger(store, name, time_source=time_source)
     acknowledgements = Acknowledgements(ledger)
     live = [(position, decode(record)) for position, record in acknowledgements.recover()]

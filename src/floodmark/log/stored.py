@@ -8,11 +8,11 @@ Its rows stand in one family, under the ledger's name:
     name | 00 | 'h'                          no entry below this one is there: 8 bytes      (big-endian)
     name | 00 | 'n'                          every id below this one was given out: 8 bytes
 
-An entry is one row and one sync.  Removed entries leave tombstones in the engine, over which a reader that
-began at the first key would have to climb for as long as the engine keeps them; the head row lets it begin
-close to the oldest entry that is there.  It is stored only now and then, since it may lag.
+An entry is one row and one sync.  Removed entries leave tombstones in the engine, which a scan from the first
+key would have to skip; with the head row it starts near the oldest entry.  The head row may lag, so it is
+stored rarely.
 
-A failed append whose outcome the store could not find out is taken back by the next row that is stored.
+The next write removes an entry whose append had an unknown outcome.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from floodmark.model.ranges import after
 
 FAMILY: Final = "ledger"
 
-# The head row is stored when so many entries went since.
+# The head row is stored when it lags by this many entries.
 HEAD_LAG_MAX: Final = 256
 
 _ENTRY, _MARK, _SEGMENT, _HEAD, _NEXT = b"e", b"m", b"s", b"h", b"n"
@@ -53,9 +53,8 @@ _ID_MAX: Final = (1 << 64) - 1
 class Store(Protocol):
     """Where rows are kept: an engine to read from, and how to write to it.
 
-    Whoever writes does it in `settled()`, where nobody else does, over an engine that has recovered from
-    whatever happened before.  `recoveries` counts how often it had to: what was not durable before may be
-    gone since.
+    Writes happen within `settled()`, one thread at a time, over an engine that has recovered from earlier
+    failures.  `recoveries` counts these recoveries: rows that were not durable before one may be lost.
     """
 
     engine: Engine
@@ -64,20 +63,20 @@ class Store(Protocol):
     def recoveries(self) -> int: ...
 
     def settled(self) -> AbstractContextManager[None]:
-        """Take the turn to write."""
+        """Exclude other writers."""
         ...
 
     def store(self, rows: Sequence[WriteRow]) -> None:
-        """Write rows as one, for good; `OutcomeUnknown` only if it could not be found out."""
+        """Write rows atomically and durably; raises `OutcomeUnknown` only if the engine cannot tell."""
         ...
 
     def remove(self, rows: Sequence[WriteRow]) -> None:
-        """Write rows that a crash may undo, until something later is stored."""
+        """Write rows atomically; they are durable with the next `store`."""
         ...
 
 
 class EngineStore:
-    """A store over an engine that nobody else writes to.  A site has its own, which takes turns."""
+    """A store over an engine that has no other writer.  A site has its own (`partition/ledgers.py`)."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -99,14 +98,11 @@ class EngineStore:
             raise
         except FloodmarkError as failure:
             self._settle(rows, failure)
-        except BaseException:
-            self._stopped = True
-            raise
 
     def remove(self, rows: Sequence[WriteRow]) -> None:
         try:
             self.engine.write(rows)
-        except BaseException:
+        except FloodmarkError:
             self._stopped = True
             raise
 
@@ -132,7 +128,7 @@ class EngineStore:
 
 
 def list_ledgers(engine: Engine) -> list[str]:
-    """The names of all ledgers in an engine, in order."""
+    """The names of the ledgers in an engine, in order."""
     names: list[str] = []
     start = b""
     while (row := engine.ceiling(FAMILY, start)) is not None:
@@ -143,7 +139,7 @@ def list_ledgers(engine: Engine) -> list[str]:
 
 
 class StoredLedger:
-    """A ledger of an engine, made if it is missing.
+    """A ledger in an engine.  The first append creates it.
 
     >>> from floodmark.engine import MemoryEngine
     >>> store = EngineStore(MemoryEngine((FAMILY,)))
@@ -172,7 +168,7 @@ class StoredLedger:
         self._lock = Lock()
         self._book = SegmentBook(settings, time_source)
         self._marked: dict[EntryId, bytes] = {}
-        # Appends of unknown outcome: nobody has their ids, and the next rows take them back.
+        # Appends of unknown outcome, which the next write removes.
         self._doubtful: set[EntryId] = set()
         # Marks that are not durable yet, and how often the engine had recovered when they were written.
         self._fresh: dict[EntryId, bytes | None] = {}
@@ -191,25 +187,18 @@ class StoredLedger:
             if opened is not None:
                 rows.append(self._segment_row(opened))
             known = self._known(marks)
-            # An id is never given out twice, whatever became of its entry.
+            # An id is never used twice, even if this append fails.
             self._next += 1
             try:
                 self._store.store([*rows, *self._rows(known, opened)])
-                self._doubtful.clear()
-                self._fresh.clear()
-                self._book.add(number, len(entry), opened)
-                self._apply(known)
-            except BaseException as failure:
-                if isinstance(failure, OutcomeUnknown) or not isinstance(failure, FloodmarkError):
-                    self._doubt(number)
+            except OutcomeUnknown:
+                self._doubtful.add(number)
                 raise
+            self._doubtful.clear()
+            self._fresh.clear()
+            self._book.add(number, len(entry), opened)
+            self._apply(known)
             return number
-
-    def _doubt(self, number: EntryId) -> None:
-        """Nobody hears of an entry that may be there."""
-        self._doubtful.add(number)
-        if number in self._book.sizes:
-            self._book.remove([number])
 
     def mark(self, marks: Marks) -> None:
         with self._writing():
@@ -270,11 +259,11 @@ class StoredLedger:
     # Rows
 
     def _known(self, marks: Marks) -> dict[EntryId, bytes | None]:
-        """Marks of entries that are there: what is gone stays gone."""
+        """The marks of entries that exist."""
         return {number: bits for number, bits in marks.items() if number in self._book.sizes}
 
     def _rows(self, marks: Marks, opened: Segment | None = None) -> list[WriteRow]:
-        """The rows that marks change, with what an earlier failure left to be done."""
+        """The rows that marks change, with those that earlier failures left to be written."""
         if self._fresh and self._store.recoveries != self._fresh_since:
             marks = {**self._fresh, **marks}
         gone = {number for number, bits in marks.items() if bits is None}
@@ -289,7 +278,7 @@ class StoredLedger:
         emptied = self._book.emptied_by((number for number in gone if number in self._book.sizes), opened)
         rows += [(FAMILY, self._key(_SEGMENT, segment), None) for segment in emptied]
         if gone and max(gone) >= next(reversed(self._book.sizes), 0):
-            # Without its last entry the ledger would give the id of that one out again.
+            # Without its last entry, the ledger could not derive the next id.
             rows.append((FAMILY, self._prefix + _NEXT, _NUMBER.pack(self._next)))
         oldest = next(iter(self._book.sizes), self._next)
         if oldest - self._head >= HEAD_LAG_MAX:

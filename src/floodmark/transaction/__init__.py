@@ -1,4 +1,4 @@
-"""Transactions: who decides about them, and the log in which the decisions stand."""
+"""Transactions: the coordinator, and the log of its decisions."""
 
 from floodmark.transaction.coordinator import TransactionCoordinator
 from floodmark.transaction.opening import LEDGERS, open_coordinator, start_sweeping

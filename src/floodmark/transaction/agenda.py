@@ -1,8 +1,7 @@
-"""Which transaction is to be looked after next, and when.
+"""A heap of the times at which transactions are due: past their deadline, or to be told again.
 
-A heap of times.  A transaction is noted with a time that is never later than its due; what has changed
-since is found out when its turn comes.  So a step of a transaction costs next to nothing here, whoever
-sweeps sleeps until there is something to do, and neither depends on how many transactions are open.
+A note is never later than the due time of its transaction; if that has moved since, the transaction is noted
+again when its turn comes.  So a step costs O(log n), and the sweeping thread sleeps until the first note.
 """
 
 from collections.abc import Mapping
@@ -13,12 +12,12 @@ from floodmark.transaction.held import Held
 
 NEVER_MS: Final = 1 << 62
 
-# So many notes of transactions that have ended are kept, beside one of each that has not.
+# How many stale notes are kept beside two for each transaction.
 _STALE_MAX: Final = 1_000
 
 
 class Agenda:
-    """The times at which transactions are due.  Whoever uses it holds the coordinator's lock.
+    """The times at which transactions are due.  The caller holds the coordinator's lock.
 
     >>> held = {"a": Held("a", 0, expires_ms=100)}
     >>> agenda = Agenda(held)
@@ -33,9 +32,9 @@ class Agenda:
         self._notes: list[tuple[int, str]] = []
 
     def note(self, held: Held) -> int:
-        """See to it that a transaction is looked after when it is due; the time of that.
+        """Note when a transaction is due, and return that time.
 
-        To be called when its due may have become earlier, and when nobody works on it any more.
+        Call it when the due time may have become earlier, and when the last step under way has ended.
         """
         due_ms = held.due_ms
         if held.due_noted_ms is None or due_ms < held.due_noted_ms:
@@ -46,7 +45,7 @@ class Agenda:
         return due_ms
 
     def take(self, now_ms: int, count: int) -> list[Held]:
-        """Some that are due.  One that somebody works on is noted again by whoever does."""
+        """Up to `count` transactions that are due.  Skips one with a step under way, which notes it again."""
         taken: list[Held] = []
         while len(taken) < count and (held := self._first()) is not None and held.due_ms <= now_ms:
             heappop(self._notes)
@@ -56,12 +55,12 @@ class Agenda:
         return taken
 
     def first_ms(self) -> int:
-        """When the next one is due."""
+        """The due time of the next transaction."""
         held = self._first()
         return NEVER_MS if held is None else held.due_ms
 
     def _first(self) -> Held | None:
-        """The next one, without notes that hold no more."""
+        """The next transaction.  Drops stale notes."""
         while self._notes:
             noted_ms, transaction = self._notes[0]
             held = self._held.get(transaction)

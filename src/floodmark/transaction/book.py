@@ -1,4 +1,4 @@
-"""The transactions of a coordinator as they are in memory, and who waits for what, under one lock."""
+"""The transactions of a coordinator in memory, and the threads that wait for them, under one lock."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -11,31 +11,31 @@ from floodmark.transaction.agenda import NEVER_MS, Agenda
 from floodmark.transaction.held import Ended, Held
 from floodmark.transaction.recovery import RESTARTED
 
-# How many ended transactions are remembered, for those who ask once more how it went.
+# How many ended transactions are remembered, for callers that ask again.
 ENDED_REMEMBERED: Final = 10_000
 
 
 class OverTime(Exception):
-    """A transaction is over its time, which is for nobody to hear before its abort is in the log."""
+    """A transaction is past its deadline.  Internal: callers learn it when its abort is in the log."""
 
 
 class TransactionBook:
-    """What a coordinator knows.  Whoever calls a method holds the lock, unless it says otherwise."""
+    """What a coordinator knows.  Callers hold the lock, except where a method says that it takes it."""
 
     def __init__(self, held: dict[str, Held], growing_ms: TimeSource) -> None:
         self.lock = Lock()
         self.growing_ms = growing_ms
         self.held = held
-        # How many are on their way into the log.
+        # The number of transactions whose beginning is on its way to the log.
         self.beginning = 0
-        # How many each owner has that have not ended, with those on their way.
+        # The number of each owner's transactions that have not ended, with those on their way.
         self.owned: dict[str, int] = Counter(each.owner for each in held.values())
         self.is_closed = False
-        # For those who wait until a step of some transaction has come to its end, and how many they are.
+        # Wakes threads that wait for a step to end; their number.
         self._changed = Condition(self.lock)
         self._waiting = 0
         self._ended: OrderedDict[str, Ended] = OrderedDict()
-        # Whoever sweeps sleeps on this, until a time by the clock that only grows.
+        # The sweeping thread sleeps on this, until a time by the monotonic clock.
         self._work = Condition(self.lock)
         self._asleep_until_ms = 0
         self._agenda = Agenda(held)
@@ -45,7 +45,7 @@ class TransactionBook:
     # Transactions
 
     def find(self, transaction: str) -> Held | Ended | None:
-        """A transaction that is known."""
+        """A transaction, also one that ended recently."""
         return self.held.get(transaction) or self._ended.get(transaction)
 
     def require_running(self) -> None:
@@ -53,10 +53,7 @@ class TransactionBook:
             raise Closed("the site was closed; open it again")
 
     def require_open(self, transaction: str, *, late: bool = False) -> Held:
-        """A transaction that can still be decided.
-
-        `OverTime` for one that can only be aborted, unless `late`.
-        """
+        """An open transaction.  Raises `OverTime` for one past its deadline, unless `late`."""
         self.require_running()
         held = self.held.get(transaction)
         if held is None or not held.is_open:
@@ -66,40 +63,33 @@ class TransactionBook:
         return held
 
     def is_late(self, held: Held) -> bool:
-        """Whether it is over its time."""
+        """Whether a transaction is open past its deadline."""
         return held.is_open and held.expires_ms <= self.growing_ms()
 
-    def release(self, held: Held, *, is_told: bool = False) -> None:
-        """Somebody has ended a step of a transaction, one way or the other.
-
-        If `is_told`, the same thread tells the participants next, and nobody has to be called.
-        """
+    def release(self, held: Held) -> None:
+        """Wake threads that wait for a transaction of which a step has ended, and note when it is due."""
         if self._waiting:
             self._changed.notify_all()
-        if held.is_quiet and not is_told:
-            self._call(held)
-
-    def wait(self, is_met: Callable[[], bool], seconds_max: float) -> None:
-        """Wait for others who work on a transaction."""
-        self._waiting += 1
-        try:
-            self._changed.wait_for(is_met, seconds_max)
-        finally:
-            self._waiting -= 1
+        if held.is_quiet and self._agenda.note(held) < self._asleep_until_ms:
+            self._work.notify_all()
 
     def wait_for(self, transaction: str, is_met: Callable[[Held], bool], seconds_max: float) -> None:
-        """The same until something holds of a transaction, if it is known and the book stays open."""
+        """Wait until a condition holds of a transaction, the book is closed, or the time is over."""
         held = self.held.get(transaction)
         if held is not None and not is_met(held):
-            self.wait(lambda: is_met(held) or self.is_closed, seconds_max)
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: is_met(held) or self.is_closed, seconds_max)
+            finally:
+                self._waiting -= 1
 
     def all(self) -> list[Held]:
-        """Those that have not ended, for whoever looks without holding anybody up.  Takes the lock."""
+        """The transactions that have not ended.  Takes the lock."""
         with self.lock:
             return list(self.held.values())
 
     def end(self, held: Held) -> bool:
-        """A transaction has ended; False if it had before."""
+        """Move a transaction to those that have ended; False if it is there."""
         if held.id not in self.held:
             return False
         self._ended[held.id] = held.end()
@@ -129,20 +119,15 @@ class TransactionBook:
             **({"restarted": True} if known.reason == RESTARTED else {}),
         )
 
-    # Those who sweep
-
-    def _call(self, held: Held) -> None:
-        """See to it that somebody looks after a transaction when it is due."""
-        if self._agenda.note(held) < self._asleep_until_ms:
-            self._work.notify_all()
+    # The sweeping thread
 
     def take_due(self, now_ms: int, count: int) -> list[Held]:
-        """Some that are due, and that nobody works on.  Takes the lock."""
+        """Up to `count` transactions that are due and have no step under way.  Takes the lock."""
         with self.lock:
             return [] if self.is_closed else self._agenda.take(now_ms, count)
 
     def wait_due(self) -> bool:
-        """Sleep until one is due; False once the book was closed.  Takes the lock."""
+        """Sleep until a transaction is due; False once the book is closed.  Takes the lock."""
         with self.lock:
             while not self.is_closed:
                 now_ms, due_ms = self.growing_ms(), self._agenda.first_ms()
@@ -154,7 +139,7 @@ class TransactionBook:
             return False
 
     def close(self) -> None:
-        """Refuse from now on, and wake everybody who waits.  Takes the lock."""
+        """Refuse from now on, and wake all waiting threads.  Takes the lock."""
         with self.lock:
             self.is_closed = True
             self._changed.notify_all()
@@ -165,7 +150,7 @@ class TransactionBook:
 
 
 def not_found(transaction: str) -> TransactionNotFound:
-    """The error for those who name a transaction that is not known."""
+    """The error for an unknown transaction."""
     return TransactionNotFound(
         f"there is no transaction {transaction!r:.80}; it has ended, or never was",
         transaction=transaction[:80],

@@ -1,31 +1,30 @@
-"""Who decides about transactions.  One record in a log is the decision; everything else follows from it.
+"""The coordinator decides about transactions.  One record in its log is the decision.
 
-**Log first, memory second.**  A step is written to the log, and only when it is durable does memory
-change.  So nobody ever heard of a state that a crash could take back.  It changes where the log says so, not
-where somebody waits: Ctrl-C ends the wait, and what is on its way arrives all the same.
+**Log first, memory second.**  A step is written to the log, and memory changes only when the record is
+durable, so no caller learns of a state that a crash could take back.  The log's thread applies it: Ctrl-C
+ends the wait of a caller, and a step that the log has taken is taken all the same.
 
-**Decided once.**  While a decision is on its way to the log, nobody joins and no other decision is let in.
-If nobody knows whether it arrived, the transaction stays open; the log takes the record back before it takes
-another (`log/base.py`), so the next decision is the only one.
+**Decided once.**  While a decision is on its way to the log, participants cannot join and other decisions
+are refused.  If its outcome is unknown, the transaction stays open; the log takes the record back before it
+writes another (`log/base.py`), so the next decision is the only one.
 
-**Nothing stays half-way.**  Once decided, the participants are told until all of them have done their part:
-at once, by whoever decided and waits; else, with growing pauses, by `sweep` (`ending.py`).
+**Nothing stays half-way.**  The coordinator retries every participant until it confirms: the thread that
+decided tells them first, then `sweep`, with growing pauses (`ending.py`).
 
-**Recovery** reads the live records, which is what was open or half-way, aborts what no caller can still
-commit (`recovery.py`), and answers at once; `sweep` does the rest.  A transaction that is not known was
-aborted: one that was committed is let go only when no participant has anything left to ask about.
+**Recovery** reads the live records, aborts the transactions that no caller can still commit
+(`recovery.py`), and answers at once; `sweep` does the rest.  An unknown transaction was aborted, because a
+committed one is forgotten only when all participants have confirmed.
 
-**Time** is that of a clock that only grows.  A deadline that is read from the log is never further away than
-the timeout that the transaction had.
+**Time** is monotonic.  A deadline that is read from the log is never further away than the timeout that the
+transaction had.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import structs
 
@@ -52,25 +51,22 @@ from floodmark.transaction.recovery import replay
 from floodmark.transaction.steps import (
     ABORTS,
     COMMITS,
-    Answer,
     Beginning,
     Deciding,
     Joining,
     Step,
-    answered,
     require_undecided,
 )
 
 TIMEOUT: Final = timedelta(minutes=1)
 TIMEOUT_MS_MAX: Final = 24 * 3_600_000
-# How long a caller waits for others who work on its transaction, and for participants; these are told of the
-# decision in any case.
+# How long a caller waits for conflicting steps of its transaction, and for participants to confirm.
 WAIT_SECONDS_MAX: Final = 60.0
 
 _OWNER: Final = "by its owner"
 _LATE: Final = "its time was over"
 _REASON_CHARACTERS_MAX: Final = 500
-# How many transactions a sweep takes up at a time.
+# How many transactions a sweep handles at a time.
 _SWEPT_MAX: Final = 512
 _UNFINISHED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING)
 
@@ -82,10 +78,8 @@ Result = TypeVar("Result")
 class TransactionCoordinator:
     """Decides about the transactions of one log.  Safe to use from many threads.
 
-    Each call returns when its step is durable; those that end in `_soon` return at once, with a future, so
-    that a few threads can have many transactions in flight.  `live` are the records that the log holds, and
-    `mint` gives names that were never given before.  `is_abandoned` says of a transaction that was found open
-    whether the process that began it has ended.
+    Each call returns when its step is durable.  `live` are the records that the log holds; `mint` returns a
+    new name at each call; `is_abandoned` tells whether the process that began an open transaction has ended.
     """
 
     def __init__(
@@ -115,41 +109,31 @@ class TransactionCoordinator:
         self._lock = self._book.lock
         self._ending = Ending(self._book, log, participants)
 
-    # What transactions do
+    # Called by transactions
 
     def begin(
         self, timeout: timedelta = TIMEOUT, owner: str = "", *, owned_max: int = TRANSACTIONS_OPEN_MAX
     ) -> str:
-        """Open a transaction, which is aborted if it is not decided in time; its id.
+        """Begin a transaction, which is aborted if it is not decided within the timeout; its id.
 
-        The id ends with the owner's mark, if there is one: so it stands in the log, and lasts.  An owner may
-        have `owned_max` transactions that have not ended.
+        The id ends with the owner's mark, if there is one, so that the log keeps it.  Raises `LimitExceeded`
+        if the owner has `owned_max` transactions that have not ended.
         """
-        return self._write(self._beginning(timeout, owner, owned_max)).id
-
-    def begin_soon(self, timeout: timedelta = TIMEOUT) -> Future[str]:
-        """`begin` without waiting."""
-        return self._add(self._beginning(timeout), lambda held: held.id)
+        return self._take(self._beginning(timeout, owner, owned_max)).id
 
     def join(self, transaction: str, participant: Participant) -> None:
-        """Enter something that has a part in a transaction, before it does anything for it."""
+        """Add a participant to a transaction, before it does anything for it."""
         try:
-            self._write(Joining(self._book, Joined(transaction, participant)))
+            self._take(Joining(self._book, Joined(transaction, participant)))
         except OverTime:
             raise self._expired(transaction) from None
 
-    def join_soon(self, transaction: str, participant: Participant) -> Future[None]:
-        """`join` without waiting."""
-        try:
-            return self._add(Joining(self._book, Joined(transaction, participant)), lambda _: None)
-        except OverTime:
-            return self._expired_soon(transaction)
-
     @contextmanager
     def taking_part(self, transaction: str, participant: Participant) -> Iterator[None]:
-        """Enter a participant that does its part within the block.
+        """Add a participant that does its part within the block.
 
-        Nobody decides meanwhile, but that its time is over; and nobody is told of that before its end.
+        Within the block the transaction cannot be decided, except that its deadline may pass; participants
+        are told of that only after the block.
         """
         self.join(transaction, participant)
         held: Held | None = None
@@ -167,28 +151,20 @@ class TransactionCoordinator:
                     self._book.release(held)
 
     def commit(self, transaction: str, version: Version, *, wrote: bool | None = None) -> Version:
-        """Commit at a version, and return when all participants have done their part.
+        """Commit at a version, and return when all participants have confirmed.
 
-        Committing again is harmless, and answers the version at which it was committed.  If it is said
-        whether partitions have a part in it, it is refused if that is not so: whoever commits it learns
-        that somebody else did without his writes, or is about to with others.
+        Committing again is harmless and returns the version of the first commit.  `wrote` states whether
+        partitions take part; if that is wrong, another caller commits the transaction with other writes, and
+        `TransactionEnded` or `InvalidArgument` is raised.
         """
         return self._end(Committing(transaction, version), wrote).version
 
-    def commit_soon(self, transaction: str, version: Version) -> Future[Version]:
-        """`commit` without waiting: done when it is decided.  Participants are told by `sweep`."""
-        return self._end_soon(Committing(transaction, version), lambda known: known.version)
-
     def abort(self, transaction: str, reason: str = _OWNER) -> None:
-        """Abort, and return when all participants have done their part.  Aborting again is harmless."""
+        """Abort, and return when all participants have confirmed.  Aborting again is harmless."""
         self._end(Aborting(transaction, reason[:_REASON_CHARACTERS_MAX]))
 
-    def abort_soon(self, transaction: str, reason: str = _OWNER) -> Future[None]:
-        """`abort` without waiting: done when it is decided.  Participants are told by `sweep`."""
-        return self._end_soon(Aborting(transaction, reason[:_REASON_CHARACTERS_MAX]), lambda _: None)
-
     def fate(self, transaction: str) -> Fate:
-        """What those do who meet a write of a transaction.  One whose time is over is aborted now."""
+        """What becomes of a transaction's prepared writes.  Aborts a transaction past its deadline."""
         with self._lock:
             held = self._book.held.get(transaction)
             is_late = held is not None and self._book.is_late(held)
@@ -202,28 +178,28 @@ class TransactionCoordinator:
                 return Fate(Decision.COMMIT, known.version)
             return Fate(Decision.UNDECIDED)
 
-    # What operators do
+    # Called by operators
 
     def transactions(self, *, older_than: timedelta = timedelta(0)) -> list[TransactionStatistics]:
-        """Those that have not ended, the oldest first."""
+        """The transactions that have not ended, the oldest first."""
         now_ms, age_ms = self._growing_ms(), older_than // timedelta(milliseconds=1)
         held = sorted(self._book.all(), key=lambda each: each.began_ms)
         found = (each.statistics(self.number, now_ms) for each in held if each.age_ms(now_ms) >= age_ms)
         return [each for each in found if each.state in _UNFINISHED]
 
     def count(self) -> tuple[Counter[TransactionState], int]:
-        """How many have not ended, by state, and how many milliseconds ago the oldest of them began."""
+        """The number of transactions that have not ended, by state, and the age of the oldest in ms."""
         now_ms, held = self._growing_ms(), self._book.all()
         oldest_ms = min((each.began_ms for each in held), default=now_ms)
         return Counter(each.state for each in held), max(0, now_ms - oldest_ms)
 
     def holds(self, transaction: str) -> bool:
-        """Whether a transaction is known that has not ended."""
+        """Whether a transaction is known and has not ended."""
         with self._lock:
             return transaction in self._book.held
 
     def show(self, transaction: str) -> TransactionStatistics:
-        """One of them, also if it has ended lately."""
+        """The statistics of a transaction, also of one that ended recently."""
         now_ms = self._growing_ms()
         with self._lock:
             known = self._book.find(transaction)
@@ -235,12 +211,12 @@ class TransactionCoordinator:
         _, shown.state, shown.version, shown.reason, wrote = known
         return structs.replace(shown.statistics(self.number, now_ms), wrote=wrote)
 
-    # What goes on by itself
+    # Called by the sweeping thread
 
     def sweep(self) -> None:
-        """Abort what is over its time, and tell participants what was decided.
+        """Abort transactions past their deadline, and tell participants what was decided.
 
-        A failure is noted where it belongs, and tried again in a later sweep.
+        A later sweep retries what fails.
         """
         now_ms = self._growing_ms()
         while due := self._book.take_due(now_ms, _SWEPT_MAX):
@@ -248,14 +224,11 @@ class TransactionCoordinator:
             self._ending.tell(due)
 
     def wait_work(self) -> bool:
-        """Sleep until there is something to sweep; False once the coordinator was closed.
-
-        A coordinator without transactions sleeps for ever.
-        """
+        """Sleep until a transaction is due; False once the coordinator is closed.  Has no timer when idle."""
         return self._book.wait_due()
 
     def close(self) -> None:
-        """Write what is on its way to the log, then refuse.  What is open stays so in the log."""
+        """Write what is on its way to the log, then refuse.  Open transactions stay open in the log."""
         self._book.close()
         self.log.close()
 
@@ -272,123 +245,86 @@ class TransactionCoordinator:
         return Beginning(self._book, record, self.number, self._growing_ms(), owned_max)
 
     def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> Held | Ended:
-        """Decide, and return when all participants have done their part."""
+        """Decide, and return when all participants have confirmed."""
         try:
-            known = self._write(Deciding(self._book, decision, wrote), tells=True)
-            if isinstance(known, Held):
-                self._ending.finish(known, self._wait_seconds_max)
+            known = self._take(Deciding(self._book, decision, wrote, is_awaited=True))
         except OverTime:
             raise self._expired(decision.transaction) from None
-        except BaseException:
-            self._hand_on(decision.transaction)
-            raise
+        if isinstance(known, Held):
+            self._ending.finish(known, self._wait_seconds_max)
         return known
 
-    def _hand_on(self, transaction: str) -> None:
-        """Leave a transaction, which may be decided, to whoever sweeps."""
-        with self._lock:
-            held = self._book.held.get(transaction)
-            if held is not None:
-                self._book.release(held)
-
-    def _end_soon(
-        self, decision: Committing | Aborting, answer: Callable[[Held | Ended], Result]
-    ) -> Future[Result]:
-        try:
-            return self._add(Deciding(self._book, decision), answer)
-        except OverTime:
-            return self._expired_soon(decision.transaction)
-
-    # Ends by time.  An earlier commit may be in the log, though nobody knows, and a crash would find it: so
-    # nobody hears that time is over before the abort is in the log behind it.
+    # Deadlines.  A commit of unknown outcome may be in the log, and a crash would find it.  So callers learn
+    # that the deadline has passed only when an abort is in the log behind it.
 
     def _expired(self, transaction: str) -> FloodmarkError:
-        """Abort a transaction that is over its time; what its owner hears.
+        """Abort a transaction past its deadline; the error for its caller.
 
-        Participants are told by `sweep`, so that he hears it at once, wherever they are.
+        `sweep` tells the participants, so that the caller does not wait for them.
         """
         try:
-            self._write(self._late(transaction))
+            self._take(Deciding(self._book, Aborting(transaction, _LATE), is_late=True))
         except (TransactionEnded, TransactionNotFound, Closed) as ended:
             return ended
         except FloodmarkError as failure:
             return OutcomeUnknown(
-                f"transaction {transaction} is over its time, and that it is aborted cannot be logged yet "
-                f"({failure}); ask again what became of it",
+                f"transaction {transaction} is past its deadline, but its abort cannot be logged yet "
+                f"({failure}); ask later what became of it",
                 transaction=transaction,
             )
         return _over_time(transaction)
 
-    def _expired_soon(self, transaction: str) -> Future[Any]:
-        """`_expired` without waiting."""
-
-        def answer(_: Held | Ended) -> None:
-            raise _over_time(transaction)
-
-        return self._add(self._late(transaction), answer)
-
-    def _late(self, transaction: str) -> Deciding:
-        return Deciding(self._book, Aborting(transaction, _LATE), is_late=True)
-
     def _expire(self, late: Iterable[Held]) -> None:
-        """Abort transactions whose time is over, unless someone decides about them now."""
-        expiring = [(held, self._expire_soon(held)) for held in late]
-        for held, future in expiring:
-            if future is not None and (failure := future.exception()) is not None:
+        """Abort transactions that are past their deadline, unless another step of them is under way."""
+        expiring = [(held, step) for held in late if (step := self._submit_late(held)) is not None]
+        for held, step in expiring:
+            if (failure := step.exception()) is not None:
                 self._put_off(held, failure)
 
-    def _expire_soon(self, held: Held) -> Future[None] | None:
+    def _submit_late(self, held: Held) -> Step | None:
         with self._lock:
             if not held.is_quiet:
-                # Whoever works on it calls for the next sweep.
+                # The step that is under way notes it for the next sweep.
                 return None
+        step = Deciding(self._book, Aborting(held.id, _LATE))
         try:
-            return self._add(Deciding(self._book, Aborting(held.id, _LATE)), lambda _: None)
+            self._submit(step)
         except (TransactionEnded, TransactionNotFound, Closed):
             return None
         except FloodmarkError as failure:
             self._put_off(held, failure)
             return None
+        return step
 
     def _put_off(self, held: Held, failure: BaseException) -> None:
-        _log.warning("transaction %s is over its time and cannot be aborted yet: %s", held.id, failure)
+        _log.warning("transaction %s is past its deadline, but cannot be aborted yet: %s", held.id, failure)
         with self._lock:
             held.retry_later(self._growing_ms())
             self._book.release(held)
 
     # The log
 
-    def _write(self, step: Step, *, tells: bool = False) -> Held | Ended:
-        """Take a step, and return when it is durable; the transaction.
+    def _take(self, step: Step) -> Held | Ended:
+        """Take a step and return the transaction when it is durable."""
+        self._submit(step, self._wait_seconds_max)
+        return step.result()
 
-        If `tells`, the caller tells the participants what was decided.
-        """
-        answer = Answer(step, self._book, lambda held: held, tells=tells)
+    def _submit(self, step: Step, seconds_max: float = 0) -> None:
+        """Enter a step and hand it to the log; it is a future."""
         try:
             with self._lock:
-                known = step.enter(self._wait_seconds_max)
-            return known or self.log.write_for(step.record, answer)
+                known = step.enter(seconds_max)
+            if known is None:
+                self.log.hand_over(step.record, step)
+            else:
+                step.set_result(known)
         except BaseException:
-            answer.abandon()
+            step.withdraw()
             raise
-
-    def _add(self, step: Step, answer: Callable[[Held | Ended], Result]) -> Future[Result]:
-        """Take a step without waiting."""
-        future = Answer(step, self._book, answer)
-        try:
-            with self._lock:
-                known = step.enter(0)
-            if known is not None:
-                return answered(answer(known))
-            self.log.hand_over(step.record, future)
-        except BaseException:
-            future.abandon()
-            raise
-        return future
 
 
 def _over_time(transaction: str) -> TransactionEnded:
     return TransactionEnded(
-        f"transaction {transaction} is over its time; begin another one, with a longer timeout",
+        f"transaction {transaction} is past its deadline; begin another one, with a longer timeout",
         transaction=transaction,
     )

@@ -19,18 +19,18 @@ PAUSE_MS_MAX: Final = 10_000
 
 
 class Ended(NamedTuple):
-    """What is remembered of a transaction that has ended."""
+    """A transaction that has ended, as it is remembered."""
 
     id: str
     state: TransactionState
     version: Version
     reason: str
-    # Whether a partition had a part in it.
+    # Whether a partition took part.
     wrote: bool
 
 
 def owner_of(transaction: str) -> str:
-    """What the id of a transaction ends with, which is the mark of its owner if it has one.
+    """The owner's mark, with which the id of a transaction ends if it has an owner.
 
     >>> owner_of("0-470491275818434560-5f2b9c7de014-70fa78e5ae555639")
     '70fa78e5ae555639'
@@ -39,7 +39,7 @@ def owner_of(transaction: str) -> str:
 
 
 class Held:
-    """One transaction.  Whoever changes it holds the coordinator's lock."""
+    """One transaction.  Callers that change it hold the coordinator's lock."""
 
     __slots__ = (
         "began_ms", "due_noted_ms", "ended", "expires_ms", "id", "is_deciding", "is_telling",
@@ -52,30 +52,30 @@ class Held:
         self.state = TransactionState.OPEN
         self.version: Version = 0
         self.reason = ""
-        # Both by a clock that only grows: setting the time must neither end a transaction nor keep it.
+        # Monotonic, so that setting the clock neither ends a transaction nor keeps it open.
         self.began_ms = began_ms
         self.expires_ms = expires_ms
-        # Where its records stand; they go when it has ended.
+        # The positions of its records, which are acknowledged when it has ended.
         self.positions: list[Position] = []
-        # All participants, and of those that have not done their part, what they said.
+        # All participants, and the last error of each that has not confirmed.
         self.participants: list[Participant] = []
         self.waiting: dict[Participant, Waiting] = {}
-        # At this moment: how many join, how many do their part, and whether a decision is on its way.
+        # Steps under way: participants that join, participants at work, and a decision.
         self.joining = 0
         self.parts = 0
         self.is_deciding = False
-        # Whether someone tells the participants now, and when someone tries again after a failure.
+        # Whether a thread is telling the participants, and the earliest time of the next attempt.
         self.is_telling = False
         self.retried_ms = 0
         self.retries = 0
-        # The earliest time at which the agenda has it.
+        # The earliest time at which the agenda has a note of it.
         self.due_noted_ms: int | None = None
-        # Set at its end, for those who wait, if there are any.
+        # Set at its end, if a thread waits for that.
         self.ended: Event | None = None
 
     @property
     def owner(self) -> str:
-        """The mark of its owner."""
+        """The owner's mark."""
         return owner_of(self.id)
 
     @property
@@ -85,44 +85,45 @@ class Held:
 
     @property
     def wrote(self) -> bool:
-        """Whether a partition has a part in it."""
+        """Whether a partition takes part."""
         return any(each.kind is ParticipantKind.PARTITION for each in self.participants)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody works on it at this moment."""
+        """Whether no step is under way."""
         return not (self.is_deciding or self.joining or self.parts or self.is_telling)
 
     @property
     def due_ms(self) -> int:
-        """When there is something to be done about it, if nobody does before."""
+        """When a sweep has to handle it."""
         return max(self.expires_ms, self.retried_ms) if self.is_open else self.retried_ms
 
     def join(self, participant: Participant) -> None:
-        """Enter a participant."""
-        self.participants.append(participant)
-        self.waiting[participant] = Waiting(participant=participant, attempts=0, error="")
+        """Add a participant.  Adding it again is harmless."""
+        if participant not in self.waiting:
+            self.participants.append(participant)
+            self.waiting[participant] = Waiting(participant=participant, attempts=0, error="")
 
     def decide(self, decision: Committing | Aborting) -> None:
-        """Enter what was decided."""
+        """Apply a decision."""
         if isinstance(decision, Committing):
             self.version, self.reason, self.state = decision.version, "", TransactionState.COMMITTING
         else:
             self.version, self.reason, self.state = 0, decision.reason, TransactionState.ABORTING
 
     def retry_later(self, now_ms: int) -> None:
-        """Something failed: wait before the next attempt, each time twice as long."""
+        """Set the time of the next attempt after a failure; the pause doubles each time."""
         self.retried_ms = now_ms + min(PAUSE_MS_MAX, PAUSE_MS_FIRST << min(self.retries, 20))
         self.retries += 1
 
     def end(self) -> Ended:
-        """All participants have done their part; what is remembered of it.  May be called again."""
-        is_commit = self.state in (TransactionState.COMMITTING, TransactionState.COMMITTED)
+        """Set the final state; what is remembered of the transaction."""
+        is_commit = self.state is TransactionState.COMMITTING
         self.state = TransactionState.COMMITTED if is_commit else TransactionState.ABORTED
         return Ended(self.id, self.state, self.version, self.reason, self.wrote)
 
     def statistics(self, coordinator: int, now_ms: int) -> TransactionStatistics:
-        """How it stands.  The lock is not needed: the state is set last, and read first."""
+        """A snapshot.  Needs no lock: `decide` sets the state last, and this reads it first."""
         state = self.state
         is_open = state is TransactionState.OPEN
         return TransactionStatistics(
@@ -139,5 +140,5 @@ class Held:
         )
 
     def age_ms(self, now_ms: int) -> int:
-        """How long ago it began."""
+        """The time since it began."""
         return max(0, now_ms - self.began_ms)

@@ -1,4 +1,4 @@
-"""A coordinator with its log, opened together; and the thread that sweeps."""
+"""Opens a coordinator with its log, and starts its sweeping thread."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from floodmark.transaction.coordinator import WAIT_SECONDS_MAX, TransactionCoord
 from floodmark.transaction.ports import Participants
 from floodmark.transaction.records import decode_record, encode_record
 
-# What the names of coordinators' ledgers begin with.
+# The prefix of the names of coordinators' ledgers.
 LEDGERS: Final = "coordinator/"
 
 _log = logging.getLogger("floodmark.transaction")
@@ -29,7 +29,7 @@ def open_coordinator(
     wait_seconds_max: float = WAIT_SECONDS_MAX,
     is_abandoned: Callable[[str], bool] = lambda _: False,
 ) -> TransactionCoordinator:
-    """The coordinator of a number, as its log says."""
+    """Open the coordinator of a number, with what its log holds."""
     log = open_log(
         store,
         f"{LEDGERS}{number}",
@@ -52,16 +52,14 @@ def open_coordinator(
 
 
 def start_sweeping(coordinator: TransactionCoordinator) -> Thread:
-    """A thread that sweeps whenever there is something to sweep, until the coordinator is closed."""
+    """Start a daemon thread that sweeps whenever a transaction is due, until the coordinator is closed."""
 
     def run() -> None:
         while coordinator.wait_work():
             try:
                 coordinator.sweep()
             except Exception:
-                _log.exception(
-                    "coordinator %d could not look after all of its transactions", coordinator.number
-                )
+                _log.exception("a sweep of coordinator %d failed; the next one retries", coordinator.number)
 
     thread = Thread(target=run, name=f"floodmark-coordinator-{coordinator.number}", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""What a coordinator needs of those who take part in its transactions."""
+"""The port through which a coordinator reaches the participants of its transactions."""
 
 from typing import Protocol
 
@@ -7,16 +7,16 @@ from floodmark.model.version import Version
 
 
 class Participants(Protocol):
-    """The way to the participants.
+    """Tells participants the decision.
 
-    Each call may be repeated, and does nothing where its work was done before; so does one about a
-    participant that is not there any more.  Whatever else is wrong is raised, and the call comes again.
+    Calls are idempotent and succeed for a participant that no longer exists.  After any error the coordinator
+    calls again.
     """
 
     def commit(self, participant: Participant, transaction: str, version: Version) -> None:
-        """Let a participant make its part of a transaction effective, at a version."""
+        """Make a participant's part of a transaction effective at a version."""
         ...
 
     def abort(self, participant: Participant, transaction: str) -> None:
-        """Let a participant forget its part of a transaction."""
+        """Discard a participant's part of a transaction."""
         ...

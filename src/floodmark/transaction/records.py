@@ -1,8 +1,8 @@
-"""What a coordinator writes into its log: four kinds of records, each about one transaction.
+"""The four kinds of records in a coordinator's log, each about one transaction.
 
 They are messagepack arrays, `[kind, transaction, ...]`, so that none begins with the magic of a batched
-entry (`codec/entries.py`).  There is no record of the end: a transaction whose participants have all done
-their part is *gone* from the log.  A crash may bring it back, and then it is ended once more.
+entry (`codec/entries.py`).  There is no record of the end: when all participants have confirmed, the records
+of the transaction are acknowledged.  A crash may bring them back, and then the transaction ends once more.
 """
 
 from typing import TypeAlias
@@ -23,21 +23,21 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Something has a part in it."""
+    """A participant has joined."""
 
     transaction: str
     participant: Participant
 
 
 class Committing(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """It is committed at a version; its participants are to be told."""
+    """The transaction is committed at a version; participants have to be told."""
 
     transaction: str
     version: Version
 
 
 class Aborting(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """It is aborted, for a reason; its participants are to be told."""
+    """The transaction is aborted for a reason; participants have to be told."""
 
     transaction: str
     reason: str
@@ -50,7 +50,7 @@ _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 def encode_record(record: Record) -> bytes:
-    """A record as it stands in the log.
+    """Encode a record for the log.
 
     >>> decode_record(encode_record(Committing("0-7", 9)))
     Committing(transaction='0-7', version=9)

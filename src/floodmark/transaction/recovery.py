@@ -1,25 +1,21 @@
-"""What a coordinator knows after a restart: the transactions whose records its log still holds.
+"""Rebuilds the transactions of a coordinator from the live records of its log.
 
-**Orphans.**  A record may be there without the beginning of its transaction, and nothing follows from it.
-The beginning is written first, is known before anybody hears the transaction's id, and goes together with
-all other records that are known, when every participant has done its part.  So whatever is left behind is a
-record that its coordinator did not know of, since the process was torn out of a step:
+**Orphans.**  A record without the beginning of its transaction has no effect and is dropped.  The beginning
+is written first and removed together with all records that the coordinator knows.  So an orphan is a record
+of unknown outcome that a crash left behind:
 
-- that something takes part: its owner never heard that it does, so it has done nothing that could be undone;
-- a decision: nobody was told of it, and the transaction ended by another one, which came later.
+- a participant: its caller never learned that it had joined, so it has done nothing;
+- a decision: no participant was told, and a later decision ended the transaction.
 
-Hence orphans are let go of.  To refuse would keep a site shut over what nobody can need.
+**Aborts.**  An open transaction is aborted at once if no caller can still commit it:
 
-**Aborts.**  An open transaction is aborted at once if no live caller can still commit it as it stands:
-
-- a partition takes part.  It joins only inside a commit, so the restart cut that commit off between its
-  prepared write and its decision, and the prepared write holds the resolved version back.  A client that
-  repeats the commit is told that the transaction is aborted, and may run it anew;
+- a partition takes part.  Partitions join only inside a commit, so the restart cut that commit off between
+  the prepared write and the decision, and the prepared write holds the resolved version back.  A client that
+  repeats the commit learns that the transaction is aborted, and may run it again;
 - the process that began it has ended, because it had the site open itself.
 
-The abort needs no record: the next recovery finds the same records and comes to the same decision.  Other
-open transactions belong to clients of a server, which may have their writes ready, and stay open until their
-deadline.
+The abort needs no record: every recovery from the same records decides the same.  Other open transactions
+belong to clients of a server and stay open until their deadline.
 """
 
 import logging
@@ -45,11 +41,10 @@ def replay(
     wall_ms: int,
     is_abandoned: Callable[[str], bool],
 ) -> tuple[dict[str, Held], list[Position]]:
-    """The transactions of the records that are live, by id; and where orphans stand.
+    """The transactions of the live records, by id, and the positions of orphans.
 
-    A deadline was noted by the clock on the wall, which may have been set since: what is left of it is
-    never more than the timeout that the transaction had.  `is_abandoned` says of an id whether the process
-    that began the transaction has ended.
+    A deadline was stored in wall-clock time, and the clock may have been set since: the rest of it is at most
+    the timeout of the transaction.  `is_abandoned` tells whether the process that began one has ended.
     """
     found: dict[str, Held] = {}
     orphans: list[Position] = []
@@ -62,17 +57,16 @@ def replay(
         if held is None:
             orphans.append(position)
             _log.warning(
-                "the log of coordinator %d has a record (%s) of transaction %s, which has ended; nothing "
-                "follows from it, and it is let go of",
+                "the log of coordinator %d has a record (%s) of transaction %s, which has ended; it has no "
+                "effect and is removed",
                 *(coordinator, type(record).__name__.lower(), transaction),
             )
             continue
         held.positions.append(position)
         if isinstance(record, Joined):
-            if record.participant not in held.waiting:
-                held.join(record.participant)
+            held.join(record.participant)
         elif not isinstance(record, Begun):
-            # If there are two, nobody was told of the first.
+            # The last decision counts: no participant was told of an earlier one.
             held.decide(record)
     for held in found.values():
         if held.is_open and (held.wrote or is_abandoned(held.id)):

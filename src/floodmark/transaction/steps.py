@@ -1,60 +1,77 @@
 """The steps of transactions on their way through a coordinator.
 
-A step is *entered* first, which keeps others from what does not go together with it.  When its record is
-durable it is *applied*; otherwise it is *left*, as if it had never been entered.  Ctrl-C may come at any
-call.  So each step knows whether it is entered, changes that together with what it counts, without a call in
-between, and can be applied or left once more.
+A step is *entered* first, which excludes steps that conflict with it.  When its record is durable, the log's
+thread *applies* it; otherwise the step is *left*, as if it had never been entered.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Final, TypeVar
+from typing import Final
 
 from floodmark.log import Position, Promise
 from floodmark.model.errors import InvalidArgument, LimitExceeded, Retryable, TransactionEnded
 from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX, TRANSACTIONS_OPEN_MAX
 from floodmark.model.transaction import TransactionState
 from floodmark.transaction.book import TransactionBook
-from floodmark.transaction.held import Ended, Held, owner_of
+from floodmark.transaction.held import PAUSE_MS_FIRST, Ended, Held, owner_of
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 
 COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 ABORTS: Final = (TransactionState.ABORTING, TransactionState.ABORTED)
 
-Result = TypeVar("Result")
 
-
-class Step:
-    """One step.  Whoever calls a method holds the lock of the book."""
+class Step(Promise[Held | Ended]):
+    """One step, and the future of its transaction.  `enter`, `apply` and `leave` need the book's lock."""
 
     record: Record
 
     def __init__(self, book: TransactionBook) -> None:
+        super().__init__()
         self._book = book
         self._is_entered = False
-        # The transaction, once it is entered, unless the step begins it.
+        # The transaction, once the step is entered; a step that begins one has none before it is applied.
         self._held: Held | None = None
 
     def enter(self, seconds_max: float) -> Held | Ended | None:
-        """Check the step and enter it; or the transaction, if the step was taken before.
+        """Check the step and enter it; or the transaction, if the same step was taken before.
 
-        Waits for others who work on the transaction, for so long.
+        Waits at most `seconds_max` for conflicting steps.
         """
         raise NotImplementedError
 
     def apply(self, position: Position) -> Held:
-        """The record is durable."""
+        """Change the transaction: the record is durable."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Nothing was written."""
-        self._exit()
-        if self._held is not None:
+        """Stop excluding other steps.  Does nothing if the step is not entered."""
+        if self._is_entered and self._held is not None:
+            self._is_entered = False
+            self._exit(self._held)
             self._book.release(self._held)
 
-    def _exit(self) -> None:
-        """Count it no longer."""
+    def _exit(self, held: Held) -> None:
+        """Undo what `enter` counted."""
         raise NotImplementedError
+
+    # Called by the log
+
+    def complete(self, position: Position) -> None:
+        with self._book.lock:
+            held = self._held = self.apply(position)
+            self.leave()
+        self.set_result(held)
+
+    def fail(self, failure: BaseException) -> None:
+        with self._book.lock:
+            self.leave()
+        self.set_exception(failure)
+
+    # Called by a thread that is interrupted before it has handed the step over
+
+    def withdraw(self) -> None:
+        """Leave the step, unless the log is writing it; then the log answers it.  Takes the lock."""
+        if self.cancel():
+            with self._book.lock:
+                self.leave()
 
 
 class Beginning(Step):
@@ -99,20 +116,18 @@ class Beginning(Step):
         transaction, now_ms = self.record.transaction, self._now_ms
         held = self._book.held[transaction] = Held(transaction, now_ms, now_ms + self.record.timeout_ms)
         held.positions.append(position)
-        self._exit()
         return held
 
     def leave(self) -> None:
-        if self._is_entered:
+        if self._is_entered and self._held is None:
             self._is_entered = False
             self._book.beginning -= 1
             self._book.owned[self._owner] -= 1
             self._book.forget_owner(self._owner)
+        super().leave()
 
-    def _exit(self) -> None:
-        if self._is_entered:
-            self._is_entered = False
-            self._book.beginning -= 1
+    def _exit(self, held: Held) -> None:
+        self._book.beginning -= 1
 
 
 class Joining(Step):
@@ -146,22 +161,18 @@ class Joining(Step):
         held = self._held
         assert held is not None
         held.positions.append(position)
-        if self.record.participant not in held.waiting:
-            held.join(self.record.participant)
-        self._exit()
+        held.join(self.record.participant)
         return held
 
-    def _exit(self) -> None:
-        if self._is_entered and self._held is not None:
-            self._is_entered = False
-            self._held.joining -= 1
+    def _exit(self, held: Held) -> None:
+        held.joining -= 1
 
 
 class Deciding(Step):
-    """A transaction is decided, when nobody works on it.
+    """A transaction is decided while no other step of it is under way.
 
-    If it `is_late`, those who do their part are not waited for: it is aborted in any case, and they are told
-    so when they are done.
+    A step that `is_late` aborts without waiting for participants that are at work; they are told afterwards.
+    If it `is_awaited`, the caller tells the participants, and a sweep does so only after a pause.
     """
 
     record: Committing | Aborting
@@ -173,16 +184,18 @@ class Deciding(Step):
         wrote: bool | None = None,
         *,
         is_late: bool = False,
+        is_awaited: bool = False,
     ) -> None:
         super().__init__(book)
         self.record = decision
         self._wrote = wrote
         self._is_late = is_late
+        self._is_awaited = is_awaited
 
     def enter(self, seconds_max: float) -> Held | Ended | None:
         is_commit, transaction = isinstance(self.record, Committing), self.record.transaction
         if seconds_max:
-            # A commit that comes too late waits for nobody.
+            # A commit after the deadline fails without waiting.
             self._book.wait_for(
                 transaction,
                 lambda held: self._may(held) or not held.is_open or (is_commit and self._book.is_late(held)),
@@ -192,7 +205,7 @@ class Deciding(Step):
         if known is not None and known.state in (COMMITS if is_commit else ABORTS):
             _require_as_said(known, self._wrote)
             return known
-        # What is over its time can only be aborted.
+        # After the deadline a transaction can only be aborted.
         held = require_undecided(self._book, transaction, late=not is_commit)
         if not self._may(held):
             raise _busy(transaction)
@@ -207,69 +220,19 @@ class Deciding(Step):
         assert held is not None
         held.positions.append(position)
         held.decide(self.record)
-        self._exit()
+        if self._is_awaited:
+            held.retried_ms = self._book.growing_ms() + PAUSE_MS_FIRST
         return held
 
     def _may(self, held: Held) -> bool:
         return not held.is_deciding if self._is_late else held.is_quiet
 
-    def _exit(self) -> None:
-        if self._is_entered and self._held is not None:
-            self._is_entered = False
-            self._held.is_deciding = False
-
-
-class Answer(Promise[Result]):
-    """The future of a step, which is taken in the lock when its record is durable.
-
-    Whoever tells it takes the step, not whoever waits for it: that one may be interrupted, and the record is
-    there all the same.  It is made before the step is entered, so that nothing lies between that and the log.
-    If `tells`, the one who waits tells the participants what was decided, and nobody has to be called for
-    that.
-    """
-
-    def __init__(
-        self, step: Step, book: TransactionBook, answer: Callable[[Held], Result], *, tells: bool = False
-    ) -> None:
-        super().__init__()
-        self._step = step
-        self._book = book
-        self._answer = answer
-        self._tells = tells
-        self._held: Held | None = None
-
-    def complete(self, position: Position) -> None:
-        with self._book.lock:
-            if self._held is None:
-                self._held = self._step.apply(position)
-            self._book.release(self._held, is_told=self._tells and not self._held.is_open)
-            result = self._answer(self._held)
-        self.set_result(result)
-
-    def fail(self, failure: BaseException) -> None:
-        with self._book.lock:
-            self._step.leave()
-        self.set_exception(failure)
-
-    def abandon(self) -> None:
-        """The one who waits has left, and tells nobody.  What the log does not have is not taken."""
-        with self._book.lock:
-            self._tells = False
-            if not self.is_taken:
-                self._step.leave()
-            elif self._held is not None:
-                self._book.release(self._held)
-
-
-def answered(result: Result) -> Future[Result]:
-    """A future that is done."""
-    future: Future[Result] = Future()
-    future.set_result(result)
-    return future
+    def _exit(self, held: Held) -> None:
+        held.is_deciding = False
 
 
 def require_undecided(book: TransactionBook, transaction: str, *, late: bool = False) -> Held:
-    """An open transaction about which nobody is deciding; the lock is held."""
+    """An open transaction that no step is deciding.  The caller holds the lock."""
     held = book.require_open(transaction, late=late)
     if held.is_deciding:
         raise _busy(transaction)
@@ -277,10 +240,10 @@ def require_undecided(book: TransactionBook, transaction: str, *, late: bool = F
 
 
 def _require_as_said(known: Held | Ended, wrote: bool | None) -> None:
-    """Refuse a commit with writes of what has none, and one without writes of what has some."""
+    """Raise if `wrote` contradicts whether partitions take part."""
     if wrote and not known.wrote:
         raise TransactionEnded(
-            f"transaction {known.id} is {known.state} without these writes: somebody else committed it; its "
+            f"transaction {known.id} is {known.state} without these writes: another caller committed it; its "
             "acknowledgements are in effect, and the writes are not",
             transaction=known.id,
             state=str(known.state),

@@ -123,7 +123,7 @@ class Writing(Promise[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.is_taken:
+        if self.cancel():
             self._give_up()
 
     def begin(self, record: PendingRecord) -> None:
@@ -134,7 +134,8 @@ class Writing(Promise[None]):
     def write(self) -> None:
         """Write what was entered, if anything was, without the lock, so that many become one entry."""
         if self._record is not None:
-            self._ledger.log.writer.write_for(self._record, self)
+            self._ledger.log.writer.hand_over(self._record, self)
+            self.result()
 
     def complete(self, position: LogPosition) -> None:
         if self._record is not None:
