@@ -2,8 +2,7 @@
 
     .venv/bin/python docs/record_demo.py [FILE]
 
-It takes as long as the demo does, and needs nothing that the demo does not need.  Of what moves on a
-terminal, the picture has the last moment.
+It takes as long as the demo does, and needs nothing that the demo does not need.
 """
 
 import sys
@@ -14,8 +13,8 @@ from typing import Final
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from floodmark.cli.demo.play import perform
-from floodmark.cli.demo.stage import Motion, Stage
+from floodmark.cli.demo.stage import Stage
+from floodmark.cli.demo.story import perform
 
 PICTURE: Final = Path(__file__).with_name("demo.svg")
 COLUMNS: Final = 100
@@ -72,7 +71,7 @@ FRAME: Final = """\
 def main(picture: Path) -> int:
     """Record a run; 0 if all that it claimed held."""
     console = Console(record=True, force_terminal=True, width=COLUMNS, highlight=False, soft_wrap=True)
-    stage = Stage(console, unicode=True, motion=Motion.STILL)
+    stage = Stage(console, unicode=True, live=False)
     with TemporaryDirectory(prefix="floodmark-demo-") as home:
         perform(stage, Path(home), kept=False)
     if not stage.passed:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,20 @@ from rich.console import Console
 from tests.cli.support import FLOODMARK, Outcome, run
 from tests.test_readme import shown_on_the_picture
 
-from floodmark.cli.demo import agreement, play
-from floodmark.cli.demo.board import Board, Link
-from floodmark.cli.demo.copying import check_unread
-from floodmark.cli.demo.losing import LOST_KEY
-from floodmark.cli.demo.messaging import EVERYBODY, MESSAGES, PEOPLE, UNREAD, conversation
-from floodmark.cli.demo.pair import Pair
+from floodmark.cli.demo import story
 from floodmark.cli.demo.servers import Server
-from floodmark.cli.demo.serving import serve_two_sites, survive_a_kill
-from floodmark.cli.demo.stage import Motion, Stage, wait_until
+from floodmark.cli.demo.stage import Stage
+from floodmark.cli.demo.story import (
+    LOST_KEY,
+    MESSAGES,
+    PEOPLE,
+    UNREAD,
+    Pair,
+    check_unread,
+    find_the_loss,
+    serve_two_sites,
+    survive_a_kill,
+)
 from floodmark.divergence import Drift, DriftSide, Verdict
 from floodmark.model.change import Stamp
 from floodmark.model.errors import CannotOpen, Unreachable
@@ -55,13 +61,13 @@ def claim_nothing(stage: Stage, _pair: Pair) -> None:
 def on_stage(**options: Any) -> tuple[Stage, io.StringIO]:
     shown = io.StringIO()
     console = Console(file=shown, width=100, highlight=False, soft_wrap=True)
-    return Stage(console, **{"unicode": True, "motion": Motion.STILL, **options}), shown
+    return Stage(console, **{"unicode": True, "live": False, **options}), shown
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    with Pair(tmp_path) as made:
-        yield made
+    with ExitStack() as ending:
+        yield Pair(tmp_path, ending)
 
 
 # As a whole
@@ -104,7 +110,7 @@ def test_demo_passes_and_its_sites_can_be_used_afterwards(tmp_path: Path) -> Non
 
 
 def test_demo_tells_its_steps_a_summary_and_what_to_try_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(play, "STEPS", [claim])
+    monkeypatch.setattr(story, "STEPS", [claim])
     outcome = run("demo")
     assert (outcome.code, outcome.errors) == (0, "")
     assert "\x1b" not in outcome.text
@@ -120,7 +126,7 @@ def test_demo_tells_its_steps_a_summary_and_what_to_try_next(monkeypatch: pytest
 def test_demo_whose_sites_are_kept_tells_how_to_serve_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(play, "STEPS", [serve_two_sites])
+    monkeypatch.setattr(story, "STEPS", [serve_two_sites])
     outcome = run("demo", "--directory", tmp_path / "sites")
     assert (outcome.code, outcome.errors) == (0, "")
     topology = parse_topology((tmp_path / "sites" / "topology.toml").read_text())
@@ -133,7 +139,7 @@ def test_demo_whose_sites_are_kept_tells_how_to_serve_them(
 
 @pytest.mark.parametrize("step", [claim_wrongly, claim_nothing])
 def test_demo_that_fails_ends_with_1_and_says_where(monkeypatch: pytest.MonkeyPatch, step: Any) -> None:
-    monkeypatch.setattr(play, "STEPS", [claim, step])
+    monkeypatch.setattr(story, "STEPS", [claim, step])
     outcome = run("demo")
     assert outcome.code == 1
     summary = outcome.text.partition("\nSummary\n")[2]
@@ -146,7 +152,7 @@ def test_demo_that_fails_ends_with_1_and_says_where(monkeypatch: pytest.MonkeyPa
 
 
 def test_demo_is_plain_where_nothing_else_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(play, "STEPS", [claim])
+    monkeypatch.setattr(story, "STEPS", [claim])
     outcome = run("demo", encoding="ascii")
     assert (outcome.code, outcome.output.isascii()) == (0, True)
     assert "    ok water flows down\n" in outcome.text
@@ -177,15 +183,14 @@ def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_trut
     survive_a_kill(stage, pair)
     assert stage.passed, shown.getvalue()
     pair.start_people()
-    assert wait_until(lambda: all(people.read for people in pair.people.values()), HANG_SECONDS)
-    pair.stop_people()
-    counted = dict.fromkeys(EVERYBODY, 0)
+    pair.wait(lambda: pair.sent.total() > 0)
+    pair._people.stop()
+    counted = Counter[str]()
+    messages = 0
     for server in pair.servers.values():
-        for name, value in server.site.namespace(UNREAD).scan():
-            counted[name.decode()] += int(value)
-    assert counted == pair.truth.unread()
-    messages = [sum(1 for _ in server.site.namespace(MESSAGES).scan()) for server in pair.servers.values()]
-    assert messages == [people.sent for people in pair.people.values()]
+        messages += sum(1 for _ in server.site.namespace(MESSAGES).scan())
+        counted.update({name.decode(): int(value) for name, value in server.site.namespace(UNREAD).scan()})
+    assert (counted, messages) == (pair.sent, pair.sent.total())
     # No link has run: neither site knows what the other counted, and the check must say so.
     check_unread(stage, pair)
     assert not stage.passed
@@ -193,27 +198,20 @@ def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_trut
 
 def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = Server("oslo", tmp_path)
-        server.listen = "127.0.0.1:{1}".format(*taken.getsockname())
-        server.begin()
+        server = Server("oslo", tmp_path, "127.0.0.1:{1}".format(*taken.getsockname()))
         with pytest.raises(CannotOpen, match=rf"oslo did not start on {server.listen}: .*{server.listen}"):
-            server.connect()
+            server.start()
         server.stop()
 
 
-def test_a_server_that_ends_by_itself_is_missed(tmp_path: Path) -> None:
-    server = Server("oslo", tmp_path)
-    server.begin()
-    server.connect()
-    os.kill(server.process_id, signal.SIGKILL)
-
-    def has_ended() -> bool:
-        server.require_running()
-        return False
-
-    with pytest.raises(Unreachable, match=f"oslo .process {server.process_id}. has ended with code -9"):
-        wait_until(has_ended, HANG_SECONDS)
-    server.stop()
+def test_a_server_that_ends_by_itself_is_missed(pair: Pair) -> None:
+    server = pair.servers["oslo"]
+    server.start()
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+    with pytest.raises(Unreachable, match=f"oslo .process {server.process.pid}. has ended with code -9"):
+        pair.require_well()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -222,14 +220,13 @@ def test_a_signal_ends_the_servers_too(tmp_path: Path, number: signal.Signals) -
 import sys
 from threading import Event
 from floodmark.cli import main
-from floodmark.cli.demo import play
-from floodmark.cli.demo.serving import serve_two_sites
+from floodmark.cli.demo import story
 
 def stand(stage, pair):
-    print(*[server.process_id for server in pair.servers.values()], flush=True)
+    print(*[server.process.pid for server in pair.servers.values()], flush=True)
     Event().wait({HANG_SECONDS})
 
-play.STEPS[:] = [serve_two_sites, stand]
+story.STEPS[:] = [story.serve_two_sites, stand]
 sys.exit(main(["demo", "--json"]))
 """
     command = [sys.executable, "-c", script]
@@ -242,24 +239,6 @@ sys.exit(main(["demo", "--json"]))
         assert demo.wait(HANG_SECONDS) == 130
     assert psutil.wait_procs(servers, HANG_SECONDS)[1] == []
     assert not list(tmp_path.iterdir())
-
-
-# The board
-
-
-LINK = Link(
-    source="oslo",
-    target="rome",
-    changes=13_892,
-    lag_ms_p50=536,
-    lag_ms_p99=948,
-    backlog_ms=1_020,
-    heartbeat_age_ms=1_100,
-    checked=40,
-    wrong=0,
-    findings=[],
-    stalled=None,
-)
 
 
 @pytest.mark.parametrize(("sent", "drift", "passed"), [(3, 1, True), (0, 1, False), (3, 2, False)])
@@ -281,37 +260,10 @@ def test_the_loss_is_found_only_if_somebody_wrote_meanwhile_and_nothing_else_is_
     lost = DriftFound(MESSAGES, Drift(LOST_KEY, Verdict.MISSING_RIGHT, *sides))
 
     def compare(_stage: Stage, pair: Pair) -> VerifySummary:
-        pair.truth.add(Counter(grace=sent), Counter())
+        pair.sent["grace"] += sent
         return VerifySummary(sites=["oslo", "rome"], pairs=[counts], sample=[lost])
 
-    monkeypatch.setattr(agreement, "_compare", compare)
+    monkeypatch.setattr(story, "compare", compare)
     stage, shown = on_stage()
-    agreement.find_the_loss(stage, pair)
+    find_the_loss(stage, pair)
     assert stage.passed is passed, shown.getvalue()
-
-
-def test_the_board_shows_rates_lag_and_heartbeats(pair: Pair) -> None:
-    stage, shown = on_stage()
-    board = Board(stage, pair.people)
-    pair.people["oslo"].writes = 1_000
-    board.take([LINK, Link(**{**vars(LINK), "wrong": 1})])
-    stage.show(board.draw())
-    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
-    assert lines[1].startswith("    oslo")
-    assert lines[1][-1] in "▁▂▃▄"
-    assert lines[5] == "    oslo → rome  13,892   536 ms  948 ms    1.0 s  1.1 s ago     40 ✓"
-    assert lines[6].endswith("1 wrong")
-    assert "oslo → rome lag 536 ms" in board.line()
-
-
-def test_what_moves_is_told_in_lines_where_nothing_can_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("floodmark.cli.demo.stage.LINE_SECONDS", 0.0)
-    stage, shown = on_stage(motion=Motion.LINES)
-    with stage.moving() as moving:
-        moving.show("a large board", "a line")
-    assert shown.getvalue() == "    a line\n"
-
-
-def test_everybody_writes_to_everybody_else() -> None:
-    pairs = {conversation(PEOPLE["oslo"], number) for number in range(1_000)}
-    assert pairs == {(left, right) for left in PEOPLE["oslo"] for right in EVERYBODY if left != right}

@@ -1,21 +1,19 @@
-"""floodmark demo: the command, which loads the play and Spark with it only when it is run."""
+"""floodmark demo: the command, which loads the story and Spark with it only when it is run."""
 
 import sys
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from floodmark.cli.arguments import JSON_HELP
-from floodmark.cli.demo.stage import Motion, Stage
+from floodmark.cli.demo.stage import Stage
 from floodmark.cli.failures import DONE, FINDING, Usage
-from floodmark.cli.jobs import EXTRA
+from floodmark.cli.jobs import load
 from floodmark.cli.render.output import Output, console_on, speaks_unicode
-from floodmark.model.errors import InvalidConfiguration
 
-_PLAY: Final = "floodmark.cli.demo.play"
+_STORY: Final = "floodmark.cli.demo.story"
 
 
 def demo(
@@ -40,29 +38,16 @@ def demo(
       floodmark demo --directory demo-sites
     """
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise Usage(f"{directory} is there already, and not empty", "name a directory that is not there yet")
+        raise Usage(f"{directory} exists and is not empty", "name a directory that does not exist yet")
     console = console_on(sys.stdout, quiet=json)
-    motion = Motion.STILL if json else Motion.LIVE if console.is_terminal else Motion.LINES
-    stage = Stage(console, unicode=speaks_unicode(sys.stdout), motion=motion)
-    perform = _load_play().perform
+    stage = Stage(console, unicode=speaks_unicode(sys.stdout), live=console.is_terminal and not json)
+    perform = load(_STORY).perform
     if directory is not None:
         account = perform(stage, directory, kept=True)
     else:
-        # Whoever presses Ctrl-C twice leaves while Spark's Java still has files here.
+        # A second Ctrl-C leaves while Spark's Java still has files here.
         with TemporaryDirectory(prefix="floodmark-demo-", ignore_cleanup_errors=True) as temporary:
             account = perform(stage, Path(temporary), kept=False)
     if json:
         Output(json=True).object(account)
     raise typer.Exit(DONE if stage.passed else FINDING)
-
-
-def _load_play() -> Any:
-    try:
-        return import_module(_PLAY)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("floodmark"):
-            raise
-        raise InvalidConfiguration(
-            f"the sites of the demo copy each other on Spark, which is not installed here ({error.name} is "
-            f"missing); install it with: pip install '{EXTRA}'"
-        ) from error
