@@ -39,7 +39,8 @@ from benchmarks.spark_processes import COPY_SECONDS_MAX, MASTER
 from floodmark.host.statistics import LinkStatistics
 from floodmark.model.errors import Unreachable
 from floodmark.model.version import Version
-from floodmark.replication.topology import Topology, render_topology
+from floodmark.replication.topology import Topology
+from floodmark.replication.topology_file import render_topology
 
 SITES: Final = ("oslo", "rome")
 WARM_UP: Final = "warm-up"

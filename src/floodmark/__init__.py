@@ -13,24 +13,23 @@ Every write is captured, and one hybrid clock stamps every change.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from floodmark.feed.named.feeds import Feed, FeedState, FeedStatistics, SinkOptions
-from floodmark.feed.reading.capture import CaptureState, ChangeCapture
-from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
-from floodmark.model import Change, ChangeType, Heartbeat, KeyRange, Resolved, Stamp, Version, Versioned
-from floodmark.model.errors import FloodmarkError, OutcomeUnknown, Retryable, Terminal
-from floodmark.site import (
-    GarbageReport,
-    Namespace,
-    NamespaceSettings,
-    SafePoint,
-    Site,
-    SiteStatistics,
-    Transaction,
-    View,
-    Writer,
-)
-
 if TYPE_CHECKING:
+    from floodmark.feed.named.feeds import Feed, FeedState, FeedStatistics, SinkOptions
+    from floodmark.feed.reading.capture import CaptureState, ChangeCapture
+    from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
+    from floodmark.model import Change, ChangeType, Heartbeat, KeyRange, Resolved, Stamp, Version, Versioned
+    from floodmark.model.errors import FloodmarkError, OutcomeUnknown, Retryable, Terminal
+    from floodmark.site import (
+        GarbageReport,
+        Namespace,
+        NamespaceSettings,
+        SafePoint,
+        Site,
+        SiteStatistics,
+        Transaction,
+        View,
+        Writer,
+    )
     from floodmark.site.connecting import connect
     from floodmark.site.opening import open
 
@@ -70,12 +69,29 @@ __all__ = [
 ]
 
 
-# An embedded site does without Arrow Flight, and a site that is connected to without RocksDB.
-_LAZY = {"connect": "floodmark.site.connecting", "open": "floodmark.site.opening"}
+# What is handed on is loaded when it is first asked for: the command starts fast, an embedded site does
+# without Arrow Flight, and a site behind a URL without RocksDB.
+_LAZY = {
+    "floodmark.feed.named.feeds": ("Feed", "FeedState", "FeedStatistics", "SinkOptions"),
+    "floodmark.feed.reading.capture": ("CaptureState", "ChangeCapture"),
+    "floodmark.feed.subscription.consumer": ("Delivery", "Subscription", "SubscriptionOptions"),
+    "floodmark.model": (
+        *("Change", "ChangeType", "Heartbeat", "KeyRange", "Resolved", "Stamp", "Version", "Versioned"),
+    ),
+    "floodmark.model.errors": ("FloodmarkError", "OutcomeUnknown", "Retryable", "Terminal"),
+    "floodmark.site": (
+        *("GarbageReport", "Namespace", "NamespaceSettings", "SafePoint", "Site", "SiteStatistics"),
+        *("Transaction", "View", "Writer"),
+    ),
+    "floodmark.site.connecting": ("connect",),
+    "floodmark.site.opening": ("open",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Hand on what is loaded only when it is first asked for."""
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    """Import a public name from its module."""
+    for module, names in _LAZY.items():
+        if name in names:
+            globals()[name] = found = getattr(import_module(module), name)
+            return found
     raise AttributeError(f"module 'floodmark' has no attribute {name!r}")

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from floodmark.cli.failures import report
-from floodmark.cli.render import output
-from floodmark.cli.render.output import Output, counted, note, progress, speaks_unicode, tracked
+from floodmark.cli.render import progress as progress_module
+from floodmark.cli.render.output import Output, note, speaks_unicode
+from floodmark.cli.render.progress import counted, progress, tracked
 from floodmark.model.errors import InvalidArgument
 
 LONG = 1_000.0
@@ -38,7 +39,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
     """What is seen on a stderr that is a terminal."""
     seen = Screen()
     console = Console(file=seen, force_terminal=True, width=100)
-    monkeypatch.setattr(output, "console_on", lambda _: console)
+    monkeypatch.setattr(progress_module, "console_on", lambda _: console)
     return seen
 
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,20 @@ def test_a_site_is_whole_after_the_command_was_killed(directory: Path) -> None:
         process.stdout.readline()
         process.kill()
     assert len(run("scan", directory, "users").lines) == 3
+
+
+def test_a_command_does_not_load_what_only_others_need(shared: Path) -> None:
+    script = (
+        "import sys; from floodmark.cli import main; code = main(sys.argv[1:]); "
+        "print(*[name for name in sys.modules if name.startswith('floodmark.') or '.' not in name]); "
+        "sys.exit(code)"
+    )
+    loaded = {}
+    for words in (["get", str(shared), "users", "ada"], ["--version"]):
+        finished = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True
+        )
+        loaded[words[0]] = set(finished.stdout.splitlines()[-1].split())
+    assert "floodmark.site" in loaded["get"]
+    assert not {"floodmark.server", "floodmark.wire", "floodmark.spark", "prometheus_client"} & loaded["get"]
+    assert not {"floodmark.site", "numpy", "pyarrow"} & loaded["--version"]

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, run, run_process, running, serving
 
-from floodmark.host.directory import FORMAT
+from floodmark.model.format import FORMAT
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 

@@ -83,6 +83,25 @@ def test_wrong_file_is_told_and_changes_nothing(empty: Path) -> None:
     assert run("topology", "show", empty).code == 1
 
 
+def test_comments_of_a_topology_survive_the_removal_of_a_site(empty: Path) -> None:
+    text = "# Our sites\n" + TEXT.replace("id = 2", "id = 2  # in the cellar").replace(
+        "[sites.rome]", 'url = "{url}"  # home\n\n# Goes in spring\n[sites.rome]'
+    )
+    with serving(empty) as server:
+        with floodmark.connect(server.url) as site:
+            text = text.format(oslo=site.id, url=server.url)
+        file = empty.with_name("topology.toml")
+        file.write_text(text, "utf-8")
+        assert run("topology", "set", server.url, file).code == 0
+        removed = run("topology", "remove", "rome", "--topology", file)
+        assert (removed.code, removed.errors) == (0, "")
+    changed = file.read_text("utf-8")
+    assert parse_topology(changed).sites["rome"].state == "removed"
+    expected = text.replace("epoch = 1", "epoch = 3").splitlines()
+    assert [line for line in expected if line not in changed.splitlines()] == []
+    assert len(changed.splitlines()) == len(expected) + 2
+
+
 def test_namespace_with_data_is_shared_after_it_was_rewritten(directory: Path) -> None:
     file = topology_file(directory)
     refusal = run("topology", "set", directory, file)

@@ -18,9 +18,9 @@ from typing import Any, Final, NotRequired, TypedDict
 import floodmark
 from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, encode_state
-from floodmark.host.directory import FORMAT
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.ports.transactions import BatchUpdate, LogKind
+from floodmark.model.format import FORMAT
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology

@@ -17,8 +17,8 @@ from floodmark.replication.topology import (
     check_succession,
     check_topology,
     parse_topology,
-    render_topology,
 )
+from floodmark.replication.topology_file import render_topology
 
 TEXT = """
 epoch = 3

@@ -20,10 +20,10 @@ import floodmark
 from floodmark import Site
 from floodmark.engine import MemoryEngine
 from floodmark.engine.rocks import RocksEngine
-from floodmark.host.directory import FORMAT
 from floodmark.host.secondary import open_directory
 from floodmark.model import errors
 from floodmark.model.errors import FloodmarkError, InvalidArgument, StorageFull
+from floodmark.model.format import FORMAT
 from floodmark.partition import FAMILIES
 from floodmark.site import open_engine
 

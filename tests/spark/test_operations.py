@@ -23,7 +23,8 @@ from floodmark.host.ports import NamespaceUpdate
 from floodmark.model.errors import VersionCollected
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
-from floodmark.replication.topology import MemberSite, SharedNamespace, Topology, render_topology
+from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
+from floodmark.replication.topology_file import render_topology
 from floodmark.server import serve
 from floodmark.site import Site
 

@@ -1,32 +1,13 @@
 """The arguments and options that commands share, with the words that explain them in `--help`."""
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from floodmark.cli.render.text import read_since
-from floodmark.feed.reading.damage import OnCorrupt
+from floodmark.cli.parsing import parse, read_since
 from floodmark.model import Version
 from floodmark.model.text import read_at, read_bytes, read_duration
-
-Result = TypeVar("Result")
-
-
-def parse(read: Callable[[str], Result]) -> Callable[[str], Result]:
-    """A reader whose complaints reach the user."""
-
-    def parser(text: str) -> Result:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-
-    # Typer shows the name where there is no metavar.
-    parser.__name__ = read.__name__
-    return parser
-
 
 BYTES_HELP = "UTF-8 text, or hexadecimal behind 0x (0x00ff)."
 JSON_HELP = (
@@ -93,13 +74,6 @@ Retention = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
-OnCorruptOption = Annotated[
-    OnCorrupt | None,
-    typer.Option(
-        "--on-corrupt",
-        help="At a damaged change: fail, leave it out and report that, or skip it.  The keys are listed.",
-    ),
-]
 InsecureMetrics = Annotated[
     bool,
     typer.Option(

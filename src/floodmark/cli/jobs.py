@@ -21,9 +21,11 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import floodmark
+from floodmark.cli.connection import ConnectionOptions, connection_options
+from floodmark.cli.credentials import access_entry
 from floodmark.cli.failures import UNREACHABLE, Usage, exit_code
 from floodmark.cli.locations import is_url
-from floodmark.cli.opening import ConnectionOptions, connection_options, require_site
+from floodmark.cli.opening import require_site
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output, console_on
 from floodmark.cli.render.text import show_lag, show_version
@@ -32,7 +34,6 @@ from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
 from floodmark.server import ServerOptions, hash_token, new_token
 from floodmark.server import serve as serve_site
-from floodmark.server.access import access_entry
 
 if TYPE_CHECKING:
     from floodmark.spark import SiteAddress
@@ -94,10 +95,10 @@ def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iter
     and tells what it has done.  Others are cancelled, and the command ends with the signal's exit code.
     While Spark starts nothing can be cancelled: then this takes until it has started.
     """
-    spark = _load("floodmark.spark")
+    spark = load("floodmark.spark")
     functions = load_functions()
-    failures = _load("floodmark.spark.runtime.failures")
-    spark_session = _load("floodmark.spark.session")
+    failures = load("floodmark.spark.runtime.failures")
+    spark_session = load("floodmark.spark.session")
     options = spark.SparkOptions(master=choice.master, remote=choice.remote, conf=choice.settings())
     stop = Event()
     with (
@@ -191,7 +192,7 @@ def _files(options: ConnectionOptions) -> dict[str, str]:
 def _address(url: str, options: ConnectionOptions) -> "SiteAddress":
     given = _files(options)
     timeout = {} if options.timeout is None else {"timeout": options.timeout}
-    address: SiteAddress = _load("floodmark.spark").SiteAddress(location=url, **given, **timeout)
+    address: SiteAddress = load("floodmark.spark").SiteAddress(location=url, **given, **timeout)
     return address
 
 
@@ -202,7 +203,7 @@ def _serving(location: str) -> Iterator["SiteAddress"]:
         token = new_token()
         token_file, access = Path(directory, "token"), Path(directory, "access.toml")
         token_file.write_text(token, "ascii")
-        access.write_text(access_entry("job", str(Role.ADMIN), hash_token(token), None), "utf-8")
+        access.write_text(access_entry("job", str(Role.ADMIN), hash_token(token)), "utf-8")
         with (
             floodmark.open(require_site(location)) as site,
             serve_site(site, "127.0.0.1:0", ServerOptions(access=access)) as server,
@@ -212,10 +213,10 @@ def _serving(location: str) -> Iterator["SiteAddress"]:
 
 def load_functions() -> Any:
     """The jobs, and what they tell; Spark has to be installed for that, and is not started."""
-    return _load("floodmark.spark.jobs")
+    return load("floodmark.spark.jobs")
 
 
-def _load(module: str) -> Any:
+def load(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

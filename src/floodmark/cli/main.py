@@ -16,10 +16,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from floodmark.cli.arguments import parse
-from floodmark.cli.commands.sites import version
+from floodmark.cli.connection import ConnectionOptions, connection_options
 from floodmark.cli.failures import DONE, INTERRUPTED, report
-from floodmark.cli.opening import ConnectionOptions, connection_options
+from floodmark.cli.parsing import parse
 from floodmark.model.text import read_duration
 
 HELP: Final = """Floodmark: a key-value store that remembers every change.
@@ -50,7 +49,7 @@ again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted; 143 a job on Spar
 
 # Where each command, or group of commands, is defined: in the order of the help.
 COMMANDS: Final = {
-    "demo": "floodmark.cli.demo:demo",
+    "demo": "floodmark.cli.demo.command:demo",
     "init": "floodmark.cli.commands.sites:init",
     "serve": "floodmark.cli.commands.serving:serve",
     "token": "floodmark.cli.commands.tokens:token",
@@ -69,7 +68,7 @@ COMMANDS: Final = {
     "status": "floodmark.cli.commands.status:status",
     "doctor": "floodmark.cli.commands.doctor:doctor",
     "gc": "floodmark.cli.commands.sites:gc",
-    "version": "floodmark.cli.commands.sites:version",
+    "version": "floodmark.cli.commands.version:version",
     "namespace": "floodmark.cli.commands.namespaces:commands",
     "topology": "floodmark.cli.commands.topology:commands",
     "partition": "floodmark.cli.commands.partitions:commands",
@@ -172,7 +171,7 @@ def root(
     ] = False,
 ) -> None:
     if show_version:
-        version()
+        _build("version").callback(json=False)
         raise typer.Exit
     if debug:
         context.obj.debug = True

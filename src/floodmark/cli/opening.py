@@ -5,40 +5,17 @@ Only `init`, `serve` and `demo` make a site: a typo must not leave an empty one.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import floodmark
+from floodmark.cli.connection import connection_options
 from floodmark.cli.failures import Usage
 from floodmark.cli.locations import is_url
 from floodmark.model.errors import InvalidConfiguration, NotASite
 from floodmark.replication.topology import Topology, parse_topology
-from floodmark.site.connecting import TIMEOUT, connect
 
 SITE_FILE: Final = "floodmark.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectionOptions:
-    """How to reach a server, and what to show it.  A token is only ever named by its file.
-
-    Whatever stands on a command line can be read by every user of the machine.
-    """
-
-    token_file: Path | None = None
-    tls_root: Path | None = None
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    timeout: timedelta | None = None
-
-
-_DEFAULTS: Final = ConnectionOptions()
-
-# What the options before the command have set.
-connection_options: Final[ContextVar[ConnectionOptions]] = ContextVar("connection", default=_DEFAULTS)
 
 
 def holds_site(directory: Path) -> bool:
@@ -47,7 +24,7 @@ def holds_site(directory: Path) -> bool:
 
 
 def require_site(location: str) -> Path:
-    """The directory of a site that is there."""
+    """The directory of an existing site."""
     directory = require_directory(location)
     if not holds_site(directory):
         raise NotASite(f"there is no site in {directory}", path=str(directory), missing=True)
@@ -55,7 +32,7 @@ def require_site(location: str) -> Path:
 
 
 def require_directory(location: str) -> Path:
-    """A directory, for what is not done from elsewhere."""
+    """The directory that a location names; a URL is refused."""
     if is_url(location):
         raise Usage(
             f"{location} is a server's URL, and this works on a directory",
@@ -66,10 +43,7 @@ def require_directory(location: str) -> Path:
 
 @contextmanager
 def open_site(location: str, *, background: bool = False) -> Iterator[floodmark.Site]:
-    """A site that is there.
-
-    Short commands leave heartbeats and garbage collection to others, as does whoever talks to a server.
-    """
+    """Open an existing site.  A short command runs neither heartbeats nor garbage collection."""
     if is_url(location):
         opened = _connect(location)
     else:
@@ -89,7 +63,7 @@ def read_topology(file: Path) -> Topology:
 
 @contextmanager
 def open_members(topology: Topology, *, without: str) -> Iterator[dict[str, floodmark.Site]]:
-    """The active sites of a topology by name, but one, all of which must be there."""
+    """All active sites of a topology but one, by name, connected."""
     with ExitStack() as stack:
         opened: dict[str, floodmark.Site] = {}
         for name, site in topology.sites.items():
@@ -109,11 +83,12 @@ def open_members(topology: Topology, *, without: str) -> Iterator[dict[str, floo
 
 def _connect(url: str, *, token_file: Path | None = None, tls_root: Path | None = None) -> floodmark.Site:
     options = connection_options.get()
-    return connect(
+    timeout: dict[str, Any] = {} if options.timeout is None else {"timeout": options.timeout}
+    return floodmark.connect(
         url,
         token_file=token_file or options.token_file,
         tls_root=tls_root or options.tls_root,
         tls_certificate=options.tls_certificate,
         tls_key=options.tls_key,
-        timeout=TIMEOUT if options.timeout is None else options.timeout,
+        **timeout,
     )

@@ -5,16 +5,9 @@ owner             held locked by the process that has the site open, and naming 
 witness           what the database is known to hold (engine/witness.py)
 engine/           the database, which holds name and id of the site too
 
-The format says which rows may stand in the database.  A row of a later format looks like damage to a
-Floodmark that knows only earlier ones, so a directory says first that it may hold such rows:
-
-1    records with one stamp each; heartbeats of fixed width (kind 2)
-2    records that are merged (flag HAS_STAMPS), heartbeats of kind 3, topologies and links
-3    subscriptions whose last changes stand in rows of their own, which earlier releases would pass over
-
-Whoever opens a site for writing raises its format to the present one, durably and before the database is
-touched.  All earlier formats are read for ever.  There is no way down: an earlier Floodmark refuses the
-directory from then on, and a later format is refused here.
+Opening a site for writing raises its format to the present one (`model/format.py`), durably and before the
+database is touched.  All earlier formats are read for ever.  There is no way down: an earlier Floodmark
+refuses the directory from then on, and a later format is refused here.
 """
 
 import fcntl
@@ -41,10 +34,9 @@ from floodmark.model.errors import (
     SiteMismatch,
     StorageFull,
 )
+from floodmark.model.format import FORMAT
 from floodmark.model.limits import SITE_IDS_MAX
 from floodmark.model.names import require_name
-
-FORMAT: Final = 3
 
 _IDENTITY: Final = "floodmark.json"
 _OWNER: Final = "owner"

@@ -26,7 +26,7 @@ All of this is pure: checks need two topologies, or one, and nothing else.
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -156,36 +156,6 @@ def parse_topology(text: str | bytes, place: str = "the topology") -> Topology:
     return topology
 
 
-def render_topology(topology: Topology) -> str:
-    """A topology as TOML, as `parse_topology` reads it.
-
-    >>> topology = Topology(epoch=1, sites={"oslo": MemberSite(id=1), "rome": MemberSite(id=2)})
-    >>> parse_topology(text := render_topology(topology)) == topology
-    True
-    >>> print(text)
-    epoch = 1
-    <BLANKLINE>
-    [sites."oslo"]
-    id = 1
-    <BLANKLINE>
-    [sites."rome"]
-    id = 2
-    <BLANKLINE>
-    """
-    lines = [f"epoch = {topology.epoch}"]
-    for kind, tables in (("sites", topology.sites), ("namespaces", topology.namespaces)):
-        for name, table in tables.items():
-            fields: dict[str, Any] = msgspec.to_builtins(table)
-            lines += ["", f"[{kind}.{_literal(name)}]"]
-            lines += [f"{key} = {_literal(value)}" for key, value in fields.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _literal(value: Any) -> str:
-    """Text, a number or a list of texts in TOML.  What JSON makes of them is TOML as well."""
-    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
-
-
 def check_topology(topology: Topology, place: str = "the topology") -> None:
     """Refuse a topology that contradicts itself."""
 
@@ -279,7 +249,7 @@ def check_succession(old: Topology, new: Topology) -> None:
                 "shares it"
             )
         if gone := _gone_before(old, new, name):
-            active = ", ".join(map(_literal, new.active_members(name)))
+            active = ", ".join(f'"{each}"' for each in new.active_members(name))
             raise refuse(
                 f"namespace {name!r} is new at {gone!r}, which was removed before; name those that share it: "
                 f"sites = [{active}]"

@@ -12,7 +12,6 @@ the editor must neither open the door nor lock everybody out.
 import hashlib
 import hmac
 import ipaddress
-import json
 import logging
 import os
 import secrets
@@ -373,21 +372,3 @@ def _unmapped(
 ) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return address if mapped is None else mapped
-
-
-def access_entry(name: str, role: str, digest: str, namespaces: list[str] | None) -> str:
-    """An entry of the access file, in TOML.
-
-    >>> print(access_entry("indexer", "read", "41ef", ["users"]))
-    [[access]]
-    name = "indexer"
-    role = "read"
-    token_sha256 = "41ef"
-    namespaces = ["users"]
-    """
-    fields: dict[str, object] = {"name": name, "role": role, "token_sha256": digest}
-    if namespaces:
-        fields["namespaces"] = namespaces
-    # Texts and lists of texts look the same in TOML and in JSON that is not reduced to ASCII.
-    lines = [f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in fields.items()]
-    return "\n".join(["[[access]]", *lines])

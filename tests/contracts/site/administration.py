@@ -16,7 +16,6 @@ from tests.contracts.site.base import (
 )
 
 from floodmark.feed import ChangeStatistics
-from floodmark.host.directory import FORMAT
 from floodmark.host.statistics import NamespaceStatistics, PartitionHeat, PartitionStatistics
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat, Sums, Tally
@@ -27,6 +26,7 @@ from floodmark.model.errors import (
     SafePointNotFound,
     VersionCollected,
 )
+from floodmark.model.format import FORMAT
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_ms, version_at
 from floodmark.partition import HeatSample

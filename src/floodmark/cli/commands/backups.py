@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from floodmark.cli.arguments import AtOption, EndKey, Json, NamespaceName, Prefix, StartKey, parse
+from floodmark.cli.arguments import AtOption, EndKey, Json, NamespaceName, Prefix, StartKey
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.jobs import (
     Conf,
@@ -19,6 +19,7 @@ from floodmark.cli.jobs import (
     spark_job,
 )
 from floodmark.cli.opening import read_topology
+from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.model.ranges import KeyRange
 from floodmark.model.text import read_duration

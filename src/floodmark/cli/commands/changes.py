@@ -6,12 +6,14 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import floodmark
-from floodmark.cli.arguments import EndKey, Json, Location, OnCorruptOption, Prefix, StartKey, parse
+from floodmark.cli.arguments import EndKey, Json, Location, Prefix, StartKey
 from floodmark.cli.failures import FINDING
 from floodmark.cli.locations import is_url
 from floodmark.cli.opening import open_site
-from floodmark.cli.render.output import Output, counted, note
-from floodmark.cli.render.text import json_bytes, read_since, show_bytes, show_place, show_time
+from floodmark.cli.parsing import parse, read_since
+from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.progress import counted
+from floodmark.cli.render.text import json_bytes, show_bytes, show_place, show_time
 from floodmark.feed import Item
 from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields
@@ -77,6 +79,13 @@ BeforeImages = Annotated[
     typer.Option(
         "--before-images",
         help="Show what was there before: an update is two lines, a delete has the removed value.",
+    ),
+]
+OnCorruptOption = Annotated[
+    OnCorrupt | None,
+    typer.Option(
+        "--on-corrupt",
+        help="At a damaged change: fail, leave it out and report that, or skip it.  The keys are listed.",
     ),
 ]
 ResolvedLines = Annotated[

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from floodmark.cli.arguments import Json, Location, NamespaceName, parse
+from floodmark.cli.arguments import Json, Location, NamespaceName
+from floodmark.cli.connection import ConnectionOptions, connection_options
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.jobs import (
     Conf,
@@ -17,7 +18,8 @@ from floodmark.cli.jobs import (
     shared_credentials,
     spark_job,
 )
-from floodmark.cli.opening import ConnectionOptions, connection_options, read_topology
+from floodmark.cli.opening import read_topology
+from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.model import Version
 from floodmark.model.text import read_at

@@ -5,20 +5,12 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.arguments import (
-    BYTES_HELP,
-    AtOption,
-    Json,
-    Key,
-    Location,
-    NamespaceName,
-    Prefix,
-    Ttl,
-    parse,
-)
+from floodmark.cli.arguments import BYTES_HELP, AtOption, Json, Key, Location, NamespaceName, Prefix, Ttl
 from floodmark.cli.failures import FINDING
 from floodmark.cli.opening import open_site
-from floodmark.cli.render.output import Output, counted, note
+from floodmark.cli.parsing import parse
+from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import json_bytes, show_bytes, show_expiry, show_time
 from floodmark.model import Version
 from floodmark.model.limits import VALUE_BYTES_MAX

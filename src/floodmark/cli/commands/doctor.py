@@ -11,7 +11,8 @@ from floodmark.cli.failures import DONE, FINDING, UNKNOWN
 from floodmark.cli.locations import location_fields
 from floodmark.cli.opening import open_site, require_site
 from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output, progress, tracked
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.progress import progress, tracked
 from floodmark.cli.render.text import show_count
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX

@@ -11,17 +11,17 @@ from floodmark.cli.arguments import (
     Json,
     Location,
     NamespaceName,
-    OnCorruptOption,
     Prefix,
     SinceOption,
     StartKey,
-    parse,
 )
+from floodmark.cli.commands.changes import OnCorruptOption
 from floodmark.cli.commands.feed_run import run_feed, run_feed_on_spark
 from floodmark.cli.commands.subscriptions import show_keys
 from floodmark.cli.failures import Usage
 from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice
 from floodmark.cli.opening import open_site
+from floodmark.cli.parsing import parse
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.text import (

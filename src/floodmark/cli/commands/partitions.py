@@ -8,9 +8,11 @@ from typing import Annotated, Final
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Json, Key, Location, NamespaceName, parse
+from floodmark.cli.arguments import Json, Key, Location, NamespaceName
 from floodmark.cli.opening import open_site
-from floodmark.cli.render.output import Output, counted
+from floodmark.cli.parsing import parse
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.host.statistics import PartitionStatistics

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Json, Location, parse
+from floodmark.cli.arguments import Json, Location
 from floodmark.cli.opening import open_site
+from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.text import show_expiry, show_version
 from floodmark.feed import LIFETIME

@@ -9,8 +9,9 @@ from typing import Annotated, Final, cast
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Directory, InsecureMetrics, Json, parse
+from floodmark.cli.arguments import Directory, InsecureMetrics, Json
 from floodmark.cli.opening import require_directory, require_site
+from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
 from floodmark.model.text import read_duration

@@ -1,7 +1,5 @@
-"""init, gc and version: the site as a whole."""
+"""init and gc: the site as a whole."""
 
-import platform
-from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
@@ -11,9 +9,9 @@ from floodmark.cli.arguments import Directory, Json, Location
 from floodmark.cli.locations import location_fields, show_location
 from floodmark.cli.opening import holds_site, open_site, require_directory
 from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output, progress
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.progress import progress
 from floodmark.cli.render.text import show_count, show_time
-from floodmark.host.directory import FORMAT
 
 
 def init(
@@ -80,17 +78,3 @@ def gc(location: Location, json: Json = False) -> None:
             ("changes kept", f"after {show_time(trimmed)}" if trimmed else "all"),
         ]
     )
-
-
-def version(json: Json = False) -> None:
-    """Print the versions of Floodmark, its format and Python.
-
-    \b
-    Example:
-      floodmark version
-    """
-    own, python = installed_version("floodmark"), platform.python_version()
-    if json:
-        Output(json=True).object({"floodmark": own, "format": FORMAT, "python": python})
-    else:
-        Output(json=False).line(f"floodmark {own} (format {FORMAT}, Python {python})")

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Json, Location, parse
+from floodmark.cli.arguments import Json, Location
 from floodmark.cli.opening import open_site
+from floodmark.cli.parsing import parse, read_since
 from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output, progress
-from floodmark.cli.render.text import json_bytes, read_since, show_bytes, show_lag, show_time, show_version
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.progress import progress
+from floodmark.cli.render.text import json_bytes, show_bytes, show_lag, show_time, show_version
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.model import KeyRange
 

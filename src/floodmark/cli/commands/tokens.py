@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from floodmark.cli.arguments import Json
+from floodmark.cli.credentials import access_entry
 from floodmark.cli.failures import Usage
 from floodmark.cli.render.output import Output, note
 from floodmark.model.access import Role
 from floodmark.server import hash_token, new_token
-from floodmark.server.access import NAME_CHARACTERS_MAX, access_entry
+from floodmark.server.access import NAME_CHARACTERS_MAX
 
 
 def token(

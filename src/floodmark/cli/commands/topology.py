@@ -13,7 +13,8 @@ from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.text import show_version
 from floodmark.replication.removing import remove_site
-from floodmark.replication.topology import Topology, render_topology
+from floodmark.replication.topology import Topology
+from floodmark.replication.topology_file import render_topology
 
 commands = typer.Typer(help="Show and set which sites share which namespaces.")
 
@@ -88,9 +89,9 @@ def remove(
     topology = read_topology(file)
 
     def publish(changed: Topology) -> None:
-        # At no moment is there half a file.
+        # The file is replaced as a whole, and keeps the comments of the one before.
         written = file.with_name(f".{file.name}.new")
-        written.write_text(render_topology(changed), "utf-8")
+        written.write_text(render_topology(changed, file.read_text("utf-8")), "utf-8")
         written.replace(file)
 
     with open_members(topology, without=name) as members:

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET, UnsetType
 
-from floodmark.cli.arguments import Json, Location, parse
+from floodmark.cli.arguments import Json, Location
 from floodmark.cli.commands import transaction_logs
 from floodmark.cli.failures import Usage
 from floodmark.cli.opening import open_site
+from floodmark.cli.parsing import parse
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.text import show_lag, show_version

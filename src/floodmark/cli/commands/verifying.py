@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from floodmark.cli.arguments import InsecureMetrics, Json, parse
+from floodmark.cli.arguments import InsecureMetrics, Json
 from floodmark.cli.commands.verify_metrics import VerifyMetrics
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
 from floodmark.cli.jobs import (
@@ -25,6 +25,7 @@ from floodmark.cli.jobs import (
     spark_job,
 )
 from floodmark.cli.opening import read_topology
+from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.verification import print_verification
 from floodmark.divergence.outcome import Outcome

@@ -16,9 +16,8 @@ from typing import Final
 from rich.cells import cell_len
 
 from floodmark.model import Resolved, Version
-from floodmark.model.text import DURATION_UNITS, read_at
+from floodmark.model.text import DURATION_UNITS
 from floodmark.model.version import moment_of
-from floodmark.site.arguments import Since
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
@@ -81,28 +80,6 @@ def show_duration(duration: timedelta | None) -> str:
         count, left = divmod(left, size)
         shown += f"{count}{unit}" if count else ""
     return shown or "0s"
-
-
-def read_since(text: str) -> Since:
-    """A beginning: a word for it, a version, a time, or a place within a snapshot.
-
-    `snapshot` stands for every key as it is now, `beginning` for the first change of all, `now` for only what
-    is to come.
-
-    >>> read_since("now"), read_since("411225436913926252"), read_since("411225436913926252@0x000001616461")
-    ('now', 411225436913926252, Resolved(version=411225436913926252, snapshot=b'\\x00\\x00\\x01ada'))
-    """
-    if text == "snapshot":
-        return "snapshot"
-    if text == "beginning":
-        return "beginning"
-    if text == "now":
-        return "now"
-    version, mark, key = text.partition("@0x")
-    try:
-        return Resolved(read_at(version), bytes.fromhex(key)) if mark else read_at(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, snapshot, beginning or now") from error
 
 
 def show_place(place: Resolved) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
-from floodmark.host.directory import FORMAT, Identity
+from floodmark.host.directory import Identity
 from floodmark.host.ports import Host
 from floodmark.model.errors import (
     ClockSkew,
@@ -21,6 +21,7 @@ from floodmark.model.errors import (
     Unreachable,
     VersionCollected,
 )
+from floodmark.model.format import FORMAT
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
