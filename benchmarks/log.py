@@ -48,20 +48,13 @@ from floodmark.clock import system_time_ms
 from floodmark.engine import Engine
 from floodmark.engine.rocks import RocksEngine
 from floodmark.host.ports.transactions import BatchUpdate, LogKind
-from floodmark.log import (
-    FAMILY,
-    BatchedWriter,
-    BatchSettings,
-    EngineStore,
-    MemoryLedger,
-    StoredLedger,
-    Trigger,
-)
+from floodmark.log import FAMILY, BatchedWriter, BatchSettings, StoredLedger, Trigger
 from floodmark.log.statistics import FlushCounter
 from floodmark.model.transaction import Participant, ParticipantKind
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.site import open_engine
+from floodmark.testing.ledgers import EngineStore, MemoryLedger
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator, start_sweeping
 
 LEVELS: Final = (1, 8, 64, 512)

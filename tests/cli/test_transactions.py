@@ -10,9 +10,10 @@ import floodmark
 from floodmark import SubscriptionOptions
 from floodmark.engine.rocks import RocksEngine
 from floodmark.feed.subscription.pending import decode_pending
-from floodmark.log import EngineStore, StoredLedger, list_ledgers
+from floodmark.log import StoredLedger, list_ledgers
 from floodmark.partition import FAMILIES
 from floodmark.site import Transaction
+from floodmark.testing.ledgers import EngineStore
 from floodmark.transaction.records import decode_record
 
 HOUR = timedelta(hours=1)

@@ -121,7 +121,7 @@ class LedgerContract:
     def test_trim_removes_all_below(self, ledger: Ledger, open_ledger: OpenLedger, kept: int) -> None:
         ids = [ledger.append(b"%d" % number) for number in range(5)]
         ledger.mark({ids[1]: b"\x01"})
-        ledger.trim(ids[-kept] if kept else ids[-1] + 1)
+        remove_below(ledger, ids[-kept] if kept else ids[-1] + 1)
         for again in (ledger, self.reopened(ledger, open_ledger)):
             assert [entry for entry, _ in entries_of(again)] == ids[5 - kept :]
             assert set(again.marks()) == set(ids[5 - kept :]) & {ids[1]}
@@ -134,7 +134,7 @@ class LedgerContract:
             ledger.append(b"%d" % number, {entry: None for entry, _ in ledger.read(old + 1, **ONE)})
         newest = entries_of(ledger)[-1][0]
         assert entries_of(self.reopened(ledger, open_ledger)) == [(old, b"old"), (newest, b"299")]
-        ledger.trim(newest)
+        remove_below(ledger, newest)
         for number in range(300):
             newest = ledger.append(b"%d" % number, {newest: None})
         assert entries_of(self.reopened(ledger, open_ledger)) == [(newest, b"299")]
@@ -208,7 +208,6 @@ class LedgerContract:
             lambda: ledger.append(b"y"),
             lambda: ledger.mark({1: None}),
             lambda: ledger.read(entries_max=1, bytes_max=1),
-            lambda: ledger.trim(1),
             ledger.marks,
             ledger.segments,
         ]
@@ -227,7 +226,7 @@ class LedgerContract:
         @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=40))
         def compare(steps: list[tuple[int, int]]) -> None:
             ledger = open_ledger(LedgerSettings(segment_bytes_max=20), SimulatedTime())
-            ledger.trim(1 << 62)
+            remove_below(ledger, 1 << 62)
             self._compare(ledger, open_ledger, steps)
 
         compare()
@@ -248,7 +247,7 @@ class LedgerContract:
             elif kind == 4:
                 ledger.mark({entry: None})
             else:
-                ledger.trim(entry)
+                remove_below(ledger, entry)
             if kind in (1, 4):
                 model.pop(entry, None)
             if kind == 5:
@@ -262,6 +261,11 @@ class LedgerContract:
 
 
 ONE = {"entries_max": 1, "bytes_max": 1}
+
+
+def remove_below(ledger: Ledger, before: EntryId) -> None:
+    """Remove all entries below one."""
+    ledger.mark({entry: None for entry, _ in entries_of(ledger) if entry < before})
 
 
 def entries_of(

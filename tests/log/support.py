@@ -11,8 +11,9 @@ from types import FrameType
 from tests.contracts.ledger import entries_of
 
 from floodmark.codec.entries import decode_entry
-from floodmark.log import BatchedWriter, EntryId, Ledger, Marks, MemoryLedger, Position
+from floodmark.log import BatchedWriter, EntryId, Ledger, Marks, Position
 from floodmark.log.base import NO_MARKS
+from floodmark.testing.ledgers import MemoryLedger
 
 # Only a failure waits as long as this.
 PATIENCE_SECONDS = 30.0

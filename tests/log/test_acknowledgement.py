@@ -13,19 +13,10 @@ from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, busy
 from floodmark.codec.entries import encode_batch
 from floodmark.engine import Engine, Guard, MemoryEngine, WriteRow
 from floodmark.engine.rocks import RocksEngine
-from floodmark.log import (
-    FAMILY,
-    Acknowledgements,
-    BatchedWriter,
-    EngineStore,
-    EntryId,
-    Marks,
-    MemoryLedger,
-    Position,
-    StoredLedger,
-)
+from floodmark.log import FAMILY, Acknowledgements, BatchedWriter, EntryId, Marks, Position, StoredLedger
 from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import Corruption, InvalidArgument
+from floodmark.testing.ledgers import EngineStore, MemoryLedger
 
 
 def open_log(engine: Engine) -> tuple[StoredLedger, Acknowledgements, list[tuple[Position, bytes]]]:

@@ -12,7 +12,6 @@ from floodmark.log import (
     FAMILY,
     Acknowledgements,
     BatchedWriter,
-    EngineStore,
     EntryId,
     LedgerSettings,
     Marks,
@@ -23,6 +22,7 @@ from floodmark.log import (
 from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, FaultyEngine, SimulatedCrash
+from floodmark.testing.ledgers import EngineStore
 
 
 class CrowdedLedger(StoredLedger):

@@ -8,11 +8,12 @@ from tests.contracts.ledger import LedgerContract, OpenLedger, entries_of
 
 from floodmark.engine import Engine, MemoryEngine
 from floodmark.engine.rocks import RocksEngine
-from floodmark.log import FAMILY, EngineStore, LedgerSettings, MemoryLedger, StoredLedger, list_ledgers
+from floodmark.log import FAMILY, LedgerSettings, StoredLedger, list_ledgers
 from floodmark.log.stored import HEAD_LAG_MAX
 from floodmark.model.errors import Corruption, InvalidName
 from floodmark.model.limits import MIB
 from floodmark.partition import FAMILIES
+from floodmark.testing.ledgers import EngineStore, MemoryLedger
 
 
 class TestMemoryLedger(LedgerContract):

@@ -4,9 +4,10 @@ import pytest
 
 from floodmark.clock import system_time_ms
 from floodmark.engine import MemoryEngine
-from floodmark.log import FAMILY, BatchSettings, EngineStore, OpenLog, open_log
+from floodmark.log import FAMILY, BatchSettings, OpenLog, open_log
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.limits import LEDGER_IN_FLIGHT_BYTES_MAX
+from floodmark.testing.ledgers import EngineStore
 
 
 def open_with(settings: BatchSettings) -> OpenLog[bytes]:

@@ -10,10 +10,11 @@ from tests.contracts.ledger import entries_of
 from tests.log.support import PATIENCE_SECONDS, run_threads
 
 from floodmark.codec.entries import decode_entry
-from floodmark.log import BatchedWriter, EntryId, Marks, MemoryLedger, Position
+from floodmark.log import BatchedWriter, EntryId, Marks, Position
 from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.testing import SimulatedCrash
+from floodmark.testing.ledgers import MemoryLedger
 
 THREADS = 8
 FAILURES: tuple[Callable[[str], BaseException], ...] = (

@@ -8,8 +8,9 @@ from tests.contracts.ledger import entries_of
 from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, batches_of, busy, records_of
 
 from floodmark.codec.entries import MAGIC, decode_entry, encode_batch, is_batched
-from floodmark.log import Acknowledgements, BatchedWriter, Ledger, MemoryLedger, holds_batches
+from floodmark.log import Acknowledgements, BatchedWriter, Ledger, holds_batches
 from floodmark.model.errors import FormatTooNew, StorageFailed
+from floodmark.testing.ledgers import MemoryLedger
 
 
 def live_records(ledger: Ledger) -> list[bytes]:

@@ -21,9 +21,10 @@ from tests.log.support import (
     run_threads,
 )
 
-from floodmark.log import BatchedWriter, LogStatistics, MemoryLedger, Position, Trigger
+from floodmark.log import BatchedWriter, LogStatistics, Position, Trigger
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.limits import LEDGER_ENTRY_RECORDS_MAX, LEDGER_RECORD_BYTES_MAX
+from floodmark.testing.ledgers import MemoryLedger
 
 
 @pytest.fixture

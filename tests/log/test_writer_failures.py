@@ -15,11 +15,12 @@ from tests.log.support import (
     run_threads,
 )
 
-from floodmark.log import BatchedWriter, MemoryLedger, Position, Promise
+from floodmark.log import BatchedWriter, Position, Promise
 from floodmark.log import writer as writer_module
 from floodmark.model.errors import Closed, InvalidArgument, InvalidValue, OutcomeUnknown, StorageFailed
 from floodmark.model.limits import LEDGER_RECORD_BYTES_MAX
 from floodmark.testing import SimulatedCrash
+from floodmark.testing.ledgers import MemoryLedger
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from floodmark.model.errors import (
     Retryable,
     StorageFull,
 )
-from floodmark.model.partition import Decision, Fate, PreparingPartition
+from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import Version
 from floodmark.partition import LocalPartition
 from floodmark.partition import partition as partition_module
@@ -120,11 +120,6 @@ def test_every_step_may_be_repeated(users: Namespace, partition: LocalPartition)
     assert not partition.commit_prepared("u", version)
     assert not partition.commit_prepared("never", version)
     assert users.get(b"a") == b"1"
-
-
-def test_local_partition_takes_part_in_transactions(partition: LocalPartition) -> None:
-    participant: PreparingPartition = partition
-    assert participant.prepared() == []
 
 
 def test_delete_may_be_prepared(users: Namespace, partition: LocalPartition) -> None:

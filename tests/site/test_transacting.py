@@ -18,7 +18,7 @@ from floodmark.host import transaction_logs
 from floodmark.host.background import Background
 from floodmark.host.coordination import LocalTransactions
 from floodmark.host.ports.transactions import BatchUpdate, LogKind, OwnTransactions
-from floodmark.log import BatchedWriter, EngineStore, OpenLog, StoredLedger, holds_batches, open_log
+from floodmark.log import BatchedWriter, OpenLog, StoredLedger, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
 from floodmark.model.errors import (
     AcknowledgementConflict,
@@ -32,6 +32,7 @@ from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 from floodmark.site import Transaction, open_engine
 from floodmark.testing import SimulatedCrash
+from floodmark.testing.ledgers import EngineStore
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
 
 HOUR, NO_AGE = timedelta(hours=1), timedelta(0)

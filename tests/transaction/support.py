@@ -9,12 +9,13 @@ from threading import Event, Lock
 from tests.contracts.ledger import entries_of
 
 from floodmark.engine import Engine, MemoryEngine
-from floodmark.log import FAMILY, Acknowledgements, BatchSettings, EngineStore, StoredLedger
+from floodmark.log import FAMILY, Acknowledgements, BatchSettings, StoredLedger
 from floodmark.model.errors import StorageFailed
 from floodmark.model.partition import Decision
 from floodmark.model.transaction import Participant, ParticipantKind, TransactionState
 from floodmark.model.version import Version
 from floodmark.testing import SimulatedTime
+from floodmark.testing.ledgers import EngineStore
 from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
 from floodmark.transaction.book import OverTime
 from floodmark.transaction.records import Aborting, Committing, Record, decode_record

@@ -20,11 +20,12 @@ from tests.transaction.support import (
 
 from floodmark.clock import system_time_ms
 from floodmark.engine.rocks import RocksEngine
-from floodmark.log import FAMILY, BatchSettings, EngineStore, holds_batches, list_ledgers
+from floodmark.log import FAMILY, BatchSettings, holds_batches, list_ledgers
 from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import TransactionState
 from floodmark.testing import FaultyEngine
+from floodmark.testing.ledgers import EngineStore
 from floodmark.transaction import open_coordinator
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")

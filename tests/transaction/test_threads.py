@@ -22,10 +22,11 @@ from tests.transaction.support import (
 
 from floodmark.clock import monotonic_ms
 from floodmark.engine import Engine, MemoryEngine
-from floodmark.log import FAMILY, EngineStore
+from floodmark.log import FAMILY
 from floodmark.model.errors import Closed, PartlyDone, Retryable, TransactionEnded, TransactionNotFound
 from floodmark.model.partition import Decision
 from floodmark.model.transaction import Participant
+from floodmark.testing.ledgers import EngineStore
 from floodmark.transaction import TransactionCoordinator, open_coordinator, start_sweeping
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")

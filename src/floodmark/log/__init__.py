@@ -3,17 +3,15 @@
 from floodmark.log.acknowledgement import Acknowledgements, holds_batches
 from floodmark.log.base import EntryId, Ledger, LedgerSettings, Marks, Position, Segment
 from floodmark.log.batches import Promise
-from floodmark.log.memory import MemoryLedger
 from floodmark.log.opening import BatchSettings, OpenLog, open_log
 from floodmark.log.statistics import Histogram, LogStatistics, Trigger
-from floodmark.log.stored import FAMILY, EngineStore, Store, StoredLedger, list_ledgers
+from floodmark.log.stored import FAMILY, Store, StoredLedger, list_ledgers
 from floodmark.log.writer import BatchedWriter
 
 __all__ = [
     "Acknowledgements",
     "BatchSettings",
     "BatchedWriter",
-    "EngineStore",
     "EntryId",
     "FAMILY",
     "Histogram",
@@ -21,7 +19,6 @@ __all__ = [
     "LedgerSettings",
     "LogStatistics",
     "Marks",
-    "MemoryLedger",
     "OpenLog",
     "Position",
     "Promise",

@@ -26,7 +26,7 @@ class Acknowledgements:
 
     The writer of the ledger takes the marks to store them, and gives them back if that fails.
 
-    >>> from floodmark.log.memory import MemoryLedger
+    >>> from floodmark.testing.ledgers import MemoryLedger
     >>> ledger = MemoryLedger()
     >>> acknowledgements = Acknowledgements(ledger)
     >>> acknowledgements.opened(ledger.append(b"..."), 2)
@@ -131,7 +131,7 @@ def holds_batches(ledger: Ledger) -> bool:
     """Whether the ledger has an entry that a release without batching could not read.
 
     >>> from floodmark.codec.entries import encode_batch
-    >>> from floodmark.log.memory import MemoryLedger
+    >>> from floodmark.testing.ledgers import MemoryLedger
     >>> ledger = MemoryLedger()
     >>> ledger.append(b"bare"), ledger.append(encode_batch([b"one"])), holds_batches(ledger)
     (1, 2, True)

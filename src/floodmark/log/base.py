@@ -87,10 +87,6 @@ class Ledger(Protocol):
         """
         ...
 
-    def trim(self, before: EntryId) -> None:
-        """Remove all entries below one."""
-        ...
-
     def segments(self) -> list[Segment]:
         """The segments in order.  The next entry goes into the last one, unless that is full or too old."""
         ...

@@ -29,10 +29,8 @@ from floodmark.log.segments import SegmentBook
 from floodmark.model.errors import (
     Closed,
     Corruption,
-    FloodmarkError,
     InvalidName,
     OutcomeUnknown,
-    StorageFailed,
 )
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import after
@@ -75,58 +73,6 @@ class Store(Protocol):
         ...
 
 
-class EngineStore:
-    """A store over an engine that has no other writer.  A site has its own (`partition/ledgers.py`)."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.recoveries = 0
-        self._turn = Lock()
-        self._stopped = False
-
-    @contextmanager
-    def settled(self) -> Iterator[None]:
-        with self._turn:
-            self._recover()
-            yield
-
-    def store(self, rows: Sequence[WriteRow]) -> None:
-        try:
-            self.engine.write(rows)
-            self.engine.sync()
-        except Closed:
-            raise
-        except FloodmarkError as failure:
-            self._settle(rows, failure)
-
-    def remove(self, rows: Sequence[WriteRow]) -> None:
-        try:
-            self.engine.write(rows)
-        except FloodmarkError:
-            self._stopped = True
-            raise
-
-    def _settle(self, rows: Sequence[WriteRow], failure: FloodmarkError) -> None:
-        """Ask the recovered engine what happened."""
-        self._stopped = True
-        try:
-            self._recover()
-            written = all(self.engine.get(family, key) == value for family, key, value in rows)
-        except FloodmarkError:
-            raise OutcomeUnknown(
-                f"storage failed ({failure}) and has not recovered; whether the entry is there is not known"
-            ) from failure
-        if not written:
-            raise StorageFailed(f"storage failed and nothing was written ({failure}); try again") from failure
-
-    def _recover(self) -> None:
-        if self._stopped:
-            self.engine.recover()
-            self.engine.sync()
-            self.recoveries += 1
-            self._stopped = False
-
-
 def list_ledgers(engine: Engine) -> list[str]:
     """The names of the ledgers in an engine, in order."""
     names: list[str] = []
@@ -142,6 +88,7 @@ class StoredLedger:
     """A ledger in an engine.  The first append creates it.
 
     >>> from floodmark.engine import MemoryEngine
+    >>> from floodmark.testing.ledgers import EngineStore
     >>> store = EngineStore(MemoryEngine((FAMILY,)))
     >>> StoredLedger(store, "coordinator/1").append(b"begin")
     1
@@ -203,12 +150,6 @@ class StoredLedger:
     def mark(self, marks: Marks) -> None:
         with self._writing():
             self._remove(self._known(marks))
-
-    def trim(self, before: EntryId) -> None:
-        with self._writing():
-            gone = [number for number in self._book.sizes if number < before]
-            for first in range(0, len(gone), PAGE_ROWS_MAX):
-                self._remove(dict.fromkeys(gone[first : first + PAGE_ROWS_MAX]))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -46,7 +46,7 @@ Record = TypeVar("Record")
 class BatchedWriter(Generic[Record]):
     """Appends records to a ledger, many to an entry.  Safe to use from many threads.
 
-    >>> from floodmark.log.memory import MemoryLedger
+    >>> from floodmark.testing.ledgers import MemoryLedger
     >>> ledger = MemoryLedger()
     >>> writer = BatchedWriter[bytes](ledger)
     >>> writer.write(b"begin")

@@ -209,35 +209,6 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
         return f"{what} has held the resolved version at {self.version} for {self.age_ms / 1000:,.1f} s"
 
 
-class PreparingPartition(Protocol):
-    """A partition that takes part in transactions.  Every call may be repeated, also after a failure."""
-
-    id: int
-    range: KeyRange
-    limits: CommitLimits
-
-    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
-        """Store writes of distinct qualified keys durably, where nobody sees them; the version p of them.
-
-        Values are encoded as for `put`, or unstamped states as for `merge`.  Until the transaction is
-        committed or aborted here, nothing at or above p is resolved.  Refused, to be tried again, where
-        another transaction has prepared one of the keys and is not decided.
-        """
-        ...
-
-    def commit_prepared(self, transaction: str, version: Version) -> bool:
-        """Commit what a transaction has prepared at a version not below its p; False if there is nothing."""
-        ...
-
-    def abort_prepared(self, transaction: str) -> bool:
-        """Forget what a transaction has prepared; False if there is nothing."""
-        ...
-
-    def prepared(self) -> list[PreparedWrite]:
-        """What is prepared and waits, the oldest first."""
-        ...
-
-
 Served_co = TypeVar("Served_co", bound=Partition, covariant=True)
 
 

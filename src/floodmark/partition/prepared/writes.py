@@ -246,12 +246,6 @@ def is_stored(engine: Engine, write: OpenWrite) -> bool:
     return engine.get(META, _encode_prefix(write.transaction) + write.keys[0]) is not None
 
 
-def load_floor(engine: Engine) -> Version | None:
-    """The version before the lowest p of a site that nobody has open; None if nothing is prepared in it."""
-    lowest = min((version for _, _, version, _ in _read_all(engine)), default=None)
-    return None if lowest is None else lowest - 1
-
-
 def _encode_prefix(transaction: str) -> bytes:
     encoded = transaction.encode()
     if not 0 < len(encoded) <= TRANSACTION_ID_BYTES_MAX:

@@ -1,13 +1,67 @@
-"""A ledger in memory, which is lost with the process."""
+"""Ledgers for tests: one in memory, and a store for those that are kept in an engine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from threading import Lock
 
 from floodmark.clock import TimeSource, system_time_ms
+from floodmark.engine import Engine, WriteRow
 from floodmark.log.base import DEFAULT_SETTINGS, NO_MARKS, EntryId, LedgerSettings, Marks, Segment
 from floodmark.log.segments import SegmentBook
-from floodmark.model.errors import Closed
+from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, StorageFailed
+
+
+class EngineStore:
+    """A store over an engine that has no other writer.  A site has its own (`partition/ledgers.py`)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.recoveries = 0
+        self._turn = Lock()
+        self._stopped = False
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        with self._turn:
+            self._recover()
+            yield
+
+    def store(self, rows: Sequence[WriteRow]) -> None:
+        try:
+            self.engine.write(rows)
+            self.engine.sync()
+        except Closed:
+            raise
+        except FloodmarkError as failure:
+            self._settle(rows, failure)
+
+    def remove(self, rows: Sequence[WriteRow]) -> None:
+        try:
+            self.engine.write(rows)
+        except FloodmarkError:
+            self._stopped = True
+            raise
+
+    def _settle(self, rows: Sequence[WriteRow], failure: FloodmarkError) -> None:
+        """Ask the recovered engine what happened."""
+        self._stopped = True
+        try:
+            self._recover()
+            written = all(self.engine.get(family, key) == value for family, key, value in rows)
+        except FloodmarkError:
+            raise OutcomeUnknown(
+                f"storage failed ({failure}) and has not recovered; whether the entry is there is not known"
+            ) from failure
+        if not written:
+            raise StorageFailed(f"storage failed and nothing was written ({failure}); try again") from failure
+
+    def _recover(self) -> None:
+        if self._stopped:
+            self.engine.recover()
+            self.engine.sync()
+            self.recoveries += 1
+            self._stopped = False
 
 
 class MemoryLedger:
@@ -62,11 +116,6 @@ class MemoryLedger:
                 if size >= bytes_max:
                     break
             return page
-
-    def trim(self, before: EntryId) -> None:
-        with self._lock:
-            self._require_there()
-            self._apply({number: None for number in self._entries if number < before})
 
     def segments(self) -> list[Segment]:
         with self._lock:
