@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import NamedTuple
@@ -82,6 +83,9 @@ Check = Callable[[PurePosixPath, str], Iterable[Finding]]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+parse = cache(ast.parse)
+
+
 def functions_of(tree: ast.AST) -> Iterator[Function]:
     return (node for node in ast.walk(tree) if isinstance(node, Function))
 
@@ -116,7 +120,7 @@ def dotted_name(node: ast.AST) -> str | None:
 
 
 def check_function_length(path: PurePosixPath, source: str) -> Iterator[Finding]:
-    for node in functions_of(ast.parse(source)):
+    for node in functions_of(parse(source)):
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
         if lines > FUNCTION_LINES_MAX:
             message = f"{node.name}() has {lines} lines, at most {FUNCTION_LINES_MAX}: divide it"
@@ -124,7 +128,7 @@ def check_function_length(path: PurePosixPath, source: str) -> Iterator[Finding]
 
 
 def check_class_size(path: PurePosixPath, source: str) -> Iterator[Finding]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if not isinstance(node, ast.ClassDef):
             continue
         names = {each.name for each in node.body if isinstance(each, Function)}
@@ -136,7 +140,7 @@ def check_class_size(path: PurePosixPath, source: str) -> Iterator[Finding]:
 
 
 def check_imports_at_the_top(path: PurePosixPath, source: str) -> Iterator[Finding]:
-    for function in functions_of(ast.parse(source)):
+    for function in functions_of(parse(source)):
         for node in ast.walk(function):
             if any(imported_names(node)) or isinstance(node, ast.ImportFrom):
                 message = f"import inside {function.name}(): move it to the top"
@@ -144,7 +148,7 @@ def check_imports_at_the_top(path: PurePosixPath, source: str) -> Iterator[Findi
 
 
 def check_docstring(path: PurePosixPath, source: str) -> Iterator[Finding]:
-    if not ast.get_docstring(ast.parse(source)):
+    if not ast.get_docstring(parse(source)):
         yield Finding(path, 1, "no docstring: open the module with its idea and its reason")
 
 
@@ -155,7 +159,7 @@ def check_notes_to_self(path: PurePosixPath, source: str) -> Iterator[Finding]:
 
 
 def check_doorways(path: PurePosixPath, source: str) -> Iterator[Finding]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         for _, name in imported_names(node):
             for library, doorways in DOORWAYS.items():
                 through_doorway = str(path).startswith(doorways)
@@ -167,7 +171,7 @@ def check_doorways(path: PurePosixPath, source: str) -> Iterator[Finding]:
 def check_time_and_chance(path: PurePosixPath, source: str) -> Iterator[Finding]:
     if path.parts[0].removesuffix(".py") in ROOMS_WITH_TIME_AND_CHANCE:
         return
-    tree = ast.parse(source)
+    tree = parse(source)
     bound = {name: full for node in ast.walk(tree) for name, full in imported_names(node)}
     for node in ast.walk(tree):
         names = [full for _, full in imported_names(node)]
@@ -182,7 +186,7 @@ def check_time_and_chance(path: PurePosixPath, source: str) -> Iterator[Finding]
 def check_doormat(path: PurePosixPath, source: str) -> Iterator[Finding]:
     if path.name != "__init__.py":
         return
-    for node in ast.parse(source).body:
+    for node in parse(source).body:
         match node:
             case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant(value=str())):
                 pass

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 from tests.cli.support import FLOODMARK, Outcome, run
+from tests.sizes import only
 from tests.test_readme import shown_on_the_picture
 
 from floodmark.cli.demo import story
@@ -214,7 +215,7 @@ def test_a_server_that_ends_by_itself_is_missed(pair: Pair) -> None:
         pair.require_well()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", only([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_the_servers_too(tmp_path: Path, number: signal.Signals) -> None:
     script = f"""
 import sys

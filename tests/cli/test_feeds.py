@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, run_process, running
 from tests.feed.support_losing import lose_changes
+from tests.sizes import only
 
 import floodmark
 from floodmark.cli.commands.feed_run import describe
@@ -234,7 +235,7 @@ def test_a_reader_of_the_progress_that_leaves_ends_the_run_quietly(lake: Path) -
     assert run("feed", "show", lake, "lake", "--json").json["holder"] is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", only([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_a_run_cleanly_with_its_checkpoint_stored(lake: Path, number: signal.Signals) -> None:
     third = int(run("changes", lake, "--json").json_lines[-1]["version"])
     with running("feed", "run", lake, "lake", "--json") as process:

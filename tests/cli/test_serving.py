@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, run, run_process, running, serving
+from tests.sizes import only
 
 from floodmark.model.format import FORMAT
 
@@ -62,7 +63,7 @@ def test_the_ready_line_for_people(directory: Path) -> None:
     assert (process.returncode, output) == (0, b"")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", only([signal.SIGTERM], SIGNALS))
 def test_a_signal_ends_it_cleanly(directory: Path, number: signal.Signals) -> None:
     with serving(directory) as server:
         put = run("put", server.url, "users", "edsger", "professor")
@@ -89,7 +90,7 @@ def test_an_open_follower_does_not_keep_the_server_from_stopping(directory: Path
         follower.wait(PROCESS_SECONDS_MAX)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", only([signal.SIGTERM], SIGNALS))
 def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 def apply_foreign(site: Site, users: Namespace) -> object:
     """Write what came from another site."""
-    key = encode_namespace(users._row.id) + b"foreign"
+    key = encode_namespace(users.id) + b"foreign"
     stored = encode_value(b"9", origin=Stamp(site.now(), 3))
     return node_of(site).map.route(key).apply([key], [stored], durable=True)
 
@@ -99,7 +99,7 @@ class Observer:
         if len(changes) == self._checked:
             return
         disk = self._engine.crash(keep=0)
-        prefix = encode_namespace(self._site.namespace("users")._row.id)
+        prefix = encode_namespace(self._site.namespace("users").id)
         for change in changes[self._checked :]:
             engine_key = encode_prefix(prefix + change.key) + encode_version(change.version)
             assert disk.get("data", engine_key) is not None, f"{change} was seen before it was on disk"

@@ -23,7 +23,6 @@ from floodmark.model.stream import Way
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES, Storage, TailEntry
 from floodmark.partition.commit import tail as tail_module
-from floodmark.partition.commit import turn
 from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.committer import Committer
 
@@ -251,7 +250,6 @@ def test_follower_that_leaves_in_a_thread_that_writes_does_not_stop_the_site(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream in a reference cycle ends whenever the collector runs: also in the middle of a commit."""
-    monkeypatch.setattr(turn, "WAIT_SECONDS_MAX", 1.0)
     unraisable: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", lambda error: unraisable.append(error.exc_value))
     with open_world() as world:

@@ -125,7 +125,7 @@ class Child:
 
 
 def qualify(namespace: Namespace, key: bytes) -> bytes:
-    return encode_namespace(namespace._row.id) + key
+    return encode_namespace(namespace.id) + key
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ class Foreign(NamedTuple):
 
 
 def qualify(users: Namespace, key: bytes) -> bytes:
-    return encode_namespace(users._row.id) + key
+    return encode_namespace(users.id) + key
 
 
 def partition_of(site: Site, key: bytes = b"\0\0\1") -> LocalPartition:
@@ -403,7 +403,7 @@ def test_heartbeat_counts_foreign_changes_under_all_and_not_under_own(site: Site
     apply(site, users, *foreign)
     apply(site, users, foreign[0])
     beat = site.heartbeat()
-    sums = beat.sums[users._row.id]
+    sums = beat.sums[users.id]
     own = digest_change(local, HERE, b"local", encode_value(b"1"))
     everything = own
     for change in foreign:
@@ -428,8 +428,8 @@ def test_heartbeat_of_a_site_and_of_its_copy_agree(site: Site, users: Namespace)
             apply(copy, there, Foreign(change.key, change.stamp, change.value, change.expires_at))
         copied = copy.heartbeat()
     assert isinstance(beat, Heartbeat)
-    assert copied.sums[there._row.id].all == beat.sums[users._row.id].own
-    assert copied.sums[there._row.id].own == (0, 0)
+    assert copied.sums[there.id].all == beat.sums[users.id].own
+    assert copied.sums[there.id].own == (0, 0)
 
 
 # Failure

@@ -40,7 +40,7 @@ def run(written: list[bytes], batches: list[Rows], *, load: bool, columns: bool 
     engine = HookedEngine()
     with open_memory(engine, SimulatedTime(START_MS)) as site:
         users = site.create_namespace("users")
-        prefix = encode_namespace(users._row.id)
+        prefix = encode_namespace(users.id)
         for key in written:
             users.put(key, b"written here")
         versions = []

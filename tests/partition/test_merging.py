@@ -44,7 +44,7 @@ def people(site: Site) -> Namespace:
 
 
 def qualify(namespace: Namespace, key: bytes) -> bytes:
-    return encode_namespace(namespace._row.id) + key
+    return encode_namespace(namespace.id) + key
 
 
 def read(site: Site, *, partial: bool, since: Version = 0) -> list[ChangeBatch]:

@@ -66,7 +66,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def qualify(users: Namespace, key: bytes) -> bytes:
-    return encode_namespace(users._row.id) + key
+    return encode_namespace(users.id) + key
 
 
 def prepare(partition: LocalPartition, users: Namespace, transaction: str, **values: bytes) -> Version:
@@ -474,4 +474,4 @@ def test_dropped_namespace_takes_no_more_but_ends_what_it_has(
     partition.commit_prepared("t", version)
     time.advance(10 * 24 * 3600 * 1000)
     assert site.collect_garbage().namespaces_removed == 1
-    assert not node_of(site).retention.collected_version(users._row.id)
+    assert not node_of(site).retention.collected_version(users.id)

@@ -102,7 +102,7 @@ def test_heartbeats_count_a_late_commit_once_and_what_it_removes_never(
         assert site.heartbeat().sums == {}
     users.put(b"c", b"2")
     partition.commit_prepared("t", version)
-    sums = site.heartbeat().sums[users._row.id]
+    sums = site.heartbeat().sums[users.id]
     assert (sums.own.changes, sums.all.changes) == (3, 4)
     changes = list(site.changes("users"))
     assert [(change.key, change.value) for change in changes] == [
@@ -126,9 +126,9 @@ def test_tallies_do_not_pile_up_while_something_is_prepared(
     site.heartbeat()
     assert len(partition.tallies) == 2
     partition.commit_prepared("t", version)
-    assert site.heartbeat().sums[users._row.id].all.changes == 51
+    assert site.heartbeat().sums[users.id].all.changes == 51
     partition.abort_prepared("u")
-    assert site.heartbeat().sums[users._row.id].all.changes == 50
+    assert site.heartbeat().sums[users.id].all.changes == 50
 
 
 def test_heartbeat_counts_what_an_earlier_life_wrote_and_prepared(
@@ -157,7 +157,7 @@ def test_garbage_collection_stays_below_what_is_prepared(
         users.put(b"a", b"%d" % number)
     time.advance(30 * DAY_MS)
     site.collect_garbage()
-    assert node_of(site).retention.collected_version(users._row.id) < version
+    assert node_of(site).retention.collected_version(users.id) < version
     assert node_of(site).retention.trimmed_version() < version
     partition.commit_prepared("t", version)
     assert [change.value for change in site.changes("users", since=version - 1)] == [b"1", b"0", b"1", b"2"]

@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def qualify(users: Namespace, key: bytes) -> bytes:
-    return encode_namespace(users._row.id) + key
+    return encode_namespace(users.id) + key
 
 
 def put_unchanged(site: Site, users: Namespace, rows: Mapping[bytes, bytes | None], since: Version) -> int:
@@ -114,7 +114,7 @@ def test_heartbeat_counts_what_was_stored_as_own(site: Site, users: Namespace) -
     (version,) = {change.version for change in site.changes("users", since=first.version)}
     digest = digest_change(version, HERE, b"a", encode_value(b"1"))
     digest ^= digest_change(version, HERE, b"b", TOMBSTONE)
-    assert beat.sums[users._row.id].own == beat.sums[users._row.id].all == (2, digest)
+    assert beat.sums[users.id].own == beat.sums[users.id].all == (2, digest)
 
 
 def test_damaged_record_is_named(site: Site, users: Namespace) -> None:

@@ -49,7 +49,7 @@ class History:
     def __init__(self, site: Site, users: Namespace, time: SimulatedTime) -> None:
         self.facts: list[tuple[Version, bytes, Record]] = []
         self._site, self._users, self._time = site, users, time
-        self._namespace = encode_namespace(users._row.id)
+        self._namespace = encode_namespace(users.id)
 
     def take_step(self, number: int, key: bytes, kind: str) -> None:
         router = self._site._host.router
@@ -80,7 +80,7 @@ def encode(record: Record) -> bytes:
 
 
 def whole(namespace: Namespace) -> KeyRange:
-    start = encode_namespace(namespace._row.id)
+    start = encode_namespace(namespace.id)
     return KeyRange(start, prefix_end(start))
 
 
@@ -225,7 +225,7 @@ def test_damaged_record_is_named(
 ) -> None:
     users.put(b"ada", b"sound")
     version = users.put(b"bob", b"sound")
-    engine.write([(DATA, encode_key(users._row.id, b"bob", version), b"damaged\x08")])
+    engine.write([(DATA, encode_key(users.id, b"bob", version), b"damaged\x08")])
     with pytest.raises(Corruption, match="key b'bob' of namespace") as caught:
         read(site, users, **options)
     assert caught.value.details["key"] == b"bob"

@@ -40,8 +40,8 @@ class TrickMail(SimpleQueue[Token | None]):
 class Led:
     """A turn that somebody has."""
 
-    def __init__(self) -> None:
-        self.turn: Turn[Waiter] = Turn()
+    def __init__(self, **seconds: float) -> None:
+        self.turn: Turn[Waiter] = Turn(**seconds)
         token = self.turn.try_take()
         assert token is not None
         self._tokens = [token]
@@ -185,9 +185,9 @@ def test_one_who_is_interrupted_when_woken_wakes_the_next(
     assert is_told(behind), "the chain is broken"
 
 
-def test_one_who_was_never_told_finds_out(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_who_was_never_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its leader was interrupted after it had done the work, or after it had given the turn back."""
-    monkeypatch.setattr(turn_module, "LOOK_SECONDS", 0.001)
+    led = Led(look_seconds=0.001)
     turn = led.turn
     served, leading = Waiter(), Waiter()
 
@@ -212,10 +212,8 @@ def test_one_who_was_never_told_finds_out(led: Led, monkeypatch: pytest.MonkeyPa
         assert turn.wait(leading) is not None
 
 
-def test_waiting_too_long_for_work_that_has_not_begun_can_be_tried_again(
-    led: Led, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turn_module, "WAIT_SECONDS_MAX", 0.001)
+def test_waiting_too_long_for_work_that_has_not_begun_can_be_tried_again() -> None:
+    led = Led(wait_seconds_max=0.001)
     with pytest.raises(PartitionStopped):
         led.turn.wait(Waiter())
     assert not led.turn.line
@@ -224,14 +222,16 @@ def test_waiting_too_long_for_work_that_has_not_begun_can_be_tried_again(
 
 
 def test_waiting_too_long_for_work_that_has_begun_is_an_unknown_outcome(
-    turn: Turn[Waiter], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    led = Led(wait_seconds_max=0.001)
+    turn = led.turn
+
     class Taken(SimpleQueue[Token | None]):
         def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
             turn.take_line(lambda _: True)
             return super().get(block, timeout)
 
-    monkeypatch.setattr(turn_module, "WAIT_SECONDS_MAX", 0.001)
     monkeypatch.setattr(turn_module, "SimpleQueue", Taken)
     with pytest.raises(OutcomeUnknown):
         turn.wait(Waiter())

@@ -75,7 +75,7 @@ def restartable() -> Iterator[tuple[Callable[[], str], Callable[[], None]]]:
 
 def qualify(namespace: Namespace, key: bytes) -> bytes:
     """A key as it travels."""
-    return encode_namespace(namespace._row.id) + key
+    return encode_namespace(namespace.id) + key
 
 
 def stored(value: bytes) -> bytes:

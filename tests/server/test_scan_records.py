@@ -48,7 +48,7 @@ CUTS = 3
 
 
 def whole(namespace: Namespace) -> KeyRange:
-    start = encode_namespace(namespace._row.id)
+    start = encode_namespace(namespace.id)
     return KeyRange(start, prefix_end(start))
 
 

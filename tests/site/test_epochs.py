@@ -117,7 +117,7 @@ def test_streams_of_a_dropped_namespace_make_room_too(site: Site, monkeypatch: p
 
 
 def test_namespace_that_is_dropped_meanwhile_gets_no_epoch(site: Site, users: Namespace) -> None:
-    host, namespace = host_of(site), users._row.id
+    host, namespace = host_of(site), users.id
     site.drop_namespace("users")
     with pytest.raises(NamespaceNotFound):
         host.epochs.open(namespace, STREAM, 0)
@@ -153,7 +153,7 @@ def test_deletion_is_remembered_as_long_as_an_epoch_before_it(
 ) -> None:
     """Garbage collection must not let an epoch that is written again bring back what was deleted."""
     version = open_epoch(site, 0)
-    rows = {encode_namespace(users._row.id) + key: encode_value(b"outside") for key in (b"a", b"b")}
+    rows = {encode_namespace(users.id) + key: encode_value(b"outside") for key in (b"a", b"b")}
     assert site.host.router.put_unchanged(rows, version, durable=True) == 2
     users.delete(b"a")
     users.put(b"b", b"brief", ttl=1)

@@ -101,7 +101,7 @@ def test_closed_site_is_complete_up_to_its_last_change(directory: Path) -> None:
         assert reader.identity.site == "oslo"
         assert reader.identity.site_id == 7
         assert reader.complete_version() == last
-        border = encode_namespace(users._row.id) + b"b"
+        border = encode_namespace(users.id) + b"b"
         assert reader.partitions() == [(left, KeyRange(b"", border)), (right, KeyRange(border, None))]
         assert pairs(snapshot(reader, last)) == {b"bob": b"builder", b"cleo": b"queen"}
         assert snapshot(reader, last).column("partition").to_pylist() == [right, right]
@@ -231,7 +231,7 @@ def test_reader_goes_on_while_its_files_are_rewritten_and_removed(directory: Pat
         site.host.versions.heartbeat()
         with open_directory(directory) as reader:
             at = reader.complete_version()
-            batches = reader.scan_records(whole(brief._row.id), at)
+            batches = reader.scan_records(whole(brief.id), at)
             found = split_values(next(batches).column("value")).values.to_pylist()
             brief.put_many(dict.fromkeys(rows, b"new"))
             site.collect_garbage()
@@ -245,7 +245,7 @@ def test_reader_goes_on_while_its_files_are_rewritten_and_removed(directory: Pat
             assert set(pairs(snapshot(reader, newest)).values()) == {b"new"}
             with pytest.raises(errors.VersionCollected) as refused:
                 snapshot(reader, at)
-            assert refused.value.details["oldest"] == reader.oldest_version(brief._row.id)
+            assert refused.value.details["oldest"] == reader.oldest_version(brief.id)
 
 
 def compact(site: Site) -> None:
@@ -293,11 +293,11 @@ def test_trimmed_changes_are_refused(directory: Path) -> None:
     with open_directory(directory) as reader:
         with pytest.raises(errors.VersionCollected, match="the change log was trimmed"):
             changes(reader, since=first - 1)
-        oldest = reader.oldest_changes_version(users._row.id)
+        oldest = reader.oldest_changes_version(users.id)
         assert first < oldest < second
         assert changes(reader, since=oldest) == [(second, b"ada", b"2")]
         # The versions themselves are kept for longer.
-        assert reader.oldest_version(users._row.id) < first
+        assert reader.oldest_version(users.id) < first
         assert pairs(snapshot(reader, first)) == {b"ada": b"1"}
 
 
@@ -322,7 +322,7 @@ def test_changes_are_those_of_the_site(directory: Path) -> None:
         assert changes(reader) == expected
         assert changes(reader, since=third) == since_third
         assert changes(reader, until=third) == [fact for fact in expected if fact[0] <= third]
-        keys = KeyRange(encode_namespace(users._row.id) + b"1499", encode_namespace(users._row.id) + b"15")
+        keys = KeyRange(encode_namespace(users.id) + b"1499", encode_namespace(users.id) + b"15")
         assert changes(reader, keys=keys) == [fact for fact in expected if fact[1] == b"1499"]
         batches = list(reader.changes(request_of(reader, heartbeats=True)))
         assert {batch.way for batch in batches} == {Way.LOG}
@@ -359,7 +359,7 @@ def test_large_values_of_a_dropped_namespace_are_left_out(directory: Path) -> No
         found = [
             (version, key) for batch in reader.changes(ChangesRequest()) for version, key in rows_of(batch)
         ]
-        assert found == [(last, encode_namespace(kept._row.id) + b"large")]
+        assert found == [(last, encode_namespace(kept.id) + b"large")]
 
 
 def rows_of(batch: Any) -> Iterator[tuple[Version, bytes]]:
@@ -483,7 +483,7 @@ def test_names_of_namespaces_are_looked_up(directory: Path) -> None:
         site.drop_namespace("gone")
     with open_directory(directory) as reader:
         row = reader.find_namespace("users")
-        assert (row.id, row.settings) == (users._row.id, users._row.settings)
+        assert (row.id, row.settings) == (users.id, users._row.settings)
         assert reader.oldest_version(row.id) == row.created_at
         with pytest.raises(errors.NamespaceNotFound, match="there are: users"):
             reader.find_namespace("gone")

@@ -101,7 +101,7 @@ def test_record_with_a_stamp_from_its_own_future_gives_way_to_an_older_one(
         site.host.verification.repair_records("users", [mended])
     for ahead, is_damaged in ((0, False), (1, True)):
         rotten = encode_value(b"rotten", origin=Stamp(version + ahead, 3))
-        engine.write([(DATA, encode_key(users._row.id, b"key", version), rotten)])
+        engine.write([(DATA, encode_key(users.id, b"key", version), rotten)])
         if is_damaged:
             assert site.host.verification.repair_records("users", [mended]) == [True]
         else:
@@ -112,7 +112,7 @@ def test_record_with_a_stamp_from_its_own_future_gives_way_to_an_older_one(
 
 def test_damaged_record_is_named(site: Site, engine: HookedEngine, users: Namespace) -> None:
     version = users.put(b"bob", b"sound")
-    engine.write([(DATA, encode_key(users._row.id, b"bob", version), b"damaged\x08")])
+    engine.write([(DATA, encode_key(users.id, b"bob", version), b"damaged\x08")])
     with pytest.raises(Corruption, match="key b'bob' of namespace"):
         site.host.verification.find_records("users", [b"bob"], site.now(), True)
 

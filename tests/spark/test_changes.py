@@ -98,7 +98,7 @@ def test_changes_of_a_random_history_are_those_of_the_site(
 ) -> None:
     random, site = Random(seed), served.site
     keys = [random.randbytes(random.randint(1, 12)) for _ in range(30)]
-    prefix = encode_namespace(users._row.id)
+    prefix = encode_namespace(users.id)
     versions: list[Version] = []
     for step in range(40):
         versions.append(users.put_many({key: random.randbytes(8) for key in random.choices(keys, k=4)}))
@@ -191,7 +191,7 @@ def test_end_is_fixed_when_the_reading_is_planned(
 
 def test_put_that_has_expired_is_a_delete(location: Callable[[], str], site: Site, users: Namespace) -> None:
     past = encode_value(b"1", expires_at=1000)
-    site.host.router.put_one(encode_namespace(users._row.id) + b"a", past, durable=True)
+    site.host.router.put_one(encode_namespace(users.id) + b"a", past, durable=True)
     (row,) = read_changes(location())
     assert (row["_change_type"], row["value"], row["_expires_at"].year) == ("delete", None, 1970)
 
@@ -265,7 +265,7 @@ def test_what_is_kept_is_held_while_a_job_runs(guarded: Served, token_file: Call
     (part,) = reader.partitions()
     assert isinstance(part, ChangeInterval)
     (point,) = site.safe_points()
-    assert (point.version, point.namespace) == (part.since, users._row.id)
+    assert (point.version, point.namespace) == (part.since, users.id)
     site.update_namespace("users", retention=timedelta(0))
     collect_old(site)
     assert [row["value"] for row in read_part(reader, part)] == [b"1", b"2"]

@@ -79,9 +79,9 @@ def test_java_home_that_is_gone_is_passed_over(tmp_path: Path) -> None:
     assert find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(new / "bin")}).home == new
 
 
-def test_java_that_hangs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "ANSWER_SECONDS_MAX", 0.2)
-    assert ask_java(write_script(tmp_path / "stuck", "exec sleep 60") / "bin" / "java") is None
+def test_java_that_hangs_is_passed_over(tmp_path: Path) -> None:
+    stuck = write_script(tmp_path / "stuck", "exec sleep 60") / "bin" / "java"
+    assert ask_java(stuck, answer_seconds_max=0.2) is None
 
 
 @pytest.mark.usefixtures("no_wheel")

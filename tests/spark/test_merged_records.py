@@ -111,7 +111,7 @@ def test_field_that_has_expired_is_not_read(site: Site, people: Namespace, url: 
     people.put(b"ada", {"name": "Ada"})
     version = site.now()
     state = decode_state(stamp_state(update_fields(b'{"session":"x"}', 1), None, version, 9))
-    key = encode_namespace(people._row.id) + b"ada"
+    key = encode_namespace(people.id) + b"ada"
     site.host.router.apply({key: encode_state(state, Stamp(version, 9))}, durable=True)
     people.update(b"ada", {"city": "London"})
     assert read_pairs(url) == {b"ada": b'{"city":"London","name":"Ada"}'}

@@ -210,7 +210,7 @@ def test_all_rows_have_what_is_deleted_and_expired(
     users.put_many({b"live": b"1", b"gone": b"2"})
     gone = users.delete(b"gone")
     past = encode_value(b"3", expires_at=1000)
-    site.host.router.put_one(encode_namespace(users._row.id) + b"expired", past, durable=True)
+    site.host.router.put_one(encode_namespace(users.id) + b"expired", past, durable=True)
     place = location()
     rows = {row["key"]: row for row in read_rows(place, rows="all")}
     assert {key: (row["_change_type"], row["value"]) for key, row in rows.items()} == {
@@ -234,7 +234,7 @@ def test_metadata_names_the_origin_and_the_partition(
     location: Callable[[], str], site: Site, users: Namespace
 ) -> None:
     stamp = Stamp(compose(1_000, 3), 99)
-    key = encode_namespace(users._row.id) + b"copied"
+    key = encode_namespace(users.id) + b"copied"
     site.host.router.apply({key: encode_value(b"2", origin=stamp)}, durable=True)
     own = users.put(b"own", b"1")
     partition = site.partitions()[0].id
@@ -402,7 +402,7 @@ def test_version_about_to_be_collected_is_held_for_an_hour(served: Served, users
     assert isinstance(part, RecordRange)
     (point,) = served.site.safe_points()
     assert point.name.startswith("spark/")
-    assert (point.version, point.namespace) == (part.version, users._row.id)
+    assert (point.version, point.namespace) == (part.version, users.id)
     assert 0 <= point.expires_at_ms - physical_ms(part.version) - HOUR // timedelta(milliseconds=1) < 60_000
     served.site.update_namespace("users", retention=timedelta(0))
     users.put(b"a", b"2")

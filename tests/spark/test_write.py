@@ -173,7 +173,7 @@ def test_attempts_that_run_at_the_same_time_leave_the_last_rows(users: Namespace
 
 def encode_one_by_one(namespace: Namespace, rows: Pairs) -> Iterator[pyarrow.RecordBatch]:
     for key, value in rows:
-        key_column = qualify_keys(namespace._row.id, pyarrow.array([key]))
+        key_column = qualify_keys(namespace.id, pyarrow.array([key]))
         value_column = join_values(pyarrow.array([value]))
         yield pyarrow.RecordBatch.from_arrays([key_column, value_column], schema=columns.PAIRS)
 

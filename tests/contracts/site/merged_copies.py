@@ -74,7 +74,7 @@ class MergedCopiesContract(MergedBase):
         people.put(b"ada", {"name": "Ada"})
         people.update(b"ada", {"city": "London"})
         apply(site, people, b"ada", elsewhere(update_fields(b'{"zip":1}'), 5))
-        sums = site.heartbeat().sums[people._row.id]
+        sums = site.heartbeat().sums[people.id]
         assert (sums.own.changes, sums.all.changes) == (2, 3)
 
     # Streams from outside

@@ -29,13 +29,13 @@ ELSEWHERE: Final = 9
 
 def keys_of(namespace: Namespace) -> KeyRange:
     """The qualified keys of a namespace."""
-    number = namespace._row.id
+    number = namespace.id
     return KeyRange(encode_namespace(number), encode_namespace(number + 1))
 
 
 def qualify(namespace: Namespace, key: bytes) -> bytes:
     """A key with its namespace."""
-    return encode_namespace(namespace._row.id) + key
+    return encode_namespace(namespace.id) + key
 
 
 def elsewhere(state: bytes, milliseconds: int) -> bytes:
@@ -51,7 +51,7 @@ def apply(site: Site, namespace: Namespace, key: bytes, state: bytes) -> Version
 
 def logged(site: Site, namespace: Namespace) -> list[dict[str, object]]:
     """The values of a namespace's changes as they are told to other sites."""
-    request = ChangesRequest(keys=keys_of(namespace), namespace=namespace._row.id, partial=True)
+    request = ChangesRequest(keys=keys_of(namespace), namespace=namespace.id, partial=True)
     values = [value for batch in site.host.changes(request) for value in batch.values]
     return [_show(decode_state(value)) for value in values]
 

@@ -338,7 +338,7 @@ def reads_at(users: Namespace, at: int) -> list[Callable[[], object]]:
 
 def records(users: Namespace, at: Version, **options: Any) -> Iterator[pyarrow.RecordBatch]:
     """The records of a namespace as columns."""
-    start = encode_namespace(users._row.id)
+    start = encode_namespace(users.id)
     return users._host.router.scan_records(KeyRange(start, prefix_end(start)), at, **options)
 
 

@@ -38,8 +38,7 @@ ELSEWHERE = 9
 
 def qualify(namespace: Namespace, rows: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """Rows as a write stream takes them."""
-    row = namespace._host.namespaces.find_namespace(namespace.name)
-    prefix = encode_namespace(row.id)
+    prefix = encode_namespace(namespace.id)
     return {prefix + key: stored for key, stored in rows.items()}
 
 

