@@ -6,7 +6,7 @@ import pytest
 from tests.feed.support_feeds import Task
 from tests.feed.support_runner import Stage, WatchedStore, by_key, versions
 
-from floodmark.feed.named.backoff import BUDGET_MS, Backoff
+from floodmark.clock.backoff import BUDGET_MS, Backoff
 from floodmark.feed.named.feeds import Feed, FeedError, FeedState, RangeProgress, SinkOptions
 from floodmark.model.errors import (
     Corruption,

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_seconds
+from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.subscription.consumer import Delivery, Subscription
 from floodmark.host.ports.transactions import NamespaceWrites, Transactions
@@ -44,10 +45,10 @@ from floodmark.site.namespace import Namespace
 from floodmark.site.policies import Fields
 
 TIMEOUT: Final = timedelta(minutes=1)
-# How often something is done again that met another transaction, and the pauses in between.
+# How often work is retried that met another transaction, and the pauses between attempts.
 ATTEMPTS_MAX: Final = 10
-PAUSE_SECONDS_FIRST: Final = 0.01
-PAUSE_SECONDS_MAX: Final = 1.0
+PAUSE_MS_FIRST: Final = 10
+PAUSE_MS_MAX: Final = 1_000
 
 _COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 
@@ -56,32 +57,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How a caller waits before it tries again: the time, how it sleeps, and its randomness.
+    """How a caller waits before a retry: its clock, its sleep and its randomness.
 
     >>> slept = []
-    >>> pauses = Pace(sleep=slept.append, random=lambda: 0.5).pauses(first=1.0, longest=3.0)
-    >>> for _ in range(4):
+    >>> pauses = Pace(sleep=slept.append, random=lambda: 0.5).pauses()
+    >>> for _ in range(3):
     ...     next(pauses)
     >>> slept
-    [0.75, 1.5, 2.25, 2.25]
+    [0.0075, 0.015, 0.03]
     """
 
     time_seconds: Callable[[], float] = monotonic_seconds
     sleep: Callable[[float], object] = Event().wait
     random: Callable[[], float] = SystemRandom().random
 
-    def pauses(
-        self, *, first: float = PAUSE_SECONDS_FIRST, longest: float = PAUSE_SECONDS_MAX
-    ) -> Iterator[None]:
-        """Sleep at each step, twice as long each time, by between half and all of that.
-
-        Callers that met each other would meet again if they all slept equally long.
-        """
-        pause = first
-        while True:
+    def pauses(self) -> Iterator[None]:
+        """Sleep at each step for half to all of a pause, so that rivals do not meet again."""
+        for pause in Backoff(PAUSE_MS_FIRST, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS).pauses():
             self.sleep(pause * (0.5 + self.random() / 2))
             yield
-            pause = min(2 * pause, longest)
 
 
 PACE: Final = Pace()

@@ -3,6 +3,7 @@
 from threading import Event
 from typing import Final, NamedTuple
 
+from floodmark.clock.backoff import doubled_ms
 from floodmark.log import Position
 from floodmark.model.transaction import (
     Participant,
@@ -113,7 +114,7 @@ class Held:
 
     def retry_later(self, now_ms: int) -> None:
         """Set the time of the next attempt after a failure; the pause doubles each time."""
-        self.retried_ms = now_ms + min(PAUSE_MS_MAX, PAUSE_MS_FIRST << min(self.retries, 20))
+        self.retried_ms = now_ms + doubled_ms(PAUSE_MS_FIRST, self.retries, PAUSE_MS_MAX)
         self.retries += 1
 
     def end(self) -> Ended:

@@ -17,6 +17,7 @@ from weakref import WeakSet
 import pyarrow
 from pyarrow import flight
 
+from floodmark.clock.backoff import Backoff
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -45,11 +46,11 @@ from floodmark.wire.messages import (
 )
 
 TIMEOUT_SECONDS: Final = 30.0
-# Pauses before a read is tried again: about a second in all.  A server that is restarted has an answer by
-# then, or needs longer than the caller of a single read wants to wait.
-READ_PAUSES: Final = (0.05, 0.1, 0.25, 0.5)
-# A stream goes on for longer: whoever follows changes wants to outlive a restart.
-STREAM_PAUSES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, *[2.0] * 15)
+# Pauses before a read is tried again, a second in all: a server that takes longer to restart takes longer
+# than the caller of a single read wants to wait.
+READ_PAUSES: Final = tuple(Backoff(50, budget_ms=1_000).pauses())
+# A stream that follows changes outlives a restart of the server.
+STREAM_PAUSES: Final = tuple(Backoff(50, longest_ms=2_000, budget_ms=32_000).pauses())
 
 # A server that has vanished without a word is noticed after these two together, while a call is open.
 KEEPALIVE_SECONDS: Final = 10.0

@@ -24,6 +24,7 @@ from msgspec import UNSET, UnsetType
 
 from floodmark.accounting.checks import Checks, CheckStatistics
 from floodmark.accounting.counting import Counted
+from floodmark.clock.backoff import LONGEST_MS
 from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.address import SinkAddress, parse_sink
 from floodmark.model.actions import SITE_OWNER
@@ -41,7 +42,7 @@ from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 CONCURRENCY_MAX: Final = 64
 BATCH_RECORDS_MAX: Final = 1_000_000
-BACKOFF_MS_MAX: Final = 60_000
+BACKOFF_MS_MAX: Final = LONGEST_MS
 RATE_BYTES_MAX: Final = 1024 * 1024 * MIB
 LINGER_MS_MAX: Final = 3_600_000
 DESCRIPTION_CHARACTERS_MAX: Final = 1_000

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from floodmark.accounting.counting import Counting
 from floodmark.clock import TimeSource, monotonic_ms, monotonic_seconds
+from floodmark.clock.backoff import BUDGET_MS, Backoff
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.feed.named.backoff import BUDGET_MS, Backoff
 from floodmark.feed.named.buffer import Batch, RangeBuffer, measure_bytes
 from floodmark.feed.named.feeds import Feed, RangeProgress
 from floodmark.feed.reading.damage import Damage, OnCorrupt, OnDamaged

@@ -17,7 +17,7 @@ from threading import Event
 from typing import Final
 
 from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
-from floodmark.feed.named.backoff import BUDGET_MS
+from floodmark.clock.backoff import BUDGET_MS
 from floodmark.feed.named.feeds import Feed, FeedError, FeedSpec, FeedState, RangeProgress
 from floodmark.feed.named.round import BeginRound, Counters, Effort, Round
 from floodmark.feed.named.store import FeedStore

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from floodmark.accounting.checks import Checks, CheckStatistics
 from floodmark.clock import monotonic_ms
-from floodmark.feed.named.backoff import Backoff
+from floodmark.clock.backoff import Backoff
 from floodmark.files.directory import directory_at
 from floodmark.model.errors import (
     InvalidArgument,

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from floodmark.clock import monotonic_ms
-from floodmark.feed.named.backoff import Backoff
+from floodmark.clock.backoff import Backoff
 from floodmark.host.statistics import LinkStatistics
 from floodmark.model.errors import FloodmarkError, InvalidConfiguration, LinkStalled, Retryable
 from floodmark.model.version import Version

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_ms
-from floodmark.feed.named.backoff import Backoff
+from floodmark.clock.backoff import Backoff
 from floodmark.model.errors import FloodmarkError, Unreachable
 from floodmark.site.site import Site
 from floodmark.spark.links.beside import beside

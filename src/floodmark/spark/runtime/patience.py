@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Final, TypeAlias, TypeVar
 
+from floodmark.clock.backoff import Backoff
 from floodmark.model.errors import OutcomeUnknown, Unreachable
 
 # A minute in all.
-PAUSES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, *[4.0] * 14)
+PAUSES: Final = tuple(Backoff(50, longest_ms=4_000, budget_ms=60_000).pauses())
 # A server that is only slow is not worth a message.
 _QUIET_PAUSES: Final = 4
 

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 from floodmark.accounting.checks import CheckStatistics
 from floodmark.accounting.counting import Counted, Counting, count_idle
 from floodmark.clock import monotonic_ms
+from floodmark.clock.backoff import Backoff
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.named.backoff import Backoff
 from floodmark.feed.named.feeds import Feed, FeedState, RangeProgress, SinkOptions
 from floodmark.feed.named.round import Counters, Effort, Round
 from floodmark.feed.named.runner import LEASE_SECONDS, REPORT_SECONDS, FeedRunner
