@@ -1,7 +1,7 @@
-"""Where a site is and how to get there, in a form that may stand in a plan.
+"""The address of a site, in a form that plans may show.
 
-An address is pickled into every task and shown in plans and event logs.  So it names the files that hold a
-token or a key, which must be there on every machine that takes part, and never what is in them.
+An address is pickled into every task and shown in plans and event logs.  So it names the files with a token
+or a key, which must exist on every machine that takes part, and never their content.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from floodmark.site.site import Site
 from floodmark.spark.source.reading import ServedReader, SiteReader, open_directory
 from floodmark.wire.address import SCHEMES, parse_address
 
-# The options of a reader, a writer or a job that make up an address, and the fields that they fill.
+# Options of readers, writers and jobs, and the fields of an address that they fill.
 FILES: Final = {
     "tokenFile": "token_file",
     "tlsRootCertificate": "tls_root",
@@ -62,11 +62,11 @@ class SiteAddress:
         )
 
     def open_reader(self) -> SiteReader:
-        """The site, to read from, wherever it is; close it."""
+        """A reader of the site, which the caller closes."""
         return ServedReader(self.connect()) if self.is_url else open_directory(self.location)
 
     def require_url(self, purpose: str) -> None:
-        """Refuse a directory for what only a server can do."""
+        """Raise InvalidOption for a directory where a server is needed."""
         if not self.is_url:
             raise InvalidOption(
                 f"the directory {self.location!r:.200} can be read, but not {purpose}; start a server with "
@@ -75,7 +75,7 @@ class SiteAddress:
             )
 
     def options(self) -> dict[str, str]:
-        """The options of a reader or writer that lead here, besides the location itself.
+        """The options that make up this address, without the location.
 
         >>> SiteAddress(location="grpc://a:1", token_file="secret/token").options()
         {'tokenFile': 'secret/token'}
@@ -87,5 +87,5 @@ class SiteAddress:
         try:
             parse_address(self.location)
         except ValueError as error:
-            # A URL with a password is not repeated here either.
+            # The message must not repeat a password in the URL.
             raise InvalidOption(f"the site's URL cannot be used: {error}", option="path") from None

@@ -1,9 +1,8 @@
-"""Batches of records on their way to a site, several at a time, and again where no good answer came.
+"""Sends batches of records to a site, several at a time, and repeats those that were not acknowledged.
 
-What a Spark task writes may be sent twice without harm: a site that stores only where a stamp wins, or where
-nothing was changed since a version, finds on the second time that it has it.  So an answer that did not come
-is no reason to fail.  But of two batches with the same key the one that is sent first must be stored first,
-and a batch that is repeated comes late.  So a batch waits until those that share a key with it are
+A task's writes are idempotent: the site stores a record only if its stamp wins, or if the key was not
+changed since a version.  So a missing answer is retried.  Of two batches with the same key the first must
+be stored first, and a repeated batch comes late, so a batch waits until those that share a key with it are
 acknowledged.
 """
 
@@ -23,9 +22,8 @@ BATCHES_IN_FLIGHT_MAX: Final = 4
 class Delivery:
     """Sends batches of encoded values under qualified keys.  For one thread.
 
-    `sent` and `stored` count records; how many were stored is only known of a stream that puts what is
-    unchanged.  With `in_order` batches that share a key are stored in the order in which they were sent,
-    also where one of them had to be repeated.
+    `sent` and `stored` count records; `stored` only for a stream with `unchanged_since`.  With `in_order`,
+    batches that share a key are stored in the order in which they were sent, also after a retry.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Delivery:
         self._keys: set[bytes] = set()
 
     def send(self, rows: Mapping[bytes, bytes]) -> None:
-        """Send a batch.  Waits while too many are on their way."""
+        """Send a batch.  Waits while too many are unacknowledged."""
         if not rows:
             return
         if self._in_order:
@@ -66,7 +64,7 @@ class Delivery:
         try:
             return self._stream.send(rows)
         except FloodmarkError as error:
-            # Its turn comes when those before it are settled.
+            # Raised or retried after the batches before it.
             return error
 
     def _settle(self) -> None:
@@ -84,7 +82,7 @@ class Delivery:
                     raise answer
                 return answer.result()
             except StorageFull:
-                # Somebody has to make room; to wait for that is not for a task.
+                # An operator has to make room: a retry does not help.
                 raise
             except (Retryable, OutcomeUnknown) as error:
                 pause = next(pauses, None)
@@ -96,7 +94,7 @@ class Delivery:
     def _given_up(self, error: FloodmarkError) -> FloodmarkError:
         return type(error)(
             f"the site did not take a batch of records, sent {len(self._pauses) + 1} times over "
-            f"{sum(self._pauses):.0f} s: {error}. What was written before stays; it does no harm to write "
-            "the same rows again",
+            f"{sum(self._pauses):.0f} s: {error}. Earlier rows are stored; it is safe to write the same "
+            "rows again",
             **error.details,
         )

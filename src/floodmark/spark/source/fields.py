@@ -1,11 +1,11 @@
 """The fields of JSON values as columns.
 
-Arrow reads a whole batch of objects at once, one behind the other.  So that each value gives exactly one
-row, every value must begin with `{` and end with `}`: an object then cannot go on in the next value, because
-between two braces JSON wants a comma, and the number of rows shows whether a value holds more than one.
+Arrow parses a whole batch of concatenated objects at once.  So that each value gives exactly one row, every
+value must begin with `{` and end with `}`: an object cannot continue in the next value, because JSON wants a
+comma between two braces, and the number of rows shows whether a value holds more than one object.
 
-Arrow reads no object as a map.  Where a column holds maps, each of them is first written as a list of its
-entries, which is done value by value: such columns cost more.
+Arrow does not read objects as maps.  In columns with maps, each map is first rewritten as a list of entries,
+value by value, which costs more.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _WHITESPACE: Final = " \t\r\n"
 # Numbers with a fraction keep all of their digits.
 _decode: Final = msgspec.json.Decoder(float_hook=Decimal).decode
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
-# A field that no object has: what reads it finds out whether there is an object at all.
+# A field that no object has, to test whether a value is an object at all.
 _ABSENT: Final = pyarrow.schema([("", pyarrow.null())])
 
 
@@ -53,7 +53,7 @@ def read_fields(
 
 
 def find_first(count: int, attempt: Callable[[int], object]) -> int:
-    """The first of some rows that does not fit: `attempt` fails on the first so many rows."""
+    """The index of the first row that does not fit: `attempt(n)` raises if the first n rows do not."""
     fitting, failing = 0, count
     while failing - fitting > 1:
         middle = (fitting + failing) // 2
@@ -89,7 +89,7 @@ def _read(objects: pyarrow.BinaryArray, fields: pyarrow.Schema) -> dict[str, pya
 
 
 def _readable(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that JSON is read into first: Arrow takes dates for numbers of days there."""
+    """The type to parse first: Arrow parses a date as a number of days."""
     if pyarrow.types.is_date(kind):
         return pyarrow.string()
     if pyarrow.types.is_list(kind):
@@ -111,7 +111,7 @@ def _holds_map(kind: pyarrow.DataType) -> bool:
 
 
 def _list_entries(text: str, fields: pyarrow.Schema) -> str:
-    """An object with those fields alone, and each map in them as a list of its entries."""
+    """An object with only these fields, and each map in them as a list of entries."""
     try:
         content = _decode(text)
     except msgspec.DecodeError as error:
@@ -123,7 +123,7 @@ def _list_entries(text: str, fields: pyarrow.Schema) -> str:
 
 
 def _entries(content: Any, kind: pyarrow.DataType) -> Any:
-    # Content of another type than the column's is left alone: Arrow says what does not fit.
+    # Content of another type is left alone: Arrow raises the error.
     if pyarrow.types.is_map(kind) and isinstance(content, dict):
         return [{_KEY: key, _ITEM: _entries(item, kind.item_type)} for key, item in content.items()]
     if pyarrow.types.is_map(kind) and content is not None:
@@ -140,7 +140,7 @@ def _entries(content: Any, kind: pyarrow.DataType) -> Any:
 
 
 def _convert(array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
-    """What was read, as the type that is asked for: Arrow casts no list into a map."""
+    """A parsed array in the type of the column: Arrow does not cast lists to maps."""
     if not _holds_map(kind):
         return array.cast(kind)
     missing = array.is_null()
@@ -167,7 +167,7 @@ def _one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
 
 
 def _mismatch(key: bytes, value: pyarrow.BinaryArray, fields: pyarrow.Schema) -> SchemaMismatch:
-    """Say what is wrong with a value, and which column it does not fit."""
+    """The error of a value, with the column that it does not fit."""
     if (problem := _problem(value, _ABSENT)) is not None:
         return SchemaMismatch(
             f"the value of the key {key!r:.60} is not one JSON object: {problem}; read it with valueFormat "

@@ -1,9 +1,8 @@
-"""From the rows of a DataFrame to records as a site stores them, whole columns at a time.
+"""Encodes the rows of a DataFrame as stored records, whole columns at a time.
 
-A row is a key and a value, or a deletion, and perhaps a moment at which it expires.  If it names its origin
-as well, it is a change of a Floodmark feed, and keeps the stamp that it was first written with: only a copy
-wants that, so a write must ask for it.  Of a feed with before-images only the images after a change are
-written.
+A row is a key and a value, or a deletion, and perhaps a moment at which it expires.  A row that names its
+origin is a change of a Floodmark feed, and keeps the stamp that it was first written with: that is right only
+for a copy, so a write must ask for it.  Before-images are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,22 +15,12 @@ import numpy
 import pyarrow
 import pyarrow.compute
 from pyspark.sql.types import (
-    ArrayType,
     BinaryType,
-    BooleanType,
-    ByteType,
     DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
     IntegerType,
     LongType,
-    MapType,
-    ShortType,
     StringType,
     StructType,
-    TimestampNTZType,
     TimestampType,
 )
 
@@ -51,13 +40,12 @@ from floodmark.model.errors import (
 from floodmark.model.limits import KEY_BYTES_MAX, SITE_IDS_MAX, VALUE_BYTES_MAX
 from floodmark.site.arguments import to_expiry
 from floodmark.site.policies import FieldsPolicy
-from floodmark.spark.source.schemas import require_column
+from floodmark.spark.source.schemas import BYTES, require_column, require_json
 from floodmark.wire.columns import PAIRS
 
 _BINARY: Final = pyarrow.binary()
 _MICROSECONDS: Final = 1_000_000
 
-_BYTES: Final = (BinaryType(), StringType())
 _ORIGIN: Final = ("_origin_site", "_origin_version")
 # The columns that rows may have besides keys and values, and their types.
 _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
@@ -67,34 +55,20 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
     "_origin_version": (LongType(),),
     "_stamps": (BinaryType(),),
 }
-# What a feed tells besides, and a record does not hold: where and when the change was committed there.
+# Columns of a feed that a record does not hold: where and when the change was committed there.
 _IGNORED: Final = frozenset(
     {"_commit_version", "_commit_timestamp", "_site_partition", "_digest", "_snapshot"}
 )
 
-# Not an Arrow array: to make one loads pandas, and most who load this module only plan.
+# Not an Arrow array: making one imports pandas, which the driver does not need.
 _KINDS: Final = [kind.value for kind in ChangeType]
 
-_JSON_TYPES: Final = (
-    StringType,
-    BooleanType,
-    ByteType,
-    ShortType,
-    IntegerType,
-    LongType,
-    FloatType,
-    DoubleType,
-    DecimalType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-)
 _encode_json: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which columns the rows have.  `fields` are those that make up a JSON value; None for a plain one."""
+    """The columns of the rows.  `fields` are those of a JSON value; None if values are plain."""
 
     names: frozenset[str]
     fields: tuple[str, ...] | None = None
@@ -106,17 +80,17 @@ class Layout:
 
     @property
     def has_digests(self) -> bool:
-        """Whether the rows are changes to be counted, with heartbeats between them."""
+        """Whether the rows are changes to be counted, with heartbeats among them."""
         return {"_digest", "_change_type", "_commit_version"} <= self.names
 
     @property
     def has_stamps(self) -> bool:
-        """Whether the rows are whole records of fields or counters, as another site held them."""
+        """Whether the rows are whole records of fields or counters of another site."""
         return "_stamps" in self.names
 
 
 def check_columns(schema: StructType, *, json: bool) -> Layout:
-    """The layout of rows to be written; SchemaMismatch names the column that does not fit."""
+    """The layout of rows to write.  Raises SchemaMismatch, which names the column that does not fit."""
     names = schema.fieldNames()
     known = {"key", *_TYPES, *_IGNORED}
     if not json:
@@ -129,11 +103,11 @@ def check_columns(schema: StructType, *, json: bool) -> Layout:
         if field.name in names[:number]:
             raise _mismatch(f"there are two columns {field.name!r}; drop one of them", field.name)
         if field.name in ("key", "value") and field.name in known:
-            require_column(field, _BYTES)
+            require_column(field, BYTES)
         elif field.name in _TYPES:
             require_column(field, _TYPES[field.name])
         elif json and field.name in fields:
-            _require_json(field.name, field.dataType)
+            require_json(field.name, field.dataType, reading=False)
         elif field.name not in known:
             raise _mismatch(
                 f"the column {field.name!r} cannot be written; the columns are: {', '.join(sorted(known))}. "
@@ -154,10 +128,10 @@ def check_columns(schema: StructType, *, json: bool) -> Layout:
 
 
 def check_stamps(layout: Layout, *, keep: bool) -> None:
-    """Refuse rows that carry stamps unless the write is told to keep them, and a write that has none to keep.
+    """Raise SchemaMismatch for rows with stamps that the write is not told to keep, and the reverse.
 
-    A value that was read, changed and written back under its old stamp would lose to the record that it was
-    read from, and the change would be gone without a word.
+    A value that was read, changed and written back under its old stamp would lose silently to the record
+    that it was read from.
     """
     if layout.has_origin and not keep:
         stamps = ", ".join(name for name in (*_ORIGIN, "_stamps") if name in layout.names)
@@ -180,23 +154,8 @@ def _mismatch(message: str, column: str) -> SchemaMismatch:
     return SchemaMismatch(message, column=column)
 
 
-def _require_json(column: str, kind: DataType) -> None:
-    if isinstance(kind, ArrayType):
-        _require_json(column, kind.elementType)
-    elif isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
-        _require_json(column, kind.valueType)
-    elif isinstance(kind, StructType):
-        for field in kind.fields:
-            _require_json(column, field.dataType)
-    elif not isinstance(kind, _JSON_TYPES):
-        raise _mismatch(
-            f"the column {column!r} holds {kind.simpleString()}, which JSON has no form for; cast it first",
-            column,
-        )
-
-
 def check_policy(layout: Layout, namespace: NamespaceRow) -> None:
-    """Refuse rows that the merge policy of a namespace has no use for."""
+    """Raise WrongPolicy for rows that do not fit the merge policy of a namespace."""
     name, merge = namespace.name, namespace.merge
     if layout.has_stamps:
         problem = "" if merge != LAST_WRITE else "its records have no stamps inside: drop the column _stamps"
@@ -220,10 +179,10 @@ def check_policy(layout: Layout, namespace: NamespaceRow) -> None:
 
 
 class Encoder:
-    """Makes stored records of rows.  `physical_ms` tells the site's time, at which a time to live begins.
+    """Encodes rows as stored records.  A time to live begins at `physical_ms`, the site's time.
 
-    Of a namespace of fields a row is an update: the fields that it has are written, and those that are null
-    are deleted; the others stay as they are.
+    In a namespace of fields a row is an update: it writes its fields, deletes those that are null, and
+    leaves other fields alone.
     """
 
     def __init__(
@@ -242,7 +201,7 @@ class Encoder:
         self._physical_ms = physical_ms
 
     def encode(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Qualified keys and stored values, in the order of the rows; a key may come more than once."""
+        """Qualified keys and stored values, in the order of the rows; a key may repeat."""
         keys = _check_keys(_to_binary(rows["key"]))
         deleted: pyarrow.BooleanArray | None = None
         if "_change_type" in self._layout.names:
@@ -317,14 +276,14 @@ class Encoder:
 
 
 def _to_binary(column: pyarrow.Array) -> pyarrow.BinaryArray:
-    """A column of bytes or text as bytes, whatever width its offsets have."""
+    """A column of bytes or text as bytes."""
     if pyarrow.types.is_large_string(column.type):
         column = column.cast(pyarrow.large_binary())
     return column if column.type == _BINARY else column.cast(_BINARY)
 
 
 def _to_json(rows: pyarrow.RecordBatch, *, with_nulls: bool) -> pyarrow.BinaryArray:
-    """Each row as a JSON object, with the fields that are null or without, as Spark's to_json makes it."""
+    """Each row as a JSON object, with or without its null fields; without, as Spark's to_json makes it."""
     objects = rows.to_pylist(maps_as_pydicts="strict")
     return pyarrow.array(
         [
@@ -364,7 +323,7 @@ def _to_states(
     expiries: pyarrow.Int64Array | None,
     rows: pyarrow.RecordBatch,
 ) -> pyarrow.BinaryArray:
-    """Each row as the record that it was where it comes from."""
+    """Each row as the record that its own site holds."""
     origins = zip(rows[_ORIGIN[1]].to_pylist(), rows[_ORIGIN[0]].to_pylist(), strict=True)
     return pyarrow.array(
         [
@@ -387,7 +346,7 @@ def _listed(column: pyarrow.Array | None, others: pyarrow.Array) -> list[Any]:
 
 
 def _to_seconds(keys: pyarrow.Array, moments: pyarrow.Array) -> pyarrow.Int64Array:
-    """Moments in unix seconds, rounded up: nothing expires early."""
+    """Moments in unix seconds, rounded up, so that no record expires early."""
     microseconds = moments.cast(pyarrow.int64())
     numbers = microseconds.fill_null(0).to_numpy(zero_copy_only=False)
     if (numbers < 0).any():

@@ -1,7 +1,7 @@
 """Options of readers and writers, read once on the driver, before a job starts.
 
-Spark passes options as text and ignores case.  What is unknown is refused: an option that is misspelt and
-passed over would read or write something else than was asked for.
+Spark passes options as text and ignores case.  An unknown option is refused: ignoring a misspelt one would
+read or write something else than the user asked for.
 """
 
 import re
@@ -31,8 +31,7 @@ CHANGES: Final = READING | {
 }
 STREAM: Final = frozenset({"maxChangesPerTrigger", "safePointLifetime"})
 
-# For the jobs that check what they read: heartbeats stand among the changes, as rows of their own kind.
-# It is known only together with the columns that these jobs name.
+# For jobs that count changes: heartbeats among the changes.  Allowed only with the columns of these jobs.
 HEARTBEATS: Final = "heartbeats"
 
 VALUE_FORMATS: Final = ("binary", "string", "json")
@@ -49,7 +48,7 @@ Value = TypeVar("Value")
 
 
 class Options:
-    """The options of one reader or writer, by name; every one that is given must be among the allowed."""
+    """The options of one reader or writer, by name.  Raises InvalidOption for one that is not allowed."""
 
     def __init__(self, given: Mapping[str, str], allowed: Iterable[str]) -> None:
         names = {name.lower(): name for name in allowed}
@@ -61,7 +60,7 @@ class Options:
             self._given[names[written.lower()]] = text
 
     def text(self, name: str) -> str | None:
-        """The option as it was given."""
+        """The text of an option."""
         return self._given.get(name)
 
     def flag(self, name: str) -> bool:
@@ -77,7 +76,7 @@ class Options:
         return self._read(name, _read_version)
 
     def value_format(self) -> str | None:
-        """What values are read or written as; None if it is not said."""
+        """The format of values; None if it is not given."""
         return self.choice("valueFormat", VALUE_FORMATS) if "valueFormat" in self._given else None
 
     def moment(self, name: str) -> Version | None:
@@ -85,11 +84,11 @@ class Options:
         return self._read(name, _read_moment)
 
     def start(self) -> Version | str:
-        """The version behind which changes begin, or a word for it; the first of all if none is given."""
+        """The version above which changes begin, or a word for it; by default the first."""
         self.exclusive("startingVersion", "startingTimestamp")
         moment = self.moment("startingTimestamp")
         if moment is not None:
-            # The whole of the millisecond belongs to it.
+            # The whole millisecond is included.
             return compose(physical_ms(moment), 0) - 1
         text = self._given.get("startingVersion", EARLIEST).lower()
         if text in (EARLIEST, LATEST, SNAPSHOT_FIRST):
@@ -117,13 +116,13 @@ class Options:
         return given.lower()
 
     def exclusive(self, *names: str) -> None:
-        """Refuse options that contradict each other."""
+        """Raise InvalidOption if several of these are given."""
         given = [name for name in names if name in self._given]
         if len(given) > 1:
             raise InvalidOption(f"the options {' and '.join(given)} exclude each other; give one of them")
 
     def address(self) -> SiteAddress:
-        """Where the site is."""
+        """The address of the site."""
         return SiteAddress(
             location=self._given.get("path", ""),
             token_file=self._given.get("tokenFile"),
@@ -133,7 +132,7 @@ class Options:
         )
 
     def namespace(self) -> str:
-        """The namespace, which must be named."""
+        """The namespace.  Raises InvalidOption without one."""
         name = self._given.get("namespace")
         if name is None:
             raise InvalidOption('no namespace is named; add .option("namespace", NAME)', option="namespace")
@@ -146,7 +145,7 @@ class Options:
         return name
 
     def keys(self) -> KeyRange:
-        """The range of keys that is asked for."""
+        """The range of keys."""
         start, end, prefix = (self._read(name, read_bytes) for name in ("startKey", "endKey", "prefix"))
         try:
             return check_range(start or b"", end, prefix)
@@ -164,11 +163,11 @@ class Options:
 
 
 def _refuse_secrets(given: Mapping[str, str]) -> None:
-    """Refuse what would let a secret be seen.  One in a URL is found when the address is made."""
+    """Raise InvalidOption for a secret.  `SiteAddress` refuses one in a URL."""
     for written in given:
         if written.lower() == "token":
             raise InvalidOption(
-                "a token would stand in plans and event logs; put it into a file and name that with the "
+                "plans and event logs would show the token; put it into a file and name the file with the "
                 "option tokenFile",
                 option="token",
             )
@@ -193,7 +192,7 @@ def _read_version(text: str) -> Version:
 
 
 def _read_starting_version(text: str) -> Version:
-    """The version right before one that is wanted.  0 stands for the first of all, as it does in Delta."""
+    """The version before the first one.  0 stands for the beginning, as in Delta."""
     if text == "0":
         return 0
     if not text.isdigit():

@@ -1,10 +1,10 @@
-"""From what a site sends to the rows that Spark gets, whole columns at a time.
+"""Makes Spark's rows of what a site sends, whole columns at a time.
 
-Nothing here is done row by row, except to find out which row is to blame when something does not fit.
+Rows are looked at one by one only to name the row in an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
 
@@ -49,7 +49,7 @@ _OWN: Final = frozenset({*STATES.names, "digest", CHANGE_DIGEST.name, SNAPSHOT.n
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Which columns rows have, what their values are read as, and which site they come from."""
+    """The columns of rows, the format of their values, and the site that they come from."""
 
     schema: StructType
     value_format: str | None
@@ -57,17 +57,17 @@ class RowFormat:
 
     @cached_property
     def arrow(self) -> pyarrow.Schema:
-        """The columns as Arrow has them."""
+        """The columns in Arrow's types."""
         return arrow_schema(self.schema)
 
     @cached_property
     def whole(self) -> bool:
-        """Whether records are to be as they are stored, so that they can be written elsewhere."""
+        """Whether records keep their stored form, so that another site can take them."""
         return STAMPS.name in self.arrow.names
 
     @cached_property
     def fields(self) -> pyarrow.Schema:
-        """Those of them that are fields of JSON values."""
+        """The columns that are fields of JSON values."""
         if self.value_format != JSON:
             return pyarrow.schema([])
         own = _OWN - {VALUE.name, "digest"}
@@ -76,25 +76,46 @@ class RowFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """Rows before they have their final columns."""
+    """Rows before they get their final columns."""
 
     keys: pyarrow.BinaryArray
     values: pyarrow.BinaryArray
-    # Made only where they are asked for.
+    # Made only if the schema has them.
     types: Callable[[], pyarrow.StringArray]
     versions: pyarrow.UInt64Array
     partitions: pyarrow.UInt32Array
-    # Where each was first written; null for this site and this version.
+    # The origin of each; null for this site and this version.
     origin_sites: pyarrow.Int32Array
     origin_versions: pyarrow.UInt64Array
     expiries: pyarrow.Int64Array
     digests: pyarrow.Int64Array | None = None
-    # What heartbeats sum up, where that is asked for.
+    # The digests that heartbeats sum up, if the schema has them.
     change_digests: pyarrow.Int64Array | None = None
-    # As they are stored.
+    # The stored values.
     records: pyarrow.BinaryArray | None = None
-    # Whether they are of the snapshot that changes begin with.
+    # Whether they belong to the snapshot that a change feed begins with.
     snapshot: bool = False
+
+
+def _columns_of(
+    keys: pyarrow.BinaryArray,
+    versions: pyarrow.UInt64Array,
+    partitions: pyarrow.UInt32Array,
+    records: pyarrow.BinaryArray,
+    stored: StoredColumns,
+    dead: pyarrow.BooleanArray,
+) -> _Columns:
+    return _Columns(
+        keys=keys,
+        values=_where_alive(stored.values, dead),
+        types=partial(_simple_types, dead),
+        versions=versions,
+        partitions=partitions,
+        origin_sites=stored.origin_site,
+        origin_versions=stored.origin_version,
+        expiries=stored.expires_at,
+        records=records,
+    )
 
 
 def snapshot_rows(
@@ -103,43 +124,30 @@ def snapshot_rows(
     """Records of a scan as rows; with a moment, without the fields that have expired by then."""
     keys, versions, partitions, values, *digests = batch.columns
     stored = split_values(values, None if rows.whole else at_ms)
-    columns = _Columns(
-        keys=keys,
-        values=_where_alive(stored.values, stored.deleted),
-        types=partial(_simple_types, stored.deleted),
-        versions=versions,
-        partitions=partitions,
-        origin_sites=stored.origin_site,
-        origin_versions=stored.origin_version,
-        expiries=stored.expires_at,
-        digests=_where_alive(digests[0], stored.deleted) if digests else None,
-        records=values,
-    )
+    columns = _columns_of(keys, versions, partitions, values, stored, stored.deleted)
+    if digests:
+        columns = replace(columns, digests=_where_alive(digests[0], stored.deleted))
     return _finish(columns, rows)
 
 
 def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.RecordBatch:
     """Changes of one namespace as rows; with before-images an update is two of them.
 
-    A put whose time to live is over at `now_ms`, the site's time, becomes a delete: whoever copies it must
-    not bring it back to life.
+    A put whose time to live is over at `now_ms`, the site's time, becomes a delete, so that a copy does not
+    bring it back.
     """
-    qualified = pyarrow.array(batch.keys, _BINARY)
-    values = pyarrow.array(batch.values, _BINARY)
-    stored = split_values(values, None if rows.whole else now_ms)
-    dead = stored.deleted if rows.whole else _dead(stored, now_ms)
-    columns = _Columns(
-        keys=compute.binary_slice(qualified, NAMESPACE_BYTES, _QUALIFIED_BYTES_MAX),
-        values=_where_alive(stored.values, dead),
-        types=partial(_simple_types, dead),
-        versions=pyarrow.array(batch.versions, pyarrow.uint64()),
-        partitions=pyarrow.array(batch.partitions, pyarrow.uint32()),
-        origin_sites=stored.origin_site,
-        origin_versions=stored.origin_version,
-        expiries=stored.expires_at,
-        change_digests=_digests(batch, rows) if CHANGE_DIGEST.name in rows.arrow.names else None,
-        records=values,
+    qualified, values = pyarrow.array(batch.keys, _BINARY), pyarrow.array(batch.values, _BINARY)
+    stored, dead = _split_at(values, rows, now_ms)
+    columns = _columns_of(
+        compute.binary_slice(qualified, NAMESPACE_BYTES, _QUALIFIED_BYTES_MAX),
+        pyarrow.array(batch.versions, pyarrow.uint64()),
+        pyarrow.array(batch.partitions, pyarrow.uint32()),
+        values,
+        stored,
+        dead,
     )
+    if CHANGE_DIGEST.name in rows.arrow.names:
+        columns = replace(columns, change_digests=_digests(batch, rows))
     if batch.befores is not None:
         columns = _with_before_images(columns, dead, _split_befores(batch))
     return _finish(columns, rows)
@@ -153,27 +161,32 @@ def snapshot_change_rows(
     They have the version of the snapshot, and the stamps that they were written with.
     """
     keys, versions, partitions, values = batch.columns
-    stored = split_values(values, None if rows.whole else now_ms)
-    dead = stored.deleted if rows.whole else _dead(stored, now_ms)
+    stored, dead = _split_at(values, rows, now_ms)
     live = ChangeType.INSERT if before_images else ChangeType.UPSERT
-    columns = _Columns(
-        keys=keys,
-        values=_where_alive(stored.values, dead),
+    columns = replace(
+        _columns_of(keys, versions, partitions, values, stored, dead),
         types=lambda: compute.if_else(dead, ChangeType.DELETE.value, live.value),
         versions=pyarrow.array(numpy.full(len(keys), at, numpy.uint64)),
-        partitions=partitions,
-        origin_sites=stored.origin_site,
         origin_versions=compute.coalesce(stored.origin_version, versions),
-        expiries=stored.expires_at,
         change_digests=pyarrow.nulls(len(keys), _LONG),
-        records=values,
         snapshot=True,
     )
     return _finish(columns, rows)
 
 
+def _split_at(
+    values: pyarrow.BinaryArray, rows: RowFormat, now_ms: int
+) -> tuple[StoredColumns, pyarrow.BooleanArray]:
+    """Stored values in their parts, and which of them are dead at a moment; whole records do not expire."""
+    if rows.whole:
+        stored = split_values(values, None)
+        return stored, stored.deleted
+    stored = split_values(values, now_ms)
+    return stored, _dead(stored, now_ms)
+
+
 def _split_befores(batch: ChangeBatch) -> StoredColumns:
-    """What was there before each change, as somebody saw it who read just before."""
+    """The record before each change, as a reader saw it just before the change."""
     befores = compute.fill_null(pyarrow.array(batch.befores, _BINARY), TOMBSTONE)
     columns = split_values(befores)
     if not has_expiring_fields(befores):
@@ -186,10 +199,10 @@ def _split_befores(batch: ChangeBatch) -> StoredColumns:
 
 
 def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: StoredColumns) -> _Columns:
-    """Rows in Delta's four kinds: a delete carries what it removed, an update what was there and what is.
+    """Rows in Delta's four kinds: a delete has the removed value, an update both the old and the new one.
 
-    An image is looked up in the earlier ones with the new ones behind them: at `i` lies what was there
-    before change i, at `count + i` what it wrote.
+    Images are taken from the old values followed by the new ones: `i` is the value before change i, and
+    `count + i` the one that it wrote.
     """
     count = len(columns.keys)
     is_delete = dead.to_numpy(zero_copy_only=False)
@@ -205,7 +218,8 @@ def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: 
     )
     changes = pyarrow.array(rows)
     earlier = _where_alive(befores.values, befores.deleted)
-    return _Columns(
+    return replace(
+        columns,
         keys=columns.keys.take(changes),
         values=pyarrow.concat_arrays([earlier, columns.values]).take(images),
         types=lambda: pyarrow.array(kinds, pyarrow.string()),
@@ -222,7 +236,7 @@ def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: 
 def special_rows(
     kind: str, versions: Sequence[Version], values: Sequence[bytes], rows: RowFormat
 ) -> pyarrow.RecordBatch:
-    """Rows that are no changes: their kind tells what the value is.  They have no key."""
+    """Rows that are not changes: their kind says how to read the value.  They have no key."""
     nothing = pyarrow.nulls(len(values), _LONG)
     columns = _Columns(
         keys=pyarrow.array([b""] * len(values), _BINARY),
@@ -239,13 +253,13 @@ def special_rows(
 
 
 def _digests(batch: ChangeBatch, rows: RowFormat) -> pyarrow.Int64Array:
-    """The digests of changes, in the 64 bits that Spark has; null where they are not known."""
+    """The digests of changes as signed 64 bits; null if they are not known."""
     digests = digest_batch(batch, rows.site_id)
     return pyarrow.nulls(len(batch.keys), _LONG) if digests is None else pyarrow.array(digests.view("int64"))
 
 
 def _finish(columns: _Columns, rows: RowFormat) -> pyarrow.RecordBatch:
-    """The columns that are asked for, as they are asked for."""
+    """The columns of the schema."""
     read = read_fields(columns.keys, columns.values, rows.fields) if rows.fields else {}
     arrays = [
         read[field.name] if field.name in read else _own_column(columns, field, rows) for field in rows.arrow
@@ -314,7 +328,7 @@ def _simple_types(dead: pyarrow.BooleanArray) -> pyarrow.StringArray:
 
 
 def _as_text(keys: pyarrow.BinaryArray, array: pyarrow.BinaryArray, field: pyarrow.Field) -> pyarrow.Array:
-    """Bytes as they are, or as text if that is asked for."""
+    """Bytes as they are, or as text if the column is text."""
     try:
         return array.cast(field.type)
     except pyarrow.ArrowInvalid as error:

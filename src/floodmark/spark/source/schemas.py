@@ -1,7 +1,7 @@
-"""The columns that Spark sees, and what of them a user's schema may change.
+"""The columns that Spark sees, and the schemas that a user may ask for.
 
-Arrow batches must match these exactly, in order, type and nullability: Spark looks at the first batch only,
-and a later one that differs is read as garbage.
+Arrow batches must match the schema exactly, in order, type and nullability: Spark checks only the first
+batch, and reads a later one that differs as garbage.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -44,22 +45,22 @@ METADATA: Final = (
     StructField("_expires_at", TimestampType()),
 )
 
-# Live records; with where they come from; with those that are deleted or expired; with hashes for values.
+# Live records; with metadata; with deleted and expired records; with digests in the place of values.
 PAIRS: Final = StructType([KEY, StructField("value", BinaryType(), nullable=False)])
 PAIRS_WITH_METADATA: Final = StructType([*PAIRS, *METADATA])
 RECORDS: Final = StructType([KEY, VALUE, CHANGE_TYPE, *METADATA])
-# What makes records of fields and counters whole, for those who copy them; only for those who ask for it.
+# The stamps inside records of fields and counters, which a copy needs; only if a schema names the column.
 STAMPS: Final = StructField("_stamps", BinaryType())
 STATES: Final = StructType([*RECORDS, STAMPS])
-# Whether a row is of the snapshot that changes begin with.
+# Whether a row belongs to the snapshot that a change feed begins with.
 SNAPSHOT: Final = StructField("_snapshot", BooleanType(), nullable=False)
 CHANGES: Final = StructType([*RECORDS, SNAPSHOT])
-# What heartbeats sum up of a change, for those who check that they have them all.
+# The digest that heartbeats sum up, for jobs that check that no change is missing.
 CHANGE_DIGEST: Final = StructField("_digest", LongType())
 COUNTED: Final = StructType([*CHANGES, CHANGE_DIGEST])
 DIGESTS: Final = StructType([KEY, DIGEST, CHANGE_TYPE, *METADATA])
 
-# The columns that can be asked for by the rows that are read.
+# The columns by the option `rows`.
 LIVE: Final = "live"
 ALL: Final = "all"
 HASHED: Final = "digests"
@@ -67,14 +68,14 @@ AVAILABLE: Final = {LIVE: PAIRS_WITH_METADATA, ALL: RECORDS, HASHED: DIGESTS}
 # The rows of a change feed.
 CHANGED: Final = "changes"
 
-# What a value is read as.
+# The option `valueFormat`.
 BINARY: Final = "binary"
 STRING: Final = "string"
 JSON: Final = "json"
 
-_BYTES: Final = (BinaryType(), StringType())
-# What a field of a JSON object can be, besides arrays, structs and maps of these.
-_FIELDS: Final = (
+BYTES: Final = (BinaryType(), StringType())
+# The types of JSON fields, besides arrays, structs and maps of these.
+_JSON_READ: Final = (
     BooleanType,
     ByteType,
     ShortType,
@@ -87,6 +88,7 @@ _FIELDS: Final = (
     DateType,
     TimestampType,
 )
+_JSON_WRITTEN: Final = (*_JSON_READ, TimestampNTZType)
 
 
 def arrow_schema(schema: StructType) -> Any:
@@ -95,17 +97,17 @@ def arrow_schema(schema: StructType) -> Any:
 
 
 def is_counted(schema: StructType) -> bool:
-    """Whether a job asks for changes to count them: only then are there heartbeats among the rows."""
+    """Whether a job counts the changes: only then do the rows hold heartbeats."""
     return CHANGE_DIGEST.name in schema.names
 
 
 def record_columns(merge: str) -> StructType:
-    """The columns in which records of a namespace with a merge policy are whole."""
+    """The columns that hold everything of a record with this merge policy."""
     return RECORDS if merge == LAST_WRITE else STATES
 
 
 def default_schema(rows: str, *, metadata: bool, value_format: str | None) -> StructType:
-    """The columns of rows whose schema the user leaves to us."""
+    """The columns of rows without a user's schema."""
     if value_format == JSON:
         raise SchemaMismatch(
             "values in JSON become columns only by a schema; name the fields with .schema(...), for example "
@@ -125,19 +127,19 @@ def default_schema(rows: str, *, metadata: bool, value_format: str | None) -> St
 
 
 def check_schema(schema: StructType, available: StructType, value_format: str | None) -> None:
-    """Refuse a user's schema that asks for columns or types that are not there.
+    """Raise SchemaMismatch for a user's schema with unknown columns or types.
 
-    It may leave out columns and order them as it likes.  `key` and `value` may be text; in JSON every other
-    name that does not begin with an underscore is a field of the value.
+    The schema may leave out and reorder columns.  `key` and `value` may be text; in JSON every other name
+    without a leading underscore is a field of the value.
     """
     known = {field.name: field for field in available}
     if available in (RECORDS, CHANGES):
         known |= {STAMPS.name: STAMPS, CHANGE_DIGEST.name: CHANGE_DIGEST}
     for field in schema:
         if field.name == KEY.name:
-            require_column(field, _BYTES)
+            require_column(field, BYTES)
         elif value_format == JSON and not field.name.startswith("_"):
-            _require_field(field.name, field.dataType)
+            require_json(field.name, field.dataType, reading=True)
         elif field.name == VALUE.name and VALUE.name in known:
             require_column(field, _value_types(value_format))
         elif field.name in known:
@@ -149,7 +151,7 @@ def check_schema(schema: StructType, available: StructType, value_format: str | 
 
 
 def require_column(field: StructField, types: tuple[DataType, ...]) -> None:
-    """Refuse a column whose type is none of those that it may have."""
+    """Raise SchemaMismatch for a column of another type."""
     if not any(field.dataType == allowed for allowed in types):
         names = " or ".join(allowed.simpleString() for allowed in types)
         raise SchemaMismatch(
@@ -160,23 +162,24 @@ def require_column(field: StructField, types: tuple[DataType, ...]) -> None:
 
 def _value_types(value_format: str | None) -> tuple[DataType, ...]:
     if value_format is None:
-        return _BYTES
+        return BYTES
     return (StringType(),) if value_format == STRING else (BinaryType(),)
 
 
-def _require_field(path: str, kind: DataType) -> None:
-    """Refuse what no part of a JSON object is read as."""
+def require_json(path: str, kind: DataType, *, reading: bool) -> None:
+    """Raise SchemaMismatch for a type that JSON is not read as, or not written from."""
     if isinstance(kind, ArrayType):
-        _require_field(f"{path}[]", kind.elementType)
+        require_json(f"{path}[]", kind.elementType, reading=reading)
     elif isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
-        _require_field(f"{path}{{}}", kind.valueType)
+        require_json(f"{path}{{}}", kind.valueType, reading=reading)
     elif isinstance(kind, StructType):
         for field in kind:
-            _require_field(f"{path}.{field.name}", field.dataType)
-    elif not isinstance(kind, _FIELDS):
+            require_json(f"{path}.{field.name}", field.dataType, reading=reading)
+    elif not isinstance(kind, _JSON_READ if reading else _JSON_WRITTEN):
+        verb = "read as" if reading else "written from"
         raise SchemaMismatch(
-            f"the column {path!r} is {kind.simpleString()}, and nothing in JSON is read as that; use "
-            "numbers, boolean, string, date, timestamp, and arrays, structs and maps (by string) of these",
+            f"the column {path!r} is {kind.simpleString()}, and JSON is not {verb} that; use numbers, "
+            "boolean, string, date, timestamp, and arrays, structs and maps (by string) of these",
             column=path,
         )
 

@@ -1,12 +1,12 @@
 """A namespace as it was at one version, as a DataFrame.
 
-The driver fixes the version once, and every task reads at it: so all rows belong together, whatever is
-written meanwhile and however the site is cut into partitions.  Spark keeps the plan for as long as the
-DataFrame lives, so that a DataFrame which is used twice shows the same twice.
+The driver fixes the version once, and every task reads at it, so all rows are of one moment, while writes
+and splits go on.  Spark keeps the plan as long as the DataFrame lives, so a DataFrame that is used twice
+gives the same rows twice.
 
-No filters are pushed down.  Spark 4.3 keeps one plan of a Python source for a DataFrame, the one with the
-filters that were pushed last, and uses it also for queries with other filters or with none, of which it tells
-the source nothing: they would get the rows of another query.  `startKey`, `endKey` and `prefix` are safe.
+No filters are pushed down.  Spark 4.3 keeps one plan of a Python source per DataFrame, with the filters that
+were pushed last, and uses it for queries with other filters or none as well: they would get the rows of
+another query.  `startKey`, `endKey` and `prefix` are safe.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ from floodmark.spark.source.schemas import AVAILABLE, HASHED, LIVE, check_schema
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotOptions:
-    """What is read, at which version, and as what.  Without a version, it is the present."""
+    """The options of a snapshot.  Without a version, it is the present."""
 
     address: SiteAddress
     namespace: str
@@ -93,7 +93,7 @@ class SnapshotReader(DataSourceReader):
 
 
 def read_snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
-    """What the options of a snapshot say."""
+    """Read the options of a snapshot."""
     options = Options(given, SNAPSHOT)
     options.exclusive("versionAsOf", "timestampAsOf")
     rows = options.choice("rows", AVAILABLE)
@@ -110,20 +110,20 @@ def read_snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
 
 
 def snapshot_schema(given: Mapping[str, str]) -> StructType:
-    """The columns of a snapshot, if the user names none."""
+    """The columns of a snapshot without a user's schema."""
     options = read_snapshot_options(given)
     return default_schema(options.rows, metadata=options.metadata, value_format=options.value_format)
 
 
 def open_snapshot_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
-    """A reader of a snapshot.  What cannot be read is refused here."""
+    """A reader of a snapshot.  Raises InvalidOption or SchemaMismatch."""
     options = read_snapshot_options(given)
     check_schema(schema, AVAILABLE[options.rows], options.value_format)
     return SnapshotReader(options, schema)
 
 
 def fix_version(reader: SiteReader, namespace: NamespaceRow, at: Version | None) -> Version:
-    """The version that a snapshot is taken at, which stays readable while a job runs."""
+    """The version of a snapshot, held while a job runs."""
 
     def protected(version: Version) -> Version:
         protect(reader, version, namespace)

@@ -1,8 +1,8 @@
 """The data source `floodmark`: `spark.read.format("floodmark").load(url)`, its streams and its writes.
 
-Spark makes a source in a process of its own, asks it for a schema, and pickles it for the next process,
-which plans the reading or the writing.  Whatever is wrong with the options is said there, on the driver,
-before a job starts; if the user names the schema, not by `load` yet, but by what is done with it first.
+Spark creates a source in a process of its own, asks it for a schema, and pickles it for the next process,
+which plans the reading or the writing.  Errors in the options are raised there, on the driver, before a job
+starts; if the user names the schema, by the first action and not by `load`.
 """
 
 from pyspark.sql import SparkSession

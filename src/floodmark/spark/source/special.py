@@ -1,12 +1,12 @@
-"""Rows that travel among changes and are none: heartbeats, and word that what came was found by a scan.
+"""Rows among changes that are not changes: heartbeats, and markers of a scan.
 
-They take the same way as the changes that they tell of, through all of Spark's tasks, so that whoever writes
-the changes down can count them and hold the count against what heartbeats say.
+They pass through the same tasks as the changes, so that the task that writes the changes can count them and
+compare the count with the heartbeats.
 
     _change_type   key     value                     _commit_version
     heartbeat      empty   a `NamespaceBeat`         its own
-    scanned        empty   empty                     up to which all was found by a scan
-    counted        empty   what a task has counted   0
+    scanned        empty   empty                     changes up to this one were found by a scan
+    counted        empty   the count of a task       0
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,12 +41,12 @@ def beat_rows(heartbeats: Sequence[Heartbeat], rows: RowFormat, namespace: int) 
 
 
 def scanned_row(through: Version, rows: RowFormat) -> pyarrow.RecordBatch:
-    """A row that says that what came was found by a scan."""
+    """A row that marks the changes before it as found by a scan."""
     return special_rows(SCANNED, [through], [b""], rows)
 
 
 class CountedRows:
-    """The changes among rows, which are counted as they are taken."""
+    """The changes among rows, counted while they are iterated."""
 
     def __init__(self, batches: Iterable[pyarrow.RecordBatch]) -> None:
         self._batches = batches
@@ -67,13 +67,13 @@ class CountedRows:
             self._take(batch.filter(special), kinds.filter(special))
 
     def finish(self) -> bytes:
-        """What was counted, for `add_counted`."""
+        """The count, for `add_counted`."""
         return _encode(self._counting.finish())
 
     def _count(self, changes: pyarrow.RecordBatch, kinds: pyarrow.StringArray) -> None:
-        # The image before an update goes with the one after it, which is the change.
+        # Of an update the image after it counts.
         after = pyarrow.compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
-        # Heartbeats sum up commits, and not what a snapshot finds.
+        # Heartbeats sum up commits, not the rows of a snapshot.
         after = pyarrow.compute.and_not(after, changes.column(SNAPSHOT.name))
         versions = changes.column("_commit_version").filter(after)
         digests = changes.column(CHANGE_DIGEST.name).filter(after)
@@ -92,7 +92,7 @@ class CountedRows:
 
 
 def pass_counted(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """What a task does that passes changes on: it counts them, and says so in a row behind the last."""
+    """Pass changes on, followed by a row with their count."""
     counted = CountedRows(batches)
     yield from counted
     rows = RowFormat(COUNTED_CHANGES, None, 0)
@@ -100,7 +100,7 @@ def pass_counted(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Rec
 
 
 def add_counted(parts: Iterable[bytes]) -> Counted:
-    """What tasks have counted, together."""
+    """The sum of the counts of tasks."""
     counted = Counted()
     for part in parts:
         counted = counted.plus(_decode_counted(part))

@@ -1,8 +1,4 @@
-"""Batches that are put down in their order and taken up again from the last to the first.
-
-What is small stays in memory.  What is not goes to a file without a name, which the system removes when
-the process lets go of it, however that ends.
-"""
+"""A stack of batches: in memory up to a limit, then in an unnamed file that vanishes with the process."""
 
 import os
 import tempfile
@@ -28,7 +24,7 @@ class Spool:
         self._memory: list[pyarrow.RecordBatch] = []
         self._memory_bytes = 0
         self._file: IO[bytes] | None = None
-        # Where each batch in the file begins, and where the last one ends.
+        # The start of each batch in the file, and the end of the last one.
         self._places = [0]
 
     def __enter__(self) -> "Spool":
@@ -44,18 +40,18 @@ class Spool:
 
     @property
     def file_bytes(self) -> int:
-        """How much of it is on disk."""
+        """The bytes on disk."""
         return self._places[-1]
 
     def add(self, batch: pyarrow.RecordBatch) -> None:
-        """Put down a batch."""
+        """Push a batch."""
         self._memory.append(batch)
         self._memory_bytes += batch.nbytes
         if self._memory_bytes > self._memory_bytes_max:
             self._move_to_file()
 
     def drain_reversed(self) -> Iterator[pyarrow.RecordBatch]:
-        """The batches, the last one first; the rows of each stand as they did.  Each is given once."""
+        """Pop the batches, the last one first; the rows within a batch keep their order."""
         while self._memory:
             yield self._memory.pop()
         while len(self._places) > 1:
@@ -63,7 +59,7 @@ class Spool:
             yield self._read(self._places[-1], end)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Drop all batches."""
         self._memory.clear()
         if self._file is not None:
             self._file.close()
@@ -97,6 +93,6 @@ def _open_file() -> IO[bytes]:
 
 
 def _directory() -> str | None:
-    """Where Spark keeps what does not fit into memory, if it says so to its workers."""
+    """Spark's local directory, if Spark names it to its workers."""
     directories = [each for each in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if os.path.isdir(each)]
     return directories[0] if directories else None

@@ -1,9 +1,9 @@
 """Tables of Spark's catalog: `CREATE TABLE users USING floodmark OPTIONS (namespace 'users') LOCATION 'grpc://…'`.
 
-Spark 4.3 hands the options of a table to a Python source only once: when the table is created without columns
-and Spark asks the source for them.  A reader or a writer of the table is handed its columns and nothing else.
-So the source notes the options in the metadata of the column `key`, which the catalog keeps with the table.
-They name files with credentials and never hold any, like all options.
+Spark 4.3 gives the options of a table to a Python source only once, when the table is created without columns
+and Spark asks the source for them.  A reader or a writer of the table gets only its columns.  So the source
+stores the options in the metadata of the column `key`, which the catalog keeps.  Like all options they name
+files with credentials and never hold any.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from floodmark.spark.source.schemas import KEY
 
 # The key in the metadata of a column, and the name of the format.
 FORMAT: Final = "floodmark"
-# What Spark adds when a table is created: each option once more behind a prefix, and who provides it.
+# Spark adds each option of a new table again behind a prefix, and the name of the source.
 _PREFIX: Final = "option."
 _PROVIDER: Final = "provider"
 
@@ -46,10 +46,10 @@ def note_options(columns: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def find_options(columns: StructType, given: Mapping[str, str]) -> tuple[dict[str, str], StructType]:
-    """The options of a reading or a writing, and its columns without notes.
+    """The options of a reader or a writer, and its columns without notes.
 
-    Rows of a table carry its notes along when they are written elsewhere.  So notes count only where Spark
-    names no site: of whatever is not a table it does.
+    Rows of a table that are written elsewhere carry its notes.  So notes count only if Spark names no site,
+    which it does for everything but tables.
     """
     noted: dict[str, str] = {}
     for each in columns:

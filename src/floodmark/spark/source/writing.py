@@ -1,14 +1,14 @@
-"""Writing a DataFrame or a stream into a namespace, so that to do it again changes nothing.
+"""Idempotent writes of a DataFrame or a stream into a namespace.
 
-Spark runs a task again when it failed, twice at the same time when it is slow, and a whole micro-batch again
-when the driver died before it was noted as done.  Changes of a Floodmark feed that are copied with their
-stamps are stored where these win: a second time they win nowhere.  Other rows have no stamps.  For them a
-version V is drawn once for a batch write, or for an epoch of a query, and each is stored unless its key was
-changed after V: by somebody else, or by the same row at an earlier attempt.
+Spark repeats a failed task, runs a slow one twice at the same time, and repeats a whole micro-batch if the
+driver died before it committed it.  Changes of a Floodmark feed are stored where their stamps win: the
+second time they win nowhere.  Other rows have no stamps.  For them a version V is drawn once per batch
+write or epoch of a query, and a row is stored unless its key was changed after V: by another writer, or by
+an earlier attempt.
 
-Then of several rows with one key the first to arrive would stay, where users expect the last.  So a task
-puts down its rows, and sends them from the last to the first.  Wherever it is killed, whoever repeats it
-begins with the last rows again: an earlier row of a key never comes before the later one.
+So of several rows with one key the first to arrive stays, where users expect the last.  Therefore a task
+spools its rows and sends them from the last to the first.  A repeated task begins with the last rows again,
+so an earlier row of a key never arrives before a later one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,14 +43,14 @@ from floodmark.spark.source.special import CountedRows, add_counted
 from floodmark.spark.source.spool import Spool
 from floodmark.wire.columns import PAIRS, decode_columns
 
-# Of Spark's own, which it hands on with the others.
+# Spark's own option, which it passes to the source.
 _SPARKS: Final = frozenset({"checkpointLocation"})
 OPTIONS: Final = COMMON | _SPARKS | {"valueFormat", "distinctKeys", "stamps"}
-# What becomes of the stamps that rows bring: a copy keeps them.
+# The option `stamps`: a copy keeps those of the rows.
 KEEP: Final = "keep"
 KEEP_STAMPS: Final = {"stamps": KEEP}
 _STAMPS: Final = ("refuse", KEEP)
-# What of each record is written, for the jobs that build a site up: a `Portion` in JSON.
+# The part of each record to write, for jobs that rebuild a site: a `Portion` in JSON.
 PORTION: Final = "portion"
 # Where a query keeps what it has checked: the URI of a directory.
 ACCOUNT: Final = "account"
@@ -65,7 +65,7 @@ _EPOCH: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where rows go and what they look like.  It travels to every task."""
+    """The namespace to write to, and the layout of the rows.  Pickled into every task."""
 
     address: SiteAddress
     namespace: str
@@ -77,10 +77,9 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Written(WriterCommitMessage):
-    """What a task did: rows that it got, records that it sent, and those of them that were stored.
+    """The rows that a task got, the records that it sent, and how many of them were stored.
 
-    How many changes of a feed were stored is not told; then it is None.  What was `counted` is held against
-    heartbeats, if there were any.
+    `stored` is None for changes of a feed.  `counted` is for the check against heartbeats.
     """
 
     rows: int = 0
@@ -126,7 +125,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """A writer for a DataFrame.  What cannot be written is refused here, before a job starts."""
+    """A writer for a DataFrame.  Raises errors of options and columns before a job starts."""
     target = read_target(options, schema, overwrite)
     with target.address.connect() as site:
         require_writable(site, target)
@@ -136,9 +135,9 @@ def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
 def open_stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool, *, wait: Wait | None = None
 ) -> StreamWriter:
-    """A writer for the micro-batches of a query; Spark asks for one before and after each of them.
+    """A writer for the micro-batches of a query; Spark opens one before and after each of them.
 
-    A server that is not there yet, or is being restarted, is waited for.
+    Waits for a server that is starting.
     """
     target = read_target(options, schema, overwrite)
 
@@ -151,11 +150,10 @@ def open_stream_writer(
 
 
 def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Target:
-    """What options and columns say."""
+    """The target of these options and columns."""
     if overwrite:
         raise InvalidOption(
-            "rows are added to a namespace, and take the place of those with the same key: use "
-            'mode("append"). To replace all that a namespace holds at once is a matter for '
+            'rows are upserted: use mode("append"). To replace the whole content of a namespace, use '
             "`floodmark publish`",
             option="mode",
         )
@@ -182,15 +180,15 @@ def _read_portion(text: str | None) -> Portion | None:
 
 
 def require_writable(site: Site, target: Target) -> None:
-    """Refuse a namespace that is not there, that the caller may only read, or that holds something else."""
+    """Raise an error for a namespace that does not exist, is read-only for the caller, or merges otherwise."""
     host = site.host
     check_policy(target.layout, host.namespaces.find_namespace(target.namespace))
-    # It needs the role to write, which a caller has for all of its namespaces, and it changes nothing.
+    # Needs the role to write, and changes nothing.
     host.versions.sync()
 
 
 def read_epoch() -> tuple[str, int]:
-    """The query and the micro-batch that a task works for."""
+    """The query and the micro-batch of this task."""
     context = TaskContext.get()
     query = context and context.getLocalProperty(_QUERY)
     epoch = context and context.getLocalProperty(_EPOCH)
@@ -205,7 +203,7 @@ def read_epoch() -> tuple[str, int]:
 def write_rows(
     target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
 ) -> Written:
-    """Write the rows of a task, and return when all of them are acknowledged."""
+    """Write the rows of a task.  Returns when all are acknowledged."""
     if not target.layout.has_digests:
         return _write_changes(target, rows, draw_version)
     checked = CountedRows(rows)
@@ -236,7 +234,7 @@ def _write_changes(
 
 
 class _Counted:
-    """Batches as they come, and how many rows there were."""
+    """Batches, and the number of rows that have passed."""
 
     def __init__(self, batches: Iterator[pyarrow.RecordBatch]) -> None:
         self.rows = 0
@@ -269,7 +267,7 @@ def _put_unchanged(
 def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch], portion: Portion | None) -> Delivery:
     load = portion is not None and portion.load
     with closing(site.host.write_stream(durable=True, apply=not load, load=load)) as stream:
-        # Stamps decide what stays, in whatever order it comes.
+        # Stamps decide, in any order of arrival.
         delivery = Delivery(stream, in_order=False)
         for batch in batches:
             for rows in cut_at_repeats(*decode_columns(batch)):
@@ -286,7 +284,7 @@ def _choose(rows: dict[bytes, bytes], portion: Portion) -> dict[bytes, bytes]:
 
 
 def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[pyarrow.RecordBatch]:
-    """The batches from the last to the first, when all have come."""
+    """All batches, from the last to the first."""
     for batch in batches:
         spool.add(batch)
     return spool.drain_reversed()
@@ -295,7 +293,7 @@ def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[py
 def send_rows(
     delivery: Delivery, batches: Iterator[pyarrow.RecordBatch], policy: LastWrite = LAST_WRITE
 ) -> None:
-    """Send batches of which each may hold a key twice: then its last row counts, or of each field."""
+    """Send batches.  Of rows with the same key in a batch the last counts, or the last of each field."""
     for batch in batches:
         keys, values = decode_columns(batch)
         delivery.send(join_rows(keys, values, policy))
@@ -303,7 +301,7 @@ def send_rows(
 
 
 def join_rows(keys: list[bytes], values: list[bytes], policy: LastWrite) -> dict[bytes, bytes]:
-    """Rows in their order, of which those with one key become one."""
+    """Rows by key; rows with the same key are joined."""
     rows = dict(zip(keys, values, strict=True))
     if policy.merges and len(rows) < len(keys):
         rows = {}
