@@ -1,11 +1,11 @@
 """Make a Spark session, or use the one that is there.
 
-A job runs wherever Spark runs.  In a notebook, a Connect client or a program with a session of its own, that
-session is used and left running.  Under `spark-submit` the job takes what was submitted.  Otherwise a session
-is made and stopped again: on this machine, unless a master or a Connect server is named.
+In a notebook, a Connect client or a program with a session of its own, a job uses that session and leaves it
+running.  Under `spark-submit` it uses the submitted one.  Otherwise it makes a session and stops it again: on
+this machine, unless a master or a Connect server is named.
 
-Settings come from whoever is closest: the caller's options, then what Spark was configured with
-(`spark-submit`, spark-defaults.conf), then ours below, which suit one machine and a command line.
+The caller's options win over Spark's configuration (`spark-submit`, spark-defaults.conf), which wins over the
+defaults below for one machine and a command line.
 """
 
 import os
@@ -36,9 +36,9 @@ _LOG4J: Final = "log4j2.properties"
 
 # Wherever the session runs.
 _EVERYWHERE: Final = {
-    # Versions are moments in UTC: what is shown and written does not depend on where it was run.
+    # Versions are moments in UTC, so output does not depend on the machine.
     "spark.sql.session.timeZone": "UTC",
-    # What a worker is handed at once, to be written: large batches, but of a bounded size.
+    # Batches for writing tasks: large, but bounded.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
 }
@@ -48,17 +48,17 @@ _LOCAL: Final = {
     "spark.driver.host": _LOOPBACK,
     "spark.driver.bindAddress": _LOOPBACK,
     "spark.ui.enabled": "false",
-    # Spark's 200 are for clusters: here they only cost the start of each task.
+    # Spark's default of 200 is for clusters.
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
 }
 
-# When its Java is started for us, Spark takes us for its shell and draws progress bars.
+# Spark takes a process that starts its Java for its shell, and draws progress bars.
 _AT_START: Final = {"spark.ui.showConsoleProgress": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
-    """Where a job runs (a master or a Spark Connect server), and settings that win over all others."""
+    """A master or a Spark Connect server, and settings that win over all others."""
 
     master: str | None = None
     remote: str | None = None
@@ -78,7 +78,7 @@ class SparkOptions:
 
 @contextmanager
 def open_session(options: SparkOptions | None = None, *, name: str = "floodmark") -> Iterator[SparkSession]:
-    """A session that knows the format `floodmark`.  Stopped at the end, but only if it was made here."""
+    """A session with the format `floodmark`.  Stopped at the end if it was made here."""
     options = options or SparkOptions()
     session = find_session()
     if session is not None:
@@ -90,7 +90,7 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
     remote = options.remote
     if remote is None and options.master is None:
         remote = os.environ.get("SPARK_REMOTE")
-    # Spark's builder and functions go by these variables: they hold for as long as the session lives.
+    # Spark reads these variables for as long as the session lives.
     with _environment({"SPARK_REMOTE": remote, "SPARK_CONNECT_MODE_ENABLED": remote and "1"}):
         session = _start_connect(remote, options, name) if remote else _start_classic(options, name)
         try:
@@ -103,10 +103,10 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
 
 
 def end_java(seconds: float) -> None:
-    """End the Java that was started here, and wait until it is gone, with the files that it had.
+    """Stop the Java that this process started, and wait until it has ended and removed its files.
 
-    Without that it ends a moment after this process.  One that serves a session, or that others have started,
-    is left alone.
+    Otherwise it ends shortly after this process.  A Java that serves a session, or that another process
+    started, is left alone.
     """
     java = getattr(SparkContext._gateway, "proc", None)
     if java is None or SparkContext._active_spark_context is not None:
@@ -121,9 +121,9 @@ def end_java(seconds: float) -> None:
 
 
 def abandon_jobs(session: SparkSession) -> None:
-    """Cancel all that a session runs, which is to be stopped then; may be called from any thread."""
+    """Cancel all jobs of a session that is about to be stopped.  May be called from any thread."""
     if isinstance(session, SparkSession):
-        # Tasks that are cancelled complain of much, and nobody waits for them.
+        # Cancelled tasks log errors that concern no one.
         session.sparkContext.setLogLevel("OFF")
         session.sparkContext.cancelAllJobs()
     else:
@@ -131,12 +131,12 @@ def abandon_jobs(session: SparkSession) -> None:
 
 
 def find_session() -> SparkSession | None:
-    """The session that this process works with, classic or Connect; None if there is none."""
+    """The session of this process, classic or Connect; None without one."""
     context = None if is_remote() else SparkContext._active_spark_context
     if context is not None:
-        # One that was made by another thread is not the active one of this thread.
+        # A session that another thread made is not active in this one.
         return SparkSession.getActiveSession() or SparkSession._instantiatedSession or SparkSession(context)
-    # A Connect session can also be made without Spark's own builder, and then it is found only here.
+    # A Connect session that was made without Spark's builder is found only here.
     connect: Any = sys.modules.get("pyspark.sql.connect.session")
     if connect is None:
         return None
@@ -197,7 +197,7 @@ def _start_classic(options: SparkOptions, name: str) -> SparkSession:
 
 @contextmanager
 def _keeping_interrupts() -> Iterator[None]:
-    """Leave Ctrl-C to a program that has its own way with it; a context takes it for itself at its start."""
+    """Restore a program's own handler of Ctrl-C, which a Spark context replaces at its start."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -211,7 +211,7 @@ def _submitted() -> bool:
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """Start Spark's Java, unless it runs: under spark-submit, or since an earlier session."""
+    """Start Spark's Java, unless it runs under spark-submit or since an earlier session."""
     if _submitted() or SparkContext._gateway is not None:
         SparkContext._ensure_initialized()
         return
@@ -221,15 +221,15 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 
 def _java_environment() -> dict[str, str | None]:
-    """What Spark's Java is started with.  Unlike settings, these leave spark-defaults.conf its say."""
+    """The environment of Spark's Java.  Unlike settings, spark-defaults.conf wins over it."""
     spark_home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     environment: dict[str, str | None] = {
         "JAVA_HOME": str(make_java_home(find_java())),
-        # What it asks before there is a session.
+        # Used before there is a session.
         "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON") or make_python(sys.executable),
         "SPARK_DRIVER_MEMORY": os.environ.get("SPARK_DRIVER_MEMORY", "2g"),
         "SPARK_HOME": spark_home,
-        # Else it would look for a server instead of being one.
+        # Otherwise it would look for a server.
         "SPARK_REMOTE": None,
     }
     conf_directory = os.environ.get("SPARK_CONF_DIR") or str(Path(spark_home, "conf"))
@@ -240,13 +240,13 @@ def _java_environment() -> dict[str, str | None]:
 
 
 def _python_environment() -> dict[str, str | None]:
-    # Workers on other machines have a Python of their own; those on this one share ours, and so floodmark.
+    # Workers on this machine share our Python; those on other machines have their own.
     return {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or make_python(sys.executable)}
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set and remove environment variables for a while."""
+    """Set and remove environment variables inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     _change_environment(variables)
     try:
@@ -265,7 +265,7 @@ def _change_environment(variables: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def use_session(spark: SparkSession | None, name: str) -> Iterator[SparkSession]:
-    """The session that a caller gave, or the one that is active, or one for the time of the job."""
+    """The caller's session, or the active one, or one for this job."""
     if spark is None:
         with open_session(name=name) as session:
             yield session

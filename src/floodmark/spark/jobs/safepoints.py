@@ -1,7 +1,7 @@
-"""Safe points of jobs: what a job reads stays, for as long as the job runs and not much longer.
+"""Safe points of jobs, which keep the versions that a job reads.
 
-A safe point outlives the process that holds it, so that a job that was killed finds its data when it is run
-again; and it has a lifetime, so that one that never comes back does not fill the site's disk.
+A safe point outlives its process, so that a killed job finds its data when it is run again.  It has a
+lifetime, so that a job that never runs again does not fill the site's disk.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ RENEWAL: Final = timedelta(minutes=10)
 
 @contextmanager
 def holding(site: Site, name: str, version: Version, namespace: str) -> Iterator[None]:
-    """Keep a version of a namespace, and renew that until the block ends.  It holds on after the block."""
+    """Hold a version of a namespace, and renew that until the block ends.  It stays held after the block."""
     host = site.host
     host.retention.hold_safe_point(name, version, LIFETIME, namespace)
     ended = Event()
 
     def renew() -> None:
         while not ended.wait(RENEWAL.total_seconds()):
-            # A site that cannot be reached now is asked again: the lifetime is many renewals long.
+            # A failed renewal is harmless: the lifetime is many renewals long.
             with suppress(FloodmarkError):
                 host.retention.hold_safe_point(name, version, LIFETIME, namespace)
 
@@ -41,6 +41,6 @@ def holding(site: Site, name: str, version: Version, namespace: str) -> Iterator
 
 
 def release(site: Site, name: str) -> None:
-    """Let go of a safe point, if it still holds."""
+    """Release a safe point, if it exists."""
     with suppress(SafePointNotFound):
         site.host.retention.release_safe_point(name)

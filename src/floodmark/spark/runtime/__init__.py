@@ -1,1 +1,1 @@
-"""What Spark needs of the machine: Java, Python workers, threads, retries."""
+"""Spark's runtime on this machine: Java, Python workers, threads, retries, progress."""

@@ -1,8 +1,8 @@
-"""Find the Floodmark error inside what Spark raised.
+"""Find the Floodmark error inside an error of Spark.
 
-Spark runs a data source in other processes and hands on what went wrong there as text: a Python traceback
-inside a Java message, inside another one if a stream failed.  A traceback ends with `module.Class: message`,
-from which the error is made again, so that whoever called a job catches the same classes as elsewhere.
+Spark runs a data source in other processes and passes their errors on as text: a Python traceback inside a
+Java message, inside another one if a stream failed.  A traceback ends with `module.Class: message`, from
+which the error is made again, so that a caller of a job catches the same classes as elsewhere.
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import Final
 from floodmark.model import errors
 from floodmark.model.errors import FloodmarkError
 
-# The last line of a traceback, with those lines of the message that follow.  Behind it stands what Python
-# says between two tracebacks, or what Spark says behind a message: the state, the query, where Java was.
+# The last line of a traceback and the rest of its message, up to the text that Python puts between two
+# tracebacks, or that Spark adds: the state, the query, the Java stack.
 _ERROR: Final = re.compile(
     rf"""
     ^{re.escape(errors.__name__)}\.(?P<name>\w+)
@@ -33,11 +33,11 @@ _ERROR: Final = re.compile(
 
 
 def find_error(error: BaseException) -> FloodmarkError | None:
-    """The Floodmark error that made Spark raise this one; None if it was something else."""
+    """The Floodmark error that caused an error of Spark; None if another one did."""
     for each in _causes(error):
         if isinstance(each, FloodmarkError):
             return each
-        # Of several tracebacks the last one tells what was raised in the end.
+        # The last traceback has the error that was raised.
         for found in reversed(list(_ERROR.finditer(str(each)))):
             kind = getattr(errors, found["name"], None)
             if isinstance(kind, type) and issubclass(kind, FloodmarkError):
@@ -47,7 +47,7 @@ def find_error(error: BaseException) -> FloodmarkError | None:
 
 @contextmanager
 def raising_floodmark_errors() -> Iterator[None]:
-    """Raise the Floodmark error inside what Spark raises, without the pages that Spark wraps it in."""
+    """Raise the Floodmark error inside an error of Spark, without Spark's text."""
     try:
         yield
     except Exception as error:
@@ -61,5 +61,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
         yield cause
-        # Spark keeps the cause that an error had in Java under a name of its own.
+        # Spark keeps the cause in Java under a name of its own.
         cause = cause.__cause__ or getattr(cause, "_cause", None)

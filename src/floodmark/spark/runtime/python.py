@@ -1,9 +1,8 @@
 """The Python that Spark's workers on this machine run in: ours, which has pyspark installed.
 
-Spark puts an archive with a copy of pyspark before everything that a worker could import it from.  What is
-imported from an archive is compiled anew in each process: most of a second, and a query has many workers.  So
-Spark is given a `python` that is a script of a few lines: it leaves this archive, and that of py4j beside it,
-out of the places to look.
+Spark puts an archive with a copy of pyspark first on the workers' PYTHONPATH.  Modules in an archive are
+compiled anew in each process, which takes most of a second, and a query has many workers.  So Spark is given
+a `python` that is a short script: it drops this archive, and py4j's beside it, from PYTHONPATH.
 """
 
 import os
@@ -36,10 +35,7 @@ exec {python} "$@"
 
 
 def make_python(executable: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What Spark is to start its workers with, so that they run in `executable`.
-
-    That is the Python itself where it could not do without the archives.
-    """
+    """The command for Spark's workers: a script before `executable`, or that if it needs the archives."""
     archives = Path(pyspark.__file__).parent / "python" / "lib"
     if not archives.is_dir() or find_spec("py4j") is None:
         return executable

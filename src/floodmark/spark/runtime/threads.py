@@ -1,10 +1,9 @@
-"""Writes and streams from any thread of the program, and not only from the one that made the session.
+"""Writes and streams from any thread, not only the one that created the session.
 
-Spark's Java looks the format of a write up in the session that is active in the calling thread.  A session is
-active in the thread that made it.  In any other, as web servers, notebooks and schedulers have them, Java
-knows of none, and the write of a Python data source fails with DATA_SOURCE_NOT_FOUND.  PySpark calls none
-of ours before the lookup; but `df.write.format(...)` knows the session of its DataFrame: it makes
-that active.
+Spark's Java looks up the format of a write in the active session of the calling thread, which only the
+thread that created the session has.  In threads of web servers, notebooks and schedulers the write of a
+Python data source fails with DATA_SOURCE_NOT_FOUND.  So `df.write.format(...)` first makes the session of
+its DataFrame the active one.
 """
 
 from collections.abc import Callable
@@ -18,14 +17,14 @@ _WRITERS: Final = (DataFrameWriter, DataStreamWriter)
 
 
 def make_active(session: SparkSession) -> None:
-    """Make a session the active one of this thread.  On Spark Connect the server does that."""
+    """Make a session the active one of this thread.  With Spark Connect the server does that."""
     if isinstance(session, SparkSession):
         java = SparkSession._get_j_spark_session_class(session._jvm)
         java.setActiveSession(session._jsparkSession)
 
 
 def follow_threads(source: str) -> None:
-    """Let writers of a format work in threads that have no active session.  Done once for a process."""
+    """Let writers of a format work in threads without an active session.  Done once per process."""
     for writer in _WRITERS:
         if source not in getattr(writer.format, "sources", ()):
             # Assigned by name: to a type checker a method is not a variable.

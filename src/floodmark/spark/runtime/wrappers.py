@@ -1,7 +1,7 @@
-"""Scripts of a few lines that stand before a program which Spark starts.
+"""Short scripts that Spark starts in the place of a program.
 
-Each lies in a home of its own, under `bin/` and the program's name: private to the user, made once, shared by
-processes.
+Each has a home of its own, with the script under `bin/` and the program's name: private to the user, created
+once, shared by processes.
 """
 
 import atexit
@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def make_home(program: str, script: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """A directory whose `bin` holds a script under the name of the program that it stands before."""
+    """A directory whose `bin` holds a script under the name of a program."""
     try:
         digest = hashlib.sha256(script.encode()).hexdigest()[:16]
         home = _cache_directory(environment) / f"{program}-{digest}"
         _install(home / "bin" / program, script)
     except (OSError, RuntimeError):
-        # A user without a home, or one that cannot be written to, as in a container.
+        # A user without a writable home, as in a container.
         home = Path(tempfile.mkdtemp(prefix=f"floodmark-{program}-"))
         atexit.register(shutil.rmtree, home, ignore_errors=True)
         _install(home / "bin" / program, script)
@@ -37,12 +37,8 @@ def _install(wrapper: Path, script: str) -> None:
         return
     wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Renamed into place: another process may be running the same script.
-    handle, temporary = tempfile.mkstemp(dir=wrapper.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(script)
-        os.chmod(temporary, 0o700)
-        os.replace(temporary, wrapper)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with tempfile.TemporaryDirectory(dir=wrapper.parent) as directory:
+        staged = Path(directory, wrapper.name)
+        staged.write_text(script, "utf-8")
+        staged.chmod(0o700)
+        staged.replace(wrapper)

@@ -180,7 +180,7 @@ def _read_portion(text: str | None) -> Portion | None:
 
 
 def require_writable(site: Site, target: Target) -> None:
-    """Raise an error for a namespace that does not exist, is read-only for the caller, or merges otherwise."""
+    """Raise an error for a namespace that does not exist, is read-only to the caller, or merges otherwise."""
     host = site.host
     check_policy(target.layout, host.namespaces.find_namespace(target.namespace))
     # Needs the role to write, and changes nothing.

@@ -1,16 +1,16 @@
-"""Back up a namespace to Parquet files: all of it as of one version, or what changed since the last time.
+"""Back up a namespace to Parquet files: all of it as of one version, or the changes since the last backup.
 
-A full part holds the newest record of every key at the version, with tombstones and expired records, because
-whoever restores it must know what was deleted, and when.  A part with changes holds every change in between,
-so a restore may stop at any version of it.  The version of the newest part is where a reader of the site's
-changes goes on: everything at or below it is in the backup, and everything above it comes from there.
+A full part holds the newest record of every key at the version, with tombstones and expired records,
+because a restore must know the deletions and their stamps.  A part with changes holds every change since
+the part before it, so a restore may stop at any version of it.  The backup holds every change at or below
+the version of the newest part; a reader of the site's changes goes on above it.
 
-A backup can be killed at any point and run again.  What it is going to do is in TARGET/plan.json before it
-does it, and the plan's version is held by a safe point, so the next run does the same thing again.  Each
-attempt writes its rows into a directory of its own, and the manifest, written last, names its files: what a
-killed attempt has left can neither be taken for rows nor get between those of the next one.
+A backup can be killed at any point and run again.  It stores its plan in TARGET/plan.json first, and a safe
+point holds the plan's version, so the next run carries out the same plan.  Each attempt writes its rows into
+a directory of its own, and the manifest, written last, names its files: readers ignore the files of a killed
+attempt.
 
-One backup into a directory at a time: the plan is there to be taken up by whoever comes next.
+Only one backup may run into a directory at a time: a second one would take up the first one's plan.
 """
 
 from contextlib import suppress
@@ -55,16 +55,16 @@ from floodmark.spark.source.schemas import record_columns
 HOLD: Final = timedelta(hours=24)
 PLAN: Final = "plan.json"
 
-# How often a version may be collected between being chosen and being held.
+# Retries if a version is collected between being chosen and being held.
 _ATTEMPTS: Final = 5
-# Whoever asks how far changes reach begins not long ago, so that there is little to read.
+# The changes to read for the resolved version begin this long ago.
 _RECENT_MS: Final = 10_000
-# The smallest range of keys: whoever only asks how far changes reach need not be sent any.
+# The smallest range of keys, to read resolved versions without changes.
 _ONE_KEY: Final = (b"\x00", b"\x00\x00")
 
 
 class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup has done.  `note` says why a plan that was found was not carried out."""
+    """The result of a backup.  `note` says why an earlier plan was abandoned."""
 
     target: str
     part: str
@@ -102,13 +102,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held_version(self) -> Version:
-        """What must not be collected before the part is complete."""
+        """The version to hold until the part is complete."""
         return self.version if self.kind is Kind.FULL else self.since
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """Everything that a backup works with."""
+    """The site, the target and the session of a backup."""
 
     site: Site
     source: SiteAddress
@@ -128,10 +128,10 @@ def backup(
     spark: SparkSession | None = None,
     progress: Progress | None = None,
 ) -> BackupSummary:
-    """Back up a namespace into a directory; with `incremental`, what changed since the newest part there.
+    """Back up a namespace into a directory; with `incremental`, the changes since its newest part.
 
-    The site keeps the changes above the backup's version for as long as `hold` says, so that the next
-    incremental backup finds them.  A backup that was begun there before is finished instead.
+    The site keeps the changes above the backup's version for `hold`, so that the next incremental backup
+    finds them.  An unfinished backup in the directory is finished instead.
     """
     source.require_url("be backed up")
     _require_hold(hold)
@@ -139,7 +139,7 @@ def backup(
     directory = directory_at(target)
     with source.connect() as site, use_session(spark, "floodmark backup") as session:
         row = site.host.namespaces.find_namespace(namespace)
-        # Whoever may not see it should hear so now, and not when all rows are written.
+        # A caller without the right to see it gets the error before any row is written.
         _collected_horizon(site, namespace)
         job = _Job(
             site=site, source=source, namespace=row, target=directory, spark=session, progress=progress
@@ -169,7 +169,7 @@ def backup(
 
 
 def list_backups(target: str) -> list[Manifest]:
-    """The complete parts of the backup at a place, oldest first."""
+    """The complete parts of a backup, oldest first."""
     return read_manifests(directory_at(target))
 
 
@@ -177,7 +177,7 @@ def list_backups(target: str) -> list[Manifest]:
 
 
 def _find_plan(job: _Job, kind: Kind) -> tuple[Plan | None, str | None]:
-    """The plan that was recorded, if it can still be carried out; else why it cannot."""
+    """The stored plan if it can be carried out, and otherwise a note why not."""
     for manifest in read_manifests(job.target):
         _require_same(job, manifest.site, manifest.site_id, manifest.namespace)
     content = job.target.read(PLAN)
@@ -196,14 +196,14 @@ def _find_plan(job: _Job, kind: Kind) -> tuple[Plan | None, str | None]:
     job.target.remove(plan.part)
     release(job.site, plan.safe_point)
     job.target.remove(PLAN)
-    return None, f"a backup at version {plan.version} had been begun here and was given up: {reason}"
+    return None, f"a backup at version {plan.version} was begun here and abandoned: {reason}"
 
 
 def _reason_to_abandon(job: _Job, plan: Plan, kind: Kind) -> str | None:
     if plan.kind is not kind:
-        return f"it was to be of kind {plan.kind.value!r}, and now {kind.value!r} is asked for"
+        return f"its kind is {plan.kind.value!r}, and {kind.value!r} is asked for"
     if plan.kind is Kind.CHANGES and plan.since != _newest_version(job.target):
-        return "the part that it was to follow is not the newest one any more"
+        return "the part before it is not the newest one any more"
     try:
         job.site.host.retention.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
     except VersionCollected:
@@ -212,8 +212,7 @@ def _reason_to_abandon(job: _Job, plan: Plan, kind: Kind) -> str | None:
 
 
 def _begin(job: _Job, kind: Kind) -> Plan:
-    """Choose a version, record the plan, and hold the version: in this order, so that nothing is held that
-    no plan knows of."""
+    """Choose a version, store the plan, then hold the version, so that every safe point has a plan."""
     since = _newest_version(job.target) if kind is Kind.CHANGES else 0
     host = job.site.host
     for _ in range(_ATTEMPTS):
@@ -246,12 +245,12 @@ def _begin(job: _Job, kind: Kind) -> Plan:
 
 
 def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
-    """A version up to which every change is durable and published, and the watermark of a namespace at it.
+    """A resolved version, and the watermark of a namespace at it, with the site's own entry.
 
-    What was acknowledged before is at or below the version.  The site's own entry is the version itself.
+    Every write that was acknowledged before the call is at or below the version.
     """
     for _ in range(_ATTEMPTS - 1):
-        # What was the oldest version a moment ago may be gone.
+        # The oldest version may be collected between two calls.
         with suppress(VersionCollected):
             return _look_for_position(site, namespace)
     return _look_for_position(site, namespace)
@@ -282,7 +281,7 @@ def _newest_version(target: Directory) -> Version:
 
 
 def _require_same(job: _Job, site: str, site_id: int, namespace: NamespaceRow) -> None:
-    """Refuse a directory that holds something else, as does one of a namespace that was dropped since."""
+    """Raise InvalidArgument for a directory with another namespace, or with one that was dropped since."""
     found = site, site_id, namespace.id, namespace.created_at
     if found != (job.site.name, job.site.id, job.namespace.id, job.namespace.created_at):
         raise InvalidArgument(
@@ -326,7 +325,7 @@ def _carry_out(job: _Job, plan: Plan) -> Manifest:
         files=files,
         columns=columns_of(record_columns(plan.namespace.merge)),
         watermark=plan.watermark,
-        # After the rows were read: deletions that were collected meanwhile may be missing among them.
+        # Read after the rows, which may lack deletions that were collected meanwhile.
         collected_horizon=_collected_horizon(job.site, plan.namespace.name),
         safe_point=plan.safe_point,
         created_at=moment_of(job.site.now()),
@@ -350,7 +349,7 @@ def _read_rows(job: _Job, plan: Plan) -> DataFrame:
 
 
 def _require_rows(part: Directory, files: list[DataFile], sums: RowSums) -> None:
-    """Refuse to call a part complete whose files hold other rows than were read from the site."""
+    """Raise SinkFailed if the files hold another number of rows than were read from the site."""
     written = 0
     for file in files:
         with part.open(file.name) as stream:
@@ -370,7 +369,7 @@ def _collected_horizon(site: Site, namespace: str) -> Version:
 
 
 def _finish(job: _Job, plan: Plan, hold: timedelta) -> bool:
-    """Hold what the next incremental backup needs and nothing else; whether that is held."""
+    """Hold the version for the next incremental backup, and release others.  Returns whether it is held."""
     held = _hold_for_next(job, plan, hold)
     if not held:
         release(job.site, plan.safe_point)
@@ -387,7 +386,7 @@ def _hold_for_next(job: _Job, plan: Plan, hold: timedelta) -> bool:
     try:
         job.site.host.retention.hold_safe_point(plan.safe_point, plan.version, hold, job.namespace.name)
     except VersionCollected:
-        # The part was complete long ago, and only this step was missing.
+        # The part was completed long ago by a run that was killed before this step.
         return False
     return True
 

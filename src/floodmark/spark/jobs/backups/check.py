@@ -1,7 +1,7 @@
-"""Check a backup: is every part what its manifest says?
+"""Check every part of a backup against its manifest.
 
-Files are compared by name and size first, which finds what is missing, cut off or too many.  Then all rows
-are read, counted and hashed anew, which finds everything else.
+First the names and sizes of files are compared, which finds missing, truncated and foreign files.  Then all
+rows are read, counted and hashed again, which finds all other damage.
 """
 
 from typing import Final
@@ -32,16 +32,16 @@ _STAGE: Final = "check parts"
 
 
 class CheckFinding(msgspec.Struct, frozen=True):
-    """What is wrong with a part of a backup."""
+    """A flaw in a part of a backup."""
 
     part: str
     message: str
 
 
 class CheckSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check has found: nothing, if the backup is sound.
+    """The result of a check: no `findings` if the backup is sound.
 
-    `unfinished` names parts without a manifest: a backup is at work on them, or will be when it is run again.
+    `unfinished` names parts without a manifest, which a running or the next backup completes.
     """
 
     target: str
@@ -108,7 +108,7 @@ def _check_part(spark: SparkSession, place: Directory, manifest: Manifest) -> li
 
 
 def find_damage(spark: SparkSession, place: Directory, manifest: Manifest) -> list[str]:
-    """What is wrong with the files and the rows that a part is made of; other files are passed over."""
+    """The flaws in the files and rows of a part, without foreign files."""
     columns = require_columns(manifest)
     part = place.directory(manifest.part)
     different = compare_files(manifest.files, part.sizes())
@@ -123,7 +123,7 @@ def find_damage(spark: SparkSession, place: Directory, manifest: Manifest) -> li
 
 
 def compare_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
-    """Which files of a part are missing, or have another size.
+    """The files of a part that are missing or have another size.
 
     >>> compare_files([DataFile("a", 7), DataFile("b", 7)], {"b": 5, "c": 1})
     ['a is missing', 'b has 5 bytes instead of 7']
@@ -139,7 +139,7 @@ def compare_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
 
 
 def find_strange_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
-    """Which files do not belong to a part.
+    """The files that do not belong to a part.
 
     >>> find_strange_files([DataFile("a", 7), DataFile("b", 7)], {"b": 5, "c": 1})
     ['c does not belong to it']
@@ -151,7 +151,7 @@ def find_strange_files(expected: list[DataFile], found: dict[str, int]) -> list[
 
 
 def _is_left_over(name: str, attempts: set[str]) -> bool:
-    """Whether a file is from an attempt that was killed.  On a cluster some tasks outlive their driver."""
+    """Whether a file is from a killed attempt: on a cluster some tasks outlive their driver."""
     return _attempt(name).startswith(ATTEMPT) and _attempt(name) not in attempts
 
 
@@ -160,7 +160,7 @@ def _attempt(name: str) -> str:
 
 
 def _find_unreadable(spark: SparkSession, part: Directory, manifest: Manifest) -> list[str]:
-    """Which of the files it is that cannot be read: each is read by itself."""
+    """The files that cannot be read, each read by itself."""
     texts = []
     for file in manifest.files:
         try:
@@ -171,7 +171,7 @@ def _find_unreadable(spark: SparkSession, part: Directory, manifest: Manifest) -
 
 
 def _first_line(error: Exception) -> str:
-    """What Spark says, without the call that it was said to and the places in its code."""
+    """The first line of Spark's message, without its calls and stacks."""
     lines = [line.strip().removeprefix(": ") for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("An error occurred while calling")]
     return said[0][:300] if said else type(error).__name__

@@ -1,4 +1,4 @@
-"""What a backup says about itself, and which of its parts lead to a version.
+"""The manifests of a backup, and the parts that lead to a version.
 
     TARGET/
       plan.json                                 a part that was begun (backup.py); gone when it is complete
@@ -9,9 +9,8 @@
         manifest.json
         rows-<attempt>/part-….parquet
 
-A manifest holds whatever is needed to check the part, and to restore it without the site that it came from.
-It carries a hash of itself, so that one that was damaged is not believed, and the number of its format: one
-that this Floodmark does not know is refused, for to guess would be to restore something else.
+A manifest holds everything to check its part, and to restore it without the site that it came from.  It
+carries a hash of itself, which shows damage, and the number of its format; an unknown format is refused.
 """
 
 from collections.abc import Iterable
@@ -30,19 +29,19 @@ from floodmark.model.version import Version, moment_of
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
-# What the directories begin with into which attempts write their rows.
+# The prefix of the directories into which attempts write their rows.
 ATTEMPT: Final = "rows-"
 
 
 class Kind(StrEnum):
-    """What the rows of a part are."""
+    """The rows of a part: all records as of a version, or changes."""
 
     FULL = "full"
     CHANGES = "changes"
 
 
 class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows by what a reader at the part's version would find: a value, a deletion, an expired value."""
+    """Rows by their state at the part's version: with a value, deleted, expired."""
 
     live: int
     tombstones: int
@@ -51,7 +50,7 @@ class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowSums(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows, and the XOR of Spark's xxhash64 of all their columns: equal sums mean equal rows."""
+    """The counts of rows, and the XOR of Spark's xxhash64 of all columns: equal sums mean equal rows."""
 
     counts: RowCounts
     digest: int
@@ -65,7 +64,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class ColumnType(msgspec.Struct, frozen=True):
-    """A column of the rows, in Spark's words."""
+    """A column of the rows, with Spark's name of its type."""
 
     name: str
     type: str
@@ -74,8 +73,8 @@ class ColumnType(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One complete part of a backup.
 
-    `version` is where a reader of the site's changes goes on from after the part was restored.  `watermark`
-    says per site which of its changes are in, and `collected_horizon` up to where deletions may be missing.
+    After a restore, a reader of the site's changes goes on from `version`.  `watermark` names per site the
+    changes that are in; below `collected_horizon` deletions may be missing.
     """
 
     format: int = FORMAT
@@ -102,7 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sealed(msgspec.Struct, frozen=True):
-    """A document as it is stored: with the hash of its bytes."""
+    """A stored document, with the hash of its bytes."""
 
     document: msgspec.Raw
     xxh64: str
@@ -125,14 +124,14 @@ def part_name(kind: Kind, since: Version, version: Version) -> str:
 
 
 def encode_document(document: msgspec.Struct) -> bytes:
-    """A manifest or a plan as it is stored."""
+    """Encode a manifest or a plan."""
     content = msgspec.json.encode(document)
     sealed = _Sealed(msgspec.Raw(content), xxhash.xxh64_hexdigest(content))
     return msgspec.json.encode(sealed) + b"\n"
 
 
 def decode_document(content: bytes, kind: type[Document], place: str) -> Document:
-    """Undo `encode_document`.  Raises BackupDamaged, or FormatTooNew for a format that is not known."""
+    """Decode a manifest or a plan.  Raises BackupDamaged, or FormatTooNew for an unknown format."""
     try:
         sealed = msgspec.json.decode(content, type=_Sealed)
         stored = bytes(sealed.document)
@@ -140,7 +139,7 @@ def decode_document(content: bytes, kind: type[Document], place: str) -> Documen
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BackupDamaged(f"{place} is damaged: {error}") from error
     if xxhash.xxh64_hexdigest(stored) != sealed.xxh64:
-        raise BackupDamaged(f"{place} is damaged: its content is not what was written")
+        raise BackupDamaged(f"{place} is damaged: its hash does not match its content")
     if found != FORMAT:
         raise FormatTooNew(
             f"{place} has format {found}; this Floodmark knows format {FORMAT}. Use the release that wrote "
@@ -170,12 +169,12 @@ def read_manifests(target: Directory) -> list[Manifest]:
 
 
 def part_names(target: Directory) -> list[str]:
-    """The directories of parts, complete or not."""
+    """The names of the parts' directories, complete or not."""
     return [name for name in target.names() if name.startswith(("full-", "changes-"))]
 
 
 class Chain(NamedTuple):
-    """A full part and the changes that follow it without a gap: it leads to every version in its range."""
+    """A full part and the changes that follow without a gap: it leads to every version in its range."""
 
     full: Manifest
     changes: tuple[Manifest, ...]
@@ -186,7 +185,7 @@ class Chain(NamedTuple):
         return self.changes[-1] if self.changes else self.full
 
     def leads_to(self, version: Version) -> bool:
-        """Whether the state at a version is in the chain."""
+        """Whether the chain can be restored as of a version."""
         return self.full.version <= version <= self.newest.version
 
     def up_to(self, version: Version) -> "Chain":
@@ -195,7 +194,7 @@ class Chain(NamedTuple):
 
 
 def find_chains(manifests: Iterable[Manifest]) -> list[Chain]:
-    """What the parts lead to, one chain for each full part, oldest first."""
+    """The chains of the parts, one for each full part, oldest first."""
     parts = sorted(manifests, key=lambda each: each.version)
     followers = {each.since: each for each in parts if each.kind is Kind.CHANGES}
     return [_follow(each, followers) for each in parts if each.kind is Kind.FULL]
@@ -211,7 +210,7 @@ def _follow(full: Manifest, followers: dict[Version, Manifest]) -> Chain:
 
 
 def choose_chain(manifests: Iterable[Manifest], at: Version | None, place: str) -> tuple[Chain, Version]:
-    """The shortest way to a version, or to the newest that there is; and that version."""
+    """The shortest chain to a version, by default the newest, and that version."""
     chains = find_chains(manifests)
     if not chains:
         raise InvalidArgument(
@@ -231,7 +230,7 @@ def choose_chain(manifests: Iterable[Manifest], at: Version | None, place: str) 
 
 
 def find_gaps(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The parts with changes that no chain reaches: what they follow is missing."""
+    """The parts with changes whose predecessor is missing."""
     parts = list(manifests)
     reached = {part.id for chain in find_chains(parts) for part in chain.changes}
     return [each for each in parts if each.kind is Kind.CHANGES and each.id not in reached]

@@ -1,7 +1,7 @@
-"""The rows of a backup on their way through Spark: from a site to files, from files to a site, and counted.
+"""The rows of a backup in Spark: from a site to files, from files to a site, and counted.
 
-Whatever a part holds was counted while it was written, in the same pass, and is counted again by whoever
-reads it: how many rows there are of each sort, and the XOR of their hashes.
+The rows of a part are counted and hashed in the pass that writes them, and again in each pass that reads
+them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,10 +27,10 @@ from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.schemas import RECORDS, record_columns
 from floodmark.spark.source.writing import KEEP_STAMPS, PORTION
 
-# Each page of a Parquet file has a checksum, which Spark looks at only if it is told to.
+# Makes Spark verify the checksums of Parquet pages.
 _CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
 
-# What of a row is the same wherever it was restored to.
+# The columns that a restore does not change.
 CONTENT: Final = ("key", "value", "_change_type", "_origin_site", "_origin_version", "_expires_at", "_stamps")
 
 _FORMAT: Final = "floodmark"
@@ -38,7 +38,7 @@ _FORMAT: Final = "floodmark"
 
 @contextmanager
 def explaining(directory: Directory) -> Iterator[None]:
-    """Raise what went wrong in Spark as Floodmark's errors, also that a directory has no room left."""
+    """Raise errors of Spark as Floodmark's, also StorageFull for a directory."""
     try:
         with raising_floodmark_errors():
             yield
@@ -55,13 +55,13 @@ def read_site(
     options: Mapping[str, str],
     columns: StructType | None = None,
 ) -> DataFrame:
-    """Rows of a site; without `columns`, with those that it gives by itself."""
+    """Rows of a site; without `columns`, with the default ones."""
     reader = spark.read.format(_FORMAT).options(**address.options(), **options)
     return (reader if columns is None else reader.schema(columns)).load(address.location)
 
 
 def write_site(rows: DataFrame, address: SiteAddress, namespace: str, portion: Portion | None = None) -> None:
-    """Apply rows, at most one for each key, to a namespace by their stamps; or a portion of each."""
+    """Apply rows, or a portion of each, by their stamps; at most one row for each key."""
     writer = rows.write.format(_FORMAT).mode("append").options(**address.options(), **KEEP_STAMPS)
     if portion is not None:
         writer = writer.option(PORTION, msgspec.json.encode(portion).decode())
@@ -78,7 +78,7 @@ def write_files(rows: DataFrame, directory: Directory, at: Version) -> RowSums:
 def read_files(
     spark: SparkSession, part: Directory, names: Iterable[str], columns: StructType = RECORDS
 ) -> DataFrame:
-    """The rows of some files of a part, whatever else is in its directory."""
+    """The rows of some files of a part."""
     urls = [f"{part.url}/{name}" for name in names]
     return spark.read.schema(columns).options(**_CHECKED).parquet(*urls)
 
@@ -100,7 +100,7 @@ def columns_of(schema: StructType) -> list[ColumnType]:
 
 
 def require_columns(manifest: Manifest) -> StructType:
-    """The columns of a part's rows, if they are what this Floodmark writes."""
+    """The columns of a part's rows.  Raises FormatTooNew for unknown ones."""
     columns = record_columns(manifest.namespace.merge)
     if manifest.columns != columns_of(columns):
         named = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
@@ -109,25 +109,25 @@ def require_columns(manifest: Manifest) -> StructType:
 
 
 def newest_rows(rows: DataFrame) -> DataFrame:
-    """Of each key the row of its newest commit, in order of keys within each of Spark's partitions."""
+    """The row of each key's newest commit, sorted by key within each of Spark's partitions."""
     others = [name for name in rows.columns if name != "key"]
     newest = F.max_by(F.struct(*others), F.col("_commit_version")).alias("newest")
     return rows.repartitionByRange("key").groupBy("key").agg(newest).select("key", "newest.*")
 
 
 def in_range(keys: KeyRange) -> Column:
-    """Whether a row's key lies in a range."""
+    """Whether the key of a row is in a range."""
     inside = F.col("key") >= F.lit(keys.start)
     return inside if keys.end is None else inside & (F.col("key") < F.lit(keys.end))
 
 
 def content_columns(rows: DataFrame) -> list[str]:
-    """The columns of rows that are the same wherever these were restored to."""
+    """The columns of rows that a restore does not change."""
     return [name for name in CONTENT if name in rows.columns]
 
 
 def to_content(rows: DataFrame) -> DataFrame:
-    """Rows as they are restored.  What is deleted has neither a value nor a time at which it expires."""
+    """Rows for a restore.  Deleted ones have neither value nor expiry."""
     kept = {
         name: F.when(~_is_deleted(), F.col(name)).alias(name)
         if name in ("value", "_expires_at")
@@ -138,7 +138,7 @@ def to_content(rows: DataFrame) -> DataFrame:
 
 
 def sum_columns(columns: Iterable[str], at: Version) -> list[Column]:
-    """Expressions whose values `to_sums` takes, over rows of which a reader at a version is meant."""
+    """Expressions for `to_sums`, over rows as of a version."""
     expired = ~_is_deleted() & (F.unix_millis("_expires_at") <= F.lit(physical_ms(at)))
     return [
         F.count(F.lit(1)).alias("total"),
@@ -149,16 +149,16 @@ def sum_columns(columns: Iterable[str], at: Version) -> list[Column]:
 
 
 def to_sums(found: Mapping[str, Any]) -> RowSums:
-    """The sums that Spark has found."""
+    """The sums from the values of `sum_columns`."""
     total, tombstones, expired = found["total"], found["tombstones"], found["expired"]
     live = total - tombstones - expired
     counts = RowCounts(live=live, tombstones=tombstones, expired=expired, total=total)
-    # Of no rows at all Spark gives no XOR.
+    # Without rows, Spark's XOR is null.
     return RowSums(counts=counts, digest=found["digest"] or 0)
 
 
 def observe_rows(rows: DataFrame, at: Version) -> tuple[DataFrame, Callable[[], RowSums]]:
-    """Rows that are counted as they pass, and their sums, to be asked for when they have passed."""
+    """Rows that are counted as they pass, and a function for their sums afterwards."""
     observation = Observation()
     observed = rows.observe(observation, *sum_columns(rows.columns, at))
     return observed, lambda: to_sums(observation.get)

@@ -1,14 +1,13 @@
 """Restore a backup into a namespace, as it was at any version that the backup leads to.
 
-Of each key the newest record at or below the version is written by its stamp, so what was deleted stays
-deleted, what expires does so when it would have, and a row that is written twice changes nothing.
+The newest record of each key at or below the version is written by its stamp, so deletions and expiries are
+restored too, and a row that is written twice changes nothing.
 
-A namespace that holds anything else is refused: two sets of records would be merged into one that never was.
-A restore that was killed finds its own rows there.  To tell the two apart, it first draws a version at the
-target that is the same whenever it asks again, and everything it writes is committed above that version.
-What is there and was committed below it was there before the restore.
+A namespace with other records is refused, because both sets of records would be merged.  A killed restore
+finds its own rows there.  To tell them apart, a restore first draws a version at the target, the same one in
+each run, and commits all its rows above it: records below it are others.
 
-The backup is read and checked before the site is touched: of a damaged one nothing is written.
+The backup is read and checked before the site is touched: nothing of a damaged backup is written.
 """
 
 import hashlib
@@ -76,10 +75,10 @@ _DAMAGE_SHOWN: Final = 5
 
 
 class RestoreSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore has done.
+    """The result of a restore.
 
-    `version` is where a reader of the backed-up site's changes goes on.  `verified` says that the namespace
-    was read again and holds what was to be restored, and nothing else; if not, `note` says why.
+    A reader of the backed-up site's changes goes on from `version`.  `verified` means that the namespace was
+    read again and holds exactly the restored records; otherwise `note` says why not.
     """
 
     backup: str
@@ -103,7 +102,7 @@ def restore(
     spark: SparkSession | None = None,
     progress: Progress | None = None,
 ) -> RestoreSummary:
-    """Restore a range of keys as of a version, the newest if none is named, into a new or empty namespace."""
+    """Restore a range of keys as of a version, by default the newest, into a new or empty namespace."""
     with restoring(
         backup, target, namespace, at=at, keys=keys, spark=spark, progress=progress
     ) as restoration:
@@ -133,7 +132,7 @@ def restoring(
     spark: SparkSession | None = None,
     progress: Progress | None = None,
 ) -> Iterator["Restoration"]:
-    """A backup and the namespace that it is restored into, which is new, empty, or was begun before."""
+    """A restore into a namespace that is new, empty, or holds rows of the same restore."""
     target.require_url("be restored into")
     place = directory_at(backup)
     chain, version = choose_chain(read_manifests(place), at, backup)
@@ -145,7 +144,7 @@ def restoring(
         resumed = _require_own(site, row, begun)
         safe_point = f"spark/restore-{identity}"
         kept = max(begun, site.host.retention.oldest_version(namespace))
-        # Deletions that are restored must not be collected before they were counted.
+        # Restored deletions must not be collected before `verify` has counted them.
         with holding(site, safe_point, kept, namespace):
             yield Restoration(
                 site=site,
@@ -180,7 +179,7 @@ class Restoration:
     progress: Progress | None
 
     def write(self, portion: Portion | None = None) -> RowSums:
-        """Write the rows, or a portion of each; the sums of all of them."""
+        """Write the rows, or a portion of each.  Returns the sums of all rows."""
         with watch_tasks(self.session, self.progress, "restore rows"), explaining(self.place):
             try:
                 rows = _rows_at(self.session, self.place, self.chain, self.version, self.keys)
@@ -192,7 +191,7 @@ class Restoration:
             return sums()
 
     def _require_still_sound(self, failure: Exception) -> None:
-        """Raise BackupDamaged if files that were sound can no longer be read."""
+        """Raise BackupDamaged if the files were damaged since the check."""
         if find_error(failure) is None and (found := _find_damage(self.session, self.place, self.chain)):
             raise BackupDamaged(
                 f"the backup was damaged while it was restored: {found}. Drop the namespace "
@@ -200,25 +199,25 @@ class Restoration:
             ) from None
 
     def verify(self, written: RowSums) -> str | None:
-        """Read again what was written, and compare; None if it is the same, or why that cannot be told."""
+        """Compare the namespace with the written rows.  Returns None, or why they cannot be compared."""
         with watch_tasks(self.session, self.progress, "verify"), explaining(self.place):
             return _verify(self.session, self.site, self.target, self.namespace, self.version, written)
 
 
 def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress: Progress) -> None:
-    """Refuse a backup of which a part is not what its manifest says, before anything is written."""
+    """Raise BackupDamaged if a part does not match its manifest."""
     found = _find_damage(spark, place, chain, progress)
     if found is not None:
         raise BackupDamaged(
             f"the backup is damaged, and nothing was restored: {found}. Restore from another copy; "
-            f"`floodmark backup --check {place.location}` lists all that is wrong"
+            f"`floodmark backup --check {place.location}` lists all damage"
         )
 
 
 def _find_damage(
     spark: SparkSession, place: Directory, chain: Chain, progress: Progress = SILENT
 ) -> str | None:
-    """What is wrong with the first part that is not what its manifest says; None if all are sound."""
+    """The damage of the first part that does not match its manifest; None if all are sound."""
     parts = [chain.full, *chain.changes]
     for done, part in enumerate(parts):
         progress.report(_CHECK, done, len(parts))
@@ -244,13 +243,13 @@ def _rows_at(
 
 
 def _identify(chain: Chain, version: Version, keys: KeyRange) -> str:
-    """A name for what is restored: the same rows give the same name, others another."""
+    """A name of the restored rows: a hash of parts, version and keys."""
     parts = [part.id for part in (chain.full, *chain.changes)]
     return hashlib.sha256(msgspec.json.encode([parts, version, keys])).hexdigest()[:32]
 
 
 def _open_namespace(site: Site, name: str, chain: Chain) -> tuple[NamespaceRow, bool]:
-    """The namespace to restore into, made with the settings that it had if it is not there."""
+    """The namespace to restore into, and whether it was created, with the settings in the backup."""
     host = site.host
     settings = chain.newest.namespace.settings
     with suppress(NamespaceNotFound):
@@ -267,7 +266,7 @@ def _open_namespace(site: Site, name: str, chain: Chain) -> tuple[NamespaceRow, 
 
 
 def _require_own(site: Site, namespace: NamespaceRow, begun: Version) -> bool:
-    """Refuse a namespace with records from before this restore; whether there are some of it already."""
+    """Raise InvalidArgument for records from before this restore.  Returns whether it finds its own."""
     at = site.host.versions.read_version()
     keys = qualify_range(encode_namespace(namespace.id), EVERYTHING)
     found = False
@@ -291,10 +290,10 @@ def _verify(
     version: Version,
     written: RowSums,
 ) -> str | None:
-    """Read again what was restored, and compare; None if it is the same, or why that cannot be told."""
+    """Compare the namespace with the written rows.  Returns None, or why they cannot be compared."""
     at = site.host.versions.read_version()
     options = {"namespace": namespace.name, "rows": "all", "versionAsOf": str(at)}
-    # Stamps in the backup are at or below its version: whatever is above was written by someone else.
+    # Stamps in the backup are at or below its version, so higher ones are of other writers.
     others = F.count_if(F.col("_origin_version") > F.lit(version)).alias(_OTHERS)
     rows = to_content(read_site(spark, target, options, record_columns(namespace.merge)))
     found = rows.agg(*sum_columns(rows.columns, version), others).collect()[0].asDict()
@@ -303,6 +302,6 @@ def _verify(
     if found[_OTHERS]:
         return f"not verified: {found[_OTHERS]:,} records were written by others meanwhile"
     raise Corruption(
-        f"namespace {namespace.name!r} of site {site.name!r} does not hold what was restored: "
+        f"namespace {namespace.name!r} of site {site.name!r} does not hold the restored records: "
         f"{to_sums(found)} instead of {written}. Check the backup, drop the namespace and restore again"
     )

@@ -1,8 +1,7 @@
-"""Build a site of a topology up from a backup: a new one that joins, or one that has lost its data.
+"""Rebuild a site of a topology from a backup: a new site that joins, or one that has lost its data.
 
-The rows are written as a restore writes them, but most of them without a trace in the change log: everybody
-else has heard of them already.  The order of things, and what of each row is told to whom, are rules of
-`floodmark.replication.returning`; here Spark writes the rows.
+The rows are written as by a restore, but most of them without rows in the change log, because the other sites
+have them already.  `floodmark.replication.returning` holds the rules; here Spark writes the rows.
 """
 
 from collections.abc import Mapping
@@ -24,10 +23,10 @@ from floodmark.spark.source.address import SiteAddress
 
 
 class ReturnSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What was built up.
+    """The result of a rebuild.
 
-    `returned` is how many records came back from other sites.  While a site that comes back is `missing`
-    namespaces, it takes no writes.  `verified` is as for every restore.
+    `returned` counts the records that other sites gave back.  A site takes no writes while namespaces are
+    `missing`.  `verified` is as for a restore.
     """
 
     backup: str
@@ -50,7 +49,7 @@ def join(
     spark: SparkSession | None = None,
     progress: Progress | None = None,
 ) -> ReturnSummary:
-    """Build a namespace of a new site up from a backup of another site of its topology."""
+    """Build a namespace of a new site from a backup of another site of its topology."""
     with target.connect() as site:
         topology = site.topology()
         if topology is None or namespace not in topology.shared_by(site.name):
@@ -75,10 +74,10 @@ def rejoin(
     spark: SparkSession | None = None,
     progress: Progress | None = None,
 ) -> ReturnSummary:
-    """Build a namespace of a site up again that has lost its data, from a backup of it or of another site.
+    """Rebuild a namespace of a site that has lost its data, from a backup of it or of another site.
 
-    The topology, in which the site's incarnation was counted up, is put in force everywhere first, so that
-    nothing of the earlier life arrives any more.  `addresses` lead to the other sites.
+    First the topology, with the site's incremented incarnation, is set at all sites, so that changes of the
+    earlier incarnation are refused.  `addresses` lead to the other sites.
     """
     with ExitStack() as stack:
         with target.connect() as site:
@@ -106,8 +105,8 @@ def rejoin(
 def _require_rejoining(site: Site) -> None:
     if not site.replication().rejoining:
         raise InvalidArgument(
-            f"site {site.name!r} is the incarnation that the topology speaks of, and takes part; if it has "
-            "lost its data, count its `incarnation` up in the topology first"
+            f"site {site.name!r} has the incarnation of the topology, and takes part; if it has lost its "
+            "data, increment its `incarnation` in the topology first"
         )
 
 
@@ -117,7 +116,7 @@ def _facts_of(restoration: Restoration) -> BackupFacts:
 
 
 class _Writing:
-    """Writes portions of a backup, and remembers what all of it is."""
+    """Writes portions of a backup, and keeps the sums of the whole."""
 
     def __init__(self, restoration: Restoration) -> None:
         self._restoration = restoration

@@ -131,7 +131,7 @@ def require_package() -> None:
 
 
 def _identity_of(table: Any, directory: Directory) -> ExportIdentity:
-    """What a table holds the rows of."""
+    """The identity of the export that made a table."""
     text = table.metadata().configuration.get(IDENTITY)
     if text is None:
         raise InvalidArgument(

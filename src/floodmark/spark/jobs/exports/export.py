@@ -1,13 +1,12 @@
 """Export a namespace to a lakehouse table: every change, or the current state, exactly once.
 
-The changes of `(through, next]` are a step.  Spark's tasks write its rows into files; then the target takes
-the files in and moves its `through` on, both at once.  Killed before that, the step is done again; killed
-after it, it is over.  Steps end where commits end, so a commit is never cut in two, and by choice where
-heartbeats are: those are the same points for every namespace of a site, so that exports of several
-namespaces, made at different times by different processes, can be read at one point in time.
+The changes of `(through, next]` are a step.  Spark's tasks write its rows into files; then the target adds
+the files and moves `through`, in one step.  An export that is killed before repeats the step; one that is
+killed after it goes on.  Steps end at the ends of commits, and by choice at heartbeats, which are the same
+for all namespaces of a site, so that exports of several namespaces can be read as of one version.
 
-The export holds a safe point at what it has, so that a site keeps what it has not, also while it does not
-run, for as long as the safe point's lifetime.
+The export holds a safe point at `through`, so that the site keeps later changes, also while no export runs,
+for the safe point's lifetime.
 """
 
 from pathlib import Path
@@ -59,22 +58,22 @@ from floodmark.spark.runtime.progress import Progress, watch_tasks
 from floodmark.spark.session import use_session
 from floodmark.spark.source.address import SiteAddress
 
-# A step of this many changes is worth Spark's while, and not too much to do again.
+# The changes of a step: enough for Spark, and little enough to repeat.
 CHANGES_MAX: Final = 1_000_000
-# How long to wait for changes when there are none, and how soon to move on where none come.
+# Poll interval without changes, and how soon to move on without any.
 IDLE_SECONDS: Final = 0.5
 ADVANCE_MS: Final = 30_000
-# The same while changes were counted that no heartbeat was held against yet.
+# The same while counted changes wait for their heartbeat.
 SETTLE_MS: Final = 2_500
 HOLD_MS: Final = 10_000
 
 
 class ExportSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export did.  The target now holds everything at or below `through`; before, at `since`.
+    """The result of an export.  The target held everything up to `since` before, and up to `through` now.
 
-    `rows` is what was written: changes, or rows of a current view, those that were written again included.
-    `wrong` counts the intervals between heartbeats in which changes went astray in this run, and `checks`
-    tells what was checked since the target was begun.
+    `rows` counts written changes, or rows of a current view, including rewritten ones.  `wrong` counts the
+    intervals between heartbeats of this run in which changes were lost or doubled; `checks` are those since
+    the target was created.
     """
 
     target: str
@@ -106,13 +105,13 @@ def export(
     progress: Progress | None = None,
     stop: Event | None = None,
 ) -> ExportSummary:
-    """Bring a target up to date with a namespace; without `once`, until it is told to stop.
+    """Bring a target up to date with a namespace; without `once`, until `stop` is set.
 
-    `target` is a directory, which is made if it is not there.  The export ends at `until`, or with `once`
-    at what is resolved when it begins.  With `at_heartbeats` it ends at the last heartbeat before that.
+    `target` is a directory, created if it does not exist.  The export ends at `until`, or with `once` at the
+    version that is resolved when it begins; with `at_heartbeats`, at the last heartbeat before that.
 
-    A target that was left for longer than the safe point lives may miss changes that are gone from the
-    site; that is a `VersionCollected`, and it takes a new target to begin anew.
+    Raises VersionCollected if the site has collected changes that the target lacks, which may happen after
+    the safe point's lifetime.  Then a new target is needed.
     """
     source.require_url("exported from")
     directory, kind = local_directory(target), Format(format)
@@ -140,9 +139,9 @@ def export(
 
 
 def _identify(site: Site, namespace: str, view: View, until: Version | None) -> ExportIdentity:
-    """A new export as it is asked for.
+    """The identity of a new export.
 
-    A history has every change, or where the first ones are gone, a snapshot and every change above it.
+    A history has every change; if the first ones are collected, a snapshot and every change above it.
     """
     host = site.host
     row = host.namespaces.find_namespace(namespace)
@@ -188,20 +187,20 @@ class _Export:
         self._held_ms = self._moved_ms = monotonic_ms()
 
     def run(self, *, once: bool, until: Version | None, stop: Event) -> None:
-        """Step after step, until the end is reached."""
+        """Take steps until the end."""
         try:
             with raising_floodmark_errors():
                 self._run(once=once, until=until, stop=stop)
         except VersionCollected as error:
             raise VersionCollected(
-                f"the export has what was written up to {self._target.through}, and not all that came "
-                f"after it is still there: {error}. Export to a new target, which begins with what there is",
+                f"the target holds the changes up to {self._target.through}, and the site has collected some "
+                f"of the later ones: {error}. Export to a new target, which begins with a snapshot",
                 **error.details,
             ) from error
 
     def _run(self, *, once: bool, until: Version | None, stop: Event) -> None:
         if until is not None:
-            # One that lies in the future is refused.  After this it is resolved before long.
+            # Raises VersionInFuture; otherwise the version is resolved soon.
             self._host.versions.observe(until)
         end = self._host.versions.resolved_version() if once and until is None else until
         through = self._target.through
@@ -224,16 +223,16 @@ class _Export:
         self._hold(through)
 
     def _cut(self, since: Version, end: Version | None) -> ChangesCut:
-        """The next step; one to `since` itself if there is none yet."""
+        """The next step; it ends at `since` if there is none yet."""
         cut = self._host.versions.cut_changes(self._namespace, since, CHANGES_MAX, end, self._at_heartbeats)
         limit = cut.resolved if end is None else min(cut.resolved, end)
         if self._at_heartbeats and cut.version >= limit:
-            # No heartbeat has lowered it: there was none yet.
+            # There was no heartbeat yet, which would have lowered it.
             return replace(cut, version=since)
         return cut
 
     def _step(self, since: Version, cut: ChangesCut) -> Version:
-        """Write what lies between two versions, and commit it."""
+        """Write and commit the changes up to a cut."""
         target, view = self._target, self._target.identity.view
         changes = read_changes(self._spark, self._source, self._namespace, since, cut.version, cut.changes)
         place = target.prepare()
@@ -247,10 +246,10 @@ class _Export:
         self.written += added
         return self._moved(cut.version)
 
-    # What begins with a snapshot
+    # The snapshot
 
     def _begin_view(self, end: Version | None) -> Version:
-        """Write a snapshot, which changes are then merged into or put beside; its version."""
+        """Write the first rows, as of a version, and return that version."""
         target, host = self._target, self._host
         is_history = target.identity.view is View.HISTORY
         at = host.versions.resolved_version() if end is None else end
@@ -274,7 +273,7 @@ class _Export:
     def _merge(
         self, changes: DataFrame, place: Directory, since: Version, through: Version
     ) -> tuple[list[DataFile], list[Path], Counted]:
-        """Write what takes the place of the files that changes touch; the new files and the old ones."""
+        """Rewrite the files that changes touch.  Returns the new files, the old ones, and the count."""
         files = self._target.files()
         gathered = newest_changes(changes).persist()
         try:
@@ -294,14 +293,14 @@ class _Export:
     # Heartbeats
 
     def _check(self, counted: Counted, through: Version) -> Checks:
-        """Hold what was counted of a step against the heartbeats in it."""
+        """Compare the count of a step with its heartbeats."""
         before = self._target.checks
         checks = check_step(before, counted, through, self._host.physical_ms())
         report_findings(f"export of {self._namespace}", before, checks, namespace=self._namespace)
         return checks
 
     def _pass_over(self, since: Version, through: Version) -> Counted:
-        """The heartbeats of a stretch without changes."""
+        """The heartbeats of an interval without changes."""
         identity = self._target.identity
         prefix = encode_namespace(identity.namespace_id)
         request = ChangesRequest(
@@ -322,7 +321,7 @@ class _Export:
     # The safe point
 
     def _moved(self, through: Version) -> Version:
-        """Note a committed step; the safe point follows, but not with each of many."""
+        """Count a committed step, and move the safe point if that is due."""
         self.steps += 1
         self._moved_ms = monotonic_ms()
         if self._is_due(self._held_ms, HOLD_MS):

@@ -1,4 +1,4 @@
-"""What an export writes, as Spark frames: changes, a snapshot, and a view with changes merged into it."""
+"""The rows of an export as Spark frames: changes, a snapshot, a view with changes merged into it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +19,10 @@ from floodmark.spark.source.schemas import COUNTED
 from floodmark.spark.source.special import COUNTED as COUNTED_KIND
 from floodmark.spark.source.special import add_counted, pass_counted
 
-# How much work is worth a task of its own, and how many a site is read by at once.
+# The changes of one task, and the most tasks that read a site at once.
 TASK_CHANGES: Final = 50_000
 TASKS_MAX: Final = 8
-# About how large the files of a current view are to be.
+# The approximate size of a file of a current view.
 VIEW_FILE_BYTES: Final = 32 * MIB
 
 
@@ -34,7 +34,7 @@ def read_changes(
     through: Version,
     changes: int | None,
 ) -> DataFrame:
-    """The changes in `(since, through]`, of which there are about so many, and heartbeats between them."""
+    """The changes in `(since, through]` with their heartbeats; `changes` is their estimated number."""
     tasks = TASKS_MAX if changes is None else min(TASKS_MAX, 1 + changes // TASK_CHANGES)
     options = {
         "namespace": namespace,
@@ -71,7 +71,7 @@ def read_snapshot_changes(spark: SparkSession, source: SiteAddress, namespace: s
 
 
 def newest_changes(changes: DataFrame) -> DataFrame:
-    """Of each key the last change; and under a key without bytes, which no change has, what was counted."""
+    """The last change of each key, and the count under the empty key, which no change has."""
     rows = changes.mapInArrow(pass_counted, COUNTED)
     columns = [name for name in rows.columns if name != "key"]
     last = F.max_by(F.struct(*columns), "_commit_version").alias("change")
@@ -80,7 +80,7 @@ def newest_changes(changes: DataFrame) -> DataFrame:
 
 
 def take_counted(newest: DataFrame) -> tuple[DataFrame, Counted]:
-    """The changes alone, and what was counted of them on their way."""
+    """The changes alone, and their count."""
     is_change = F.length("key") > 0
     parts = newest.where(~is_change).select("counted").collect()
     return newest.where(is_change), add_counted(part for row in parts for part in row.counted)
@@ -92,7 +92,7 @@ def read_view(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 def touched_names(view: DataFrame, newest: DataFrame, at: Version) -> set[str]:
-    """The files of a view in which a key has changed, or a record has expired."""
+    """The names of a view's files in which a key has changed or a record has expired."""
     marks = newest.select("key", F.lit(True).alias("changed"))
     rows = view.select("key", "_expires_at", F.col("_metadata.file_name").alias("file"))
     stale = rows.join(marks, "key", "left").where(F.col("changed") | _is_expired(at))
@@ -100,7 +100,7 @@ def touched_names(view: DataFrame, newest: DataFrame, at: Version) -> set[str]:
 
 
 def merge_rows(view: DataFrame | None, newest: DataFrame, at: Version, files: int) -> DataFrame:
-    """A view with changes merged into it: what has not changed, and what was put.  In about so many files."""
+    """A view with changes merged into it, in about `files` files."""
     columns = CURRENT.names
     put = newest.where(F.col("_change_type") != ChangeType.DELETE.value).select(*columns)
     if view is not None:

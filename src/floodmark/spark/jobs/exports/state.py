@@ -1,8 +1,8 @@
-"""What every export target has, whatever its format: an identity, how far it is, and one writer at a time.
+"""The parts that export targets of all formats share: an identity, a state, and a lock.
 
-A target knows by itself how far it is, and that moves in the same step as the rows that it is about.  So
-there is no second checkpoint that could say something else, and a job that was killed anywhere just begins
-again: what was committed is passed over, what was not is done anew.
+A target stores the version that it holds everything up to, in the same step as the rows.  So there is no
+second checkpoint that could differ, and a job that was killed anywhere is simply run again: it skips what was
+committed and does the rest anew.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ LOCK: Final = "_floodmark.lock"
 
 
 class View(StrEnum):
-    """What the rows of an export are."""
+    """The rows of an export."""
 
     HISTORY = "history"
     """Every change is a row."""
@@ -43,14 +43,14 @@ class View(StrEnum):
 
 
 class Format(StrEnum):
-    """What an export is written as."""
+    """The format of an export."""
 
     DELTA = "delta"
     PARQUET = "parquet"
 
 
 class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose rows a target holds.
+    """The namespace of a target, and its view.
 
     A history holds the changes above `since`, and with `snapshot` the records that lived at `since`.
     """
@@ -66,16 +66,16 @@ class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> Version | None:
-        """How far a target is that holds nothing yet; None if a snapshot comes first."""
+        """The `through` of an empty target; None if a snapshot comes first."""
         return self.since if self.view is View.HISTORY and not self.snapshot else None
 
     @property
     def safe_point(self) -> str:
-        """The name of the safe point that keeps what the export has not got yet."""
+        """The name of the safe point that keeps the changes above `through`."""
         return f"spark/export-{self.id}"
 
     def require_same(self, asked: "ExportIdentity", location: str) -> None:
-        """Refuse a target that holds something else than what is asked for now."""
+        """Raise InvalidArgument for a target with other rows than those asked for."""
         if (self.site, self.site_id, self.namespace, self.view) != (
             asked.site,
             asked.site_id,
@@ -118,7 +118,7 @@ class ExportTarget(Protocol):
 
     @property
     def identity(self) -> ExportIdentity:
-        """What it holds the rows of."""
+        """The namespace and the view."""
         ...
 
     @property
@@ -128,7 +128,7 @@ class ExportTarget(Protocol):
 
     @property
     def checks(self) -> Checks:
-        """What heartbeats have shown up to there.  It moves in the same step."""
+        """The checks against heartbeats up to there.  They move in the same step."""
         ...
 
     @property
@@ -137,7 +137,7 @@ class ExportTarget(Protocol):
         ...
 
     def prepare(self) -> Directory:
-        """Remove what a step that was not committed has left; where the next step's files are written."""
+        """Remove the files of uncommitted steps.  Returns the directory for the files of the next step."""
         ...
 
     def files(self) -> list[Path]:
