@@ -427,7 +427,7 @@ def test_a_damaged_manifest_is_found(spark: SparkSession, chain: Path) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(b'"live":', b'"live": '))
     damaged, gap = check_backup(str(chain), spark=spark).findings
     assert damaged.part == part
-    assert "is not what was written" in damaged.message
+    assert "does not match its content" in damaged.message
     assert "no complete part leads" in gap.message
 
 

@@ -74,7 +74,7 @@ def test_site_that_lost_its_data_comes_back_with_what_others_know(
             reborn.site.namespace("counts").add(b"all")
         assert build_up("users").missing == ["profiles"]
         assert build_up("profiles").missing == []
-        with pytest.raises(InvalidArgument, match="count its `incarnation` up"):
+        with pytest.raises(InvalidArgument, match="increment its `incarnation`"):
             build_up("counts")
         reborn.site.namespace("counts").add(b"all", 1000)
         replicate_once(topology, spark)
