@@ -246,7 +246,7 @@ def test_columns_that_do_not_fit_are_named(fields: list[StructField], column: st
 
 def test_columns_that_json_has_no_form_for_are_named() -> None:
     nested = StructType([StructField("photo", BinaryType())])
-    with pytest.raises(SchemaMismatch, match="'person.photo' is binary") as caught:
+    with pytest.raises(SchemaMismatch, match=r"'person\.photo' is binary") as caught:
         check_columns(StructType([KEY, StructField("person", nested)]), json=True)
     assert caught.value.details["column"] == "person.photo"
     with pytest.raises(SchemaMismatch, match="no column besides the key"):

@@ -1,16 +1,16 @@
-"""Sites compared in Spark's tasks: each takes a range of keys and reads it at all sites side by side.
+"""Sites compared in Spark's tasks: each task reads a range of keys at all sites side by side.
 
-All sites give their records in order of keys, so nothing is shuffled or joined: a task holds a window of each
-(`divergence/alignment.py`).  What travels is thin, and records that are equal never become objects.  The
-driver fixes the vantage of every site before the tasks begin; a task asks its sites only for their collected
-horizons, when it has read everything.
+All sites give their records in order of keys, so nothing is shuffled or joined: a task holds a window of
+each (`divergence/alignment.py`).  Only keys, stamps and digests travel, and equal records never become
+objects.  The driver fixes the vantage of every site before the tasks begin; a task asks its sites only for
+their collected horizons, after it has read everything.
 
-A task tells what it found in one row, its report.  If somebody wants them, one row comes before that for each
-key that has drifted.  Repairs are made where the drift was found: each goes by what was seen, so it does no
-harm that Spark may run a task twice.
+The last row of a task is its report.  If asked for, a row for each drifted key comes before it.  A task
+repairs the drift that it finds, and only records that still are as it saw them, so Spark may run a task
+twice.
 
-A task always gives its report.  Whatever fails in it is a doubt, and what could be compared counts: the
-sites that answer are compared, and one that leaves is left out from there on.
+A task always gives its report.  An error in it is a doubt: the sites that answer are compared, and a site
+that fails is left out from there on.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,12 +54,12 @@ from floodmark.spark.runtime.patience import PAUSES, ask_patiently
 from floodmark.spark.source.address import SiteAddress
 
 SITES_MIN: Final = 2
-# A site that does not answer is not waited for long if there are others to compare.
+# The pauses of retries while two other sites can be compared.
 _BRIEF: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 
-# Drifted keys that are repaired, and looked at again, at a time.
+# Drifted keys to repair and compare again at a time.
 REPAIRED_AT_ONCE: Final = 1_000
-# Rows of drifted keys that travel together.
+# Rows of drifted keys in a batch.
 _ROWS_AT_ONCE: Final = 1_000
 _INT64_END: Final = 1 << 63
 
@@ -95,29 +95,20 @@ _SQL_TYPES: Final = {
 ROWS: Final = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in _ROWS)
 
 
-class PairTally(msgspec.Struct, frozen=True):
-    """What was counted of two sites."""
-
-    left: str
-    right: str
-    tally: Tally
-
-
 class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a range: numbers for each pair of sites, and the first keys that have drifted.
+    """The result of a range: the tallies of each pair of sites, and a sample of the drifted keys.
 
-    `open_keys` are the keys that have drifted or lag, if somebody asked for them and they are not too many
-    and all of them known.
-    `left` are the numbers of the second look at what was repaired.  `doubts` say why the rest of the range
-    was not compared, or its history not walked, and which keys may do more than lag.
+    `open_keys` are the keys that drifted or lag; None if they were not asked for, are too many, or are not
+    all known.  `left` are the tallies of the repaired keys, compared again.  `doubts` say why a part of the
+    range or of its history was not compared, and which keys may do more than lag.
     """
 
     namespace: str
-    tallies: list[PairTally]
+    tallies: dict[Pair, Tally]
     sample: list[Drift] = []
     open_keys: list[bytes] | None = None
     repair: RepairSummary | None = None
-    left: list[PairTally] = []
+    left: dict[Pair, Tally] = {}
     differences: list[Difference] = []
     differences_found: int = 0
     doubts: list[str] = []
@@ -125,7 +116,7 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteView:
-    """A site from its vantage, as it travels to the tasks."""
+    """A site and its vantage, for the tasks."""
 
     address: SiteAddress
     site: str
@@ -135,18 +126,18 @@ class SiteView:
     mark: dict[int, Version]
 
     def vantage(self, host: Host, namespace: str) -> Vantage:
-        """The vantage, with a way to learn the collected horizon."""
+        """The vantage, with a function that reads the collected horizon."""
         horizon_of = partial(read_horizon, host, namespace, tuple(self.mark))
         return Vantage(self.site, self.site_id, self.version, self.mark, horizon_of)
 
     def qualify(self, keys: KeyRange) -> KeyRange:
-        """A range of users' keys as the site has it."""
+        """A range of users' keys with the namespace's prefix at this site."""
         return qualify_range(encode_namespace(self.namespace_id), keys)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceViews:
-    """A namespace at all sites, and the version after which their histories are walked, if they are."""
+    """A namespace at all sites, and the version above which to walk their histories, if at all."""
 
     namespace: str
     views: Sequence[SiteView]
@@ -155,7 +146,7 @@ class NamespaceViews:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeWork:
-    """A range of users' keys of a namespace that is to be compared."""
+    """A range of users' keys of a namespace to compare."""
 
     namespace: NamespaceViews
     keys: KeyRange
@@ -163,7 +154,7 @@ class RangeWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparing:
-    """What Spark's tasks do: the ranges of the numbers that come to them."""
+    """Compares, in Spark's tasks, the ranges whose numbers arrive as rows."""
 
     ranges: Sequence[RangeWork]
     sample: int
@@ -208,7 +199,7 @@ class Comparing:
 
 
 def _connect(stack: ExitStack, views: Sequence[SiteView]) -> list[tuple[SiteView, Site | FloodmarkError]]:
-    """Connect to the sites, or say why not.  They are waited for only as long as it is needed."""
+    """Connect to the sites, or return their errors.  Retries for long only if too few sites answer."""
     answers: list[tuple[SiteView, Site | FloodmarkError]] = []
     for view in views:
         answers.append((view, _try_connect(stack, view, _BRIEF)))
@@ -244,7 +235,7 @@ def compare_range(work: RangeWork, hosts: Sequence[Host], *, waiting_max: int = 
 def walk_range(
     work: RangeWork, hosts: Sequence[Host], since: Version, *, changes_max: int = CHANGES_MAX
 ) -> Iterator[Difference]:
-    """Walk through the histories of a range, each site's with each other's, in parts that fit into memory."""
+    """Compare the histories of a range pair by pair, in parts that fit into memory."""
     try:
         histories = [
             read_history(
@@ -266,7 +257,7 @@ def walk_range(
 
 
 class KeyDoubts:
-    """The first keys of a namespace of which it cannot be told whether they only lag."""
+    """The first keys of a namespace that may do more than lag."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -274,7 +265,7 @@ class KeyDoubts:
         self._is_cut = False
 
     def add(self, finding: Finding) -> None:
-        """Take down what speaks against lag."""
+        """Note the doubt of a finding, if it has one."""
         if isinstance(finding, Drift) or finding.doubt is None or finding.key in self._doubts:
             return
         if len(self._doubts) == PROBLEMS_TOLD:
@@ -285,16 +276,16 @@ class KeyDoubts:
 
     @property
     def told(self) -> list[str]:
-        """What is to be said of the keys."""
+        """The doubts, as messages."""
         more = [f"more keys of {self._namespace!r} are in doubt"] if self._is_cut else []
         return [*self._doubts.values(), *more]
 
 
 class _Findings:
-    """What a task has found so far in its range."""
+    """The findings of a task in its range."""
 
     def __init__(self, work: Comparing, range_work: RangeWork, hosts: Sequence[Host]) -> None:
-        # A key is repaired once, so that all that is found of it must come together.
+        # A key is repaired once, so all its findings must come together.
         self._comparison = compare_range(range_work, hosts, waiting_max=0 if work.repair else WAITING_MAX)
         self.rows: list[Drift] = []
         self.doubts: list[str] = []
@@ -312,7 +303,7 @@ class _Findings:
         self._differences_found = 0
 
     def windows(self) -> Iterator[list[Finding]]:
-        """What is found.  Why there is not more is taken down."""
+        """The findings.  An error becomes a doubt."""
         try:
             yield from self._comparison.windows()
         except FloodmarkError as error:
@@ -322,11 +313,11 @@ class _Findings:
 
     @property
     def unrepaired(self) -> int:
-        """How many differences have to be repaired."""
+        """The number of differences to repair."""
         return len(self._unrepaired)
 
     def add(self, finding: Finding) -> None:
-        """Take down a key that is not the same at all sites."""
+        """Note a key that differs between sites."""
         if self._open_keys is not None:
             self._open_keys.add(finding.key)
             if len(self._open_keys) > self._work.open_keys_max:
@@ -342,7 +333,7 @@ class _Findings:
             self._unrepaired.append(finding)
 
     def mend(self) -> None:
-        """Repair what has drifted and was not repaired yet, and look at it again."""
+        """Repair the drifted keys since the last call, and compare them again."""
         drifts, self._unrepaired = self._unrepaired, []
         if not drifts:
             return
@@ -351,7 +342,7 @@ class _Findings:
             if not isinstance(seen, FloodmarkError):
                 self._left = add_tallies(self._left, seen)
                 continue
-            self.doubts.append(f"what was repaired of {self._namespace!r} was not seen again: {seen}")
+            self.doubts.append(f"repaired keys of {self._namespace!r} were not compared again: {seen}")
             unseen = set(keys)
             self._left = add_tallies(self._left, _tallies_of([each for each in drifts if each.key in unseen]))
 
@@ -362,7 +353,7 @@ class _Findings:
         return again.tallies
 
     def walk(self) -> None:
-        """Walk through the histories, if somebody asked for that."""
+        """Compare the histories, if asked for."""
         since = self._range.namespace.history_since
         if since is None:
             return
@@ -377,23 +368,23 @@ class _Findings:
                 if len(self._differences) < self._work.sample:
                     self._differences.append(difference)
         except FloodmarkError as error:
-            self.doubts.append(f"not all of the history of {self._namespace!r} was walked: {error}")
+            self.doubts.append(f"not all of the history of {self._namespace!r} was compared: {error}")
 
     def take_rows(self) -> pyarrow.RecordBatch:
-        """The rows of drifted keys that have come together, or as many of them as travel at once."""
+        """Take the next batch of rows of drifted keys."""
         drifts, self.rows = self.rows[:_ROWS_AT_ONCE], self.rows[_ROWS_AT_ONCE:]
         rows = [_row_of(self._namespace, drift) for drift in drifts]
         return pyarrow.RecordBatch.from_pylist(rows, schema=_ROWS)
 
     def report(self) -> pyarrow.RecordBatch:
-        """The last row of a range."""
+        """The report of the range, which is its last row."""
         report = RangeReport(
             namespace=self._namespace,
-            tallies=pair_tallies(self._comparison.tallies),
+            tallies=self._comparison.tallies,
             sample=self._sample,
             open_keys=None if self._open_keys is None or self.doubts else sorted(self._open_keys),
             repair=self._repair if self._work.repair else None,
-            left=pair_tallies(self._left),
+            left=self._left,
             differences=self._differences,
             differences_found=self._differences_found,
             doubts=[*self.doubts, *self._key_doubts.told],
@@ -401,20 +392,13 @@ class _Findings:
         return pyarrow.RecordBatch.from_pylist([{REPORT: msgspec.msgpack.encode(report)}], schema=_ROWS)
 
 
-def pair_tallies(tallies: dict[Pair, Tally]) -> list[PairTally]:
-    """Tallies as they travel."""
-    return [PairTally(*pair, tally) for pair, tally in tallies.items()]
-
-
 def add_tallies(known: dict[Pair, Tally], more: dict[Pair, Tally]) -> dict[Pair, Tally]:
-    """The tallies of disjoint sets of keys as one."""
-    return {pair: known.get(pair, Tally()).plus(tally) for pair, tally in more.items()} | {
-        pair: tally for pair, tally in known.items() if pair not in more
-    }
+    """The sums of the tallies of disjoint sets of keys."""
+    return known | {pair: known.get(pair, Tally()).plus(tally) for pair, tally in more.items()}
 
 
 def _tallies_of(drifts: Iterable[Drift]) -> dict[Pair, Tally]:
-    """The numbers of keys as they were found."""
+    """The tallies of drifted keys."""
     tallies: dict[Pair, Tally] = {}
     for drift in drifts:
         found = Tally(compared=1, **{str(drift.verdict): 1})
@@ -423,7 +407,7 @@ def _tallies_of(drifts: Iterable[Drift]) -> dict[Pair, Tally]:
 
 
 def add_repairs(known: RepairSummary, more: RepairSummary) -> RepairSummary:
-    """What was done to disjoint sets of keys as one."""
+    """The sum of the repairs of disjoint sets of keys."""
     return RepairSummary(
         repaired=known.repaired + more.repaired,
         changed_meanwhile=known.changed_meanwhile + more.changed_meanwhile,
@@ -458,5 +442,5 @@ def _side_of(name: str, side: DriftSide) -> dict[str, object]:
 
 
 def _signed(number: int) -> int:
-    """Spark knows no unsigned numbers: the same bits, signed.  A stamp that is damaged may be any number."""
+    """The same 64 bits as a signed number: Spark has no unsigned ones, and a damaged stamp may be any."""
     return number if number < _INT64_END else number - 2 * _INT64_END

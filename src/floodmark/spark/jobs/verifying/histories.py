@@ -1,4 +1,4 @@
-"""The history of a range of keys at a site, as `walk_histories` wants it."""
+"""The history of a range of keys at a site, for `walk_histories`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -21,7 +21,7 @@ CHANGES_MAX: Final = 200_000
 
 
 class HistoryTooLong(Exception):
-    """A range has more changes than are held; cut it at `middle`, a user's key."""
+    """A range has too many changes for memory; cut it at `middle`, a user's key."""
 
     def __init__(self, middle: bytes) -> None:
         super().__init__(middle)
@@ -37,10 +37,10 @@ def read_history(
     *,
     changes_max: int = CHANGES_MAX,
 ) -> History:
-    """All that was first written after `since` to a range of qualified keys, and the watermarks of that time.
+    """The changes with stamps above `since` to a range of qualified keys, and the watermarks since then.
 
-    `since` has to be the same for all sites whose histories are compared.  Then nothing that a site held
-    before has a higher stamp than what follows, and nobody has to ask for it.
+    `since` must be the same for all compared sites.  Then no earlier record has a higher stamp than the
+    changes in the history, and earlier records need not be read.
     """
     request = ChangesRequest(
         keys=keys, namespace=namespace_id, since=since, until=until, heartbeats=True, partial=True
@@ -49,7 +49,7 @@ def read_history(
     marks: list[tuple[Version, Mapping[int, Version]]] = []
     site_id = host.identity.site_id
     for batch in host.changes(request):
-        # A repair brings back what may be older than the history.
+        # A repair may write a change that is older than the history.
         changes += [change for change in _changes_of(batch, site_id) if change.stamp.version > since]
         marks += [(beat.version, beat.watermark.get(namespace_id, {})) for beat in batch.heartbeats]
         if len(changes) > changes_max:
@@ -62,7 +62,7 @@ def _too_long(changes: list[HistoryChange]) -> Exception:
     if len(keys) > 1:
         return HistoryTooLong(keys[len(keys) // 2])
     return LimitExceeded(
-        f"the history of {keys[0]!r:.60} has more than {CHANGES_MAX:,} changes, too many to be walked; "
+        f"the history of {keys[0]!r:.60} has more than {CHANGES_MAX:,} changes, too many to compare; "
         "a shorter retention of its namespace makes it shorter"
     )
 
@@ -72,6 +72,6 @@ def _changes_of(batch: ChangeBatch, site_id: int) -> Iterator[HistoryChange]:
         record = decode_value(stored)
         stamp = record.origin or Stamp(version, site_id)
         parts = None if record.stamps is None else part_stamps(decode_state(stored))
-        # A scan gives merged records as a whole, and so does a repair: that is not what was written.
+        # A scan and a repair give merged records as a whole, and not the fields of one write.
         exact = parts is None or (batch.way is not Way.SCAN and {stamp, *parts.values()} == {stamp})
         yield HistoryChange(version, key[NAMESPACE_BYTES:], stamp, digest_record(stored), exact, parts)

@@ -1,7 +1,7 @@
-"""The sites that are compared, from the driver's place: who answers, what they share, and from where to look.
+"""The compared sites, as the driver sees them: which of them answer, their shared namespaces, their vantages.
 
-Whatever cannot be looked at is a doubt, and the others are still compared: that a site is away must not hide
-that two others have drifted apart.
+A site that cannot be read is a doubt, and the others are still compared: its absence must not hide that two
+others have drifted.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ _CANNOT_LOOK: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """A namespace as it is seen at all sites that can be compared, in their order."""
+    """A namespace at all sites that can be compared, with their vantages."""
 
     namespace: str
     sites: Sequence[Site]
@@ -60,7 +60,7 @@ class Look:
 
 
 class ComparedSites:
-    """Sites that answer, and why others do not count."""
+    """The sites that answer, and doubts about the others."""
 
     def __init__(self, addresses: Sequence[SiteAddress]) -> None:
         if len(addresses) < SITES_MIN:
@@ -78,7 +78,7 @@ class ComparedSites:
         self._unanswered = tuple(self.doubts)
 
     def begin_anew(self) -> None:
-        """Forget the doubts of looks that do not count.  Who did not answer is still away."""
+        """Drop the doubts of earlier looks, and keep those about sites that did not answer."""
         self.doubts[:] = self._unanswered
 
     def _open(self, stack: ExitStack, address: SiteAddress) -> None:
@@ -113,7 +113,7 @@ class ComparedSites:
     # Namespaces
 
     def shared_namespaces(self) -> dict[str, list[Site]]:
-        """The namespaces that two of the sites share, or more, by any of their topologies; and who does."""
+        """The namespaces that two or more of the sites share, by any of their topologies, and these sites."""
         members: dict[str, set[str]] = {}
         for topology in filter(None, map(self._topology_of, self.sites)):
             for name in topology.namespaces:
@@ -127,11 +127,11 @@ class ComparedSites:
         try:
             return site.topology()
         except Unreachable as error:
-            self.doubts.append(f"{site.name} does not say what it shares: {error}")
+            self.doubts.append(f"the topology of {site.name} could not be read: {error}")
             return None
 
     def look(self, namespace: str, sites: Sequence[Site]) -> Look | None:
-        """Take the vantage of some sites; None if fewer than two of them can be compared."""
+        """Take the vantages of some sites; None if fewer than two can be compared."""
         found: list[tuple[Site, NamespaceRow, Vantage]] = []
         for site in sites:
             try:
@@ -143,8 +143,8 @@ class ComparedSites:
         policies = Counter(row.merge for _, row, _ in found)
         if len(policies) > 1:
             said = ", ".join(f"{site.name} by {row.merge}" for site, row, _ in found)
-            self.doubts.append(f"{namespace!r} is not merged in the same way everywhere: {said}")
-            # Those that do as most of them do can still be compared.
+            self.doubts.append(f"{namespace!r} has several merge policies: {said}")
+            # The sites with the most common policy can still be compared.
             policy = policies.most_common(1)[0][0]
             found = [each for each in found if each[1].merge == policy]
         if len(found) < SITES_MIN:
@@ -153,7 +153,7 @@ class ComparedSites:
         return Look(namespace=namespace, sites=compared, rows=rows, vantages=vantages)
 
     def _hold(self, site: Site, row: NamespaceRow) -> None:
-        """Keep what a vantage sees that is taken from now on, until the sites are closed."""
+        """Hold the present version until the sites are closed."""
         name = f"{self._name}-{row.id}"
         at_present(
             site.host.versions.read_version,
@@ -161,10 +161,10 @@ class ComparedSites:
         )
         self._open_sites.callback(_release_quietly, site, name)
 
-    # What is read
+    # Ranges
 
     def views(self, look: Look, *, history: bool) -> NamespaceViews:
-        """What the tasks need to know of a namespace."""
+        """A namespace for the tasks."""
         views = [
             SiteView(
                 address=self._addresses[site.name],
@@ -180,7 +180,7 @@ class ComparedSites:
         return NamespaceViews(namespace=look.namespace, views=views, history_since=since)
 
     def _hold_history(self, look: Look) -> Version | None:
-        """Behind which version all sites have their histories, which are kept until the sites are closed."""
+        """The version above which all sites have their histories, held until the sites are closed."""
         for left in reversed(range(_TRIES)):
             try:
                 since = max(map(_first_version, look.sites, look.rows))
@@ -192,13 +192,13 @@ class ComparedSites:
                     self._open_sites.push(stack.pop_all())
             except (Unreachable, VersionCollected) as error:
                 if not left:
-                    self.doubts.append(f"the history of {look.namespace!r} cannot be walked: {error}")
+                    self.doubts.append(f"the history of {look.namespace!r} cannot be compared: {error}")
             else:
                 return since
         return None
 
     def plan(self, look: Look, tasks_min: int, *, history: bool) -> list[RangeWork]:
-        """A namespace in ranges of users' keys, by the site that looks most finely divided."""
+        """A namespace cut into ranges of users' keys, by the site with the most ranges."""
         views = self.views(look, history=history)
         plans = [
             _plan_site(site, row, vantage.version, tasks_min)
@@ -216,19 +216,19 @@ def _plan_site(site: Site, row: NamespaceRow, version: Version, tasks_min: int) 
             reader.partition_ranges(), whole, tasks_min, lambda keys: reader.sample_keys(keys, version)
         )
     except (Corruption, Unreachable):
-        # Whoever compares the range will say so; the others may be divided by another site.
+        # The task that compares the range raises the error; another site may give the ranges.
         return [KeyRange()]
     return [_users_keys(keys, whole) for keys in ranges]
 
 
 def _users_keys(keys: KeyRange, whole: KeyRange) -> KeyRange:
-    """A range of qualified keys without the namespace, which has another id at every site."""
+    """A range of qualified keys without the namespace's id, which differs between sites."""
     end = None if keys.end is None or keys.end == whole.end else keys.end[NAMESPACE_BYTES:]
     return KeyRange(keys.start[NAMESPACE_BYTES:], end)
 
 
 def _first_version(site: Site, row: NamespaceRow) -> Version:
-    """Where the history of a namespace begins that all sites should have in common."""
+    """The version above which all sites should have the same history."""
     host = site.host
     return max(host.retention.oldest_version(row.name), host.membership.shared_since(row.name, 0))
 
@@ -237,5 +237,5 @@ def _release_quietly(site: Site, name: str) -> None:
     try:
         release(site, name)
     except FloodmarkError:
-        # A safe point that cannot be released ends by itself.
+        # The safe point expires.
         return

@@ -1,8 +1,8 @@
-"""Verify: do the sites agree?  And repair: let them.
+"""Verify that sites agree, and repair the keys that have drifted.
 
-Each site is read as of one version, with what it could have heard of by then, so that writes may go on: what
-is only under way counts as lag, and drift is what no waiting will mend (`divergence/`).  Digests travel, and
-no values.  The answer has three sides: they agree, they have drifted apart, or it cannot be told, and why.
+Each site is read as of one version with its watermark at that version, so writes may go on: changes under
+way count as lag, and drift is a difference that no waiting mends (`divergence/`).  Digests travel, no
+values.  The outcome is that the sites agree, that they have drifted, or that there are doubts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,6 @@ from floodmark.spark.jobs.verifying.comparing import (
     ROWS,
     SITES_MIN,
     Comparing,
-    PairTally,
     RangeReport,
     add_repairs,
     add_tallies,
@@ -37,7 +36,7 @@ from floodmark.spark.source.address import SiteAddress
 SAMPLE: Final = 20
 MAX_LAG: Final = timedelta(seconds=60)
 
-# Guessed ranges are not equally full: several for each core even that out.
+# Ranges are estimates: several for each core even out their sizes.
 _TASKS_PER_CORE: Final = 4
 _TASKS_ELSEWHERE: Final = 32
 _STAGE: Final = "compare"
@@ -45,7 +44,7 @@ _REPORTS: Final = "reports"
 
 
 class PairSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of comparing a namespace at two sites, in numbers of keys."""
+    """The result of comparing a namespace at two sites, in numbers of keys."""
 
     namespace: str
     left: str
@@ -59,7 +58,7 @@ class PairSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drift(self) -> int:
-        """How many keys have drifted, in whatever way."""
+        """The number of drifted keys."""
         return self.value_mismatch + self.missing_left + self.missing_right
 
 
@@ -71,18 +70,18 @@ class DriftFound(msgspec.Struct, frozen=True):
 
 
 class DifferenceFound(msgspec.Struct, frozen=True):
-    """A change of a namespace that two histories do not have in common."""
+    """A change of a namespace that one of two histories lacks."""
 
     namespace: str
     difference: Difference
 
 
 class VerifySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a comparison of sites has found.
+    """The result of comparing sites.
 
-    `sample` has the first keys that have drifted, and `doubts` says why something cannot be told.  If there
-    were repairs, `left` has the numbers of the second look at what was repaired.  `whole` is False if only
-    those keys were looked at that had changed since the last time, or were still open then.
+    `sample` has the first drifted keys, and `doubts` say what could not be compared and why.  After repairs,
+    `left` has the numbers of the repaired keys, compared again.  `whole` is False if only the keys were
+    compared that changed since the last pass or were open then.
     """
 
     sites: list[str]
@@ -99,22 +98,22 @@ class VerifySummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drift(self) -> int:
-        """How many keys have drifted, each counted once for every pair of sites."""
+        """The number of drifted keys, each counted once for every pair of sites."""
         return sum(pair.drift for pair in self.pairs)
 
     @property
     def lag(self) -> int:
-        """How many differences are not older than what is under way."""
+        """The number of differences that changes under way explain."""
         return sum(pair.lag for pair in self.pairs)
 
     @property
     def outcome(self) -> Outcome:
-        """What is to be said of the sites as they are now, after repairs if there were any."""
+        """The outcome for the sites as they are now, after repairs."""
         return conclude(self.drift_left + self.differences_found, self.doubts)
 
     @property
     def drift_left(self) -> int:
-        """`drift` after repairs, if there were any."""
+        """`drift` after repairs."""
         return sum(pair.drift for pair in (self.pairs if self.repair is None else self.left))
 
 
@@ -132,10 +131,10 @@ def verify(
 ) -> VerifySummary:
     """Compare namespaces at two sites or more; without names, all that the sites share.
 
-    With `report`, a directory of Parquet files gets a row for each key that has drifted.  With `repair` each
-    of these gets its winner back, under its original stamp, unless it has changed since it was looked at, and
-    is then looked at again.  With `history` the change logs are walked as well, for what was lost and written
-    over.  Lag counts as a doubt where a site has not heard of another for longer than `max_lag`.
+    With `report`, a directory of Parquet files gets a row for each drifted key.  With `repair`, the winner of
+    each drifted key is written again under its original stamp, unless the key has changed since, and the key
+    is compared again.  With `history` the change logs are compared as well, which finds changes that were
+    lost and then overwritten.  Lag is a doubt if a site has not heard of another for longer than `max_lag`.
     """
     with use_session(spark, "floodmark verify") as session, ComparedSites(addresses) as sites:
         work = Verification(sites, session, sample=sample, max_lag=max_lag, progress=progress)
@@ -161,10 +160,7 @@ class Verification:
         self._progress = progress
 
     def look(self, namespaces: Sequence[str] | None) -> list[Look]:
-        """The namespaces as they are seen now, those that can be compared.
-
-        A site that is compared in none of them was named in vain, and that is said.
-        """
+        """The namespaces that can be compared, as of now.  A site that is in none of them is a doubt."""
         if namespaces is None:
             named = self.sites.shared_namespaces()
         else:
@@ -178,7 +174,7 @@ class Verification:
             if named and site.name not in compared:
                 self.sites.doubts.append(
                     f"{site.name} was compared in no namespace: it shares none with the others that can be "
-                    "compared now; leave it out, or see to its topology"
+                    "compared now; leave it out, or check its topology"
                 )
         return looks
 
@@ -191,7 +187,7 @@ class Verification:
         repair: bool = False,
         open_keys_max: int = 0,
     ) -> tuple[VerifySummary, list[Look], list[RangeReport]]:
-        """Compare everything; what came of it, what was looked at, and what the tasks said."""
+        """Compare everything.  Returns the summary, the looks, and the reports of the tasks."""
         began_ms = monotonic_ms()
         if report is not None:
             _claim(report)
@@ -238,19 +234,19 @@ class Verification:
                     drifted.write.mode("append").parquet(directory_at(report).url)
                     told = observation.get[_REPORTS]
         except (Unreachable, VersionCollected, Corruption) as error:
-            self.sites.doubts.append(f"the comparison did not come to its end: {error}")
+            self.sites.doubts.append(f"the comparison did not finish: {error}")
             return []
         return [msgspec.msgpack.decode(bytes(each), type=RangeReport) for each in told]
 
     def _tasks_min(self) -> int:
         if isinstance(self._spark, SparkSession):
             return _TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism
-        # A Connect server does not say how large it is.
+        # A Connect server does not tell its number of cores.
         return _TASKS_ELSEWHERE
 
 
 def _claim(report: str) -> None:
-    """See that a report can be written, before the work is done that it is about."""
+    """Create the report's directory before the work.  Raises InvalidArgument if it holds files."""
     directory = directory_at(report)
     if directory.names():
         raise InvalidArgument(f"the report's directory {report} holds files already; name a new one")
@@ -267,7 +263,7 @@ def summarize(
     whole: bool,
     began_ms: int,
 ) -> VerifySummary:
-    """What came of comparing namespaces."""
+    """The summary of reports."""
     told = sorted(reports, key=lambda each: (each.namespace, each.sample[0].key if each.sample else b""))
     found, left, mended = _sum(told, looks), _sum(told, looks, second=True), RepairSummary()
     for each in told:
@@ -303,20 +299,16 @@ def summarize(
 def _sum(
     reports: Sequence[RangeReport], looks: Sequence[Look], *, second: bool = False
 ) -> dict[str, dict[Pair, Tally]]:
-    """The numbers of all ranges of each namespace, in the order in which they were looked at."""
+    """The tallies of each namespace over all its ranges."""
     sums: dict[str, dict[Pair, Tally]] = {}
     for look in looks:
         tallies: dict[Pair, Tally] = {}
         for each in reports:
             if each.namespace == look.namespace:
-                tallies = add_tallies(tallies, _by_pair(each.left if second else each.tallies))
+                tallies = add_tallies(tallies, each.left if second else each.tallies)
         if tallies:
             sums[look.namespace] = tallies
     return sums
-
-
-def _by_pair(tallies: Iterable[PairTally]) -> dict[Pair, Tally]:
-    return {Pair(each.left, each.right): each.tally for each in tallies}
 
 
 def _pairs(sums: dict[str, dict[Pair, Tally]]) -> list[PairSummary]:

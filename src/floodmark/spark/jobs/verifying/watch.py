@@ -1,9 +1,8 @@
-"""Verify again and again, reading only what has changed since the last time.
+"""Verify repeatedly, reading only the keys that have changed since the last pass.
 
-A key that was the same at all sites, and that nobody has written to since, is still the same.  So after a
-first pass over everything, it is enough to look at the keys that stand in the change logs since then, and at
-those that were open: what lagged may have arrived or turn out to be lost, and what has drifted stays so until
-it is repaired.  What goes bad at rest is in no log, and is found by the next whole pass.
+A key that was equal at all sites and was not written since is still equal.  So after a first pass over
+everything it is enough to compare the keys in the change logs since then, and the open ones: those that
+lagged or had drifted.  Damage at rest is in no log; the next whole pass finds it.
 """
 
 from collections.abc import Generator, Sequence
@@ -29,7 +28,7 @@ from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.safepoints import LIFETIME, release
-from floodmark.spark.jobs.verifying.comparing import KeyDoubts, RangeReport, add_tallies, pair_tallies
+from floodmark.spark.jobs.verifying.comparing import KeyDoubts, RangeReport, add_tallies
 from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
 from floodmark.spark.jobs.verifying.verify import MAX_LAG, SAMPLE, Verification, VerifySummary, summarize
 from floodmark.spark.runtime.progress import Progress
@@ -40,24 +39,24 @@ from floodmark.spark.source.reading import READERS
 EVERY: Final = timedelta(seconds=10)
 WHOLE_EVERY: Final = timedelta(hours=24)
 
-# More keys than this are not looked up one by one: reading everything is as quick.
+# Above this, reading everything is as quick as looking keys up.
 KEYS_MAX: Final = 1_000_000
-# Of one range, so many open keys are remembered.
+# The most open keys to remember of one range.
 OPEN_KEYS_MAX: Final = 100_000
-# So many keys are looked up in one call.
+# Keys to look up in one call.
 _PORTION: Final = 2_000
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a namespace was looked at: up to which version of each site, and which keys are open."""
+    """The progress in a namespace: the version of each site that was compared, and the open keys."""
 
     versions: dict[str, Version]
     open_keys: frozenset[bytes]
 
 
 class _StartOver(Exception):
-    """What has changed cannot be told, or is too much."""
+    """The changed keys are unknown or too many."""
 
 
 def watch(
@@ -72,9 +71,9 @@ def watch(
     progress: Progress | None = None,
     stop: Event | None = None,
 ) -> Generator[VerifySummary, None, None]:
-    """Compare sites again and again, with a pause in between, until `stop` is set.
+    """Compare sites at an interval until `stop` is set.
 
-    The first pass reads everything, and so does one now and then; the others what has changed.
+    The first pass and one in each `whole_every` read everything; the others read the changed keys.
     """
     ended = stop or Event()
     with use_session(spark, "floodmark verify") as session:
@@ -88,7 +87,7 @@ def watch(
 
 
 class Watcher:
-    """Remembers what the last pass has seen."""
+    """Takes passes, and remembers the last one."""
 
     def __init__(
         self,
@@ -110,7 +109,7 @@ class Watcher:
         self._whole_at_ms: int | None = None
 
     def take_pass(self, sample: int, max_lag: timedelta) -> VerifySummary:
-        """Compare once more: what has changed, or everything if that is due."""
+        """Compare the changed keys, or everything if that is due."""
         with ComparedSites(self._addresses) as sites:
             verification = Verification(
                 sites, self._spark, sample=sample, max_lag=max_lag, progress=self._progress
@@ -121,7 +120,7 @@ class Watcher:
                 except (_StartOver, VersionCollected):
                     sites.begin_anew()
                 except Unreachable as error:
-                    sites.doubts.append(f"the comparison did not come to its end: {error}")
+                    sites.doubts.append(f"the comparison did not finish: {error}")
                     return summarize(verification, [], [], whole=False, began_ms=monotonic_ms())
             return self._look_at_everything(verification)
 
@@ -129,7 +128,7 @@ class Watcher:
         return self._whole_at_ms is None or monotonic_ms() - self._whole_at_ms >= self._whole_every_ms
 
     def close(self) -> None:
-        """Let garbage collection go on."""
+        """Release the safe points."""
         with suppress(FloodmarkError), ComparedSites(self._addresses) as sites:
             for site in sites.sites:
                 for name in self._held.get(site.name, ()):
@@ -143,8 +142,7 @@ class Watcher:
         for look in looks:
             told = [report.open_keys for report in reports if report.namespace == look.namespace]
             keys = [keys for keys in told if keys is not None]
-            # Without a report, with too many open keys, or where a site is gone meanwhile, the next pass is a
-            # whole one again.
+            # Without a report, with too many open keys, or without a site, the next pass is a whole one.
             if told and len(keys) == len(told):
                 with suppress(Unreachable, VersionCollected):
                     self._remember(
@@ -154,14 +152,14 @@ class Watcher:
         return summary
 
     def _remember(self, look: Look, versions: dict[str, Version], open_keys: frozenset[bytes]) -> None:
-        """Keep where the next pass goes on from, also from garbage collection."""
+        """Store and hold the versions that the next pass goes on from."""
         for site, row in zip(look.sites, look.rows, strict=True):
             name = f"{self._name}-{row.id}"
             site.host.retention.hold_safe_point(name, versions[site.name], LIFETIME, look.namespace)
             self._held.setdefault(site.name, set()).add(name)
         self._standings[look.namespace] = Standing(versions, open_keys)
 
-    # What has changed
+    # Changed keys
 
     def _look_at_changes(self, verification: Verification) -> VerifySummary:
         began_ms = monotonic_ms()
@@ -173,9 +171,9 @@ class Watcher:
             except VersionCollected:
                 raise
             except FloodmarkError as error:
-                # The standing stays as it was, so that the next pass looks at the same keys again.
+                # The standing is unchanged, so the next pass compares the same keys again.
                 verification.sites.doubts.append(
-                    f"what has changed in {look.namespace!r} was not compared: {error}"
+                    f"the changed keys of {look.namespace!r} were not compared: {error}"
                 )
         return summarize(verification, looks, reports, whole=False, began_ms=began_ms)
 
@@ -198,14 +196,14 @@ class Watcher:
         self._remember(look, versions, frozenset(finding.key for finding in findings))
         return RangeReport(
             namespace=look.namespace,
-            tallies=pair_tallies(tallies),
+            tallies=tallies,
             sample=drifts[:sample],
             doubts=doubts.told,
         )
 
 
 def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding], dict[Pair, Tally]]:
-    """Compare some keys, as many portions at a time as there are sites, so that all of them have work."""
+    """Compare some keys, in as many portions at a time as there are sites."""
     hosts = [site.host for site in look.sites]
 
     def compare_portion(start: int) -> tuple[list[Finding], dict[Pair, Tally]]:
@@ -225,7 +223,7 @@ def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding],
 def _changed_keys(
     site: Site, row: NamespaceRow, vantage: Vantage, since: Version
 ) -> tuple[set[bytes], Version]:
-    """The keys that were written to at a site since a version, and up to which version that is told."""
+    """The keys that were written at a site since a version, and the version up to which they are complete."""
     keys = qualify_range(encode_namespace(row.id), KeyRange())
     request = ChangesRequest(keys=keys, namespace=row.id, since=since, until=vantage.version, keys_only=True)
     changed: set[bytes] = set()
