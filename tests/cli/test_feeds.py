@@ -65,9 +65,9 @@ def test_a_feed_begins_where_it_is_told_to(directory: Path) -> None:
 def test_names_and_namespaces_that_are_taken_or_missing_are_findings(lake: Path) -> None:
     again = run("feed", "create", lake, "lake", "users", "--sink", "blackhole:")
     assert (again.code, "feed 'lake' is already there" in again.errors) == (1, True)
-    assert run("feed", "create", lake, "x", "nobody", "--sink", "blackhole:").code == 1
+    assert run("feed", "create", lake, "x", "none", "--sink", "blackhole:").code == 1
     for command in ("show", "pause", "resume", "remove", "rebalance", "statistics", "run"):
-        outcome = run("feed", command, lake, "nobody")
+        outcome = run("feed", command, lake, "none")
         assert outcome.code == 1
         assert "try: floodmark feed list SITE" in outcome.errors
 
@@ -83,7 +83,7 @@ def test_list_has_a_line_a_feed(lake: Path) -> None:
     run("feed", "create", lake, "archive", "users", "--sink", "parquet:exports")
     header, archive, row = (line.split() for line in run("feed", "list", lake).lines)
     assert header == ["name", "state", "checkpoint", "lag", "sink", "run", "by"]
-    assert (archive[0], row[:2], row[-2:]) == ("archive", ["lake", "normal"], ["blackhole:", "nobody"])
+    assert (archive[0], row[:2], row[-2:]) == ("archive", ["lake", "normal"], ["blackhole:", "none"])
     assert [feed["name"] for feed in run("feed", "list", lake, "--json").json_lines] == ["archive", "lake"]
 
 

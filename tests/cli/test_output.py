@@ -1,7 +1,9 @@
 """Progress: on a terminal, only when it takes time, and never in the output."""
 
 import io
+import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
@@ -10,7 +12,7 @@ from rich.console import Console
 
 from floodmark.cli.failures import report
 from floodmark.cli.render import progress as progress_module
-from floodmark.cli.render.output import Output, note, speaks_unicode
+from floodmark.cli.render.output import Column, Output, note, speaks_unicode
 from floodmark.cli.render.progress import counted, progress, tracked
 from floodmark.model.errors import InvalidArgument
 
@@ -136,3 +138,70 @@ def test_texts_of_others_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -
 def test_a_text_of_several_lines_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
     Output(json=False).line("one\ttwo\nthree")
     assert capsys.readouterr().out == "one\ttwo\nthree\n"
+
+
+@dataclass(frozen=True)
+class Tide:
+    name: str
+    lag_ms: int
+    checkpoint: int
+    floods: bool
+    ports: list[str]
+    note: str | None = None
+
+
+TIDE = Tide("spring", 12_345, 470_473_302_343_417_856, True, ["oslo", "rome"])
+
+
+def test_one_shape_is_fields_for_programs_and_names_and_values_for_people(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Output(json=True).report(TIDE)
+    assert json.loads(capsys.readouterr().out) == {
+        "name": "spring",
+        "lag_ms": 12_345,
+        "checkpoint": "470473302343417856",
+        "floods": True,
+        "ports": ["oslo", "rome"],
+        "note": None,
+    }
+    Output(json=False).report(TIDE)
+    assert capsys.readouterr().out.splitlines() == [
+        "name        spring",
+        "lag         12.3 s",
+        "checkpoint  470473302343417856  2026-11-15T03:26:59.999Z",
+        "floods      yes",
+        "ports       oslo, rome",
+    ]
+
+
+def test_many_of_a_shape_are_json_lines_or_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    columns: dict[str, Column[Tide]] = {
+        "tide": "name",
+        "at": "checkpoint",
+        "ports": lambda tide: str(len(tide.ports)),
+    }
+    Output(json=True).rows([TIDE, TIDE], columns)
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["spring", "spring"]
+    Output(json=False).rows([TIDE], columns)
+    assert capsys.readouterr().out.splitlines() == [
+        "tide    at                        ports",
+        "spring  2026-11-15T03:26:59.999Z  2",
+    ]
+
+
+def test_a_table_on_a_narrow_terminal_wraps_its_cells_and_steers_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "30")
+    screen = io.StringIO()
+    Output(json=False, stream=screen).table(
+        ["feed", "error"], [("copy", f"[bold]{STEERING} and words and words")]
+    )
+    lines = screen.getvalue().splitlines()
+    assert len(lines) > 2
+    assert "[bold]a\\x1b[2J" in screen.getvalue().replace("\n", "")
+    assert "\x1b[2J" not in screen.getvalue()

@@ -31,7 +31,7 @@ def subscribed(directory: Path) -> Path:
 def test_list_has_a_line_a_subscription(subscribed: Path) -> None:
     header, row = (line.split() for line in run("subscription", "list", subscribed).lines)
     assert header[:2] == ["name", "namespace"]
-    assert (row[:2], row[3], row[-1]) == ([NAME, "users"], "3", "nobody")
+    assert (row[:2], row[3], row[-1]) == ([NAME, "users"], "3", "none")
     listed = run("subscription", "list", subscribed, "--json").json
     assert (listed["name"], listed["backlog"], listed["backlog_is_exact"]) == (NAME, 3, True)
 
@@ -46,7 +46,7 @@ def test_show_tells_how_far_it_is(directory: Path) -> None:
         subscribe(site, KeyRange(b"a", b"b"))
     shown = dict(line.split("  ", maxsplit=1) for line in run("subscription", "show", directory, NAME).lines)
     fields = {name: value.strip() for name, value in shown.items()}
-    assert (fields["keys"], fields["backlog"], fields["consumer"]) == ("from a to before b", "2", "nobody")
+    assert (fields["keys"], fields["backlog"], fields["consumer"]) == ("from a to before b", "2", "none")
     told = run("subscription", "show", directory, NAME, "--json").json
     assert (told["start_key"], told["end_key"], told["unacked"]) == ("a", "b", 0)
     assert isinstance(told["through"], str)

@@ -8,7 +8,7 @@ Spark is an extra and takes a second to load: its room is loaded when a job runs
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,9 +26,7 @@ from floodmark.cli.credentials import access_entry
 from floodmark.cli.failures import UNREACHABLE, Usage, exit_code
 from floodmark.cli.locations import is_url
 from floodmark.cli.opening import require_site
-from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output, console_on
-from floodmark.cli.render.text import show_lag, show_version
 from floodmark.cli.signals import on_stop_signal
 from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
@@ -266,43 +264,5 @@ class Bars:
 
 
 def print_summary(output: Output, summary: object) -> None:
-    """What a job has done: an object for programs, names and values for people."""
-    fields = plain(summary)
-    if output.json:
-        output.object(fields)
-        return
-    output.fields([(_words(name), line) for name, value in fields.items() for line in _lines(name, value)])
-
-
-def _lines(name: str, value: object) -> list[str]:
-    """A value, in several lines if it consists of several others."""
-    if value is None:
-        return []
-    if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return [_show("", each) for each in value]
-    return [_show(name, value)]
-
-
-def _words(name: str) -> str:
-    return name.removesuffix("_ms").replace("_", " ")
-
-
-def _show(name: str, value: object) -> str:
-    if isinstance(value, str) and value.isdigit() and len(value) > 12:
-        return show_version(int(value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if name.endswith("_ms") and isinstance(value, int | float):
-        return show_lag(round(value))
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    if isinstance(value, Mapping):
-        shown = [
-            f"{_words(str(key))}: {_show(str(key), each)}" for key, each in value.items() if each is not None
-        ]
-        return ", ".join(shown) or "none"
-    if isinstance(value, list):
-        return ", ".join(_show("", each) for each in value) or "none"
-    return str(value)
+    """What a job has done."""
+    output.report(summary)

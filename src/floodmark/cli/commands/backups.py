@@ -6,26 +6,33 @@ from typing import Annotated, Final
 
 import typer
 
-from floodmark.cli.arguments import AtOption, EndKey, Json, NamespaceName, Prefix, StartKey
+from floodmark.cli.arguments import (
+    AtOption,
+    EndKey,
+    Json,
+    NamespaceName,
+    Prefix,
+    StartKey,
+    duration_option,
+    text_option,
+)
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.jobs import (
     Conf,
     Master,
     Remote,
     SparkChoice,
-    print_summary,
     reach,
     shared_credentials,
     spark_job,
 )
 from floodmark.cli.opening import read_topology
-from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.model.ranges import KeyRange
-from floodmark.model.text import read_duration
 from floodmark.site.arguments import check_range
 
 HOLD: Final = timedelta(hours=24)
+_HOLD_HELP: Final = "How long the site keeps the changes for the next --incremental."
 
 Backup = Annotated[
     str, typer.Argument(metavar="BACKUP", help="Where the backup is: a directory, or a URL that Spark knows.")
@@ -45,21 +52,9 @@ def backup(
     incremental: Annotated[
         bool, typer.Option("--incremental", help="Only what changed since the newest part.")
     ] = False,
-    hold: Annotated[
-        timedelta | None,
-        typer.Option(
-            "--hold",
-            metavar="DURATION",
-            parser=parse(read_duration),
-            help="How long the site keeps the changes for the next --incremental.",
-            show_default="24h",
-        ),
-    ] = None,
+    hold: Annotated[timedelta | None, duration_option("--hold", _HOLD_HELP, show_default="24h")] = None,
     check: Annotated[
-        str | None,
-        typer.Option(
-            "--check", metavar="BACKUP", help="Back up nothing; compute all checksums of a backup anew."
-        ),
+        str | None, text_option("--check", "BACKUP", "Only compute all checksums of a backup anew.")
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -68,9 +63,9 @@ def backup(
 ) -> None:
     """Back up a namespace, as of one version, to Parquet files.
 
-    Stamps, tombstones and times to live are in it. Writes go on meanwhile. A backup that was cut
-    off is taken up again by the same command. The version that is printed is where a feed goes on:
-    restore, then follow, misses nothing.
+    It includes stamps, tombstones and times to live. Writes go on meanwhile. The same command
+    resumes a backup that was interrupted. A feed that goes on at the version that is printed
+    misses nothing.
 
     \b
     Examples:
@@ -85,7 +80,7 @@ def backup(
             raise Usage("--check takes nothing but the backup", f"floodmark backup --check {check}")
         with spark_job(choice, "check") as job:
             checked = job.functions.check_backup(check, spark=job.session, progress=job.progress)
-        print_summary(output, checked)
+        output.report(checked)
         if checked.findings:
             raise typer.Exit(FINDING)
         return
@@ -101,7 +96,7 @@ def backup(
             spark=job.session,
             progress=job.progress,
         )
-    print_summary(output, summary)
+    output.report(summary)
 
 
 def restore(
@@ -122,8 +117,7 @@ def restore(
         bool, typer.Option("--rejoin", help="Build up a site of a topology again that has lost its data.")
     ] = False,
     topology: Annotated[
-        Path | None,
-        typer.Option("--topology", metavar="FILE", help="With --rejoin: the topology, in TOML."),
+        Path | None, text_option("--topology", "FILE", "With --rejoin: the topology, in TOML.")
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -132,8 +126,8 @@ def restore(
 ) -> None:
     """Restore a backup into a new namespace.
 
-    As of its newest version, or of any before that it holds (--at). Stamps, tombstones and times to
-    live come back as they were. A restore that was cut off is taken up again by the same command;
+    As of its newest version, or of an earlier one that it holds (--at). Stamps, tombstones and
+    times to live come back as they were. The same command resumes a restore that was interrupted;
     a namespace that holds something else is refused.
 
     \b
@@ -152,13 +146,13 @@ def restore(
                 "floodmark restore BACKUP SITE NAMESPACE --join, or --rejoin --topology FILE",
             )
         built = _build_up(source, location, namespace, topology, choice)
-        print_summary(Output(json=json), built)
+        Output(json=json).report(built)
         return
     with reach(location) as (target,), spark_job(choice, "restore") as job:
         summary = job.functions.restore(
             source, target, namespace, at=at, keys=keys, spark=job.session, progress=job.progress
         )
-    print_summary(Output(json=json), summary)
+    Output(json=json).report(summary)
 
 
 def _build_up(source: str, location: str, namespace: str, file: Path | None, choice: SparkChoice) -> object:

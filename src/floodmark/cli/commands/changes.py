@@ -1,4 +1,4 @@
-"""changes: what was written, in the order in which it was committed."""
+"""changes: the changes of a site, in commit order."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, NamedTuple
@@ -6,20 +6,21 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import floodmark
-from floodmark.cli.arguments import EndKey, Json, Location, Prefix, StartKey
+from floodmark.cli.arguments import EndKey, Json, Location, Prefix, StartKey, text_option, version_option
 from floodmark.cli.failures import FINDING
 from floodmark.cli.locations import is_url
 from floodmark.cli.opening import open_site
 from floodmark.cli.parsing import parse, read_since
+from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import counted
-from floodmark.cli.render.text import json_bytes, show_bytes, show_place, show_time
+from floodmark.cli.render.text import show_bytes, show_place, show_time
 from floodmark.feed import Item
 from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Corruption, NamespaceNotFound, VersionCollected
-from floodmark.model.text import read_at, read_bytes
+from floodmark.model.text import read_bytes
 from floodmark.site.arguments import Since
 
 _VERSION_DIGITS_MAX: Final = 20
@@ -52,23 +53,13 @@ def read_beginning(text: str) -> Since | Position:
     return Position(int(version), namespace, read_bytes(key))
 
 
+_SINCE: Final = "VERSION|POSITION|TIME|snapshot|beginning|now"
 Beginning = Annotated[
     Any,
-    typer.Option(
-        "--since",
-        metavar="VERSION|POSITION|TIME|snapshot|beginning|now",
-        parser=parse(read_beginning),
-        help="Only what came after this, exclusive.",
-    ),
+    text_option("--since", _SINCE, "Only changes after this, exclusive.", parser=parse(read_beginning)),
 ]
 Until = Annotated[
-    Version | None,
-    typer.Option(
-        "--until",
-        metavar="VERSION|TIME",
-        parser=parse(read_at),
-        help="Only up to this, inclusive; without it, up to the present.",
-    ),
+    Version | None, version_option("--until", "Only up to this, inclusive; without it, up to the present.")
 ]
 
 Follow = Annotated[
@@ -100,8 +91,7 @@ ResolvedLines = Annotated[
 def changes(
     location: Location,
     namespace: Annotated[
-        str | None,
-        typer.Option("--namespace", metavar="NAMESPACE", help="Only this one; without it, all."),
+        str | None, text_option("--namespace", "NAMESPACE", "Only this one; without it, all.")
     ] = None,
     prefix: Prefix = None,
     start_key: StartKey = None,
@@ -114,17 +104,17 @@ def changes(
     on_corrupt: OnCorruptOption = None,
     json: Json = False,
 ) -> None:
-    """Print what was written, in commit order.
+    """Print changes, in commit order.
 
     A line has version, time, namespace, type, key and value, with tabs between them. To go on
     later, pass the position of the last change that you have to --since: VERSION/NAMESPACE/KEY,
     which stands in each object of --json. The version alone would leave out the rest of its
     commit. A change is printed only when it is durable and nothing earlier can still come.
-    Without --since, all that is kept is printed, and a note says where that begins. With --since
-    snapshot, every key comes first, as it is at one version, then what was written after that.
+    Without --since, all changes that are kept are printed, and a note says where they begin. With
+    --since snapshot, every key comes first, as it is at one version, then the later changes.
 
-    At a change that is damaged it fails. With --on-corrupt report or skip that is left out, and its
-    key is named on stderr; report exits with 1 then.
+    A damaged change is an error. With --on-corrupt report or skip it is left out, and its key is
+    named on stderr; report exits with 1 then.
 
     \b
     Examples:
@@ -167,14 +157,7 @@ def changes(
 
 def _print_skipped(output: Output, skipped: SkippedChange) -> None:
     if output.json:
-        output.object(
-            {
-                "type": "damaged",
-                **json_bytes("key", skipped.key),
-                "version": str(skipped.version),
-                "reason": skipped.reason,
-            }
-        )
+        output.object({"type": "damaged", **plain(skipped)})
     else:
         note(f"left out {show_bytes(skipped.key)} at {skipped.version}: {skipped.reason}")
 
@@ -229,17 +212,11 @@ def _print(output: Output, item: Item) -> None:
     if isinstance(item, floodmark.Change):
         _print_change(output, item)
     elif isinstance(item, Resolved):
+        place, time = show_place(item), show_time(item.version)
         if output.json:
-            output.object(
-                {
-                    "type": "resolved",
-                    "version": str(item.version),
-                    "time": show_time(item.version),
-                    "place": show_place(item),
-                }
-            )
+            output.object({"type": "resolved", "version": str(item.version), "time": time, "place": place})
         else:
-            output.line((f"{show_place(item)}\t{show_time(item.version)}\t\tresolved", "dim"))
+            output.line((f"{place}\t{time}\t\tresolved", "dim"))
 
 
 def _print_change(output: Output, change: floodmark.Change) -> None:

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.arguments import BYTES_HELP, AtOption, Json, Key, Location, NamespaceName, Prefix, Ttl
+from floodmark.cli.arguments import (
+    BYTES_HELP,
+    AtOption,
+    Json,
+    Key,
+    Location,
+    NamespaceName,
+    Prefix,
+    Ttl,
+    key_option,
+    text_option,
+)
 from floodmark.cli.failures import FINDING
 from floodmark.cli.opening import open_site
 from floodmark.cli.parsing import parse
@@ -130,23 +141,22 @@ def get(
             output.object({**about, "found": False})
         note(f"not found: {show_bytes(key)} in namespace {namespace}")
         raise typer.Exit(FINDING)
-    if json:
-        output.object(
-            {
-                **about,
-                "found": True,
-                **json_bytes("value", record.value),
-                "version": str(record.version),
-                "time": show_time(record.version),
-                "origin_version": str(record.stamp.version),
-                "origin_site_id": record.stamp.site,
-                "expires_at": show_expiry(record.expires_at),
-            }
-        )
-    elif raw:
+    if raw and not json:
         output.raw(record.value)
-    else:
-        output.line(_show_text(record.value))
+        return
+    output.result(
+        {
+            **about,
+            "found": True,
+            **json_bytes("value", record.value),
+            "version": str(record.version),
+            "time": show_time(record.version),
+            "origin_version": str(record.stamp.version),
+            "origin_site_id": record.stamp.site,
+            "expires_at": show_expiry(record.expires_at),
+        },
+        _show_text(record.value),
+    )
 
 
 def delete(
@@ -155,7 +165,7 @@ def delete(
     key: Key,
     field: Annotated[
         list[str] | None,
-        typer.Option("--field", metavar="NAME", help="Delete only this field; may be given several times."),
+        text_option("--field", "NAME", "Delete only this field; may be given several times."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -178,18 +188,10 @@ def delete(
 def scan(
     location: Location,
     namespace: NamespaceName,
-    start: Annotated[
-        bytes | None,
-        typer.Option("--start", metavar="KEY", parser=parse(read_bytes), help="The first key, inclusive."),
-    ] = None,
-    end: Annotated[
-        bytes | None,
-        typer.Option("--end", metavar="KEY", parser=parse(read_bytes), help="The last key, exclusive."),
-    ] = None,
+    start: Annotated[bytes | None, key_option("--start", "The first key, inclusive.")] = None,
+    end: Annotated[bytes | None, key_option("--end", "The last key, exclusive.")] = None,
     prefix: Prefix = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="ROWS", min=0, help="At most so many keys.")
-    ] = None,
+    limit: Annotated[int | None, text_option("--limit", "ROWS", "At most so many keys.", min=0)] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last key to the first.")] = False,
     at: AtOption = None,
     json: Json = False,
@@ -222,18 +224,15 @@ def _read_value(value: str) -> bytes:
 
 
 def _print_version(namespace: str, key: bytes, version: Version, *, json: bool) -> None:
-    output = Output(json=json)
-    if json:
-        output.object(
-            {
-                "namespace": namespace,
-                **json_bytes("key", key),
-                "version": str(version),
-                "time": show_time(version),
-            }
-        )
-    else:
-        output.line(str(version))
+    Output(json=json).result(
+        {
+            "namespace": namespace,
+            **json_bytes("key", key),
+            "version": str(version),
+            "time": show_time(version),
+        },
+        str(version),
+    )
 
 
 def _show_text(value: bytes) -> str:

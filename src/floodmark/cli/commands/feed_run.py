@@ -11,7 +11,7 @@ from rich.text import Text
 
 import floodmark
 from floodmark.cli.failures import DONE, FINDING
-from floodmark.cli.jobs import SparkChoice, print_summary, reach, spark_job
+from floodmark.cli.jobs import SparkChoice, reach, spark_job
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output, console_on, note
 from floodmark.cli.render.text import show_bytes, show_count, show_lag, show_size, show_version
@@ -79,7 +79,7 @@ def run_feed_on_spark(
         summary = job.functions.run_feed(
             source, name, sinks=sinks, once=once, spark=job.session, progress=job.progress, stop=job.stop
         )
-    print_summary(Output(json=json), summary)
+    Output(json=json).report(summary)
     return DONE if summary.state in _SOUND else FINDING
 
 

@@ -1,6 +1,6 @@
 """feed create, list, show, pause, resume, update, remove, rebalance, statistics and run."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -14,6 +14,8 @@ from floodmark.cli.arguments import (
     Prefix,
     SinceOption,
     StartKey,
+    text_option,
+    version_option,
 )
 from floodmark.cli.commands.changes import OnCorruptOption
 from floodmark.cli.commands.feed_run import run_feed, run_feed_on_spark
@@ -21,8 +23,7 @@ from floodmark.cli.commands.subscriptions import show_keys
 from floodmark.cli.failures import Usage
 from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice
 from floodmark.cli.opening import open_site
-from floodmark.cli.parsing import parse
-from floodmark.cli.render.fields import plain
+from floodmark.cli.render.fields import plain, show_cell
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.text import (
     json_bytes,
@@ -37,62 +38,34 @@ from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.named.feeds import Feed, FeedStatistics, SinkOptions, measure
 from floodmark.feed.reading.damage import OnCorrupt
 from floodmark.model import Resolved, Version
-from floodmark.model.text import read_at
 from floodmark.model.version import compose
 
-commands = typer.Typer(help="Deliver changes to somewhere else: create, run and look after feeds.")
+commands = typer.Typer(help="Deliver changes elsewhere: create, run, list, change and remove feeds.")
 
 RANGES: Final = 2
 
+_SINK_HELP: Final = "Where to: floodmark://host:port/namespace, parquet:directory, stdout: or blackhole:."
+_UNTIL_HELP: Final = "Finish when everything up to this is delivered; without it, never."
+_RANGES_HELP: Final = "How many parts, along partitions, to cut it into; 1 delivers all in commit order."
+_ALLOW_HELP: Final = "A sink that may be written to: the beginning of its URI. May be given several times."
+
+
+def _number(name: str, help_text: str, **more: Any) -> Any:
+    return text_option(name, "NUMBER", help_text, **more)
+
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The feed's name.")]
-SinkUri = Annotated[
-    str | None,
-    typer.Option(
-        "--sink",
-        metavar="URI",
-        help="Where to: floodmark://host:port/namespace, parquet:directory, stdout: or blackhole:.",
-    ),
-]
-Target = Annotated[
-    Version | None,
-    typer.Option(
-        "--until",
-        metavar="VERSION|TIME",
-        parser=parse(read_at),
-        help="Finish when everything up to this is delivered; without it, never.",
-    ),
-]
-Description = Annotated[
-    str | None, typer.Option("--description", metavar="TEXT", help="What it is for, for people.")
-]
-Ranges = Annotated[
-    int | None,
-    typer.Option(
-        "--ranges",
-        metavar="NUMBER",
-        help="How many parts, along partitions, to cut it into; 1 delivers all in commit order.",
-        show_default=str(RANGES),
-    ),
-]
-Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", metavar="NUMBER", help="How many ranges write at a time.")
-]
-BatchRecords = Annotated[
-    int | None, typer.Option("--batch-records", metavar="NUMBER", help="Changes in a batch, about.")
-]
+SinkUri = Annotated[str | None, text_option("--sink", "URI", _SINK_HELP)]
+Target = Annotated[Version | None, version_option("--until", _UNTIL_HELP)]
+Description = Annotated[str | None, text_option("--description", "TEXT", "What it is for, for people.")]
+Ranges = Annotated[int | None, _number("--ranges", _RANGES_HELP, show_default=str(RANGES))]
+Concurrency = Annotated[int | None, _number("--concurrency", "How many ranges write at a time.")]
+BatchRecords = Annotated[int | None, _number("--batch-records", "Changes in a batch, about.")]
 BackoffMs = Annotated[
-    int | None,
-    typer.Option(
-        "--backoff-ms", metavar="NUMBER", help="Pause before a failed write is repeated; it doubles."
-    ),
+    int | None, _number("--backoff-ms", "Pause before a failed write is repeated; it doubles.")
 ]
-LingerMs = Annotated[
-    int | None,
-    typer.Option("--linger-ms", metavar="NUMBER", help="How long a batch that is not full waits for more."),
-]
-RateBytesMax = Annotated[
-    int | None, typer.Option("--rate-bytes-max", metavar="NUMBER", help="At most so many bytes a second.")
-]
+LingerMs = Annotated[int | None, _number("--linger-ms", "How long a batch that is not full waits for more.")]
+RateBytesMax = Annotated[int | None, _number("--rate-bytes-max", "At most so many bytes a second.")]
 
 
 @commands.command()
@@ -118,13 +91,13 @@ def create(
 ) -> None:
     """Create a feed of a namespace's changes.
 
-    From now on the site keeps what the feed has not delivered. Without --since it begins with a
-    snapshot, which has every key of the namespace, and goes on with the changes after it.
-    `floodmark feed run` makes it go. The URI of the sink is stored and shown, so it holds no
+    From now on the site keeps the changes that the feed has not delivered. Without --since the
+    feed begins with a snapshot, which has every key of the namespace, and goes on with the changes
+    after it. `floodmark feed run` runs it. The URI of the sink is stored and shown, so it holds no
     secret: files with credentials are named by the runner, with feed run --allow.
 
-    At a change that is damaged the feed stops, unless --on-corrupt lets it go on. What it leaves
-    out, `floodmark feed show` lists.
+    At a damaged change the feed stops, unless --on-corrupt lets it go on. `floodmark feed show`
+    lists the changes that it leaves out.
 
     \b
     Examples:
@@ -156,36 +129,29 @@ def create(
 def list_feeds(location: Location, json: Json = False) -> None:
     """List the feeds of a site, with how far they are.
 
-    The lag is what would be missing at the sink if the site were lost now.
+    The lag is how much would be missing at the sink if the site were lost now.
 
     \b
     Example:
       floodmark feed list data/oslo
     """
-    output = Output(json=json)
     with open_site(location) as site:
         resolved, now_ms = site.resolved_version(), site.host.physical_ms()
         found = [(feed, measure(feed, resolved, now_ms)) for feed in site.feeds.list()]
-    if json:
-        for feed, statistics in found:
-            output.object(_fields(feed, statistics))
-        return
-    output.table(
-        ("name", "state", "checkpoint", "lag", "sink", "run by"),
-        [
-            (
-                feed.name,
-                feed.state.value,
-                show_time(feed.checkpoint) if feed.checkpoint else "the beginning",
-                show_lag(statistics.checkpoint_lag_ms),
-                feed.spec.sink,
-                statistics.holder or "nobody",
-            )
-            for feed, statistics in found
-        ],
+    Output(json=json).rows(
+        found,
+        {
+            "name": lambda each: each[0].name,
+            "state": lambda each: each[0].state.value,
+            "checkpoint": lambda each: show_cell(each[0], "checkpoint"),
+            "lag": lambda each: show_lag(each[1].checkpoint_lag_ms),
+            "sink": lambda each: each[0].spec.sink,
+            "run by": lambda each: each[1].holder or "none",
+        },
+        lambda each: _fields(*each),
     )
     for feed, statistics in found:
-        if statistics.alarm is not None:
+        if statistics.alarm is not None and not json:
             note(f"alarm of {feed.name}: {statistics.alarm}")
 
 
@@ -205,7 +171,7 @@ def show(location: Location, name: Name, json: Json = False) -> None:
 def pause(location: Location, name: Name, json: Json = False) -> None:
     """Stop a feed; its runner ends within about a second.
 
-    What it has not delivered is kept for another 24 hours.
+    Changes that it has not delivered are kept for another 24 hours.
 
     \b
     Example:
@@ -220,9 +186,9 @@ def pause(location: Location, name: Name, json: Json = False) -> None:
 def resume(location: Location, name: Name, since: SinceOption = None, json: Json = False) -> None:
     """Let a feed go on from its checkpoint, or from somewhere else.
 
-    --since is for a feed that failed. snapshot delivers every key again, and what comes after;
-    give the feed an empty sink then (feed update --sink), because what was deleted meanwhile is
-    not named. With a version, what lies between the checkpoint and it is not delivered.
+    --since is for a feed that failed. snapshot delivers every key again, and later changes; give
+    the feed an empty sink then (feed update --sink), because a snapshot has no deletions. With a
+    version, the changes between the checkpoint and it are not delivered.
 
     \b
     Examples:
@@ -252,9 +218,9 @@ def update(
     on_corrupt: OnCorruptOption = None,
     json: Json = False,
 ) -> None:
-    """Change a feed that does not run.  What is not named stays.
+    """Change a feed that does not run.
 
-    Pause it first. Which keys it delivers never changes.
+    Pause it first. Options that are not named stay, and so do the keys that it delivers.
 
     \b
     Examples:
@@ -286,7 +252,7 @@ def update(
 
 @commands.command()
 def remove(location: Location, name: Name, json: Json = False) -> None:
-    """Forget a feed, and let garbage collection go on.  What was delivered stays.
+    """Remove a feed: garbage collection waits for it no longer.  What was delivered stays.
 
     \b
     Example:
@@ -294,10 +260,7 @@ def remove(location: Location, name: Name, json: Json = False) -> None:
     """
     with open_site(location) as site:
         site.feeds.remove(name)
-    if json:
-        Output(json=True).object({"name": name, "removed": True})
-    else:
-        Output(json=False).line(f"removed {name}")
+    Output(json=json).result({"name": name, "removed": True}, f"removed {name}")
 
 
 @commands.command()
@@ -317,20 +280,17 @@ def rebalance(location: Location, name: Name, json: Json = False) -> None:
 def statistics(location: Location, name: Name, json: Json = False) -> None:
     """Show how far a feed lags behind its site.
 
-    The checkpoint lag is what would be missing at the sink if the site were lost now; the
+    The checkpoint lag is how much would be missing at the sink if the site were lost now; the
     resolved lag is the part of it that lies in the site itself.
 
     \b
     Example:
       floodmark feed statistics data/oslo lake --json
     """
-    output = Output(json=json)
     with open_site(location) as site:
         measured = site.feeds.statistics(name)
-    if json:
-        output.object(plain(measured))
-        return
-    output.fields(
+    Output(json=json).result(
+        plain(measured),
         [
             ("name", measured.name),
             ("state", measured.state.value),
@@ -339,9 +299,9 @@ def statistics(location: Location, name: Name, json: Json = False) -> None:
             ("resolved", show_version(measured.resolved_version)),
             ("resolved lag", show_lag(measured.resolved_lag_ms)),
             ("ranges", f"{measured.ranges:,}"),
-            ("run by", measured.holder or "nobody"),
+            ("run by", measured.holder or "none"),
             *_check_pairs(measured),
-        ]
+        ],
     )
 
 
@@ -356,16 +316,9 @@ def run(
         bool,
         typer.Option("--no-wait", help="Fail if another process runs it, instead of waiting to take over."),
     ] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            metavar="URI",
-            help="A sink that may be written to: the beginning of its URI. May be given several times.",
-        ),
-    ] = None,
+    allow: Annotated[list[str] | None, text_option("--allow", "URI", _ALLOW_HELP)] = None,
     runner: Annotated[
-        str, typer.Option("--runner", metavar="process|spark", help="In this process, or as a Spark query.")
+        str, text_option("--runner", "process|spark", "In this process, or as a Spark query.")
     ] = "process",
     master: Master = None,
     remote: Remote = None,
@@ -437,10 +390,6 @@ def _options(
 def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
     feed = site.feeds.show(name)
     measured = measure(feed, site.resolved_version(), site.host.physical_ms())
-    output = Output(json=json)
-    if json:
-        output.object(_fields(feed, measured))
-        return
     spec, options = feed.spec, feed.spec.options
     rate = "" if options.rate_bytes_max is None else f", at most {options.rate_bytes_max:,} bytes/s"
     pairs = [
@@ -453,7 +402,7 @@ def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
         ("until", "for ever" if spec.until is None else show_version(spec.until)),
         ("lag", show_lag(measured.checkpoint_lag_ms)),
         ("ranges", f"{len(feed.ranges):,} of at most {spec.ranges:,}"),
-        ("run by", measured.holder or "nobody"),
+        ("run by", measured.holder or "none"),
         *_check_pairs(measured),
     ]
     if spec.on_corrupt is not OnCorrupt.FAIL or feed.skipped_count:
@@ -463,7 +412,7 @@ def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
         pairs.append(("description", spec.description))
     if feed.error is not None:
         pairs.append(("error", feed.error.text))
-    output.fields(pairs)
+    Output(json=json).result(_fields(feed, measured), pairs)
 
 
 def _check_pairs(measured: FeedStatistics) -> list[tuple[str, str]]:

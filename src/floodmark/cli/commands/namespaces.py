@@ -11,21 +11,21 @@ from floodmark.cli.arguments import Json, Location, NamespaceName, Retention, Tt
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.opening import open_site
 from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.output import Column, Output, note
 from floodmark.cli.render.progress import tracked
-from floodmark.cli.render.text import show_duration, show_time, show_version
+from floodmark.cli.render.text import show_duration, show_version
 from floodmark.host.statistics import NamespaceStatistics
 from floodmark.model.errors import NamespaceExists
 from floodmark.site.rewriting import rewrite as rewrite_namespace
 
-commands = typer.Typer(help="Create, look at, change and drop namespaces.")
+commands = typer.Typer(help="Create, list, show, change, rewrite and drop namespaces.")
 
 Merge = Annotated[
     str,
     typer.Option(
         "--merge",
         metavar="POLICY",
-        help="What a record is, and how writes of several sites become one: last_write, fields, counter.",
+        help="How concurrent writes of several sites merge: last_write, fields, counter.",
     ),
 ]
 
@@ -38,7 +38,7 @@ def create(
     ttl: Ttl = None,
     retention: Retention = None,
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Leave it as it is, without an error, if it is there.")
+        bool, typer.Option("--if-missing", help="Do nothing if the namespace exists.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -71,27 +71,17 @@ def list_namespaces(location: Location, json: Json = False) -> None:
     Example:
       floodmark namespace list data/oslo
     """
-    output = Output(json=json)
     with open_site(location) as site:
-        found = [(each, site.namespace(each.name).settings) for each in site.statistics().namespaces]
-    if json:
-        for each, settings in found:
-            output.object(_fields(each, settings))
-        return
-    output.table(
-        ("name", "id", "merge", "ttl", "retention", "readable since"),
-        [
-            (
-                each.name,
-                str(each.id),
-                settings.merge,
-                show_duration(settings.ttl),
-                show_duration(settings.retention),
-                show_time(each.oldest_version) if each.oldest_version else "the beginning",
-            )
-            for each, settings in found
-        ],
-    )
+        found = [_Namespace(site, each) for each in site.statistics().namespaces]
+    columns: dict[str, Column[_Namespace]] = {
+        "name": "name",
+        "id": "id",
+        "merge": lambda each: each.settings.merge,
+        "ttl": lambda each: show_duration(each.settings.ttl),
+        "retention": lambda each: show_duration(each.settings.retention),
+        "readable since": "oldest_version",
+    }
+    Output(json=json).rows(found, columns, _Namespace.fields)
 
 
 @commands.command()
@@ -119,8 +109,8 @@ def update(
 ) -> None:
     """Change the settings of a namespace.
 
-    What is not named stays. A new time to live holds for writes from now on. The merge
-    policy cannot be changed.
+    Settings that are not named stay. A new time to live holds for later writes. The merge policy
+    cannot be changed.
 
     \b
     Examples:
@@ -147,10 +137,10 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Drop a namespace with all its keys.  It is gone at once, and cannot be brought back.
+    """Drop a namespace with all its keys, at once and for good.
 
-    Asks first on a terminal; elsewhere --yes is needed.  One that other sites share is refused: leave it out
-    of the topology first.
+    Asks first on a terminal; elsewhere --yes is needed. A namespace that other sites share is
+    refused: leave it out of the topology first.
 
     \b
     Example:
@@ -164,20 +154,17 @@ def drop(
             note("nothing was dropped")
             raise typer.Exit(FINDING)
         site.drop_namespace(name)
-    if json:
-        Output(json=True).object({"name": name, "dropped": True})
-    else:
-        Output(json=False).line(f"dropped {name}")
+    Output(json=json).result({"name": name, "dropped": True}, f"dropped {name}")
 
 
 @commands.command()
 def rewrite(location: Location, name: NamespaceName, json: Json = False) -> None:
     """Write a namespace again, as it is, under new stamps.
 
-    For a namespace that is to be shared and holds data already, and for what a site has left
-    behind that was removed. Whatever changes here meanwhile is left alone, and it does no harm
-    to run it again. Let nobody write to it at other sites meanwhile: what has not arrived yet
-    would lose. Counters are rewritten at every site that shares them.
+    For a namespace with data that is to be shared, and for what a removed site has left behind.
+    Records that change meanwhile are left alone, and a second run does no harm. Stop writes to it
+    at other sites meanwhile: changes that have not arrived yet would lose. Counters are rewritten
+    at every site that shares them.
 
     \b
     Example:
@@ -185,47 +172,53 @@ def rewrite(location: Location, name: NamespaceName, json: Json = False) -> None
     """
     with open_site(location) as site, tracked("rewriting") as track:
         rewritten = rewrite_namespace(site.host, name, lambda read: track("rewriting records", read))
-    output = Output(json=json)
-    if json:
-        output.object(plain(rewritten))
-        return
     written = rewritten.records_read if rewritten.records_written is None else rewritten.records_written
-    output.fields(
+    Output(json=json).result(
+        plain(rewritten),
         [
             ("namespace", rewritten.namespace),
             ("read", f"{rewritten.records_read:,} records"),
             ("rewritten", f"{written:,} records"),
             ("older than", show_version(rewritten.since)),
-        ]
+        ],
     )
+
+
+class _Namespace:
+    """A namespace with its settings."""
+
+    def __init__(self, site: floodmark.Site, statistics: NamespaceStatistics) -> None:
+        self.name = statistics.name
+        self.id = statistics.id
+        self.oldest_version = statistics.oldest_version
+        self.collected_horizon = statistics.collected_horizon
+        self.settings = site.namespace(statistics.name).settings
+
+    def fields(self) -> dict[str, object]:
+        """The namespace for programs."""
+        ttl, retention = self.settings.ttl, self.settings.retention
+        return {
+            "name": self.name,
+            "id": self.id,
+            "merge": self.settings.merge,
+            "ttl_seconds": None if ttl is None else ttl.total_seconds(),
+            "retention_seconds": retention.total_seconds(),
+            "oldest_version": str(self.oldest_version),
+            "collected_horizon": str(self.collected_horizon),
+        }
 
 
 def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
-    settings = site.namespace(name).settings
-    each = next(each for each in site.statistics().namespaces if each.name == name)
-    output = Output(json=json)
-    if json:
-        output.object(_fields(each, settings))
-        return
-    output.fields(
+    site.namespace(name)
+    found = next(_Namespace(site, each) for each in site.statistics().namespaces if each.name == name)
+    Output(json=json).result(
+        found.fields(),
         [
-            ("name", each.name),
-            ("id", str(each.id)),
-            ("merge", settings.merge),
-            ("ttl", show_duration(settings.ttl)),
-            ("retention", show_duration(settings.retention)),
-            ("readable since", show_version(each.oldest_version)),
-        ]
+            ("name", found.name),
+            ("id", str(found.id)),
+            ("merge", found.settings.merge),
+            ("ttl", show_duration(found.settings.ttl)),
+            ("retention", show_duration(found.settings.retention)),
+            ("readable since", show_version(found.oldest_version)),
+        ],
     )
-
-
-def _fields(each: NamespaceStatistics, settings: floodmark.NamespaceSettings) -> dict[str, object]:
-    return {
-        "name": each.name,
-        "id": each.id,
-        "merge": settings.merge,
-        "ttl_seconds": None if settings.ttl is None else settings.ttl.total_seconds(),
-        "retention_seconds": settings.retention.total_seconds(),
-        "oldest_version": str(each.oldest_version),
-        "collected_horizon": str(each.collected_horizon),
-    }

@@ -8,16 +8,14 @@ from typing import Annotated, Final
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Json, Key, Location, NamespaceName
+from floodmark.cli.arguments import Json, Key, Location, NamespaceName, duration_option
 from floodmark.cli.opening import open_site
-from floodmark.cli.parsing import parse
-from floodmark.cli.render.output import Output
+from floodmark.cli.render.output import Column, Output
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.host.statistics import PartitionStatistics
 from floodmark.model.errors import VersionCollected
-from floodmark.model.text import read_duration
 from floodmark.model.version import COUNTER_BITS, physical_ms
 
 commands = typer.Typer(help="List, split and join partitions, and see where the writes go.")
@@ -37,34 +35,29 @@ def list_partitions(location: Location, json: Json = False) -> None:
     Example:
       floodmark partition list data/oslo
     """
-    output = Output(json=json)
     with open_site(location) as site:
         names, partitions = namespace_names(site), site.partitions()
-    if json:
-        for partition in partitions:
-            output.object(partition_fields(partition, names))
-        return
-    output.table(
-        ("id", "from", "to"),
-        [(str(partition.id), *show_range(partition, names)) for partition in partitions],
-    )
+    columns: dict[str, Column[PartitionStatistics]] = {
+        "id": lambda each: str(each.id),
+        "from": lambda each: show_range(each, names)[0],
+        "to": lambda each: show_range(each, names)[1],
+    }
+    Output(json=json).rows(partitions, columns, lambda each: partition_fields(each, names))
 
 
 @commands.command()
 def split(location: Location, namespace: NamespaceName, key: Key, json: Json = False) -> None:
-    """Cut the partition that holds a key in two, before that key.
+    """Split the partition that holds a key in two, before that key.
 
     \b
     Example:
       floodmark partition split data/oslo users m
     """
-    output = Output(json=json)
     with open_site(location) as site:
         left, right = site.split(namespace, key)
-    if json:
-        output.object({"left": left, "right": right})
-    else:
-        output.line(f"{left} now ends before {show_bytes(key)}, and {right} begins there")
+    Output(json=json).result(
+        {"left": left, "right": right}, f"{left} now ends before {show_bytes(key)}, and {right} begins there"
+    )
 
 
 @commands.command()
@@ -82,34 +75,23 @@ def merge(
     Example:
       floodmark partition merge data/oslo 3 5
     """
-    output = Output(json=json)
     with open_site(location) as site:
         joined = site.merge(left, right)
-    if json:
-        output.object({"partition": joined})
-    else:
-        output.line(f"{left} and {right} are now {joined}")
+    Output(json=json).result({"partition": joined}, f"{left} and {right} are now {joined}")
 
 
 @commands.command()
 def heat(
     location: Location,
     last: Annotated[
-        timedelta | None,
-        typer.Option(
-            "--last",
-            metavar="DURATION",
-            parser=parse(read_duration),
-            help="How far to look back.",
-            show_default="10m",
-        ),
+        timedelta | None, duration_option("--last", "How far to look back.", show_default="10m")
     ] = None,
     json: Json = False,
 ) -> None:
     """Show how many writes went to the keys of each partition, and when.
 
-    Counted from the change log, so that it also knows what other processes wrote. A key counts
-    for the partition that holds it now: after a split, the halves show what they would have had.
+    Counted from the change log, so that it includes writes of other processes. A key counts for
+    the partition that holds it now: after a split, the halves show what they would have had.
 
     \b
     Examples:
@@ -124,20 +106,26 @@ def heat(
             0, to_ms - max(INTERVALS, (LAST if last is None else last) // timedelta(milliseconds=1))
         )
         writes = _count_writes(site, names, partitions, from_ms, to_ms)
-    if json:
-        span = [show_time(moment << COUNTER_BITS) for moment in (from_ms, to_ms)]
-        for partition, counts in zip(partitions, writes, strict=True):
-            output.object(
-                {
-                    **partition_fields(partition, names),
-                    "from": span[0],
-                    "to": span[1],
-                    "writes": sum(counts),
-                    "writes_by_interval": counts,
-                }
-            )
-    else:
-        _draw(output, names, partitions, writes)
+    since, until = (show_time(moment << COUNTER_BITS) for moment in (from_ms, to_ms))
+    top_total, top_count = max(map(sum, writes)), max(map(max, writes))
+    output.rows(
+        list(zip(partitions, writes, strict=True)),
+        {
+            "id": lambda each: str(each[0].id),
+            "from": lambda each: show_range(each[0], names)[0],
+            "to": lambda each: show_range(each[0], names)[1],
+            "writes": lambda each: f"{sum(each[1]):,}",
+            "share": lambda each: draw_bar(sum(each[1]), top_total, BAR_WIDTH, output.bars),
+            "over time": lambda each: draw_sparkline(each[1], top_count, output.bars),
+        },
+        lambda each: {
+            **partition_fields(each[0], names),
+            "from": since,
+            "to": until,
+            "writes": sum(each[1]),
+            "writes_by_interval": each[1],
+        },
+    )
 
 
 def partition_fields(partition: PartitionStatistics, names: Names) -> dict[str, object]:
@@ -174,27 +162,8 @@ def _changes_since(site: floodmark.Site, since: int) -> Iterator[floodmark.Chang
         yield from site.changes(since=oldest)
 
 
-def _draw(
-    output: Output, names: Names, partitions: list[PartitionStatistics], writes: list[list[int]]
-) -> None:
-    totals = [sum(counts) for counts in writes]
-    top_total, top_count = max(totals), max(max(counts) for counts in writes)
-    output.table(
-        ("id", "from", "to", "writes", "share", "over time"),
-        [
-            (
-                str(partition.id),
-                *show_range(partition, names),
-                f"{total:,}",
-                draw_bar(total, top_total, BAR_WIDTH, output.bars),
-                draw_sparkline(counts, top_count, output.bars),
-            )
-            for partition, total, counts in zip(partitions, totals, writes, strict=True)
-        ],
-    )
-
-
 def namespace_names(site: floodmark.Site) -> Names:
+    """The names of namespaces by id."""
     return {each.id: each.name for each in site.statistics().namespaces}
 
 

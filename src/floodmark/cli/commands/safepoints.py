@@ -1,4 +1,4 @@
-"""safepoint list, hold and release: who keeps the past from being collected."""
+"""safepoint list, hold and release: what keeps the past from being collected."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -6,18 +6,18 @@ from typing import Annotated
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Json, Location
+from floodmark.cli.arguments import Json, Location, duration_option, text_option, version_option
 from floodmark.cli.opening import open_site
-from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.text import show_expiry, show_version
 from floodmark.feed import LIFETIME
 from floodmark.model import Version
-from floodmark.model.text import read_at, read_duration
 
 commands = typer.Typer(help="Keep old versions and changes from garbage collection.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The safe point's name.")]
+_AT_HELP = "Keep what a reader at this version or time sees; without it, at the present."
+_LIFETIME_HELP = "How long, unless it is held again: 24h, 7d."
 
 
 @commands.command("list")
@@ -28,24 +28,17 @@ def list_safe_points(location: Location, json: Json = False) -> None:
     Example:
       floodmark safepoint list data/oslo
     """
-    output = Output(json=json)
     with open_site(location) as site:
         points = [_fields(site, point) for point in site.safe_points()]
-    if json:
-        for point in points:
-            output.object(point)
-        return
-    output.table(
-        ("name", "namespace", "keeps since", "expires"),
-        [
-            (
-                str(point["name"]),
-                str(point["namespace"] or "all"),
-                show_version(int(str(point["version"]))),
-                str(point["expires_at"]),
-            )
-            for point in points
-        ],
+    Output(json=json).rows(
+        points,
+        {
+            "name": lambda point: str(point["name"]),
+            "namespace": lambda point: str(point["namespace"] or "all"),
+            "keeps since": lambda point: show_version(int(str(point["version"]))),
+            "expires": lambda point: str(point["expires_at"]),
+        },
+        dict,
     )
 
 
@@ -53,28 +46,12 @@ def list_safe_points(location: Location, json: Json = False) -> None:
 def hold(
     location: Location,
     name: Name,
-    at: Annotated[
-        Version | None,
-        typer.Option(
-            "--at",
-            metavar="VERSION|TIME",
-            parser=parse(read_at),
-            help="What a reader at this version or time sees is kept; without it, the present.",
-        ),
-    ] = None,
+    at: Annotated[Version | None, version_option("--at", _AT_HELP)] = None,
     lifetime: Annotated[
-        timedelta | None,
-        typer.Option(
-            "--lifetime",
-            metavar="DURATION",
-            parser=parse(read_duration),
-            help="How long, unless it is held again: 24h, 7d.",
-            show_default="24h",
-        ),
+        timedelta | None, duration_option("--lifetime", _LIFETIME_HELP, show_default="24h")
     ] = None,
     namespace: Annotated[
-        str | None,
-        typer.Option("--namespace", metavar="NAMESPACE", help="Only in this one; without it, in all."),
+        str | None, text_option("--namespace", "NAMESPACE", "Only in this one; without it, in all.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -88,7 +65,6 @@ def hold(
       floodmark safepoint hold data/oslo before-import
       floodmark safepoint hold data/oslo audit --at 2026-01-31T12:00:00Z --lifetime 7d
     """
-    output = Output(json=json)
     with open_site(location) as site:
         point = site.hold_safe_point(
             name,
@@ -97,15 +73,14 @@ def hold(
             namespace=namespace,
         )
         fields = _fields(site, point)
-    if json:
-        output.object(fields)
-    else:
-        output.line(f"{name} keeps {show_version(point.version)} until {fields['expires_at']}")
+    Output(json=json).result(
+        fields, f"{name} keeps {show_version(point.version)} until {fields['expires_at']}"
+    )
 
 
 @commands.command()
 def release(location: Location, name: Name, json: Json = False) -> None:
-    """Let garbage collection go on.
+    """Release a safe point: garbage collection passes it.
 
     \b
     Example:
@@ -113,10 +88,7 @@ def release(location: Location, name: Name, json: Json = False) -> None:
     """
     with open_site(location) as site:
         site.release_safe_point(name)
-    if json:
-        Output(json=True).object({"name": name, "released": True})
-    else:
-        Output(json=False).line(f"released {name}")
+    Output(json=json).result({"name": name, "released": True}, f"released {name}")
 
 
 def _fields(site: floodmark.Site, point: floodmark.SafePoint) -> dict[str, object]:

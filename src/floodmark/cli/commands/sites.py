@@ -34,47 +34,43 @@ def init(
 ) -> None:
     """Make a site.  Only this and `serve` make one, so that a mistyped path is noticed.
 
-    If the site is there already, under the same name, nothing changes.
+    Does nothing to a site that exists under the same name.
 
     \b
     Example:
       floodmark init data/oslo --site oslo
     """
-    output = Output(json=json)
     path = require_directory(directory)
     created = not holds_site(path)
     with floodmark.open(path, site=site, site_id=site_id, background=False) as made:
         name, number = made.name, made.id
-    if json:
-        output.object({**location_fields(directory), "site": name, "site_id": number, "created": created})
-    else:
-        state = "made" if created else "already there:"
-        output.line(f"{state} site {name} with id {number} in {show_location(directory)}")
+    state = "made" if created else "already there:"
+    Output(json=json).result(
+        {**location_fields(directory), "site": name, "site_id": number, "created": created},
+        f"{state} site {name} with id {number} in {show_location(directory)}",
+    )
 
 
 def gc(location: Location, json: Json = False) -> None:
-    """Collect garbage: remove what nobody can need.
+    """Collect garbage: remove versions that are older than the retention.
 
-    That is what is older than its namespace's retention. Safe points hold it back: see
-    `floodmark safepoint list`. An open site does this by itself every ten minutes.
+    Safe points hold it back: see `floodmark safepoint list`. An open site collects garbage by
+    itself every ten minutes.
 
     \b
     Example:
       floodmark gc data/oslo
     """
-    output = Output(json=json)
     with open_site(location) as site, progress("collecting garbage"):
         report = site.collect_garbage()
-    if json:
-        output.object(plain(report))
-        return
     trimmed = report.log_trimmed_version
-    output.fields(
+    Output(json=json).result(
+        plain(report),
         [
             ("read", show_count(report.versions_read, "version")),
             ("removed", show_count(report.versions_removed, "version")),
             ("keys gone", f"{report.keys_removed:,}"),
             ("namespaces gone", f"{report.namespaces_removed:,}"),
             ("changes kept", f"after {show_time(trimmed)}" if trimmed else "all"),
-        ]
+        ],
     )

@@ -264,7 +264,7 @@ def _rates(before: Look, look: Look) -> list[tuple[str, str]]:
 def _feed_rows(feeds: Sequence[FeedStatistics]) -> list[Sequence[str]]:
     worst = sorted(feeds, key=lambda feed: feed.checkpoint_lag_ms, reverse=True)
     return [
-        (feed.name, feed.state.value, show_lag(feed.checkpoint_lag_ms), feed.holder or "nobody")
+        (feed.name, feed.state.value, show_lag(feed.checkpoint_lag_ms), feed.holder or "none")
         for feed in worst[:ROWS_MAX]
     ]
 

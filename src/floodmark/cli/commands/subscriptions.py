@@ -1,22 +1,20 @@
-"""subscription list, show, seek and remove: what durable subscriptions there are, and how far they are."""
+"""subscription list, show, seek and remove: the durable subscriptions of a site."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Json, Location
+from floodmark.cli.arguments import Json, Location, SinceArgument
 from floodmark.cli.opening import open_site
-from floodmark.cli.parsing import parse, read_since
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.progress import progress
-from floodmark.cli.render.text import json_bytes, show_bytes, show_lag, show_time, show_version
+from floodmark.cli.render.text import json_bytes, show_bytes, show_lag, show_version
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.model import KeyRange
 
-commands = typer.Typer(help="See how far durable subscriptions are, and move or remove them.")
+commands = typer.Typer(help="List, show, move and remove durable subscriptions.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.")]
 
@@ -29,17 +27,20 @@ def list_subscriptions(location: Location, json: Json = False) -> None:
     Example:
       floodmark subscription list data/oslo
     """
-    output = Output(json=json)
     with open_site(location) as site, progress("counting what is left"):
-        rows = site.subscriptions.list()
-        measured = [site.subscriptions.statistics(row.name) for row in rows]
-    if json:
-        for row, statistics in zip(rows, measured, strict=True):
-            output.object(_fields(row, statistics))
-        return
-    output.table(
-        ("name", "namespace", "delivered up to", "backlog", "lag", "consumer"),
-        [_cells(each) for each in measured],
+        found = [(row, site.subscriptions.statistics(row.name)) for row in site.subscriptions.list()]
+    specs = {row.name: row for row, _ in found}
+    Output(json=json).rows(
+        [statistics for _, statistics in found],
+        {
+            "name": "name",
+            "namespace": "namespace",
+            "delivered up to": "through",
+            "backlog": _show_backlog,
+            "lag": "lag_ms",
+            "consumer": lambda each: each.holder or "none",
+        },
+        lambda each: _fields(specs[each.name], each),
     )
 
 
@@ -56,23 +57,11 @@ def show(location: Location, name: Name, json: Json = False) -> None:
 
 
 @commands.command()
-def seek(
-    location: Location,
-    name: Name,
-    since: Annotated[
-        Any,
-        typer.Argument(
-            metavar="VERSION|TIME|snapshot|beginning|now",
-            parser=parse(read_since),
-            help="Where to go on: behind this, exclusive.",
-        ),
-    ],
-    json: Json = False,
-) -> None:
+def seek(location: Location, name: Name, since: SinceArgument, json: Json = False) -> None:
     """Let a subscription go on somewhere else.
 
-    What lies behind is delivered again, what is skipped is not delivered. The subscription must
-    not have a consumer at the moment.
+    Changes after that place are delivered again; changes that are skipped are not delivered. The
+    subscription must have no consumer at the moment.
 
     \b
     Examples:
@@ -86,9 +75,9 @@ def seek(
 
 @commands.command()
 def remove(location: Location, name: Name, json: Json = False) -> None:
-    """Forget a subscription, and let garbage collection go on.
+    """Remove a subscription: garbage collection waits for it no longer.
 
-    It must not have a consumer at the moment.
+    It must have no consumer at the moment.
 
     \b
     Example:
@@ -96,10 +85,7 @@ def remove(location: Location, name: Name, json: Json = False) -> None:
     """
     with open_site(location) as site:
         site.subscriptions.remove(name)
-    if json:
-        Output(json=True).object({"name": name, "removed": True})
-    else:
-        Output(json=False).line(f"removed {name}")
+    Output(json=json).result({"name": name, "removed": True}, f"removed {name}")
 
 
 def show_keys(keys: KeyRange) -> str:
@@ -108,28 +94,14 @@ def show_keys(keys: KeyRange) -> str:
     return f"{start} to the last" if keys.end is None else f"{start} to before {show_bytes(keys.end)}"
 
 
-def _cells(statistics: SubscriptionStatistics) -> Sequence[str]:
-    return (
-        statistics.name,
-        statistics.namespace,
-        show_time(statistics.through),
-        _show_backlog(statistics),
-        show_lag(statistics.lag_ms),
-        statistics.holder or "nobody",
-    )
-
-
 def _show_backlog(statistics: SubscriptionStatistics) -> str:
     return f"{statistics.backlog:,}" if statistics.backlog_is_exact else f"more than {statistics.backlog:,}"
 
 
 def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
     row, statistics = site.subscriptions.show(name), site.subscriptions.statistics(name)
-    output = Output(json=json)
-    if json:
-        output.object(_fields(row, statistics))
-        return
-    output.fields(
+    Output(json=json).result(
+        _fields(row, statistics),
         [
             ("name", name),
             ("namespace", statistics.namespace),
@@ -139,8 +111,8 @@ def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
             ("in transactions", f"{statistics.pending:,}"),
             ("backlog", _show_backlog(statistics)),
             ("lag", show_lag(statistics.lag_ms)),
-            ("consumer", statistics.holder or "nobody"),
-        ]
+            ("consumer", statistics.holder or "none"),
+        ],
     )
 
 

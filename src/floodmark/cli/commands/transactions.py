@@ -1,4 +1,4 @@
-"""txn list, show, abort and batch-log: the transactions of a site, and how their logs are written."""
+"""txn list, show, abort, batch-log and log: the transactions of a site, and how their logs are written."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -7,21 +7,20 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET, UnsetType
 
-from floodmark.cli.arguments import Json, Location
-from floodmark.cli.commands import transaction_logs
+from floodmark.cli.arguments import Json, Location, duration_option, text_option
 from floodmark.cli.failures import Usage
 from floodmark.cli.opening import open_site
-from floodmark.cli.parsing import parse
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output
-from floodmark.cli.render.text import show_lag, show_version
+from floodmark.cli.render.text import show_lag, show_time, show_version
 from floodmark.host.ports.transactions import BatchUpdate, LogKind, LogReport
 from floodmark.log import BatchSettings
-from floodmark.model.text import read_duration
 from floodmark.model.transaction import Participant, ParticipantKind, TransactionStatistics
+from floodmark.model.version import COUNTER_BITS
 
-commands = typer.Typer(help="See and end transactions, and how their logs are written.")
-commands.add_typer(transaction_logs.commands, name="log")
+commands = typer.Typer(help="List, show and abort transactions, and see how their logs are written.")
+logs = typer.Typer(help="See what is in the logs of transactions.")
+commands.add_typer(logs, name="log")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id, as `txn list` shows it.")]
 
@@ -30,45 +29,33 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id, as 
 def list_transactions(
     location: Location,
     slow: Annotated[
-        Any,
-        typer.Option(
-            "--slow",
-            metavar="DURATION",
-            parser=parse(read_duration),
-            help="Only those that began at least this long ago, such as 30s.",
-        ),
+        Any, duration_option("--slow", "Only transactions that began at least this long ago, such as 30s.")
     ] = None,
     json: Json = False,
 ) -> None:
     """List the transactions that have not ended, the oldest first.
 
-    Those that are decided wait for participants, who are named.
+    A transaction that is decided waits for participants, which are named.
 
     \b
     Examples:
       floodmark txn list grpc://oslo:7100
       floodmark txn list grpc://oslo:7100 --slow 30s
     """
-    output = Output(json=json)
     with open_site(location) as site:
         found = site.transactions.list(slow or timedelta(0))
-    if json:
-        for each in found:
-            output.object(plain(each))
-        return
-    output.table(
-        ("id", "state", "age", "time left", "participants", "waits for"),
-        [
-            (
-                each.id,
-                each.state,
-                show_lag(each.age_ms),
-                show_lag(each.remaining_ms) if each.remaining_ms else "",
-                f"{len(each.participants)}",
-                ", ".join(show_participant(waiting.participant) for waiting in each.waiting_for),
-            )
-            for each in found
-        ],
+    Output(json=json).rows(
+        found,
+        {
+            "id": "id",
+            "state": "state",
+            "age": "age_ms",
+            "time left": lambda each: show_lag(each.remaining_ms) if each.remaining_ms else "",
+            "participants": lambda each: str(len(each.participants)),
+            "waits for": lambda each: ", ".join(
+                show_participant(waiting.participant) for waiting in each.waiting_for
+            ),
+        },
     )
 
 
@@ -88,14 +75,13 @@ def show(location: Location, transaction: Id, json: Json = False) -> None:
 def abort(
     location: Location,
     transaction: Id,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="What its owner is told.")
-    ] = "by an operator",
+    reason: Annotated[str, text_option("--reason", "TEXT", "What its owner is told.")] = "by an operator",
     json: Json = False,
 ) -> None:
     """Abort a transaction that is open: nothing of it takes effect.
 
-    What it acknowledged is delivered again. One that was decided cannot be turned back.
+    Changes that it acknowledged are delivered again. A transaction that is decided cannot be
+    aborted.
 
     \b
     Example:
@@ -166,14 +152,96 @@ def batch_log(
             reports=site.transactions.logs(),
         )
     kinds = list(LogKind) if log is None else [log]
+    output = Output(json=json)
     if json:
-        Output(json=True).object(_batching_fields(found, kinds))
+        output.object(_batching_fields(found, kinds))
     else:
-        _print_batching(found, kinds, status=status)
+        _print_batching(output, found, kinds, status=status)
+
+
+@logs.command("list")
+def list_logs(location: Location, json: Json = False) -> None:
+    """List the logs, how large they are, and what is still needed.
+
+    \b
+    Example:
+      floodmark txn log list grpc://oslo:7100
+    """
+    with open_site(location) as site:
+        reports = site.transactions.logs()
+    Output(json=json).rows(
+        reports,
+        {
+            "log": "log",
+            "of": "owner",
+            "segments": lambda report: f"{len(report.segments):,}",
+            "entries": lambda report: f"{sum(segment.entries for segment in report.segments):,}",
+            "bytes": lambda report: f"{sum(segment.bytes for segment in report.segments):,}",
+            "live records": "live_records",
+            "oldest live entry": "oldest_live",
+        },
+        _log_fields,
+    )
+
+
+@logs.command("show")
+def show_log(
+    location: Location,
+    log: Annotated[LogKind, typer.Argument(metavar="coordinator|pending-ack", help="Which kind of log.")],
+    owner: Annotated[
+        str, typer.Argument(metavar="OWNER", help="A coordinator's number, or a subscription's name.")
+    ],
+    limit: Annotated[int, text_option("--limit", "N", "Show at most N records.", min=0)] = 20,
+    json: Json = False,
+) -> None:
+    """Show the segments of a log, and its first live records.
+
+    \b
+    Examples:
+      floodmark txn log show grpc://oslo:7100 coordinator 0
+      floodmark txn log show grpc://oslo:7100 pending-ack indexer --limit 100
+    """
+    output = Output(json=json)
+    with open_site(location) as site:
+        records = site.transactions.log_records(log, owner, limit)
+        report = next(each for each in site.transactions.logs() if (each.log, each.owner) == (log, owner))
+    if json:
+        output.object({**_log_fields(report), "records": [plain(record) for record in records]})
+        return
+    output.rows(
+        report.segments,
+        {
+            "segment": "id",
+            "first entry": "first",
+            "entries": "entries",
+            "bytes": "bytes",
+            "opened": lambda segment: show_time(segment.opened_ms << COUNTER_BITS),
+        },
+    )
+    if records:
+        output.line()
+        output.rows(
+            records,
+            {
+                "entry": "entry",
+                "record": lambda record: f"{record.batch_index + 1} of {record.batch_size}",
+                "transaction": "transaction",
+                "what": "kind",
+                "": "detail",
+            },
+        )
+
+
+def _log_fields(report: LogReport) -> dict[str, object]:
+    return {**plain(report), "segments": [segment._asdict() for segment in report.segments]}
+
+
+def _show_owner(report: LogReport) -> str:
+    return f"coordinator {report.owner}" if report.log is LogKind.COORDINATOR else report.owner
 
 
 def show_participant(participant: Participant) -> str:
-    """Who has a part in a transaction, for people."""
+    """A participant of a transaction, for people."""
     if participant.kind is ParticipantKind.PARTITION:
         return f"the partition of key {participant.name}"
     return f"subscription {participant.name}"
@@ -184,14 +252,11 @@ def _given(value: int | bool | None) -> Any | UnsetType:
 
 
 def _print_one(transaction: TransactionStatistics, *, json: bool) -> None:
-    output = Output(json=json)
-    if json:
-        output.object(plain(transaction))
-        return
+    reason = f" ({transaction.reason})" if transaction.reason else ""
     pairs = [
         ("id", transaction.id),
         ("coordinator", f"{transaction.coordinator}"),
-        ("state", f"{transaction.state}" + (f" ({transaction.reason})" if transaction.reason else "")),
+        ("state", f"{transaction.state}{reason}"),
     ]
     if transaction.version:
         pairs.append(("version", show_version(transaction.version)))
@@ -208,7 +273,7 @@ def _print_one(transaction: TransactionStatistics, *, json: bool) -> None:
         for waiting in transaction.waiting_for
         if waiting.attempts
     ]
-    output.fields(pairs)
+    Output(json=json).result(plain(transaction), pairs)
 
 
 @dataclass(frozen=True)
@@ -235,8 +300,7 @@ def _batching_fields(found: _Batching, kinds: list[LogKind]) -> dict[str, object
     }
 
 
-def _print_batching(found: _Batching, kinds: list[LogKind], *, status: bool) -> None:
-    output = Output(json=False)
+def _print_batching(output: Output, found: _Batching, kinds: list[LogKind], *, status: bool) -> None:
     for kind in kinds:
         each = found.settings[kind]
         output.line(
@@ -246,17 +310,14 @@ def _print_batching(found: _Batching, kinds: list[LogKind], *, status: bool) -> 
         )
     reports = [report for report in found.reports if report.log in kinds]
     if status and reports:
-        output.table(
-            ("log", "of", "batching", "batched entries left"),
-            [
-                (
-                    report.log,
-                    f"coordinator {report.owner}" if report.log is LogKind.COORDINATOR else report.owner,
-                    "enabled" if report.settings.enabled else "disabled",
-                    "yes" if report.holds_batches else "no",
-                )
-                for report in reports
-            ],
+        output.rows(
+            reports,
+            {
+                "log": "log",
+                "of": _show_owner,
+                "batching": lambda report: "enabled" if report.settings.enabled else "disabled",
+                "batched entries left": "holds_batches",
+            },
         )
     if not all(found.settings[kind].enabled for kind in kinds):
         output.line(_say_readable(found))

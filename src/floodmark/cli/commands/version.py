@@ -16,7 +16,7 @@ def version(json: Json = False) -> None:
       floodmark version
     """
     own, python = installed_version("floodmark"), platform.python_version()
-    if json:
-        Output(json=True).object({"floodmark": own, "format": FORMAT, "python": python})
-    else:
-        Output(json=False).line(f"floodmark {own} (format {FORMAT}, Python {python})")
+    Output(json=json).result(
+        {"floodmark": own, "format": FORMAT, "python": python},
+        f"floodmark {own} (format {FORMAT}, Python {python})",
+    )
