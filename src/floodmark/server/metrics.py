@@ -1,26 +1,18 @@
-"""Metrics in Prometheus' text format, made at the moment when they are asked for.
+"""Metrics in Prometheus' text format, made when they are asked for.
 
-What a site knows about itself is in `SiteStatistics`; this file only gives it names.  What a server
-counts is in `ServerMetrics`: plain numbers under one lock, because they are touched by every request.
-Labels take only values that are known beforehand or that the site itself holds; a caller cannot make
-the list grow.  Versions are shown as the moments that they stand for, since a float has not enough
-digits for them and a chart of them would say nothing.
+`SiteStatistics` holds what a site knows about itself, and this file names it; `ServerMetrics` counts what the
+server does.  Labels take only values that are known beforehand or that the site holds, so a caller cannot
+make the page grow.  A version is shown as the moment that it stands for, since a float has too few digits
+for it.
 """
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Final, TypeAlias
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from floodmark.feed.named.feeds import FeedStatistics
@@ -73,97 +65,82 @@ def outcome_of(error: BaseException | None) -> str:
             return "bug"
 
 
-class _ActionCounts:
-    __slots__ = ("buckets", "outcomes", "seconds")
-
-    def __init__(self) -> None:
-        self.outcomes = dict.fromkeys((*OUTCOMES, OTHER), 0)
-        self.buckets = [0] * (len(BUCKETS_SECONDS) + 1)
-        self.seconds = 0.0
-
-
 class ServerMetrics:
     """Counts what a server does.  Safe to use from many threads.
 
-    `actions` are the names that a request may have; whatever else comes is counted as "other".
+    `actions` are the names that a request may have; any other is counted as "other".
 
     >>> metrics = ServerMetrics(["put", "get"])
     >>> metrics.request("put", 0.004, "done")
-    >>> metrics.request("whatever a caller sends", 0.001, "refused")
+    >>> metrics.request("an unknown action", 0.001, "refused")
     """
 
     def __init__(self, actions: Iterable[str]) -> None:
-        self._actions = {action: _ActionCounts() for action in (*sorted(actions), OTHER)}
-        self._lock = Lock()
-        self._open_streams = 0
-        self._received_bytes = 0
-        self._sent_bytes = 0
-        self._cut_connections = 0
+        self._requests = Counter(
+            "floodmark_requests", "Requests that have ended.", ("action", "outcome"), registry=None
+        )
+        self._seconds = Histogram(
+            "floodmark_request_seconds",
+            "How long requests took.",
+            ("action",),
+            registry=None,
+            buckets=BUCKETS_SECONDS,
+        )
+        self._streams = Gauge("floodmark_open_streams", "Streams that are open now.", registry=None)
+        self._received = Counter("floodmark_received_bytes", "Bytes that came from clients.", registry=None)
+        self._sent = Counter("floodmark_sent_bytes", "Bytes that went to clients.", registry=None)
+        self._cut = Counter(
+            "floodmark_cut_connections",
+            "Clients that went away during a request, or were cut.",
+            registry=None,
+        )
+        self._actions = {action: self._seconds.labels(action) for action in (*sorted(actions), OTHER)}
+        # The usual outcome exists from the start, so that its rate counts the first request as well.
+        done = OUTCOMES[0]
+        self._outcomes = {(action, done): self._requests.labels(action, done) for action in self._actions}
 
     def request(self, action: str, seconds: float, outcome: str) -> None:
-        """Count a request that has ended: what it was, how long it took, and how it ended."""
-        counts = self._actions.get(action) or self._actions[OTHER]
-        if outcome not in counts.outcomes:
-            outcome = OTHER
+        """Count a request that has ended, with its duration and its outcome."""
+        if action not in self._actions:
+            action = OTHER
+        counter = self._outcomes.get((action, outcome))
+        if counter is None:
+            counter = self._requests.labels(action, outcome if outcome in OUTCOMES else OTHER)
+        counter.inc()
         # A clock that was set back must not make a sum go down.
-        seconds = max(seconds, 0.0)
-        bucket = bisect_left(BUCKETS_SECONDS, seconds)
-        with self._lock:
-            counts.outcomes[outcome] += 1
-            counts.buckets[bucket] += 1
-            counts.seconds += seconds
+        self._actions[action].observe(max(seconds, 0.0))
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a stream as open for as long as the block lasts."""
-        with self._lock:
-            self._open_streams += 1
-        try:
+        """Count a stream as open within the block."""
+        with self._streams.track_inprogress():
             yield
-        finally:
-            with self._lock:
-                self._open_streams -= 1
 
     def received(self, size: int) -> None:
         """Count bytes that came from clients."""
-        with self._lock:
-            self._received_bytes += size
+        self._received.inc(size)
 
     def sent(self, size: int) -> None:
         """Count bytes that went to clients."""
-        with self._lock:
-            self._sent_bytes += size
+        self._sent.inc(size)
 
     def connection_cut(self) -> None:
         """Count a client that went away before its request had ended."""
-        with self._lock:
-            self._cut_connections += 1
+        self._cut.inc()
 
     def families(self, site: str) -> Iterator[Metric]:
-        """The metrics as they are now."""
-        requests = CounterMetricFamily(
-            "floodmark_requests", "Requests that have ended.", labels=("site", "action", "outcome")
-        )
-        seconds = HistogramMetricFamily(
-            "floodmark_request_seconds", "How long requests took.", labels=("site", "action")
-        )
-        with self._lock:
-            for action, counts in self._actions.items():
-                for outcome, count in counts.outcomes.items():
-                    # The usual outcome from the start, so that its rate counts the first request as well.
-                    if count or outcome == OUTCOMES[0]:
-                        requests.add_metric((site, action, outcome), count)
-                seconds.add_metric((site, action), _cumulative(counts.buckets), counts.seconds)
-            streams, cut = self._open_streams, self._cut_connections
-            received, sent = self._received_bytes, self._sent_bytes
-        yield requests
-        yield seconds
-        yield _gauge("floodmark_open_streams", "Streams that are open now.", site, streams)
-        yield _counter("floodmark_received_bytes", "Bytes that came from clients.", site, received)
-        yield _counter("floodmark_sent_bytes", "Bytes that went to clients.", site, sent)
-        yield _counter(
-            "floodmark_cut_connections", "Clients that went away during a request, or were cut.", site, cut
-        )
+        """The metrics as they are now, labelled with the site."""
+        for metric in (
+            self._requests, self._seconds, self._streams, self._received, self._sent, self._cut,
+        ):  # fmt: skip
+            for family in metric.collect():
+                family.samples = [
+                    sample._replace(labels={"site": site, **sample.labels})
+                    for sample in family.samples
+                    # The library adds the time at which a counter was made; a page of ours never had it.
+                    if not sample.name.endswith("_created")
+                ]
+                yield family
 
 
 class MetricsPage(Collector):
@@ -408,13 +385,3 @@ def _gauge(name: str, text: str, site: str, value: float) -> Metric:
 def _moment(version: Version) -> float | None:
     """The moment of a version in unix seconds; None for 0, which stands before everything."""
     return physical_ms(version) / 1000 if version else None
-
-
-def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
-    """Prometheus counts in each bucket all that took no longer than its bound."""
-    bounds = [*map(str, BUCKETS_SECONDS), "+Inf"]
-    total, rows = 0, []
-    for bound, count in zip(bounds, buckets, strict=True):
-        total += count
-        rows.append((bound, float(total)))
-    return rows
