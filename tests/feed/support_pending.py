@@ -29,7 +29,6 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, EngineBound, Retention, Storage
 from floodmark.partition.committer import Committer
-from floodmark.partition.ledgers import LedgerStore
 from floodmark.testing import FaultyEngine, SimulatedTime
 
 NAME: Final = "indexer"
@@ -62,7 +61,7 @@ class Desk:
 
     def start(self) -> None:
         storage = Storage(self.engine)
-        self._ledgers = LedgerStore(storage)
+        self._ledgers = storage
         clock = HybridClock(self.time, upper_bound=EngineBound(self.engine))
         self.committer = Committer(storage, clock, 7, round_bytes_max=COMMIT_BYTES_MAX)
         self.store = LocalSubscriptionStore(

@@ -244,7 +244,7 @@ def forget_fresh_marks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sync_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineStore, "store", EngineStore.remove)
+    monkeypatch.setattr(EngineStore, "store", EngineStore.store_later)
 
 
 @pytest.mark.parametrize("sabotage", [keep_doubtful_entries, forget_fresh_marks, sync_nothing])

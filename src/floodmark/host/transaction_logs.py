@@ -1,6 +1,6 @@
 """The logs that transactions are written to: how they are opened and written, and what is in them.
 
-They stand beside the data (`partition/ledgers.py`), so that a backup has them.  Each kind has settings of its
+They are kept in the engine of the site, so that a backup has them.  Each kind has settings of its
 own, which are kept with the metadata.
 """
 
@@ -28,7 +28,6 @@ from floodmark.model.errors import InvalidArgument, Retryable
 from floodmark.model.limits import LEDGER_RECORDS_READ_MAX
 from floodmark.model.version import COUNTER_BITS, moment_of
 from floodmark.partition import META, Node, load_metadata
-from floodmark.partition.ledgers import LedgerStore
 from floodmark.transaction.opening import LEDGERS
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, decode_record
 
@@ -56,7 +55,7 @@ class TransactionLogs:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.store = LedgerStore(node.storage)
+        self.store = node.storage
         self._lock = Lock()
         # Those of the logs that are open.
         self._writers: dict[LogKind, WeakSet[BatchedWriter[Any]]] = {kind: WeakSet() for kind in LogKind}

@@ -68,7 +68,7 @@ class Store(Protocol):
         """Write rows atomically and durably; raises `OutcomeUnknown` only if the engine cannot tell."""
         ...
 
-    def remove(self, rows: Sequence[WriteRow]) -> None:
+    def store_later(self, rows: Sequence[WriteRow]) -> None:
         """Write rows atomically; they are durable with the next `store`."""
         ...
 
@@ -160,7 +160,7 @@ class StoredLedger:
 
     def _remove(self, marks: Marks) -> None:
         if marks:
-            self._store.remove(self._rows(marks))
+            self._store.store_later(self._rows(marks))
             self._fresh_since = self._store.recoveries
             self._fresh |= marks
             self._apply(marks)

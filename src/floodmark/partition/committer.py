@@ -1,16 +1,15 @@
-"""Group commit: the first thread that comes writes for all that come while the disk is busy.
+"""Group commit: the first thread writes for all threads that come while the disk is busy.
 
-A thread that finds nobody at work leads a round: it mints versions, writes the data and the change-log
-rows of every commit in line in one engine batch, syncs once, and passes the turn on.  There is no
-committer thread, because handing work to one costs more than a commit.
+A thread that finds the turn free leads a round: it mints versions, writes the data and the change-log rows of
+every waiting commit in one engine batch, syncs once, and passes the turn on.  There is no committer thread,
+because a hand-over costs more than a commit.
 
-**The slot.**  Before a round mints its first version it notes the clock's latest version, the floor.
-Whatever the round writes lies above the floor, so "resolved" stays at it until the round is durable.
-Asking for the resolved version mints a version *first* and looks for a floor *second*: a round that
-was not seen will mint above it.
+**The slot.**  Before a round mints its first version it records the clock's latest version, the floor.  All
+that the round writes lies above the floor, and the resolved version stays at it until the round is durable.
+`resolved_version` mints a version *first* and reads the floor *second*: a round that it misses mints above.
 
-**Failure.**  If storage fails, the round recovers the engine and then looks which of its commits are
-there.  Only if that fails too is an outcome unknown; the floor then stays where it is (`storage.py`).
+**Failure.**  If storage fails, the round recovers the engine and reads which of its commits are there.  Only
+if that fails too are outcomes unknown; the floor then stays (`storage.py`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,12 +49,12 @@ from floodmark.partition.heartbeat import fold_tallies
 from floodmark.partition.prepared.steps import Place
 from floodmark.partition.prepared.writes import PreparedWrites
 
-# So many tallies of a partition wait for a heartbeat one by one; then they are put together.
+# When more tallies of a partition wait for a heartbeat, they are folded.
 TALLIES_MAX: Final = 4_096
 
 
 class CommitCounters:
-    """Running totals; only the thread that has the turn changes them."""
+    """Running totals; only the thread that holds the turn changes them."""
 
     __slots__ = ("commits", "rounds")
 
@@ -64,11 +63,11 @@ class CommitCounters:
 
 
 class Committer:
-    """Puts the commits of all partitions on one engine into rounds."""
+    """Commits the writes of all partitions on one engine, in rounds."""
 
     def __init__(self, storage: Storage, clock: HybridClock, site_id: int, *, round_bytes_max: int) -> None:
         self.counters = CommitCounters()
-        # Commits at or below this may have gone by uncounted: no heartbeat vouches for what begins before it.
+        # Commits at or below this may be uncounted: a heartbeat interval that begins before it is unchecked.
         self.uncounted_through: Version = clock.latest
         self._storage = storage
         self._engine = storage.engine
@@ -76,7 +75,7 @@ class Committer:
         self._clock = clock
         self._site_id = site_id
         self._round_bytes_max = round_bytes_max
-        # Floors: of the round at work, and of the oldest commit that is written but not synced.
+        # Floors of the round at work, and of the oldest commit that is written but not synced.
         self._open_floor: Version | None = None
         self._unsynced_floor: Version | None = None
         # Loaded before anything is announced.
@@ -90,7 +89,7 @@ class Committer:
         storage.on_recovery.append(self._begin_anew)
 
     def commit(self, commit: Commit) -> Version:
-        """Run a commit; its version when it is done, 0 if it was refused by its own decision."""
+        """Run a commit; its version, or 0 if it decided to write nothing."""
         token, turn = None, self._turn
         try:
             token = turn.try_take() or turn.wait(commit)
@@ -108,7 +107,7 @@ class Committer:
     def commit_one(
         self, writer: Writer, key: bytes, prefix: bytes, value: bytes, *, durable: bool
     ) -> Version:
-        """`commit` of one key, in the same steps but without lists, while nobody is in line."""
+        """`commit` of one key, in the same steps but without lists, while no thread waits."""
         turn, clock, engine, storage = self._turn, self._clock, self._engine, self._storage
         tally: CommitTally = (0, b"", 0, 0, True)
         token = None
@@ -169,23 +168,23 @@ class Committer:
                     turn.lead_next()
 
     def resolved_version(self) -> Version:
-        """Every change at or below this is durable and published, and none will be added."""
+        """The resolved version: all changes at or below it are durable and published, none will be added."""
         try:
             version = self._below_floors(self.now())
         except ClockSkew:
-            # While the machine's clock is not believed nothing is minted, and all that was can be announced.
+            # Nothing is minted while the clock is refused, so all that was minted can be announced.
             version = self.passed_version()
         with self._announcing:
-            # What was said once holds for good, also when a round has begun below it meanwhile.
+            # It never goes back, also when a round has begun below it meanwhile.
             self._announced = max(self._announced, version)
             return self._announced
 
     def announced_version(self) -> Version:
-        """The last resolved version that was told; no version is minted, so it can always be asked."""
+        """The last resolved version that was returned.  Mints no version, so it never fails."""
         return self._announced
 
     def passed_version(self) -> Version:
-        """Nothing more will be written at or below this; no version is minted."""
+        """A version at or below which nothing more will be written.  Mints no version."""
         return self._below_floors(self._clock.latest)
 
     def now(self) -> Version:
@@ -193,10 +192,10 @@ class Committer:
         return self._storage.retry_recovered(self._clock.now)
 
     def read_version(self) -> Version:
-        """The version at which a reader sees everything that was acknowledged.
+        """The version at which a reader sees every acknowledged write.
 
-        Reads must go on while nothing can be written: then no version is minted, and what a failed round
-        may have written is left out.
+        Reads go on while nothing can be written: then no version is minted, and the writes of a failed round
+        are left out.
         """
         try:
             version = self._clock.now()
@@ -214,20 +213,20 @@ class Committer:
             self._storage.retry_recovered(lambda: self._clock.observe(version, skew_ms_max=skew_ms_max))
 
     def wait_applied(self, version: Version) -> None:
-        """Return when every commit at or below `version`, which the clock has passed, can be read."""
+        """Return when all commits at or below `version`, which the clock has passed, can be read."""
         floor = self._open_floor
         if floor is not None and floor < version:
             with self._storage.settled():
                 pass
 
     def sync(self) -> None:
-        """Make durable, and so publish, what was written without waiting for the disk."""
+        """Sync, and so publish, commits that did not wait for the disk."""
         if self._unsynced_floor is not None or self._storage.stopped:
             with self._storage.settled():
                 self.sync_in_turn()
 
     def sync_in_turn(self) -> Version:
-        """`sync`, for a caller that holds the turn; the version up to which all is resolved then."""
+        """`sync` for a caller that holds the turn; the resolved version afterwards."""
         if self._unsynced_floor is not None or self._open_floor is not None:
             try:
                 self._engine.sync()
@@ -238,7 +237,7 @@ class Committer:
         return self._below_floors(self._clock.now())
 
     def store_in_turn(self, build: Callable[[Version], Sequence[WriteRow]]) -> Version:
-        """Store rows that have a version but are not a commit, for a caller that holds the turn."""
+        """Store rows that have a version but are no commit.  The caller holds the turn."""
         if self._open_floor is None:
             self._open_floor = self._clock.latest
         try:
@@ -257,7 +256,7 @@ class Committer:
     # The round
 
     def _lead(self, commit: Commit) -> None:
-        """Run a round for a commit and those in line.  The caller has the turn."""
+        """Run a round for a commit and those that wait.  The caller holds the turn."""
         batch = [commit]
         try:
             if self._turn.line:
@@ -274,12 +273,12 @@ class Committer:
                 try:
                     wake(chain(batch[1:]))
                 except BaseException:
-                    # Interrupted: those behind are woken all the same.  Doing it twice is harmless.
+                    # Interrupted: wake the others all the same.  Doing it twice is harmless.
                     wake(chain(batch[1:]))
                     raise
 
     def _gather(self, batch: list[Commit]) -> None:
-        """Add those in line to the leader's commit, up to what one round may hold."""
+        """Add waiting commits to the leader's, up to the size of a round."""
         writes = batch[0].writes
         size = writes.size if writes else 0
 
@@ -317,7 +316,7 @@ class Committer:
         self._count(batch)
 
     def _admit(self, batch: list[Commit]) -> list[Commit]:
-        """The commits that may be written now; the others are told why they may not."""
+        """The commits that may be written now.  Sets the error of the others."""
         admitted = batch
         try:
             try:
@@ -335,7 +334,7 @@ class Committer:
         return admitted
 
     def _write(self, batch: list[Commit]) -> bool:
-        """Hand all commits to the engine; whether one of them asks for a sync."""
+        """Write all commits to the engine; whether one of them asks for a sync."""
         rows: list[Iterable[WriteRow]] = []
         durable = False
         for commit in batch:
@@ -370,12 +369,12 @@ class Committer:
         return durable
 
     def _enter_tail(self, batch: list[Commit]) -> None:
-        """Show commits to those who follow.  Before they are published: a reader may look at once."""
+        """Add commits to the tail, before they are published: a reader may look at once."""
         for commit in batch:
             if commit.version and commit.error is None and commit.writes is not None:
                 assert commit.writer is not None
                 if not commit.writes.loaded:
-                    # Not as columns: these would hold the message that they came in for as long.
+                    # Not as columns, which would keep their whole message alive.
                     keys, changes = list(commit.writes.keys), list(commit.writes.changes)
                     self.tail.add(commit.version, commit.writer.id, keys, changes)
 
@@ -397,7 +396,7 @@ class Committer:
                     self._lose_count()
 
     def _fold(self, writer: Writer) -> None:
-        """Put the tallies of a partition together, and look again when there are twice as many."""
+        """Fold the tallies of a partition, and again when there are twice as many."""
         fold_tallies((writer,), self.prepared.versions())
         self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
 
@@ -405,20 +404,20 @@ class Committer:
         self.uncounted_through = self._clock.latest
 
     def _below_floors(self, version: Version) -> Version:
-        # The version was minted before the floors are looked at: a round not seen here is above it.  What a
-        # round has prepared is entered before its own floor goes, so that is looked at last.
+        # The version was minted before the floors are read: a round that is missed here is above it.  A round
+        # enters its prepared writes before it removes its own floor, so theirs is read last.
         for floor in (self._open_floor, self._unsynced_floor, self.prepared.floor):
             if floor is not None and floor < version:
                 version = floor
         return version
 
     def floors(self) -> dict[HoldKind, Version]:
-        """The floors that rounds have set, which resolved versions do not pass."""
+        """The floors of rounds, which resolved versions do not pass."""
         floors = {HoldKind.COMMIT: self._open_floor, HoldKind.UNSYNCED: self._unsynced_floor}
         return {kind: floor for kind, floor in floors.items() if floor is not None}
 
     def _settle_floors(self, *, synced: bool) -> None:
-        # A reader looks at the open floor first, so the other must be in place before it goes.
+        # A reader reads the open floor first, so the other must be set before it is removed.
         if synced:
             self._unsynced_floor = None
         elif self._unsynced_floor is None:
@@ -445,7 +444,7 @@ class Committer:
             for commit in batch:
                 if isinstance(commit, Step):
                     commit.undo()
-            # First: what is no longer prepared is published from there on.
+            # Before the prepared writes are loaded: those that ended are published from then on.
             self._forget_tail()
             self.prepared.load()
         except FloodmarkError:
@@ -480,21 +479,21 @@ class Committer:
         return self._engine.get(LOG, key) is not None
 
     def _begin_anew(self) -> None:
-        """After a recovery all that is there is durable; what was counted and not durable may be gone."""
+        """Start again after a recovery: all that is stored is durable, and counted commits may be lost."""
         self._lose_count()
         self._forget_tail()
-        # Before the floor goes that has held back what a failed round may have prepared.
+        # Before the floor is removed that holds back what a failed round may have prepared.
         self.prepared.load()
         self._settle_floors(synced=True)
 
     def _forget_tail(self) -> None:
-        """After a failure only the log knows what happened up to now."""
+        """Reset the tail: after a failure only the log knows what happened."""
         if self.tail.is_open:
             self.tail.reset(self._clock.latest)
 
 
 def moved(writer: Writer) -> PartitionMoved:
-    """What someone is told who comes to a partition that no longer is."""
+    """The error for a partition that no longer exists."""
     return PartitionMoved(
         f"partition {writer.id} was split, merged or moved; ask for the map again",
         partition=writer.id,

@@ -10,7 +10,7 @@ META: Final = "meta"
 LEDGER: Final = FAMILY
 
 FAMILIES: Final = (DATA, LOG, META, LEDGER)
-# What those need who only read records and changes; every format has these.
+# The families that readers of records and changes need; every format has them.
 READ_FAMILIES: Final = (DATA, LOG, META)
 
 # The first two groups of a record's key: namespace and the first twelve bytes of the user's key.

@@ -21,10 +21,9 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.commit.tail import LiveTail, TailEntry
 
-# Up to so many readers wake by themselves as often as they ask to; more of them wake less often, so that all
-# together cost the same.
+# Up to so many readers poll as often as they ask to; more of them poll less often, for the same total cost.
 _IMPATIENT_MAX: Final = 50
-# What was written without waiting for the disk is published after so long, if nothing else publishes it.
+# Asynchronous writes are published after so long, if nothing else publishes them.
 SYNC_SECONDS: Final = 0.2
 # Bisections that one search may take; beyond, all readers of the namespaces that were written are woken.
 _BISECTIONS_MAX: Final = 10_000
@@ -48,7 +47,7 @@ class Follower:
         self._bell = Event()
 
     def expect(self) -> None:
-        """Be woken by what is published from now on."""
+        """Wake for changes that are published from now on."""
         self._is_woken = False
 
     def is_woken(self) -> bool:
@@ -56,7 +55,7 @@ class Follower:
         return self._is_woken
 
     def wake(self) -> None:
-        """Let the reader read."""
+        """Wake the reader."""
         self._is_woken = True
         self._bell.set()
 
@@ -103,7 +102,7 @@ class Followers:
 
     @contextmanager
     def joining(self, keys: KeyRange, *, heartbeats: bool = False) -> Iterator[Follower]:
-        """A reader of some keys, for as long as the block lasts."""
+        """Register a reader of some keys within the block."""
         follower = Follower(keys, heartbeats=heartbeats)
         with self._lock:
             self._count += 1
@@ -119,20 +118,20 @@ class Followers:
                     del self._joined[follower.namespace]
 
     def tell(self) -> None:
-        """Something was published.  The caller looks at `is_watched` first."""
+        """Notify the lookout that something was published.  The caller checks `is_watched` first."""
         if not self._published.is_set():
             self._published.set()
 
     def wake_all(self) -> None:
-        """Let every reader look again."""
+        """Wake all readers."""
         for follower in self._find(None):
             follower.wake()
         self._published.set()
 
     def wait(self, follower: Follower, timeout_seconds: float, gather_seconds: float) -> None:
-        """Return soon after a key of the reader was written, or after a while.
+        """Return soon after a key of the reader was written, or after the timeout.
 
-        What was written without waiting for the disk is not published by itself: the lookout sees to it.
+        The lookout also syncs asynchronous writes, which are not published otherwise.
         """
         timeout_seconds *= max(1.0, self._count / _IMPATIENT_MAX)
         deadline = monotonic_seconds() + timeout_seconds
@@ -159,12 +158,12 @@ class Followers:
         self._lookout = follower
         self.is_watched = follower is not None
         if follower is not None:
-            # While there was no lookout, no reader was told.
+            # Without a lookout, nothing was notified.
             self._published.set()
             follower.prod()
 
     def _look_out(self, follower: Follower, left_seconds: float, gather_seconds: float) -> None:
-        """One turn as the lookout: gather commits, or wait for one and search."""
+        """Let commits gather, or wait for one and search."""
         pause_seconds = self._searched_at + gather_seconds - monotonic_seconds()
         if pause_seconds > 0 and left_seconds > 0:
             follower.rest(min(pause_seconds, left_seconds))
@@ -179,7 +178,7 @@ class Followers:
             self._sync()
 
     def _search(self) -> None:
-        """Wake the readers of what was published since the last search."""
+        """Wake the readers of the commits that were published since the last search."""
         resolved = self._resolved_version()
         entries = self._tail.between(self._searched_through, resolved)
         self._searched_through, self._searched_at = resolved, monotonic_seconds()
@@ -187,7 +186,7 @@ class Followers:
             follower.wake()
 
     def _find(self, entries: Sequence[TailEntry] | None) -> list[Follower]:
-        """The readers of some commits; all, if the commits are not known."""
+        """The readers of some commits; all readers for None."""
         written = _namespaces_of(entries) if entries else None
         with self._lock:
             groups = [
@@ -199,13 +198,13 @@ class Followers:
         if entries is None or len(followers) * len(entries) > _BISECTIONS_MAX:
             return followers
         if not entries:
-            # What is published without a commit is a heartbeat, which the tail does not hold.
+            # A heartbeat was published, which the tail does not hold.
             return [follower for follower in followers if follower.heartbeats]
         return [follower for follower in followers if follower.wants(entries)]
 
 
 def _namespaces_of(entries: Sequence[TailEntry]) -> set[bytes]:
-    """The prefixes of the namespaces that commits have written to; their keys are in order."""
+    """The prefixes of the namespaces of some commits, whose keys are in order."""
     written: set[bytes] = set()
     for entry in entries:
         first, last = entry.keys[0][:NAMESPACE_BYTES], entry.keys[-1][:NAMESPACE_BYTES]

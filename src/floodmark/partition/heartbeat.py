@@ -1,4 +1,4 @@
-"""Heartbeats: a sign of life each second, and an account by which readers check what they have got."""
+"""The sums of heartbeats, by which readers check that they got all changes."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
@@ -25,11 +25,10 @@ def drain_sums(partitions: Iterable[Writer], through: Version) -> dict[int, Sums
 
 
 def fold_tallies(partitions: Iterable[Writer], borders: Sequence[Version]) -> None:
-    """Put tallies together between versions that a heartbeat may have to go through, which are in order.
+    """Fold tallies between borders, which are the ordered versions of prepared writes.
 
-    While something is prepared, heartbeats go through less than is written, and without a background there
-    may be none at all: the tallies of what lies above must not pile up.  A heartbeat ends only before what is
-    prepared now, or behind all of them.
+    While something is prepared, heartbeats count only up to it, and tallies above must not pile up.  A
+    heartbeat ends only before a prepared write or above all of them, so these are the only borders.
     """
     for partition in partitions:
         folded = _fold(partition.tallies, borders)
@@ -40,7 +39,7 @@ def fold_tallies(partitions: Iterable[Writer], borders: Sequence[Version]) -> No
 def _fold(tallies: Collection[CommitTally], borders: Sequence[Version]) -> list[CommitTally]:
     """One tally for each namespace and origin between two borders, at the version of its last commit."""
     if tallies and not borders:
-        # Most often they are all of one kind, and every commit pays for its share of this.
+        # The usual case, in which all tallies are of one namespace and origin, is on the path of commits.
         versions, namespaces, changes, digests, owns = zip(*tallies, strict=True)
         if len({*namespaces}) == len({*owns}) == 1:
             return [(versions[-1], namespaces[0], sum(changes), reduce(xor, digests), owns[0])]

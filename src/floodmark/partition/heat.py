@@ -1,4 +1,4 @@
-"""How busy a partition is, and was: a short history of counters."""
+"""How busy a partition is: a short history of counters."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ HEAT_SAMPLES_MAX: Final = 120
 
 @dataclass(frozen=True, kw_only=True)
 class HeatSample:
-    """What a partition did between two moments."""
+    """The counters of a partition over an interval."""
 
     from_ms: int
     to_ms: int
@@ -29,18 +29,18 @@ class Heat:
         self._samples: deque[HeatSample] = deque(maxlen=HEAT_SAMPLES_MAX)
 
     def add_writes(self, changes: int, size: int) -> None:
-        """Count a commit.  Called only by whoever has the turn to commit, so it is exact."""
+        """Count a commit.  The caller holds the turn, so it is exact."""
         self.writes += changes
         self.bytes_written += size
 
     def sample(self, now_ms: int) -> None:
-        """Close the present interval.  The oldest is forgotten when there are too many."""
+        """Close the present interval, and drop the oldest if there are too many."""
         if now_ms > self._seen[0]:
             self._samples.append(self._since(now_ms))
             self._seen = (now_ms, self.writes, self.reads, self.bytes_written)
 
     def history(self, now_ms: int) -> list[HeatSample]:
-        """The kept intervals, oldest first, and what has come since."""
+        """The intervals, the oldest first; the last one is still open."""
         return [*self._samples, self._since(now_ms)]
 
     def _since(self, now_ms: int) -> HeatSample:

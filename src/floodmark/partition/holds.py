@@ -1,12 +1,12 @@
-"""What holds the resolved version of a node back, and for how long.
+"""Reports what holds the resolved version of a node back, and for how long.
 
-The resolved version stays below the round of commits at work, below commits that are not synced, and below
-each prepared write.  All three last milliseconds in ordinary times.  Where one lasts for seconds, every feed
-and every reader of a snapshot waits for it, so it has to have a name.
+The resolved version stays below the round at work, below unsynced commits and below each prepared write.
+Usually each of these lasts milliseconds.  If one lasts seconds, all feeds and snapshot readers wait for it,
+so operators have to see which.
 
-A prepared write is as old as its version.  A round and unsynced commits only have a *floor*, the version that
-was the latest when they began, which may be old on an idle site; so they are as old as the time since which
-the same floor has been seen.  The node's background work looks each second.
+The age of a prepared write is that of its version.  A round and unsynced commits only have a *floor*, the
+latest version when they began, which may be old on an idle site; their age is the time since which the same
+floor has been seen.  The node's background work looks each second.
 """
 
 from typing import Final
@@ -16,26 +16,26 @@ from floodmark.model.partition import Hold, HoldKind
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.committer import Committer
 
-# What lasts longer than this is worth a word, and so many of them are named.
+# Holds that last longer are reported, at most so many.
 HOLD_MS_MAX: Final = 2_000
 HOLDS_SHOWN_MAX: Final = 10
 
 
 class Holds:
-    """Watches what holds the resolved version back."""
+    """Watches the holds of a node."""
 
     def __init__(self, committer: Committer, clock: HybridClock) -> None:
         self._committer = committer
         self._clock = clock
-        # Of each kind the floor that was last seen, and when it was first seen.
+        # By kind, the last floor and the time at which it was first seen.
         self._seen: dict[HoldKind, tuple[Version, int]] = {}
 
     def long(self) -> list[Hold]:
-        """The first few of those that have lasted for longer than is usual."""
+        """The holds that have lasted longer than `HOLD_MS_MAX`, the longest first."""
         return [hold for hold in self.look() if hold.age_ms > HOLD_MS_MAX][:HOLDS_SHOWN_MAX]
 
     def look(self) -> list[Hold]:
-        """All that hold it back at this moment, the longest first."""
+        """All holds at this moment, the longest first."""
         floors, now_ms = self._committer.floors(), self._clock.physical_ms()
         self._seen = {
             kind: seen if (seen := self._seen.get(kind)) and seen[0] == floor else (floor, now_ms)

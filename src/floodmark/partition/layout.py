@@ -1,4 +1,4 @@
-"""The partition map and the change logs as stored: what is in the engine is what holds.
+"""The partition map and the list of change logs, as stored in the engine.
 
 A split, a merge or a move seals logs at a version and opens new ones that name their parents.  Sealed
 logs are never rewritten; they go when garbage collection has passed the version of their seal.

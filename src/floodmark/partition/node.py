@@ -47,17 +47,17 @@ from floodmark.partition.recounting import recount
 from floodmark.partition.retention.retention import Retention
 
 NODE: Final = 0
-# Who has prepared something carries the decision out at once, or is gone.
+# A transaction carries its decision out at once; after this time its caller is gone.
 STALE_MS: Final = 1_000
 
 _log = logging.getLogger("floodmark.partition")
 
 
 class EngineBound:
-    """Keeps the clock's upper bound in the engine, always synced.
+    """Keeps the clock's upper bound in the engine, synced.
 
-    `sync` may keep a copy of it elsewhere, which is `floor` when the engine is opened again: an engine that
-    has lost its last writes must not mint their versions a second time.
+    `sync` may also store a copy elsewhere, which is passed as `floor` when the engine is opened again: an
+    engine that has lost its last writes must not mint their versions again.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EngineBound:
 
 @dataclass(frozen=True)
 class ClosedMap(PartitionMap[LocalPartition]):
-    """The map of a node that serves nothing any more."""
+    """The map of a closed node."""
 
     starts: Sequence[bytes] = ()
     partitions: Sequence[LocalPartition] = ()
@@ -102,10 +102,10 @@ class Node:
         self.site_id = site_id
         self.holds = Holds(self.committer, clock)
         self.retention = Retention(self.storage)
-        # Up to where heartbeats have counted; 0 says that nobody knows.
+        # The version up to which heartbeats have counted; 0 if unknown.
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
-        # How far each namespace has the changes of other sites, for the heartbeats to tell.
+        # The watermarks of namespaces, which heartbeats carry.
         self.watermarks: Callable[[], Mapping[int, Mapping[int, Version]]] = dict
         self._retired_writes = self._retired_bytes = 0
         self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
@@ -133,7 +133,7 @@ class Node:
         self.engine.sync()
 
     def _load(self) -> None:
-        """Make the map what the engine says.  Partitions that are no longer in it retire."""
+        """Load the map from the engine.  Partitions that are no longer in it retire."""
         stored = load_partitions(self.engine)
         serving = {partition.id: partition for partition in self.map.partitions}
         partitions = [serving.pop(row.id) if row.id in serving else self._serve(row) for row in stored]
@@ -145,10 +145,10 @@ class Node:
             self._retired_bytes += partition.heat.bytes_written
 
     def refresh(self) -> None:
-        """A node's own map is always the present one."""
+        """Do nothing: a node's own map is always current."""
 
     def written(self) -> tuple[int, int]:
-        """How many changes and bytes were written since the node was opened."""
+        """The number of changes and bytes that were written since the node was opened."""
         heats = [partition.heat for partition in self.map.partitions]
         return (
             self._retired_writes + sum(heat.writes for heat in heats),
@@ -178,7 +178,7 @@ class Node:
         )
 
     def split(self, key: bytes) -> tuple[int, int]:
-        """Cut the partition of a qualified key in two, before that key; the two ids."""
+        """Split the partition of a qualified key before that key; the two ids."""
         with self._sealing(lambda: [self.map.route(key)]):
             partition = self.map.route(key)
             if key == partition.range.start:
@@ -194,7 +194,7 @@ class Node:
             return left_id, right_id
 
     def merge(self, left_id: int, right_id: int) -> int:
-        """Join two neighbours into one partition; its id."""
+        """Merge two neighbouring partitions; the id of the new one."""
         with self._sealing(lambda: [self._partition(left_id), self._partition(right_id)]):
             left, right = self._partition(left_id), self._partition(right_id)
             if left.range.end is None or left.range.end != right.range.start:
@@ -207,7 +207,7 @@ class Node:
 
     @contextmanager
     def _sealing(self, find: Callable[[], Sequence[LocalPartition]]) -> Iterator[None]:
-        """Hold the turn when nothing is prepared in some partitions: a sealed log takes no more commits."""
+        """Settle the prepared writes of some partitions and hold the turn, to seal their logs."""
         partitions = find()
         for partition in partitions:
             partition.sealing = True
@@ -222,9 +222,9 @@ class Node:
                 partition.sealing = False
 
     def _reshape(self, olds: Sequence[LocalPartition], ranges: Sequence[KeyRange]) -> tuple[int, ...]:
-        """Seal the logs of some partitions and open others in their place, as one write.
+        """Seal the logs of some partitions and replace the partitions, in one write; the new ids.
 
-        The caller holds the turn, so no commit is at work: every version below the seal is settled.
+        The caller holds the turn, so every version below the seal is settled.
         """
         for old in olds:
             if writes := self.committer.prepared.within(old.range):
@@ -262,7 +262,7 @@ class Node:
     # Heartbeats
 
     def heartbeat(self) -> Heartbeat:
-        """Write a heartbeat, and with it make durable what was written asynchronously before."""
+        """Write a heartbeat, which also syncs earlier asynchronous writes."""
         self._settle_stale()
         with self.storage.settled():
             through = self.committer.sync_in_turn()
@@ -281,7 +281,7 @@ class Node:
             return beats[0]
 
     def _recount(self) -> None:
-        """Go on counting where the last heartbeat of an earlier life ended, if the logs tell."""
+        """Continue the count of the last heartbeat before the restart, if the logs reach back to it."""
         counted = recount(self.engine, self._logs, NODE, self.site_id, self.retention.trimmed_version())
         if counted is not None:
             self._counted_through = self.committer.uncounted_through = counted.through
@@ -289,14 +289,14 @@ class Node:
                 partition.tallies.extend(counted.tallies[partition.log_id])
 
     def settle_by(self, settler: Settler) -> None:
-        """Let someone say how the transactions end that have prepared something here."""
+        """Set the function that tells how the transactions of prepared writes end."""
         self.committer.prepared.settler = settler
 
     def forget_prepared(self, aborted: Set[str]) -> None:
-        """Remove what some transactions had prepared that are aborted, without a sync for each of them.
+        """Remove the prepared writes of aborted transactions, without a sync for each.
 
-        A power cut may undo it; then the transactions are found again, and aborted once more.  A failure is
-        only logged: their coordinator ends each of these writes as well.
+        A power cut may undo it; then recovery aborts the transactions again.  A failure is only logged, since
+        the coordinator ends each of these writes as well.
         """
         prepared = self.committer.prepared
         writes = [write for write in prepared.all() if write.transaction in aborted]
@@ -310,7 +310,7 @@ class Node:
             _log.warning("writes that aborted transactions had prepared are not removed yet: %s", failure)
 
     def _settle_stale(self) -> None:
-        """End what was prepared long ago and has been decided since, though nobody came to carry it out."""
+        """End decided writes whose caller has not carried the decision out."""
         if self.committer.prepared.floor is not None:
             until = max(0, self.clock.time_source() - STALE_MS) << COUNTER_BITS
             for partition in self.map.partitions:
@@ -329,7 +329,7 @@ class Node:
             version=version,
             node=NODE,
             wall_ms=self.clock.time_source(),
-            # Where something is prepared, a heartbeat goes through less than was lost count of.
+            # While something is prepared, `through` may lie below what is uncounted.
             since=self._counted_through if counted else 0,
             through=through,
             watermark=self.watermarks(),
@@ -371,11 +371,11 @@ class Node:
         )
 
     def find_before(self, key: bytes, version: Version) -> bytes | None:
-        """What a reader just before `version` found under a qualified key, as stored."""
+        """The stored record of a qualified key just before `version`."""
         return find_before(self.engine, key, version)
 
     def look_up_value(self, key: bytes, version: Version) -> bytes:
-        """What a change stored whose change-log row names only the key, because the value is large."""
+        """The stored value of a change whose row in the change log has only the key, because it is large."""
         return look_up_value(self.engine, key, version)
 
     def trim_logs(self, through: Version) -> None:

@@ -67,9 +67,9 @@ from floodmark.partition.read.records import (
 )
 from floodmark.partition.read.stamps import newest_stamps
 
-# How often one that prepares asks about a write that is in its way, and stands in line before.
+# How often a prepare polls for the end of a conflicting write; so long it also waits in line.
 PREPARE_ASKS_MAX: Final = 40
-# How often one call settles what is prepared on its keys, before it gives way to those who prepare more.
+# How often one call settles prepared writes on its keys before it fails with a conflict.
 SETTLES_MAX: Final = 100
 
 
@@ -148,7 +148,7 @@ class LocalPartition:
         assert keys.end is not None
         namespace = keys.start[:NAMESPACE_BYTES]
         start, end = encode_prefix(keys.start), encode_prefix(keys.end)
-        # A few more than asked for: some of what is read may be dead or an older version.
+        # A few more than asked for: some rows may be dead or older versions.
         page_rows = PAGE_ROWS_MAX if rows_max is None else min(rows_max + 16, PAGE_ROWS_MAX)
         resume: bytes | None = start
         judged_ms = self._clock.judged_ms(at)
@@ -182,7 +182,7 @@ class LocalPartition:
             yield batch
 
     def find_rows(self, keys: Sequence[bytes], at: Version) -> list[Row | None]:
-        """What is stored under qualified keys of one namespace as of a version, dead or alive."""
+        """The stored records of qualified keys of one namespace as of a version, dead or alive."""
         namespace = keys[0][:NAMESPACE_BYTES]
         self._prepare_read(namespace, at)
         rows = find_rows(self._engine, encode_prefixes(keys), at)
@@ -205,7 +205,7 @@ class LocalPartition:
     def _live(
         self, prefix: bytes, found: tuple[Version, bytes] | None, at: Version | None
     ) -> tuple[Record, bytes] | None:
-        """The record that was found, and its value; None if it is dead."""
+        """The record of a stored row, and its value; None if it is dead."""
         if found is None:
             return None
         version, stored = found
@@ -213,9 +213,9 @@ class LocalPartition:
         return read_record(prefix + encode_version(version), stored, now_ms)
 
     def _prepare_read(self, namespace: bytes, at: Version, keys: bytes | KeyRange | None = None) -> None:
-        """Make sure that nothing at or below `at` is still to come, and that it is still there.
+        """Make sure that no write at or below `at` is still to come, and that history reaches back to it.
 
-        It is one key that is read, a range, or the whole namespace.
+        `keys` is the key or range to be read; None stands for the whole namespace.
         """
         if self.retired:
             raise moved(self)
@@ -223,7 +223,7 @@ class LocalPartition:
         self._committer.wait_applied(at)
         floor = self._prepared.floor
         if floor is not None and floor < at:
-            # What is prepared from here on lies above `at`, which the clock has passed.
+            # Later prepares lie above `at`, which the clock has passed.
             within = keys if isinstance(keys, KeyRange) else _range_of(namespace, keys)
             self._settle(self._prepared.within(within, until=at))
         self._require_kept(namespace, at)
@@ -256,7 +256,7 @@ class LocalPartition:
         own: bool = True,
         loaded: bool = False,
     ) -> Writes:
-        """What a commit stores, if all of it may be stored."""
+        """The rows of a commit, checked."""
         self._entrance.check(keys, values, kind)
         writes = _writes(keys, values, own=own, loaded=loaded)
         check_fits(self.limits, len(writes.keys), writes.size)
@@ -301,9 +301,9 @@ class LocalPartition:
     def _commit_decided(
         self, decide: Decide, *, durable: bool, on: Sequence[bytes] | None = None
     ) -> tuple[Version, int]:
-        """Run a commit that decides for itself: its version, and how much it wrote.
+        """Run a conditional commit: its version, and the number of keys that it wrote.
 
-        What it decides from the present of some keys, `on`, holds once nothing is prepared on them.
+        Prepared writes on the keys `on` are settled first, since the decision depends on these keys.
         """
         commit = self._commit_settled(decide, durable=durable, on=on)
         if commit.writes is None:
@@ -321,7 +321,7 @@ class LocalPartition:
     def _try_commit(
         self, decide: Decide, on: Sequence[bytes] | None, *, durable: bool
     ) -> tuple[Commit, list[OpenWrite]]:
-        """Run a commit unless prepared writes are in its way: the commit, and those."""
+        """Run a commit unless prepared writes conflict with it: the commit, and the conflicts."""
         blocking: list[OpenWrite] = []
 
         def decide_settled(mint: Mint) -> Writes | None:
@@ -343,7 +343,7 @@ class LocalPartition:
         settle_writes(self, writes, self._prepared.settler)
 
     def _live_since(self, key: bytes, since: Version) -> bytes | None:
-        """What is stored under a key that is there, and was not written after a version."""
+        """The stored record of a live key that was not written after a version."""
         prefix = encode_prefix(key)
         found = find_stored(self._engine, prefix, None)
         if found is None or found[0] > since or self._live(prefix, found, None) is None:
@@ -389,7 +389,7 @@ class LocalPartition:
         return self._commit_decided(decide, durable=durable)[0]
 
     def _apply_states(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
-        # What is written here from now on must win over every stamp in a state, and not only over its origin.
+        # Later writes of this site must win over every stamp in a state, and not only over its origin.
         self._committer.observe(max(map(newest_version, filter(is_state, writes.values))))
 
         def decide(mint: Mint) -> Writes | None:
@@ -402,9 +402,9 @@ class LocalPartition:
     def repair(
         self, keys: Sequence[bytes], values: Sequence[bytes], seen: Mapping[bytes, Version]
     ) -> set[bytes]:
-        """Store records that carry their origin, as one commit, under keys that still have what was seen.
+        """Store records with their origin, as one commit, where a key still has the version that was `seen`.
 
-        `seen` says which version each key had, 0 if it had none.  Those that were stored.
+        0 stands for no record.  Returns the keys that were stored.
         """
         writes = self._enter(keys, values, Kind.COPY, own=False)
         self._committer.observe(stamp_version(max(find_origins(writes.values))))
@@ -436,7 +436,7 @@ class LocalPartition:
         writes = self._enter(keys, values, Kind.WRITE)
         require_preparable(self, writes)
         lines = self._prepared.lines
-        # Those in line may wait for what this transaction has prepared itself.
+        # Transactions in line may wait for what this one has prepared.
         if lines.is_free(writes.keys) or self._prepared.find(transaction, self.range) is not None:
             step = self._try_prepare(transaction, writes)
             if not step.blocking:
@@ -446,12 +446,12 @@ class LocalPartition:
                 step = self._try_prepare(transaction, writes)
                 if not step.blocking:
                     return step.version
-                # Not for long: two transactions that wait for each other would wait until a deadline.
+                # Not for long: two transactions that wait for each other would wait until their deadline.
                 settle_writes(self, step.blocking, self._prepared.settler, asks=PREPARE_ASKS_MAX)
         raise conflict(step.blocking[0])
 
     def _try_prepare(self, transaction: str, writes: Writes) -> Prepare:
-        """Prepare a write unless others are in its way; the step that was taken."""
+        """Prepare a write unless others conflict with it; the step."""
         step = Prepare(self._committer.place, self, transaction, writes)
         self._committer.commit(step)
         return step
@@ -469,11 +469,11 @@ class LocalPartition:
         return [write.describe() for write in self._prepared.within(self.range)]
 
     def settle_prepared(self) -> None:
-        """Return when nothing is prepared here that was when the call was made."""
+        """Return when the writes that are prepared here now have ended."""
         self._settle(self._prepared.within(self.range))
 
     def settle_decided(self, until: Version) -> None:
-        """End what was prepared here at or below a version and has been decided; the rest stays."""
+        """End the writes that were prepared here at or below a version and are decided."""
         for write in self._prepared.within(self.range, until):
             try_settle(self, write, self._prepared.settler)
 
@@ -487,7 +487,7 @@ def _range_of(namespace: bytes, key: bytes | None) -> KeyRange:
 
 
 def observe_version(committer: Committer, version: Version) -> None:
-    """Move the clock past a version that a reader has asked for; one in the future is refused."""
+    """Move the clock past a version that is read; raises `VersionInFuture`."""
     try:
         committer.observe(version, skew_ms_max=READ_SKEW_MS_MAX)
     except ClockSkew as error:
@@ -501,7 +501,7 @@ def observe_version(committer: Committer, version: Version) -> None:
 def _writes(
     keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
 ) -> Writes:
-    """What a commit stores, in order of keys: the order in which every reader gets the changes."""
+    """The rows of a commit in order of keys, in which all readers get the changes."""
     if isinstance(keys, Column) and keys.is_ascending:
         size = len(pack(keys).data) + len(pack(values).data)
         return Writes(keys, encode_prefixes(keys), values, size, own=own, loaded=loaded)

@@ -1,12 +1,11 @@
-"""Forgetting, inside of records that are merged, what was deleted long ago.
+"""Removes stamps of fields that were deleted long ago from merged records.
 
-A record of fields remembers each field that was deleted since it was last put, and would grow without end if
-fields come and go.  A pass over a namespace looks at the newest version of every key and stores it again, in
-its place, without the stamps that hide nothing any more (`merge/pruning.py`).  Its value stays what it is, at
-every version that can still be read, so that no snapshot and no change is affected.
+A record of fields keeps a stamp of each deleted field, and would grow without end if fields come and go.  A
+pass over a namespace rewrites the newest version of every key in place, without the stamps that hide nothing
+any more (`merge/pruning.py`).  The value stays the same, so no snapshot and no change is affected.
 
-Only versions that are resolved are stored again: of one that is not, a recovery may yet find that it was
-never written.  Nothing is counted as collected before the collected horizon says so, in the same write.
+Only resolved versions are rewritten, since a recovery may find that another was never written.  The same
+write raises the collected horizon.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,10 +24,10 @@ from floodmark.partition.read.records import behind_versions, require_sound
 
 
 def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callable[[], bool]) -> int:
-    """Forget in a namespace what was deleted at or below `settled`; in how many records.
+    """Prune the records of a namespace of deletions at or below `settled`; the number of records.
 
-    What was deleted above the collected version stays: whoever catches up by a scan must find it.  `pause` is
-    called between pages and ends the pass if False.
+    Deletions above the collected version stay, for readers that catch up by a scan.  `pause` is called
+    between pages and ends the pass if it returns False.
     """
     collected = node.retention.collected_version(namespace)
     forgotten, pruned = min(settled, collected), 0

@@ -13,7 +13,7 @@ from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, Stora
 
 
 class EngineStore:
-    """A store over an engine that has no other writer.  A site has its own (`partition/ledgers.py`)."""
+    """A store over an engine without another writer.  A site has `partition/commit/storage.py`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -36,7 +36,7 @@ class EngineStore:
         except FloodmarkError as failure:
             self._settle(rows, failure)
 
-    def remove(self, rows: Sequence[WriteRow]) -> None:
+    def store_later(self, rows: Sequence[WriteRow]) -> None:
         try:
             self.engine.write(rows)
         except FloodmarkError:

@@ -1,4 +1,4 @@
-"""What a commit consists of, and the rows that it becomes."""
+"""A commit on its way through a round, and the rows that it becomes."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +18,13 @@ from floodmark.partition.commit.turn import Waiter
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.heat import Heat
 
-# What a commit adds to the sums of its log: version, namespace, number of changes, their digest, and
-# whether they were first written at this site.
+# A commit's part of the sums: version, namespace, number of changes, their digest, and whether they were
+# first written at this site.
 CommitTally: TypeAlias = tuple[Version, bytes, int, int, bool]
 
 
 class Writer(Protocol):
-    """What a commit needs to know of the partition that it belongs to."""
+    """The partition of a commit, as far as the commit needs it."""
 
     id: int
     log_id: int
@@ -34,12 +34,11 @@ class Writer(Protocol):
 
 
 class Writes:
-    """What a commit stores: qualified keys in order, their encoded prefixes, and the stored values.
+    """The rows of a commit: qualified keys in order, their encoded prefixes, and the stored values.
 
-    `own` is False for changes that come from another site and carry their origin.  Where records are
-    merged, `logged` is what was written to them, and `values` is what they became.  What is `loaded` is no
-    change: it was one elsewhere, and everybody who wants to know has heard of it.  `copies` is the same once
-    more, if all of it is plain copies.
+    `own` is False for changes that come from another site and carry their origin.  Where records are merged,
+    `logged` holds the written states and `values` the merged records.  `loaded` rows are not changes and do
+    not enter the change log.  `copies` holds the same rows in columns, if all are plain copies.
     """
 
     __slots__ = ("copies", "keys", "loaded", "logged", "own", "prefixes", "size", "values")
@@ -67,11 +66,11 @@ class Writes:
 
     @property
     def changes(self) -> Sequence[bytes]:
-        """What the change log holds, and the sums count."""
+        """The values that the change log holds and the sums count."""
         return self.values if self.logged is None else self.logged
 
     def only(self, wanted: Sequence[bool]) -> "Writes | None":
-        """Those of the writes that are wanted; None if there are none."""
+        """The writes that are wanted; None if there are none."""
         if all(wanted):
             return self if wanted else None
         keys, values = list(compress(self.keys, wanted)), list(compress(self.values, wanted))
@@ -83,7 +82,7 @@ class Writes:
 
 
 class Mint:
-    """The version of a commit, which is minted when it is first asked for: one that is refused needs none."""
+    """Mints the version of a commit at the first call, so that a refused commit needs none."""
 
     __slots__ = ("_now", "_version")
 
@@ -97,14 +96,14 @@ class Mint:
         return self._version
 
 
-# Decides inside the commit, when all earlier commits can be read; None refuses.
+# Decides inside the commit, when all earlier commits can be read; None writes nothing.
 Decide: TypeAlias = Callable[[Mint], Writes | None]
 
 
 class Commit(Waiter):
-    """One commit on its way through a round.  Without a writer it only wants the turn, or is a step."""
+    """One commit on its way through a round.  Without a writer it only takes the turn, or is a step."""
 
-    # Whether it is written on a disk that is nearly full as well, because it lets something be freed.
+    # Whether it is written even if the disk is nearly full, because it lets space be freed.
     frees = False
     version: Version = 0
     error: FloodmarkError | None = None
@@ -125,9 +124,9 @@ class Commit(Waiter):
 
 
 class Step(Commit):
-    """Something else than a plain commit that takes part in a round and shares its sync: always durable.
+    """An operation other than a plain commit that shares the sync of a round; always durable.
 
-    It has a version once it has something to write.  One that writes no records has no writer.
+    It gets a version when it has something to write.  A step that writes no records has no writer.
     """
 
     # Whether it makes changes.
@@ -137,26 +136,26 @@ class Step(Commit):
         super().__init__(writer, None, durable=True, decide=lambda _: None)
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
-        """Decide, when all that comes before can be read; the rows to write."""
+        """The rows to write, decided when all earlier commits can be read."""
         raise NotImplementedError
 
     def is_written(self) -> bool:
-        """Whether it has happened, after a failure."""
+        """Whether the engine holds it, after a failure."""
         raise NotImplementedError
 
     def undo(self) -> None:
-        """Make memory what the engine says, after a failure that the engine has got over."""
+        """Make memory agree with the recovered engine."""
 
     def finish(self) -> None:
-        """Publish what is written and synced.  Called before the round's floor goes."""
+        """Publish the step, which is synced.  Called before the round's floor is removed."""
 
     def count(self, uncounted_through: Version) -> bool:
-        """Put the sums right, after the other commits have; False if some commit in question has no sums."""
+        """Correct the sums, after all other commits; False if a tally that it needs is missing."""
         return True
 
 
 def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterable[WriteRow]:
-    """Give a commit its version: its data and change-log rows, to be taken once, and its sums."""
+    """Set the version and tallies of a commit; its data and change-log rows, to be iterated once."""
     writer, writes = commit.writer, commit.writes
     assert writer is not None
     assert writes is not None
@@ -199,5 +198,5 @@ def _log_rows(writer: Writer, version: Version, rows: Sequence[bytes]) -> list[W
 
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:
-    """What a commit of one qualified key adds to the sums."""
+    """The tally of a commit of one qualified key."""
     return version, key[:NAMESPACE_BYTES], 1, digest_qualified(version, site_id, key, value), True

@@ -1,12 +1,11 @@
-"""Records that are looked at and put right, key by key, whatever is in their place.
+"""Repairs of single keys: a record replaces the one that was compared, if that is still there.
 
-Sites that have exchanged all changes hold equal records.  Where they do not, something went wrong that no
-rule of merging mends: to apply the winner again is to bring a site what it believes to have.  So a repair
-goes by what was *seen*.  It is stored, under a new commit version and with the stamp that it always had, if
-the key's newest version is still the one that somebody has looked at, and that is asked inside the commit.
-Whatever was written meanwhile stays, and is for whoever repairs to compare anew.
+Sites that have exchanged all changes hold equal records.  If they differ, applying the winner again does not
+help, because the site already counts it as merged.  So a repair is conditional on the version that was
+*seen*, checked inside the commit, and not on stamps.  It is stored at a new commit version with its own
+stamp; a key that was written meanwhile is left alone and has to be compared again.
 
-A repair is a change like any other: it stands in the change log, and the sums count it by its origin.
+A repair is a change like any other: it is in the change log, and the sums count it by its origin.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ def find_rows(engine: Engine, prefixes: Sequence[bytes], at: Version) -> list[Ro
 
 
 def write_where_seen(engine: Engine, writes: Writes, seen: Sequence[Version], site_id: int) -> Decide:
-    """A commit of those records whose keys still have the versions that were seen; 0 stands for none."""
+    """A commit of the records whose keys still have the versions that were seen; 0 stands for no record."""
 
     def decide(_: Mint) -> Writes | None:
         rows = newest_rows(engine, writes.prefixes)
@@ -51,9 +50,9 @@ def _version_of(row: Row | None) -> Version:
 
 
 def _require_not_older(key: bytes, row: Row | None, value: bytes, site_id: int) -> None:
-    """On each key the newest record has the highest stamp: what is older never comes to stand above it.
+    """Raise if a repair is older than the record that it replaces: on each key the newest stamp is on top.
 
-    A stamp above the record's own version is damage, which nothing could ever win over: it gives way.
+    A record whose stamp exceeds its own version is damaged, and may be replaced.
     """
     held = stamp_of(row, site_id)
     if find_origins([value])[0] < held and stamp_version(held) <= _version_of(row):

@@ -1,9 +1,8 @@
-"""What a node does to its engine, one thread at a time, and how it gets over a failure.
+"""All writes of a node to its engine, one thread at a time, and recovery from their failures.
 
-Whoever changes something holds the turn.  If the engine fails in the middle of it, the engine is
-recovered and asked what happened, so that the caller hears "done" or "not done".  Only if that fails too
-is the outcome unknown; then nothing else is written until recovery has succeeded.  What was kept in
-memory is loaded anew after each recovery: the engine's truth wins.
+A thread that writes holds the turn.  If the engine fails, it is recovered and read, so that the caller learns
+whether the write happened.  Only if that fails too is the outcome unknown; then nothing is written until
+recovery has succeeded.  State in memory is loaded again after each recovery: the engine's truth wins.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,31 +27,31 @@ Result = TypeVar("Result")
 
 
 class Storage:
-    """An engine, the turn to write to it, and the memory of a failure that is not settled yet."""
+    """An engine, the turn to write to it, and whether a failure is not settled yet."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.turn: Turn[Commit] = Turn()
         self.stopped = False
-        # Whether the engine itself failed, and not only a caller was interrupted.
+        # Whether the engine failed; otherwise a caller was interrupted.
         self.failed = False
-        # The bytes of namespaces that were dropped: a writer that came late must not write into them.
+        # The ids of dropped namespaces, which take no more writes.
         self.dropped: set[bytes] = set()
-        # What may be stored in which namespace.
+        # Checks what may be stored in which namespace.
         self.entrance = Entrance()
-        # Whether writes are stopped or refused, for those in a hurry.
+        # Whether writes are stopped or refused: one flag for the hot path.
         self.is_unusual = False
         self.recoveries = 0
-        # Called after each recovery by whoever has the turn.
+        # Called after each recovery, with the turn held.
         self.on_recovery: list[Callable[[], None]] = []
         self._refusal: FloodmarkError | None = None
         self._writers_refusal: FloodmarkError | None = None
-        # Called before a refusal is passed on, to see whether it still holds.
+        # Called before a refusal is raised; may lift it.
         self.reconsider: Callable[[], object] = lambda: None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the turn: nobody else writes until the block is left."""
+        """Hold the turn within the block: no other thread writes."""
         token, turn = None, self.turn
         try:
             token = turn.try_take() or turn.wait(Commit(None, None, durable=True))
@@ -65,32 +64,29 @@ class Storage:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """Hold the turn over an engine that has recovered from whatever happened before."""
+        """Hold the turn within the block, over an engine that has recovered from earlier failures."""
         with self.exclusive():
             self.recover_if_stopped()
             yield
 
     def refuse(self, refusal: FloodmarkError | None) -> None:
-        """Refuse all writes from now on, as on a disk that is nearly full; None accepts them again."""
+        """Refuse all writes, as on a disk that is nearly full; None accepts them again."""
         self._refusal = refusal
         self._look_around()
 
     def refuse_writers(self, refusal: FloodmarkError | None) -> None:
-        """Take in only what was first written elsewhere from now on; None accepts all writes again."""
+        """Refuse writes that do not come from another site; None accepts them again."""
         self._writers_refusal = refusal
         self._look_around()
 
     def stop(self, *, failed: bool = True) -> None:
-        """Write nothing more before it is known what the engine holds.
-
-        `failed` says that the engine has to recover; a caller that was interrupted leaves it as it is.
-        """
+        """Write nothing before `recover_if_stopped`.  `failed` says that the engine itself has to recover."""
         self.failed = self.failed or failed
         self.stopped = True
         self._look_around()
 
     def drop(self, namespace: bytes) -> None:
-        """Let nobody write into a namespace any more."""
+        """Refuse all further writes into a namespace."""
         self.dropped.add(namespace)
 
     def _look_around(self) -> None:
@@ -98,24 +94,24 @@ class Storage:
         self.is_unusual = self.stopped or refusals != (None, None)
 
     def require_wanted(self) -> None:
-        """Refuse if writes are not wanted."""
+        """Raise the refusal of all writes, if there is one."""
         if self._refusal is not None:
             self.reconsider()
         if self._refusal is not None:
             raise self._refusal.again()
 
     def require_writers(self) -> None:
-        """Refuse if nothing is to be written here for the first time."""
+        """Raise the refusal of this site's own writes, if there is one."""
         if self._writers_refusal is not None:
             raise self._writers_refusal.again()
 
     def require_not_dropped(self, keys: Sequence[bytes]) -> None:
-        """Refuse a writer of qualified keys whose namespace was dropped meanwhile."""
+        """Raise `NamespaceNotFound` for qualified keys of a dropped namespace."""
         if any(key[:NAMESPACE_BYTES] in self.dropped for key in keys):
             raise NamespaceNotFound("the namespace was dropped; create it again with site.create_namespace()")
 
     def store(self, rows: Sequence[WriteRow]) -> None:
-        """Write rows for good, and return when they are on disk.  The caller holds the turn."""
+        """Write rows atomically, and return when they are on disk.  The caller holds the turn."""
         try:
             self.engine.write(rows)
             self.engine.sync()
@@ -134,10 +130,15 @@ class Storage:
             self.stop(failed=False)
             raise
 
+    def store_later(self, rows: Sequence[WriteRow]) -> None:
+        """Write rows atomically; the next sync makes them durable.  The caller holds the turn."""
+        with self._stopping():
+            self.engine.write(rows)
+
     def remove(self, rows: Sequence[WriteRow]) -> None:
         """Write rows that a crash may undo, such as the removal of garbage."""
-        with self.settled(), self._stopping():
-            self.engine.write(rows)
+        with self.settled():
+            self.store_later(rows)
 
     def remove_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove a range of garbage."""
@@ -145,7 +146,7 @@ class Storage:
             self.engine.delete_range(family, start, end)
 
     def recover_if_stopped(self) -> None:
-        """Settle what is unknown.  The caller holds the turn."""
+        """Recover after a failure or an interruption.  The caller holds the turn."""
         if not self.stopped:
             return
         try:
@@ -164,13 +165,13 @@ class Storage:
         self._look_around()
 
     def retry_recovered(self, operation: Callable[[], Result]) -> Result:
-        """Run something that may have to write a little, such as minting a version; the turn is free."""
+        """Run an operation that may write, such as minting a version; retry it once after a recovery."""
         recoveries = self.recoveries
         try:
             return operation()
         except (StorageFailed, OutcomeUnknown):
             with self.exclusive():
-                # Of many who failed together, the first recovers for all.
+                # Of many threads that failed together, the first recovers for all.
                 if self.recoveries == recoveries:
                     self.stop()
                 self.recover_if_stopped()
@@ -186,14 +187,14 @@ class Storage:
 
 
 def refused(failure: FloodmarkError) -> FloodmarkError:
-    """What someone whose write certainly did not happen is told."""
+    """The error for a write that did not happen."""
     if isinstance(failure, OutcomeUnknown):
         return PartitionStopped(f"storage failed and the write did not happen ({failure}); try again")
     return failure.again()
 
 
 def unknown(failure: BaseException) -> OutcomeUnknown:
-    """What someone whose write may have happened is told."""
+    """The error for a write of unknown outcome."""
     return OutcomeUnknown(
         f"the write was interrupted ({failure!r}) and storage has not recovered; whether it happened is "
         "not known. Read once the site answers again, before you repeat the write"

@@ -1,12 +1,12 @@
-"""The last commits of a node, kept in memory for those who follow.
+"""The last commits of a node, kept in memory for followers.
 
 A follower that keeps up takes commits from here and never touches the change log.  One that falls behind
 finds that the tail no longer reaches back to it, and reads the log: a slow reader costs no memory.
 
-Only the thread that has the turn writes, and commits come in order of versions.  Readers take no lock:
-they pick up the list of entries first and ask how far back it reaches second, while a writer that forgets
-entries moves that mark first and replaces the list second.  A commit that comes below others, as one that was
-prepared does, replaces the list too: it lies above all that readers were told, as does what it changes.
+Only the thread that holds the turn writes, and commits come in order of versions.  Readers take no lock: they
+read the list of entries first and how far back it reaches second, while a writer that drops entries moves
+that mark first and replaces the list second.  The commit of a prepared write may come below others; it and
+what it corrects lie above the resolved version, which readers do not pass.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -34,10 +34,10 @@ class TailEntry(NamedTuple):
 
 
 class LiveTail:
-    """A window over the newest commits, open while somebody follows."""
+    """A window over the newest commits, open while there are followers."""
 
     def __init__(self, storage: Storage, bytes_max: int = TAIL_BYTES_MAX) -> None:
-        # Whether commits are wanted; looked at by each of them.
+        # Whether commits have to be added; each commit reads it.
         self.is_open = False
         self._storage = storage
         self._bytes_max = bytes_max
@@ -65,10 +65,9 @@ class LiveTail:
             self._empty_if_possible()
 
     def _empty_if_possible(self) -> None:
-        """Forget what nobody follows; at the latest, the next follower does.
+        """Drop the entries when the last follower has left; if the turn is taken, the next follower does.
 
-        A reader that is forgotten leaves wherever Python collects it, also in a thread that has the turn:
-        nothing may be waited for here.
+        Must not wait: a reader may be garbage-collected in a thread that holds the turn.
         """
         if self.is_open:
             return
@@ -82,21 +81,21 @@ class LiveTail:
                 turn.pass_on(token)
 
     def add(self, version: Version, partition: int, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Enter a commit that is written and about to be published.  The caller has the turn."""
+        """Add a commit that is about to be published.  The caller holds the turn."""
         self._entries.append(TailEntry(version, partition, keys, values))
         self._bytes += _size(keys, values)
         if self._bytes > self._bytes_max:
             self._forget_half()
 
     def insert(self, inserted: TailEntry, corrected: Mapping[Version, Mapping[bytes, bytes | None]]) -> None:
-        """Enter a commit below others, and what it changes of those in its partition; None takes out.
+        """Add a commit below others, and correct those of its partition; a value of None removes a change.
 
-        The caller has the turn.  All of it lies above the resolved version, and so behind what a reader may
-        be looking for: the entries can change in their place.
+        The caller holds the turn.  All of it lies above the resolved version, where no reader looks, so
+        entries can change in place.
         """
         for version, changes in corrected.items():
             self._correct(version, inserted.partition, changes)
-        # What lies further back is read from the log.
+        # Older commits are read from the log.
         if inserted.version > self._since:
             insort(self._entries, inserted, key=_version)
             self._bytes += _size(inserted.keys, inserted.values)
@@ -119,13 +118,13 @@ class LiveTail:
             place += 1
 
     def reset(self, since: Version) -> None:
-        """Forget everything; what comes from now on lies above `since`.  The caller has the turn."""
+        """Drop all entries; later commits lie above `since`.  The caller holds the turn."""
         self._since = since
         self._entries = []
         self._bytes = 0
 
     def between(self, since: Version, until: Version) -> Sequence[TailEntry] | None:
-        """The commits in `(since, until]`, all of them published; None if some are no longer here."""
+        """The published commits in `(since, until]`; None if the tail does not reach back so far."""
         entries = self._entries
         if since < self._since:
             return None

@@ -1,16 +1,13 @@
-"""Whose turn it is: one thread leads, the others wait in line, and nobody needs a thread of its own.
+"""The turn to write: a lock with a queue, in which the holder can do the work of the threads that wait.
 
-The turn is a token that is tried for, never waited for.  A thread that does not get it stands in line and
-looks once more; the one that gives it back looks at the line *afterwards*.  So either the one in line gets
-the turn or the one that gave it back sees the line, and no one is left behind.
+The turn is a token.  A thread that does not get it joins the queue and checks once more; a thread that gives
+it back checks the queue *afterwards*.  So no waiter is missed.
 
-**Ctrl-C** may raise after any call.  A token that was taken and is not kept anywhere yet dies with the frame
-that was interrupted, and a token that dies makes a new one.  Giving it back, and handing it to the next in
-line, is one call of C each, which nothing interrupts.  What an interrupt can still prevent is that someone
-is told, so a waiter looks for itself now and then.
+**Ctrl-C** may raise after any call.  A token that was taken and not stored yet dies with the interrupted
+frame, and a dying token creates its successor.  Giving it back, and handing it to the next waiter, is one C
+call each, which cannot be interrupted.  An interrupt can still prevent a notification, so waiters poll.
 
-Those whose work a leader has done are woken in a chain, each by the one before: if all woke at once,
-they would only fight for the interpreter.
+Waiters whose work is done wake each other in a chain: if all woke at once, they would compete for the GIL.
 """
 
 from collections import deque
@@ -26,12 +23,12 @@ from weakref import ref
 from floodmark.model.errors import OutcomeUnknown, PartitionStopped
 
 WAIT_SECONDS_MAX: Final = 60.0
-# How often a waiter looks for itself, in case that an interrupt kept it from being told.
+# Poll interval of a waiter, in case an interrupt prevented its notification.
 LOOK_SECONDS: Final = 0.5
 
 
 class Token:
-    """The right to lead.  There is one of each turn; if it is lost, there is another."""
+    """The right to lead.  Each turn has exactly one; a lost token is replaced."""
 
     __slots__ = ("_turn",)
 
@@ -39,13 +36,13 @@ class Token:
         self._turn = ref(turn)
 
     def __del__(self) -> None:
-        # Only this, because it may run anywhere: a waiter finds the new one when it looks.
+        # It may run in any frame, so it notifies no waiter: the next poll finds the new token.
         if (turn := self._turn()) is not None:
             turn.give_back(Token(turn))
 
 
 class Waiter:
-    """Someone in line.  Asleep until there is mail: the turn, or None when its work is done."""
+    """A thread in the queue.  It sleeps until it gets mail: the turn, or None when its work is done."""
 
     mail: "SimpleQueue[Token | None]"
     served = False
@@ -67,18 +64,18 @@ class Turn(Generic[SomeWaiter]):
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, in a process that was forked and has none of the threads that took part."""
+        """Start again in a forked process, which has none of the threads in the queue."""
         self._free: deque[Token] = deque()
-        # Gives the turn back; call `lead_next` afterwards if someone is in line.  A method of C, so that no
-        # interrupt comes between the call and what it does.
+        # Gives the turn back; call `lead_next` afterwards if the queue is not empty.  A C method, so that an
+        # interrupt cannot come between the call and its effect.
         self.give_back: Callable[[Token], None] = self._free.append
         self._line_lock = Lock()
-        # Read without the lock to see whether anyone is there.
+        # Read without the lock to see whether it is empty.
         self.line: deque[SomeWaiter] = deque()
         self.give_back(Token(self))
 
     def try_take(self) -> Token | None:
-        """Take the turn if nobody has it."""
+        """Take the turn if it is free."""
         try:
             # Not kept in a variable, in which the traceback of an interrupt would keep it alive.
             return self._free.pop()
@@ -86,7 +83,7 @@ class Turn(Generic[SomeWaiter]):
             return None
 
     def wait(self, waiter: SomeWaiter) -> Token | None:
-        """Stand in line; the turn if the caller is to lead now, None if its work was done for it."""
+        """Wait in the queue; the turn, or None if a leader has done the caller's work."""
         mail = waiter.mail = SimpleQueue()
         token: Token | None = None
         try:
@@ -100,7 +97,7 @@ class Turn(Generic[SomeWaiter]):
                 if token is not None:
                     if self._step_out(waiter):
                         return token
-                    # A leader took it out of line before giving the turn back: its work is done.
+                    # A leader took it out of the queue before giving the turn back: its work is done.
                     spare, token = token, None
                     self.pass_on(spare)
                 if waiter.served:
@@ -121,7 +118,7 @@ class Turn(Generic[SomeWaiter]):
         )
 
     def take_line(self, accept: Callable[[SomeWaiter], bool]) -> list[SomeWaiter]:
-        """Take everyone up to the first who is not acceptable, for a leader that does their work."""
+        """Take waiters from the queue, up to the first that is not accepted, to do their work."""
         taken: list[SomeWaiter] = []
         with self._line_lock:
             while self.line:
@@ -133,19 +130,19 @@ class Turn(Generic[SomeWaiter]):
         return taken
 
     def pass_on(self, token: Token) -> None:
-        """Give the turn back, or to the first in line."""
+        """Give the turn back, or to the first waiter."""
         self.give_back(token)
         if self.line:
             self.lead_next()
 
     def lead_next(self) -> None:
-        """Hand the turn to the first in line, if it is free."""
+        """Hand the turn to the first waiter, if it is free."""
         while (first := self._first_in_line()) is not None:
             try:
-                # From one place to the other: there is no moment at which an interrupt finds it in two.
+                # In one expression, so that an interrupt cannot find the token in two places.
                 first.mail.put(self._free.pop())
             except IndexError:
-                # Another thread has the turn, and looks at the line when it gives it back.
+                # Another thread has the turn, and checks the queue when it gives it back.
                 return
             if not (first.abandoned or first.served):
                 return
@@ -156,7 +153,7 @@ class Turn(Generic[SomeWaiter]):
             return self.line[0] if self.line else None
 
     def _step_out(self, waiter: SomeWaiter) -> bool:
-        """Take a waiter out of line; whether it still stood there."""
+        """Remove a waiter from the queue; whether it was there."""
         with self._line_lock:
             if waiter not in self.line:
                 return False
@@ -164,8 +161,8 @@ class Turn(Generic[SomeWaiter]):
             return True
 
     def _leave(self, waiter: SomeWaiter) -> bool:
-        """Stop waiting, without breaking the chain of those behind; whether its work was never begun."""
-        # First: what comes after this is taken back by the one that sent it.
+        """Stop waiting without breaking the chain; whether no leader has begun its work."""
+        # First: the sender takes back mail that comes later.
         waiter.abandoned = True
         stood_in_line = self._step_out(waiter)
         self._return_mail(waiter)
@@ -176,7 +173,7 @@ class Turn(Generic[SomeWaiter]):
         return stood_in_line
 
     def _return_mail(self, waiter: SomeWaiter) -> None:
-        """Give a turn back that came to someone who has left."""
+        """Give back a turn that was sent to a waiter which has left."""
         while not waiter.mail.empty():
             try:
                 token = waiter.mail.get_nowait()
@@ -187,7 +184,7 @@ class Turn(Generic[SomeWaiter]):
 
 
 def chain(served: list[SomeWaiter]) -> SomeWaiter:
-    """Link those whose work is done, each to the one that it wakes; the first of them."""
+    """Link waiters whose work is done, each to the one that it wakes; the first of them."""
     for waiter, following in pairwise(served):
         waiter.following = following
     for waiter in served:
@@ -196,10 +193,10 @@ def chain(served: list[SomeWaiter]) -> SomeWaiter:
 
 
 def wake(waiter: Waiter | None) -> None:
-    """Wake the first of a chain; it wakes the next.  Those who have left are passed over."""
+    """Wake the first waiter of a chain, which wakes the next.  Skips waiters that have left."""
     while waiter is not None:
         if not waiter.abandoned:
-            # If it leaves meanwhile, it finds that it was served and wakes the next.
+            # If it leaves meanwhile, it sees that it was served and wakes the next.
             waiter.mail.put(None)
             return
         waiter = waiter.following

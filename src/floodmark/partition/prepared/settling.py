@@ -1,9 +1,9 @@
-"""Settling prepared writes: whoever needs to know how one ends asks, and carries out the answer.
+"""Settling prepared writes: a caller asks the coordinator for the decision and carries it out.
 
-Nobody waits for ever.  A transaction has a deadline, after which whoever decides about it answers that it is
-aborted; and where nobody decides, a caller is refused after a while.
+Every wait ends.  After the deadline of a transaction its coordinator answers that it is aborted; without an
+answer the caller is refused after a while.
 
-The question is never asked by someone who has the turn: the answer may need a write.
+The caller must not hold the turn, since the answer may need a write.
 """
 
 from collections.abc import Iterable
@@ -14,18 +14,18 @@ from floodmark.model.partition import Decision, Settler
 from floodmark.model.version import Version
 from floodmark.partition.prepared.writes import OpenWrite, conflict
 
-# An undecided transaction is asked about again after this time, and so often.
+# The poll interval for an undecided transaction, and how often it is polled.
 ASK_SECONDS: Final = 0.05
 ASKS_MAX: Final = 1_200
 
 
 def wait_seconds_max(asks: int) -> float:
-    """For how long a transaction is waited for that is asked about so often."""
+    """How long so many polls take."""
     return asks * ASK_SECONDS
 
 
 class SettlingPartition(Protocol):
-    """What settling needs of the partition that a write is prepared in."""
+    """The partition of a prepared write, as far as settling needs it."""
 
     id: int
     retired: bool
@@ -38,7 +38,7 @@ class SettlingPartition(Protocol):
 def settle_writes(
     partition: SettlingPartition, writes: Iterable[OpenWrite], settler: Settler, *, asks: int = ASKS_MAX
 ) -> None:
-    """Return when some prepared writes have ended, or refuse after so many asks."""
+    """Return when some prepared writes have ended; raises `Retryable` after so many polls."""
     for write in writes:
         for _ in range(asks - 1):
             if try_settle(partition, write, settler) or write.ended.wait(ASK_SECONDS):

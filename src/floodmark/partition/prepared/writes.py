@@ -1,40 +1,38 @@
-"""Prepared writes: stored durably where nobody sees them, until their transaction is decided.
+"""Prepared writes: stored durably, but invisible until their transaction is decided.
 
-A transaction prepares what it writes, and gets a version p.  When it is decided it commits at a version c at
-or above p, the highest of all its partitions, or it aborts.  Each prepared key is one metadata row:
+A transaction prepares its writes and gets a version p.  It then commits at a version c at or above p, the
+highest of all its partitions, or it aborts.  Each prepared key is one metadata row:
 
     "prepared/" | length 1 | transaction, UTF-8 | qualified key  ->  p: 8 bytes, big-endian | value
 
-No partition stands in it.  What is kept in memory of such a write is which keys it has; its values are read
-again when it commits.
+The row names no partition.  Memory holds the keys of a write; a commit reads its values again.
 
-**Nothing appears below what was announced.**  An open write is a slot at p: `floor` is the version before the
-lowest p, and no resolved version passes it.
-- Prepare runs in a round of the committer.  The round notes its floor before it mints p, and the write is
-  entered here before that floor goes; whoever looks at the floors looks here last.  So at each moment one of
-  the two holds p back, and what was announced before the round lies below its floor.
-- A commit lies at c >= p.  The write leaves this table after its records are synced and in the live tail, so
-  c is not resolved before it is there to be read.
-- What is here is loaded when a node opens, before anybody can ask for a version, and after each recovery
-  before the floor of the failed round goes: the engine's truth wins, and it has p or the commit.  A prepare
-  that was lost never answered p, and nobody commits at it.
+**Nothing appears at or below an announced version.**  An open write is a slot at p: `floor` is the version
+before the lowest p, and no resolved version passes it.
+- A round of the committer prepares.  It sets its own floor before it mints p, and removes that floor after
+  the write is in this table; readers of the floors read this one last.  So one of the two holds p back.
+- A commit has a version c >= p.  The write leaves this table when its records are synced and in the live
+  tail, so c is not resolved before it can be read.
+- The table is loaded when a node opens, before a version can be asked for, and after each recovery, before
+  the floor of the failed round is removed.  A prepare that was lost never answered p, so no transaction
+  commits at it.
 
-**A snapshot never changes.**  A read at S moves the clock past S, waits for the round at work and then looks
-here.  A write that it does not find will get p > S.  One that it finds with p <= S on its keys it settles
-first, for that may still commit at or below S (`settling.py`).
+**A snapshot never changes.**  A read at S moves the clock past S, waits for the round at work and then reads
+this table.  A later write gets p > S.  A write on its keys with p <= S may still commit at or below S, so the
+read settles it first (`settling.py`).
 
 **On each key commit order is stamp order.**  Below c all stamps are lower: a record's stamp never exceeds its
-version.  Records above c were written while this write was open, so they lie above what is resolved: no feed
-has them, and no snapshot, which would have settled this write.  They become in the same engine batch what
-they would be had the commit come first (`inserting.py`).  Two transactions never have one key here at once,
-and whoever decides by what a key holds, as `compare_and_set` does, settles this write before.
+version.  Records above c were written while this write was open, so they are not resolved: no feed and no
+snapshot has them.  The engine batch of the commit rewrites them as if the commit had come first
+(`inserting.py`).  Two transactions never have one key here at once, and a conditional write, such as
+`compare_and_set`, settles this write first.
 
-**Sums are exact.**  Heartbeats count through a resolved version, so neither c nor what changes above it was
-counted; both are put right in the tallies that wait.  Whoever finds that a count is missing says so.
+**Sums are exact.**  Heartbeats count up to a resolved version, so neither c nor a change above it was
+counted; the commit corrects the tallies that wait for the next heartbeat, or reports that one is missing.
 
-**Garbage.**  Safe points stay at or below what is resolved, so nothing at or above p is collected or trimmed,
-and a dropped namespace stays until what was prepared in it before the drop has ended.  Splits and merges
-seal logs, and sealed logs are never rewritten: they settle what is prepared first (`Node._sealing`).
+**Garbage.**  Safe points stay at or below the resolved version, so nothing at or above p is collected or
+trimmed, and a dropped namespace is kept until its prepared writes have ended.  Splits and merges settle
+prepared writes first, since they seal logs (`Node._sealing`).
 """
 
 from bisect import bisect_left
@@ -54,14 +52,14 @@ from floodmark.partition.prepared.lines import KeyLines
 
 PREPARED: Final = b"prepared/"
 
-# What a node holds at one time, of all transactions that are not decided.
+# Limits of a node, for all undecided transactions together.
 PREPARED_WRITES_MAX: Final = 10_000
 PREPARED_BYTES_MAX: Final = 256 * MIB
 TRANSACTION_ID_BYTES_MAX: Final = 255
 
 
 class OpenWrite:
-    """A prepared write that has not ended.  `ended` is set when it has, or when nobody serves it any more."""
+    """A prepared write.  `ended` is set when it has ended, or when the node does not serve it any more."""
 
     __slots__ = ("bytes", "ended", "keys", "newer_bytes", "transaction", "version")
 
@@ -73,7 +71,7 @@ class OpenWrite:
         # Qualified, in order.
         self.keys = keys
         self.bytes = size
-        # What was committed above it and may have to be written anew; None if that is not known.
+        # The size of the commits above it that its own commit may have to rewrite; None if unknown.
         self.newer_bytes = newer_bytes
         self.ended = Event()
 
@@ -92,17 +90,17 @@ def _undecided(_: str) -> Fate:
 
 
 class PreparedWrites:
-    """The open prepared writes of a node.  Only the thread that has the turn changes them.
+    """The open prepared writes of a node.  Only the thread that holds the turn changes them.
 
-    Readers take no lock: what they go through is replaced as a whole.
+    Readers take no lock: the mapping that they iterate over is replaced, not changed.
     """
 
     def __init__(self, engine: Engine) -> None:
-        # The version before the lowest p, and None if nothing is prepared: all that most callers look at.
+        # The version before the lowest p; None if nothing is prepared.
         self.floor: Version | None = None
-        # Who knows how transactions end.
+        # Tells how a transaction ends.
         self.settler: Settler = _undecided
-        # Those that wait for keys which others have prepared.
+        # Transactions that wait for keys which another one has prepared.
         self.lines = KeyLines()
         self._engine = engine
         self._writes: Mapping[Version, OpenWrite] = {}
@@ -111,7 +109,7 @@ class PreparedWrites:
         self.load()
 
     def load(self) -> None:
-        """Make the table what the engine says.  Those that are still there stay the same."""
+        """Load the table from the engine.  Writes that are still there keep their objects."""
         rows: dict[tuple[Version, str], list[tuple[bytes, int]]] = {}
         for transaction, key, version, size in _read_all(self._engine):
             rows.setdefault((version, transaction), []).append((key, size))
@@ -128,13 +126,13 @@ class PreparedWrites:
                 write.ended.set()
 
     def add(self, write: OpenWrite) -> None:
-        """Enter a write whose rows are about to be stored.  Its p is the highest."""
+        """Add a write whose rows are about to be stored.  Its p is the highest."""
         self._by_key.update(dict.fromkeys(write.keys, write))
         self._bytes += write.bytes
         self._replace({**self._writes, write.version: write})
 
     def remove(self, write: OpenWrite) -> None:
-        """Take out a write that has been committed or aborted for good."""
+        """Remove a write that is durably committed or aborted."""
         if self._writes.get(write.version) is write:
             for key in write.keys:
                 del self._by_key[key]
@@ -148,7 +146,7 @@ class PreparedWrites:
         self.floor = next(iter(writes)) - 1 if writes else None
 
     def require_room(self, size: int) -> None:
-        """Refuse a write while too much is prepared."""
+        """Raise `Retryable` while too much is prepared."""
         if len(self._writes) >= PREPARED_WRITES_MAX or self._bytes + size > PREPARED_BYTES_MAX:
             raise Retryable(
                 f"{len(self._writes):,} prepared writes of {self._bytes:,} bytes wait for transactions; "
@@ -165,7 +163,7 @@ class PreparedWrites:
         return list(self._writes)
 
     def find(self, transaction: str, keys: KeyRange) -> OpenWrite | None:
-        """What a transaction has prepared in a range; a partition holds one write of it at most."""
+        """The write of a transaction in a range; each partition holds at most one."""
         for write in self._writes.values():
             if write.transaction == transaction and write.overlaps(keys):
                 return write
@@ -185,10 +183,9 @@ class PreparedWrites:
         ]
 
     def on_crowded(self, keys: Iterable[bytes], size: int, bytes_max: int) -> list[OpenWrite]:
-        """Note that something is committed above the writes on some keys that may have to be written anew.
+        """Count a commit on some keys, which the commit of a prepared write below it may have to rewrite.
 
-        When one of those writes commits, all of that is rewritten in one engine batch.  Those for which that
-        would be too much are given back, and nothing is noted.
+        Returns the writes for which that would exceed one engine batch; then nothing is counted.
         """
         writes = self.on(keys)
         crowded = [
@@ -201,13 +198,13 @@ class PreparedWrites:
         return crowded
 
     def release(self) -> None:
-        """Wake everyone who waits: nobody serves these writes any more."""
+        """Wake all waiting threads: the node stops."""
         for write in self._writes.values():
             write.ended.set()
 
 
 def conflict(write: OpenWrite) -> Retryable:
-    """What someone is told who needs a prepared write to be settled, and it is not."""
+    """The error for a caller that needs a prepared write to be settled."""
     return Retryable(
         f"transaction {write.transaction!r:.80} has prepared a write at version {write.version} and is not "
         "decided; try again when it has ended, at the latest after its deadline",
@@ -222,13 +219,13 @@ def conflict(write: OpenWrite) -> Retryable:
 def store_rows(
     transaction: str, version: Version, keys: Sequence[bytes], values: Sequence[bytes]
 ) -> list[WriteRow]:
-    """The writes that keep a prepared write."""
+    """The rows of a prepared write."""
     prefix, held = _encode_prefix(transaction), version.to_bytes(VERSION_BYTES, "big")
     return [(META, prefix + key, held + value) for key, value in zip(keys, values, strict=True)]
 
 
 def remove_rows(write: OpenWrite) -> list[WriteRow]:
-    """The writes that forget a prepared write."""
+    """The rows that remove a prepared write."""
     prefix = _encode_prefix(write.transaction)
     return [(META, prefix + key, None) for key in write.keys]
 
@@ -242,7 +239,7 @@ def load_values(engine: Engine, write: OpenWrite) -> list[bytes] | None:
 
 
 def is_stored(engine: Engine, write: OpenWrite) -> bool:
-    """Whether a prepared write is there: its rows come and go together."""
+    """Whether a prepared write is stored; its rows are written and removed together."""
     return engine.get(META, _encode_prefix(write.transaction) + write.keys[0]) is not None
 
 
