@@ -3,9 +3,10 @@
     make bench-replication                                       all of it, on a quiet machine: half an hour
     make bench-replication ARGS="--quick --only positions"       a look
     make bench-replication ARGS="--only two-way --delay-ms 30"   with a long line between the sites
+    make bench-replication ARGS="--only two-way --runner process"   without Spark
 
-A section has directories and servers of its own.  Links run on Spark, on two cores, unless a row says that
-they do not.
+A section has directories and servers of its own.  Links run on Spark, on two cores, unless a row or an option
+says otherwise.
 
     positions   bytes in a record, and how fast records are taken in: heartbeats, or a vector in each record
     two-way     2,500 writes a second at each of two sites: how far each is behind the other
@@ -15,7 +16,7 @@ they do not.
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -60,14 +61,18 @@ from benchmarks.replication_vectors import (
 from benchmarks.replication_vectors import SITES as SITE_COUNTS
 from benchmarks.spark_data import serving
 from benchmarks.spark_processes import MASTER
-from pyspark.sql import SparkSession
 
 from floodmark.host.directory import default_site_id
+from floodmark.links.driver import TopologySummary, run_links, site_addresses
+from floodmark.links.process import ProcessRunner
+from floodmark.replication.topology import Topology
+from floodmark.site.address import SiteAddress
 from floodmark.spark import SparkOptions, open_session
-from floodmark.spark.jobs import replicate_topology, site_addresses
+from floodmark.spark.jobs import replicate_topology
 
 ON_SPARK: Final = "floodmark replicate"
-IN_PROCESS: Final = "in one process, no Spark"
+BY_PROCESS: Final = "floodmark replicate --runner process"
+IN_PROCESS: Final = "in one process, no server"
 
 LOCAL_BYTES: Final = 0
 REMOTE_BYTES: Final = 9
@@ -94,6 +99,7 @@ def main() -> None:
         default=0.0,
         help="measure two-way also with this delay before each site, in each direction",
     )
+    parser.add_argument("--runner", choices=("spark", "process"), default="spark", help="of two-way")
     options = parse(parser)
     options.seconds = options.seconds or (5.0 if options.quick else 40.0)
     options.warm_up = options.warm_up or (3.0 if options.quick else 15.0)
@@ -191,7 +197,11 @@ def two_way(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
         home = next(homes)
         try:
             return measure_two_way(
-                home, seconds=options.seconds, warm_up_seconds=options.warm_up, delay_ms=delay_ms
+                home,
+                seconds=options.seconds,
+                warm_up_seconds=options.warm_up,
+                delay_ms=delay_ms,
+                runner=options.runner,
             )
         finally:
             rmtree(home, ignore_errors=True)
@@ -237,7 +247,10 @@ def catch_up(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
     homes = (directory / f"catch-up-{number}" for number in count())
     with open_session(SparkOptions(master=MASTER)) as spark:
         sides = {
-            ON_SPARK: partial(catch_up_on_spark, spark, filled, homes, options.records),
+            ON_SPARK: partial(
+                catch_up_served, partial(replicate_topology, spark=spark), filled, homes, options.records
+            ),
+            BY_PROCESS: partial(catch_up_served, run_in_process, filled, homes, options.records),
             IN_PROCESS: partial(catch_up_in_process, filled, homes, ids, options.records),
         }
         in_turns("catch-up, to warm up", sides, 1)
@@ -261,10 +274,20 @@ def catch_up(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
         against=bound,
         remark="without starting and ending the queries, as the target sees it",
     )
+    yield line(work, BY_PROCESS, "changes/s", [each.whole for each in samples[BY_PROCESS]], against=bound)
     yield line(work, IN_PROCESS, "changes/s", [each.whole for each in samples[IN_PROCESS]])
 
 
-def catch_up_on_spark(spark: SparkSession, filled: Path, homes: Iterator[Path], changes: int) -> CaughtUp:
+def run_in_process(
+    topology: Topology, addresses: Mapping[str, SiteAddress], *, once: bool
+) -> TopologySummary:
+    """Run links in threads of this process."""
+    return run_links(topology, addresses, ProcessRunner(), once=once)
+
+
+def catch_up_served(
+    run: Callable[..., TopologySummary], filled: Path, homes: Iterator[Path], changes: int
+) -> CaughtUp:
     """Let a new site catch up with a copy of the one that is filled, both served."""
     home = next(homes)
     copytree(filled, home / SITES[0])
@@ -274,7 +297,7 @@ def catch_up_on_spark(spark: SparkSession, filled: Path, homes: Iterator[Path], 
         topology = share_served(servers, urls, [NAMESPACE], epoch=2)
         with watching(target, changes) as flowing:
             begun = perf_counter()
-            replicate_topology(topology, site_addresses(topology), once=True, spark=spark)
+            run(topology, site_addresses(topology), once=True)
             seconds = perf_counter() - begun
         require_captured(target, changes)
     rmtree(home)

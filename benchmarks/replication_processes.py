@@ -65,7 +65,7 @@ class Lag:
 
 
 def measure_two_way(
-    home: Path, *, seconds: float, warm_up_seconds: float, delay_ms: float
+    home: Path, *, seconds: float, warm_up_seconds: float, delay_ms: float, runner: str
 ) -> dict[tuple[str, str], Lag]:
     """Write to two new sites at once, with links between them, and see how far each is behind the other."""
     home.mkdir()
@@ -78,7 +78,7 @@ def measure_two_way(
                 for name, server in servers.items()
             }
         topology = share_served(servers, urls, [NAMESPACE, WARM_UP])
-        stack.enter_context(linking(topology, servers, home / "links"))
+        stack.enter_context(linking(topology, servers, home / "links", runner))
         _write_everywhere(servers, WARM_UP, warm_up_seconds)
         rates = _write_everywhere(servers, NAMESPACE, seconds)
         links = {
@@ -125,7 +125,9 @@ def delaying(server: ServedSite, home: Path, delay_ms: float) -> Iterator[str]:
 
 
 @contextmanager
-def linking(topology: Topology, servers: Mapping[str, ServedSite], home: Path) -> Iterator[None]:
+def linking(
+    topology: Topology, servers: Mapping[str, ServedSite], home: Path, runner: str = "spark"
+) -> Iterator[None]:
     """`floodmark replicate` for all links, as a process; entered when each has copied a change."""
     program = find_program("floodmark")
     if program is None:
@@ -136,7 +138,9 @@ def linking(topology: Topology, servers: Mapping[str, ServedSite], home: Path) -
     for name, server in servers.items():
         with server.opened() as site:
             site.namespace(WARM_UP).put(_PROBE + name.encode(), b"")
-    command: list[str | Path] = [program, "replicate", "--topology", file, "--master", MASTER]
+    command: list[str | Path] = [program, "replicate", "--topology", file, "--runner", runner]
+    if runner == "spark":
+        command += ["--master", MASTER]
     with server_process("replicate", command, home, stop_signal=SIGINT) as process:
         for source, target in permutations(servers, 2):
             _wait_for_probe(source, servers[target], process)

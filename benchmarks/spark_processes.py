@@ -127,7 +127,7 @@ def replicating(source: ServedSite, target: ServedSite, home: Path) -> Iterator[
         raise PeerFailed("the floodmark command is not beside this Python: make setup")
     home.mkdir()
     command: list[str | Path] = [program, "replicate", source.url, target.url, "--namespace", NAMESPACE]
-    command += ["--checkpoint", home / "checkpoint", "--master", MASTER]
+    command += ["--master", MASTER]
     with source.opened() as site:
         site.namespace(NAMESPACE).put(_PROBE, b"")
     with server_process("replicate", command, home, stop_signal=SIGINT) as process:

@@ -29,7 +29,7 @@ from benchmarks.spark_data import VALUE_BYTES, Rows, serving
 
 from floodmark.host.directory import default_site_id
 from floodmark.partition import FAMILIES
-from floodmark.spark.source.address import SiteAddress
+from floodmark.site.address import SiteAddress
 
 # However long it takes to compare sites that are written to.
 WRITING_SECONDS_MAX: Final = 3_600.0

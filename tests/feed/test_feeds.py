@@ -103,9 +103,9 @@ def test_a_specification_is_checked_when_it_is_made(
 @pytest.mark.parametrize(
     "uri",
     [
-        "floodmark://ada:hunter2@bergen:7100/users",
-        "floodmark://hunter2@bergen:7100/users",
-        "floodmark://bergen:7100/users?token=hunter2",
+        "kafka://ada:hunter2@bergen:7100/users",
+        "kafka://hunter2@bergen:7100/users",
+        "kafka://bergen:7100/users?token=hunter2",
         "kafka://broker/topic?sasl_password=hunter2",
         "s3://bucket/?secret_access_key=hunter2",
     ],
@@ -118,7 +118,7 @@ def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
 
 
 def test_a_file_that_holds_a_secret_may_be_named() -> None:
-    uri = "floodmark+tls://bergen:7100/users?token_file=secret/token&tls_key_file=key.pem"
+    uri = "kafka+tls://bergen:7100/users?token_file=secret/token&tls_key_file=key.pem"
     assert spec(sink=uri).sink == uri
 
 
@@ -164,7 +164,7 @@ def test_an_update_changes_what_it_names_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"sink": "floodmark://a:b@c/d"},
+        {"sink": "kafka://a:b@c/d"},
         {"sink": 7},
         {"until": -1},
         {"until": "later"},

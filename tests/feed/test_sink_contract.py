@@ -9,12 +9,10 @@ from typing import Any
 
 import pyarrow.dataset
 import pytest
-from tests.feed.support_feeds import USERS, World
 
 from floodmark.feed.sinks import Sink, SinkContext
 from floodmark.feed.sinks.blackhole import BlackholeSink
 from floodmark.feed.sinks.parquet import ParquetSink
-from floodmark.feed.sinks.site import SiteSink
 from floodmark.feed.sinks.stdout import StdoutSink
 from floodmark.files.directory import directory_at
 from floodmark.model.change import Stamp
@@ -110,25 +108,3 @@ class TestParquetSink(SinkContract):
     @pytest.fixture
     def subject(self, tmp_path: Path) -> Subject:
         return Parquet(tmp_path / "changes")
-
-
-class OtherSite:
-    keeps = Keeps.EVERY_CHANGE
-
-    def __init__(self) -> None:
-        self._world = World()
-
-    def open(self, _context: SinkContext) -> Sink:
-        return SiteSink(self._world.router, USERS)
-
-    def read(self) -> list[Delivered]:
-        return [
-            Delivered(change.key, change.value, change.stamp, change.expires_at)
-            for change in self._world.changes()
-        ]
-
-
-class TestSiteSink(SinkContract):
-    @pytest.fixture
-    def subject(self) -> Subject:
-        return OtherSite()

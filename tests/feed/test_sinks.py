@@ -20,7 +20,7 @@ from floodmark.testing.sinks import SINCE, change, context, write
 
 
 def test_the_sinks_that_come_with_floodmark_are_known() -> None:
-    assert {"blackhole", "floodmark", "floodmark+tls", "parquet", "stdout"} <= set(known_schemes())
+    assert {"blackhole", "parquet", "stdout"} <= set(known_schemes())
 
 
 @pytest.mark.parametrize("ask", [lambda uri: open_sink(uri, context()), require_sink])
@@ -28,7 +28,7 @@ def test_an_unknown_kind_of_sink_is_refused_with_those_that_there_are(ask: objec
     assert callable(ask)
     with pytest.raises(InvalidArgument) as refusal:
         ask("kafak://broker/topic")
-    for scheme in ("kafak:", "blackhole:", "floodmark:", "parquet:", "stdout:"):
+    for scheme in ("kafak:", "blackhole:", "parquet:", "stdout:"):
         assert scheme in str(refusal.value)
 
 
@@ -63,11 +63,19 @@ def test_a_package_adds_a_sink_by_an_entry_point(tmp_path: Path, monkeypatch: py
 def test_what_a_sink_needs_is_loaded_by_those_who_use_it() -> None:
     script = (
         "import sys, floodmark.feed.named.runner; from floodmark.feed.sinks import require_sink;"
-        "require_sink('parquet:x'); require_sink('floodmark://x/y');"
+        "require_sink('parquet:x');"
         "print('pyarrow.parquet' in sys.modules or 'pyarrow.flight' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("scheme", ["floodmark", "floodmark+tls"])
+def test_a_sink_that_was_replaced_names_the_command_to_use(scheme: str) -> None:
+    for refuse in (require_sink, lambda uri: open_sink(uri, context())):
+        with pytest.raises(InvalidArgument, match="floodmark replicate SOURCE TARGET --runner process"):
+            refuse(f"{scheme}://bergen:7100/users")
+    assert scheme not in known_schemes()
 
 
 # URIs
@@ -80,8 +88,8 @@ def test_what_a_sink_needs_is_loaded_by_those_who_use_it() -> None:
         "parquet:relative/directory",
         "parquet:/absolute/directory?compression=none",
         "parquet:with%20blank",
-        "floodmark://[::1]:7100/users?token_file=/etc/token",
-        "floodmark+tls://bergen/users",
+        "kafka://[::1]:9092/users?password_file=/etc/password",
+        "other+tls://bergen/users",
     ],
 )
 def test_a_uri_is_put_together_again_as_it_was(uri: str) -> None:
@@ -91,7 +99,7 @@ def test_a_uri_is_put_together_again_as_it_was(uri: str) -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    ["", "plain", "://x", "parquet:x#y", "parquet:x?a", "parquet:x?a=1&a=2", "floodmark://[::1/x", "a:\n"],
+    ["", "plain", "://x", "parquet:x#y", "parquet:x?a", "parquet:x?a=1&a=2", "kafka://[::1/x", "a:\n"],
 )
 def test_a_uri_that_cannot_be_read_is_refused(uri: str) -> None:
     with pytest.raises(InvalidArgument):

@@ -3,16 +3,13 @@
 from pathlib import Path
 
 import pytest
-from tests.server.support import open_memory, serving, token_of, write_roles
 
 from floodmark.feed.sinks import AllowedSinks
 from floodmark.feed.sinks.blackhole import BlackholeSink
-from floodmark.model.access import Role
 from floodmark.model.errors import InvalidArgument, NotAllowed
-from floodmark.server import ServerOptions
 from floodmark.testing.sinks import context
 
-BERGEN = "floodmark+tls://bergen:7100"
+BERGEN = "kafka+tls://bergen:7100"
 
 
 @pytest.mark.parametrize(
@@ -39,9 +36,9 @@ def test_an_entry_covers_its_place_and_what_lies_below(entry: str, uri: str) -> 
         ("parquet:/srv/exports", "parquet:/srv/exports/../../etc"),
         ("parquet:exports", "parquet:/exports"),
         ("parquet:exports", "parquet://host/exports"),
-        (BERGEN, "floodmark+tls://bergen:7101/users"),
-        (BERGEN, "floodmark+tls://bergen:7100.attacker/users"),
-        (BERGEN, "floodmark://bergen:7100/users"),
+        (BERGEN, "kafka+tls://bergen:7101/users"),
+        (BERGEN, "kafka+tls://bergen:7100.attacker/users"),
+        (BERGEN, "kafka://bergen:7100/users"),
         (f"{BERGEN}/users", f"{BERGEN}/users2"),
         (f"{BERGEN}/users", f"{BERGEN}/users/../orders"),
         ("parquet:", f"{BERGEN}/users"),
@@ -79,20 +76,3 @@ def test_what_reaches_nothing_needs_no_entry_and_what_is_unknown_is_told() -> No
     assert nothing.admit("stdout:").scheme == "stdout"
     with pytest.raises(InvalidArgument, match="there is no sink nowhere:"):
         nothing.open("nowhere:", context())
-
-
-def test_a_runner_shows_its_token_to_no_server_that_only_the_feed_names(tmp_path: Path) -> None:
-    token = tmp_path / "operator.token"
-    token.write_text(token_of(Role.ADMIN), "ascii")
-    options = ServerOptions(access=write_roles(tmp_path / "access.toml"))
-    with serving(options) as (attacker, server), open_memory("bergen") as site:
-        attacker.create_namespace("loot")
-        site.create_namespace("users").put(b"ada", b"1")
-        place = f"floodmark://{server.address.host}:{server.address.port}/loot"
-        site.feeds.create("copy", "users", f"{place}?token_file={token}", until=site.now())
-        for sinks in ([], ["parquet:"], [BERGEN], [place]):
-            with pytest.raises(NotAllowed):
-                site.feeds.runner("copy", sinks=sinks).run()
-        assert dict(attacker.namespace("loot").scan()) == {}
-        site.feeds.runner("copy", sinks=[f"{place}?token_file={token}"]).run()
-        assert dict(attacker.namespace("loot").scan()) == {b"ada": b"1"}

@@ -50,7 +50,7 @@ def test_nothing_is_stored_of_a_site_that_is_not_known_here(mesh: Mesh) -> None:
     enter(mesh, "oslo", "bonn")
     mesh.put("bonn", b"ada")
     mesh.beat()
-    with pytest.raises(Fenced, match="does not let the two share"):
+    with pytest.raises(Fenced, match="does not let this namespace come"):
         mesh.step("bonn", "rome")
     assert values(mesh, b"ada")["rome"] is None
     enter(mesh, "rome")
@@ -148,7 +148,7 @@ def test_step_of_a_namespace_that_is_no_longer_shared_is_refused(mesh: Mesh) -> 
     mesh["rome"].set_topology(alone(2))
     with pytest.raises(StaleLink):
         run_step(mesh["oslo"].host, mesh["rome"].host, step)
-    with pytest.raises(Fenced, match="does not let the two share"):
+    with pytest.raises(Fenced, match="does not let this namespace come"):
         mesh.step("oslo", "rome")
     assert mesh["rome"].namespace("users").get(b"ada") is None
 

@@ -426,7 +426,7 @@ def test_removed_site_is_heard_up_to_its_end_and_not_beyond() -> None:
 
 def test_site_that_does_not_share_the_namespace_is_refused(mesh: Mesh) -> None:
     step = msgspec.structs.replace(mesh.plan("oslo", "rome"), source_id=BONN)
-    assert "does not let the two share" in refused(mesh, step)
+    assert "does not let this namespace come" in refused(mesh, step)
 
 
 def test_site_is_no_source_of_its_own(mesh: Mesh) -> None:

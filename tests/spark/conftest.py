@@ -9,21 +9,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
+from tests.links.support import Served, ServeSite, serving_sites
 from tests.server.processes import Process, start_server
-from tests.server.support import LOOPBACK, token_of, write_roles
+from tests.server.support import token_of, write_roles
 from tests.spark import support_connect
 from tests.spark.processes import SparkProcess
 
-import floodmark
 from floodmark.model.access import Role
-from floodmark.server import Server, ServerOptions, serve
+from floodmark.server import Server, ServerOptions
 from floodmark.site import Site
 from floodmark.spark.session import SparkOptions, open_session
 
@@ -100,36 +98,10 @@ def connect(connect_url: str) -> Iterator[SparkProcess]:
     process.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """A site that is open in the test's process, and its server."""
-
-    site: Site
-    server: Server
-    directory: Path
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-
-class ServeSite(Protocol):
-    """Opens a site in a directory named like it, and serves it until the test ends."""
-
-    def __call__(self, name: str = "oslo", options: ServerOptions | None = None) -> Served: ...
-
-
 @pytest.fixture
 def serve_site(tmp_path: Path) -> Iterator[ServeSite]:
     """Serves as many sites as a test needs."""
-    with ExitStack() as stack:
-
-        def start(name: str = "oslo", options: ServerOptions | None = None) -> Served:
-            directory = tmp_path / name
-            site = floodmark.open(directory, site=name)
-            server = stack.enter_context(serve(site, LOOPBACK, options))
-            return Served(site=site, server=server, directory=directory)
-
+    with serving_sites(tmp_path) as start:
         yield start
 
 

@@ -16,9 +16,9 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.spark.jobs.backups.manifest import Manifest
-from floodmark.spark.source.address import SiteAddress
 
 
 class Kept(NamedTuple):

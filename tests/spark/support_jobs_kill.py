@@ -19,12 +19,12 @@ from tests.spark.support_kill import HANG_SECONDS, Outcome, die, die_when
 
 from floodmark.files.directory import Directory
 from floodmark.model.errors import FloodmarkError
+from floodmark.site.address import SiteAddress
 from floodmark.site.connecting import connect
 from floodmark.spark.jobs import export, replicate, run_feed
 from floodmark.spark.jobs.exports.delta import DeltaTarget
 from floodmark.spark.jobs.exports.parquet import ParquetTarget
 from floodmark.spark.session import SparkOptions, open_session
-from floodmark.spark.source.address import SiteAddress
 
 Point = Literal["writing", "written", "renaming", "committed", "never"]
 
@@ -100,26 +100,11 @@ def run_export(session: Any, arguments: Arguments) -> Any:
 
 
 def run_replicate(session: Any, arguments: Arguments) -> Any:
-    url, _, checkpoint = arguments.target.partition("|")
-    progress = DyingInNextBatch(url) if arguments.point == "writing" else None
-    source, target = SiteAddress(location=arguments.url), SiteAddress(location=url)
-    return replicate(source, target, ["users"], checkpoint=checkpoint, spark=session, progress=progress)
-
-
-class DyingInNextBatch:
-    """Waits until a batch is over, and dies when something of a later one arrives at the target."""
-
-    def __init__(self, url: str) -> None:
-        self._copy = connect(url)
-        self._arrived: int | None = None
-
-    def report(self, stage: str, done: int, total: int | None) -> None:
-        if done and self._arrived is None:
-            arrived = self._arrived = self._count()
-            die_when(lambda: self._count() > arrived)
-
-    def _count(self) -> int:
-        return len(list(self._copy.changes("users")))
+    if arguments.point == "writing":
+        copy = connect(arguments.target)
+        die_when(lambda: "users" in copy.namespaces() and any(copy.changes("users")))
+    source, target = SiteAddress(location=arguments.url), SiteAddress(location=arguments.target)
+    return replicate(source, target, ["users"], spark=session)
 
 
 def run_the_feed(session: Any, arguments: Arguments) -> Any:

@@ -19,11 +19,11 @@ import msgspec
 
 from floodmark.files.directory import Directory
 from floodmark.model.errors import FloodmarkError
+from floodmark.site.address import SiteAddress
 from floodmark.site.connecting import connect
 from floodmark.spark.jobs.backups.backup import backup
 from floodmark.spark.jobs.backups.restore import restore
 from floodmark.spark.session import SparkOptions, open_session
-from floodmark.spark.source.address import SiteAddress
 
 HANG_SECONDS = 240.0
 POLL_SECONDS = 0.002

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Final, NamedTuple
 
-from tests.spark.conftest import Served, ServeSite
-from tests.spark.support_links import POLICIES, share
+from tests.links.support import POLICIES, Served, ServeSite, share
 
 from floodmark.codec.ordered import encode_key
 from floodmark.codec.states import CounterState, Entry, decode_state, encode_state

@@ -9,8 +9,8 @@ import msgspec
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
+from tests.links.support import Served, ServeSite
 from tests.replication.support_links import IDS, Mesh
-from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import (
     address_of,
     contents,
@@ -35,11 +35,11 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.site import Namespace, Site
+from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.backup import PLAN, Plan, backup, find_position, list_backups
 from floodmark.spark.jobs.backups.check import check_backup
 from floodmark.spark.jobs.backups.manifest import FORMAT, MANIFEST, Kind, encode_document, read_manifests
 from floodmark.spark.jobs.backups.restore import restore
-from floodmark.spark.source.address import SiteAddress
 
 
 @pytest.fixture

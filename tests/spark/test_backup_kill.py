@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.conftest import Served, ServeSite
+from tests.links.support import Served, ServeSite
 from tests.spark.support_backup import address_of, contents, fill, held_for, stored_contents, writing
 from tests.spark.support_kill import Arguments, Point, run_job
 

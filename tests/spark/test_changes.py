@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from tests.links.support import Served
 from tests.sizes import only
-from tests.spark.conftest import Served
 from tests.spark.support_garbage import collect_old
 from tests.spark.support_read import open_reader, plan, read_part, read_rows
 

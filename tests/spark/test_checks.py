@@ -1,4 +1,4 @@
-"""Exports, copies and feeds on Spark are held against heartbeats: what goes astray is named, once."""
+"""Exports, links and feeds on Spark are held against heartbeats: what goes astray is named, once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,15 +13,13 @@ import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 from tests.cli.support import run as run_command
+from tests.links.support import Served, ServeSite
 from tests.server.support import LOOPBACK
-from tests.sizes import only
-from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of
 
 import floodmark
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks, CheckStatistics, check_step
-from floodmark.accounting.counting import Counted
 from floodmark.cli.failures import DONE, FINDING
 from floodmark.codec.ordered import encode_namespace
 from floodmark.host.embedded import EmbeddedHost
@@ -30,15 +28,12 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX
 from floodmark.server import serve
 from floodmark.site import Namespace, Site
-from floodmark.spark.jobs import export, replicate, run_feed
+from floodmark.spark.jobs import export, run_feed
 from floodmark.spark.jobs.exports.files import HISTORY, FileWriter
-from floodmark.spark.source.accounts import FILES_KEPT, QueryChecks
 from floodmark.spark.source.changes import ChangeInterval, read_interval
-from floodmark.spark.source.incoming import check_columns
 from floodmark.spark.source.rows import RowFormat
 from floodmark.spark.source.schemas import COUNTED
 from floodmark.spark.source.special import CountedRows, add_counted
-from floodmark.spark.source.writing import Target, write_rows
 
 LOST: Final = b"lost"
 
@@ -168,32 +163,6 @@ def astray(rows: list[pyarrow.RecordBatch], fault: Fault) -> list[pyarrow.Record
     return come
 
 
-@pytest.mark.parametrize(("fault", "more"), [(lose, -1), (double, 1), (pass_on, 0)])
-def test_a_copy_counts_what_it_writes_and_leaves_heartbeats_out(
-    served: Served, serve_site: ServeSite, users: Namespace, fault: Fault, more: int
-) -> None:
-    copy = serve_site("bergen")
-    copy.site.create_namespace("users")
-    target = Target(
-        address=address_of(copy.url),
-        namespace="users",
-        layout=check_columns(COUNTED, json=False),
-        distinct_keys=False,
-    )
-    served.site.heartbeat()
-    write_all_sorts(users)
-    served.site.heartbeat()
-    users.put(LOST, b"x")
-    write_all_sorts(users)
-    served.site.heartbeat()
-    (rows,) = Reading(served).step()
-    written = write_rows(target, iter(astray(rows, fault)), lambda _: 0)
-    assert written.counted is not None
-    checks = check_step(Checks(), add_counted([written.counted]), VERSION_MAX, 0)
-    assert written.rows == len(list(served.site.changes("users"))) + more
-    assert (checks.wrong, checks.checked, checks.unchecked) == (abs(more), 2 - abs(more), 1)
-
-
 def test_before_images_are_not_counted(served: Served, users: Namespace) -> None:
     served.site.heartbeat()
     for _ in range(3):
@@ -222,19 +191,6 @@ def test_merged_records_are_counted(served: Served) -> None:
     wrong = check_step(Checks(), add_counted([count_only(lost, Path())]), VERSION_MAX, 0)
     (finding,) = wrong.findings
     assert (finding.expected_changes, finding.got_changes) == (2, 1)
-
-
-def test_what_a_query_has_checked_is_kept_by_batch_and_done_again_becomes_the_same(tmp_path: Path) -> None:
-    place = QueryChecks((tmp_path / "account").as_uri())
-    assert place.last() == Checks()
-    first = place.add_batch(0, Counted(scanned=5), 0, namespace="users")
-    second = place.add_batch(1, Counted(scanned=7), 0, namespace="users")
-    assert place.add_batch(1, Counted(scanned=7), 0, namespace="users") == second
-    assert place.add_batch(0, Counted(scanned=5), 0, namespace="users") == first
-    assert place.last() == second
-    for batch in range(2, 10):
-        place.add_batch(batch, Counted(), 0, namespace="users")
-    assert len(list((tmp_path / "account").iterdir())) == FILES_KEPT
 
 
 # Whole jobs
@@ -322,30 +278,26 @@ def test_an_export_names_what_went_astray_and_keeps_it(
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("job", only(["export"], ["export", "replicate"]))
 def test_command_says_by_its_exit_code_that_something_went_astray(
-    job: str, served: Served, serve_site: ServeSite, users: Namespace, tmp_path: Path
+    served: Served, users: Namespace, tmp_path: Path
 ) -> None:
-    checkpoint = ["--checkpoint", str(tmp_path / "query")]
-    commands = {
-        "export": ["export", served.url, "users", str(tmp_path / "table")],
-        "replicate": ["replicate", served.url, serve_site("bergen").url, "--once", *checkpoint],
-    }
+    command = ["export", served.url, "users", str(tmp_path / "table")]
     served.site.heartbeat()
     users.put(LOST, b"x")
     served.site.heartbeat()
     with going_astray(lambda key: 0 if key.endswith(LOST) else 1):
-        found = run_command(*commands[job])
+        found = run_command(*command)
     assert (found.code, "1 of 1 changes" in found.text + found.errors) == (FINDING, True)
     users.put(b"later", b"y")
     served.site.heartbeat()
-    assert run_command(*commands[job]).code == DONE
+    assert run_command(*command).code == DONE
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("runner", ["process", "spark"])
 def test_command_for_a_topology_says_by_its_exit_code_what_it_found_wrong_itself(
-    served: Served, serve_site: ServeSite, tmp_path: Path
+    served: Served, serve_site: ServeSite, tmp_path: Path, runner: str
 ) -> None:
     bergen = serve_site("bergen")
     file = tmp_path / "topology.toml"
@@ -358,7 +310,7 @@ def test_command_for_a_topology_says_by_its_exit_code_what_it_found_wrong_itself
         """,
         "utf-8",
     )
-    command = ["replicate", "--topology", str(file), "--once", "--json"]
+    command = ["replicate", "--topology", str(file), "--once", "--json", "--runner", runner]
     assert run_command(*command).code == DONE
     users = served.site.namespace("users")
     served.site.heartbeat()
@@ -372,21 +324,6 @@ def test_command_for_a_topology_says_by_its_exit_code_what_it_found_wrong_itself
     later = run_command(*command)
     assert (later.code, later.json["wrong"]) == (DONE, 0)
     assert sum(link["findings"] for link in later.json["links"]) == 1
-
-
-@pytest.mark.slow
-def test_a_copy_names_what_went_astray_and_keeps_it(
-    served: Served, serve_site: ServeSite, spark: SparkSession, users: Namespace, tmp_path: Path
-) -> None:
-    source, target = address_of(served.url), address_of(serve_site("bergen").url)
-
-    def run() -> CheckStatistics:
-        summary = replicate(
-            source, target, ["users"], checkpoint=str(tmp_path / "query"), once=True, spark=spark
-        )
-        return summary.namespaces[0].checks
-
-    run_through_faults(served.site, users, run)
 
 
 def test_a_feed_on_spark_names_what_went_astray_and_the_site_keeps_it(

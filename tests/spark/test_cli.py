@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from tests.cli.support import run
-from tests.spark.conftest import Served, ServeSite
+from tests.links.support import Served, ServeSite
 
 import floodmark
 
@@ -66,11 +66,12 @@ def test_a_damaged_backup_is_a_finding(oslo: Path, tmp_path: Path) -> None:
     assert file.name in checked.text
 
 
-def test_a_site_is_copied_to_a_server(oslo: Path, serve_site: ServeSite, tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", ["process", "spark"])
+def test_a_site_is_copied_to_a_server(oslo: Path, serve_site: ServeSite, runner: str) -> None:
     rome = serve_site("rome")
-    copied = run("replicate", oslo, rome.url, "--checkpoint", tmp_path / "state", "--once", "--json")
+    copied = run("replicate", oslo, rome.url, "--once", "--json", "--runner", runner)
     assert copied.code == 0, copied.errors
-    assert copied.json["changes"] == 301
+    assert [(link["source"], link["target"]) for link in copied.json["links"]] == [("oslo", "rome")]
     assert dict(rome.site.namespace("users").scan()) == read_all(oslo)
 
 
@@ -110,7 +111,11 @@ def test_the_summary_can_be_read(oslo: Path, tmp_path: Path) -> None:
         (("backup", "--check", "MISSING"), 64, "no backup"),
         (("restore", "MISSING", "SITE", "users-2"), 64, "no complete full backup"),
         (("export", "SITE", "users", "TABLE", "--view", "sideways"), 64, "--view is history or current"),
-        (("replicate", "SITE", "SITE", "--checkpoint", "STATE"), 69, "open"),
+        (("replicate", "SITE", "SITE", "--checkpoint", "STATE"), 64, "the target stores the position"),
+        (("replicate", "SITE", "SITE"), 69, "open"),
+        (("replicate", "SITE"), 64, "a source and a target"),
+        (("replicate", "SITE", "SITE", "--runner", "train"), 64, "--runner is spark or process"),
+        (("replicate", "SITE", "SITE", "--runner", "process", "--master", "local"), 64, "does not use Spark"),
         (("feed", "run", "SITE", "nothing", "--runner", "spark"), 1, "nothing"),
         (("feed", "run", "SITE", "nothing", "--master", "local"), 64, "--runner spark"),
     ],

@@ -9,8 +9,8 @@ import deltalake
 import pyarrow
 import pytest
 from pyspark.sql import SparkSession
+from tests.links.support import Served
 from tests.server.processes import wait_until
-from tests.spark.conftest import Served
 from tests.spark.support_backup import address_of, fill, writing
 from tests.spark.support_export import (
     current_of,

@@ -13,8 +13,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
+from tests.links.support import Served
 from tests.server.processes import wait_until
-from tests.spark.conftest import Served
 from tests.spark.support_backup import address_of, fill, writing
 from tests.spark.support_export import (
     current_of,

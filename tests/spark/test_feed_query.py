@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 from tests.contracts.site.base import state_after
+from tests.links.support import Served
 from tests.server.processes import wait_until
-from tests.spark.conftest import Served, ServeSite
-from tests.spark.support_backup import address_of, contents, fill, writing
+from tests.spark.support_backup import address_of, fill, writing
 from tests.spark.support_garbage import collect_old
 
 from floodmark.clock import monotonic_ms
@@ -33,7 +33,7 @@ from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import FeedRunSummary, run_feed
 from floodmark.spark.jobs.feeds.tasks import LeaseWatch
 
-ANYWHERE = ("parquet:", "floodmark:")
+ANYWHERE = ("parquet:",)
 
 
 @pytest.fixture
@@ -138,18 +138,19 @@ def test_a_new_feed_begins_with_a_snapshot_of_every_key(
     assert run_once(served, spark).changes == 0
 
 
-def test_another_site_gets_what_is_written_while_the_feed_runs(
-    served: Served, serve_site: ServeSite, spark: SparkSession, users: Namespace
+def test_files_get_what_is_written_while_the_feed_runs(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
 ) -> None:
-    bergen = serve_site("bergen")
-    bergen.site.create_namespace("people")
-    sink = f"floodmark://{bergen.url.partition('://')[2]}/people"
-    served.site.feeds.create("copy", "users", sink)
+    served.site.feeds.create("copy", "users", f"parquet:{files}", since="beginning")
     running = Running()
     with running.run(served, "copy", spark):
         with writing(users):
-            people = bergen.site.namespace("people")
-            wait_until(lambda: people.get(b"new 00200") is not None, 60, "nothing is delivered")
+            wait_until(
+                lambda: any(each.key == b"new 00200" for each in served.site.changes("users")),
+                60,
+                "no writes",
+            )
+            wait_until(lambda: any(files.rglob("*.parquet")), 60, "nothing is delivered")
             with pytest.raises(LeaseHeld, match="is run by spark-"):
                 run_once(served, spark)
         end = served.site.resolved_version()
@@ -159,7 +160,7 @@ def test_another_site_gets_what_is_written_while_the_feed_runs(
     assert running.failure is None
     assert running.summary is not None
     assert running.summary.state is FeedState.NORMAL
-    assert contents(bergen.site, "people") == contents(served.site, "users")
+    assert delivered(files) == expected(served.site, served.site.feeds.show("copy").checkpoint)
 
 
 def test_a_feed_ends_at_its_target_and_stays_so(

@@ -2,35 +2,37 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.links.support import HANG_SECONDS, Replication, Served, ServeSite, SiteProcess, describe, share
 from tests.server.processes import wait_until
-from tests.spark.conftest import Served, ServeSite
-from tests.spark.support_links import HANG_SECONDS, Replication, SiteProcess, describe, share
 
 from floodmark.clock import monotonic_ms
+from floodmark.links import connections as links_sites
+from floodmark.links.connections import Connections, attend
+from floodmark.links.planning import PLAN_SECONDS, LinkOptions, Piece, Planner, plan_all
 from floodmark.model.errors import Unreachable
 from floodmark.model.ranges import KeyRange
 from floodmark.replication.applying import run_step
 from floodmark.replication.step import LinkStep
 from floodmark.replication.topology import parse_topology
 from floodmark.site import Site
-from floodmark.spark.links import sites as links_sites
-from floodmark.spark.links.planning import PLAN_SECONDS, LinkOptions, Piece, Planner, plan_all
-from floodmark.spark.links.sites import WORKER_SITES, Sites, attend
+from floodmark.site.address import SiteAddress
+from floodmark.spark.jobs import replicate_topology
 from floodmark.spark.links.steps import (
     COMMIT_SECONDS,
+    WORKER_SITES,
     AppliedPart,
     LinkPart,
     LinksReader,
     LinksWriter,
     StepOfLink,
 )
-from floodmark.spark.source.address import SiteAddress
 
 # A machine that has much else to do needs longer; a call that waits for a silent site takes 20 s and more.
 SLACK_SECONDS = 5.0
@@ -53,7 +55,7 @@ class Pair(NamedTuple):
     def plan(self) -> LinkStep:
         """The next step, of something that was written just now."""
         self.oslo.namespace("users").put(b"ada", b"countess")
-        return plan_now([Planner(self.link, Sites())])
+        return plan_now([Planner(self.link, Connections())])
 
     def position(self) -> int:
         (position,) = self.rome.host.replication.link_positions(self.oslo.id, ["users"])
@@ -103,7 +105,7 @@ def test_a_silent_site_does_not_hold_up_the_plans_of_others(pair: Pair, silent: 
         source_id=pair.oslo.id, source=pair.link.source, target=silent, namespaces=("users",)
     )
     from_silent = LinkOptions(source_id=99, source=silent, target=pair.link.target, namespaces=("users",))
-    sites = Sites()
+    sites = Connections()
     planners = [Planner(link, sites) for link in (pair.link, to_silent, from_silent)]
     for number in range(5):
         pair.oslo.namespace("users").put(b"%d" % number, b"x")
@@ -116,7 +118,7 @@ def test_a_silent_site_does_not_hold_up_the_plans_of_others(pair: Pair, silent: 
 
 
 def test_a_plan_that_comes_late_is_used_when_it_comes(pair: Pair) -> None:
-    class SlowSites(Sites):
+    class SlowSites(Connections):
         may_answer = Event()
 
         def get(self, address: SiteAddress) -> Site:
@@ -151,9 +153,9 @@ def test_work_is_left_behind_when_a_site_falls_silent_and_goes_on_while_all_answ
         return "done"
 
     with pytest.raises(Unreachable, match=silent.location):
-        attend(work, Sites(), [pair.link.source, silent])
+        attend(work, Connections(), [pair.link.source, silent])
 
-    class CountingSites(Sites):
+    class CountingSites(Connections):
         asked = 0
 
         def get(self, address: SiteAddress) -> Site:
@@ -216,7 +218,7 @@ def test_changes_go_on_between_the_others_when_a_site_is_stopped(
         wait_until(lambda: rome.site.namespace("users").get(key) is not None, HANG_SECONDS, f"{key!r}")
         return (monotonic_ms() - began_ms) / 1000
 
-    with Replication(spark, topology):
+    with Replication(partial(replicate_topology, spark=spark), topology):
         try:
             wait_until(
                 lambda: all("users" in each.site.namespaces() for each in (oslo, rome)),

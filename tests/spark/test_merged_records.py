@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
-from tests.spark.conftest import Served, ServeSite
+from tests.links.support import Served, ServeSite
 from tests.spark.support_backup import address_of
 from tests.spark.support_read import read_pairs, read_rows
 from tests.spark.support_write import batches_of

@@ -10,9 +10,9 @@ from tests.spark.test_write import PAIRS
 from floodmark.model.errors import OutcomeUnknown, Unreachable
 from floodmark.model.version import Version
 from floodmark.site import Site
+from floodmark.site.address import SiteAddress
 from floodmark.site.connecting import connect
 from floodmark.spark.runtime.patience import PAUSES, ask_patiently
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.query import Query
 from floodmark.spark.source.writing import open_stream_writer, write_rows
 

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.cli.support import run
-from tests.spark.conftest import Served
+from tests.links.support import Served
 from tests.spark.test_operations import IDS, Machines
 from tests.test_readme import URL, blocks, commands
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.conftest import Served, ServeSite
+from tests.links.support import Served, ServeSite
 from tests.spark.processes import SparkProcess
 from tests.spark.support_backup import Kept, address_of, contents, fill, held_for, writing
 
@@ -13,10 +13,10 @@ from floodmark.model.errors import BackupDamaged, InvalidArgument, InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
+from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.backup import backup
 from floodmark.spark.jobs.backups.check import check_backup
 from floodmark.spark.jobs.backups.restore import restore, restoring
-from floodmark.spark.source.address import SiteAddress
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
+from tests.links.support import POLICIES, Served, ServeSite, require_equal, share, write_everywhere
 from tests.server.support import LOOPBACK
-from tests.spark.conftest import Served, ServeSite
 from tests.spark.support_backup import address_of
-from tests.spark.support_links import POLICIES, require_equal, share, write_everywhere
 
 import floodmark
 from floodmark.model.errors import InvalidArgument, InvalidConfiguration, Rejoining

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.links.support import Served, ServeSite
 from tests.server.certificates import Certificates, make_certificates
 from tests.server.support import token_of, write_roles
-from tests.spark.conftest import Served, ServeSite
 from tests.spark.processes import SparkProcess
 
 from floodmark.model.access import Role

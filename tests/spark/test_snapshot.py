@@ -13,9 +13,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
+from tests.links.support import Served, ServeSite
 from tests.server.support import token_of, write_access
 from tests.sizes import only
-from tests.spark.conftest import Served, ServeSite
 from tests.spark.processes import SparkProcess
 from tests.spark.support_garbage import collect_old
 from tests.spark.support_read import open_reader, plan, read_pairs, read_part, read_parts, read_rows

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from tests.cli.support import running
+from tests.links.support import HANG_SECONDS, ServeSite
 from tests.server.processes import wait_until
-from tests.spark.conftest import ServeSite
-from tests.spark.support_links import HANG_SECONDS
 from tests.spark.support_verify import World
 
 from floodmark.partition.partition import LocalPartition

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
-from tests.spark.conftest import Served
+from tests.links.support import Served
 from tests.spark.support_garbage import collect_old
 from tests.spark.support_stream import HANG_SECONDS
 

@@ -13,8 +13,8 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
+from tests.links.support import ServeSite
 from tests.spark import support_stream
-from tests.spark.conftest import ServeSite
 from tests.spark.processes import SparkProcess
 from tests.spark.support_stream import HANG_SECONDS, copy_changes, write_files
 from tests.spark.support_write import Pairs, batches_of

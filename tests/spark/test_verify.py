@@ -13,9 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.cli.support import run
 from tests.cli.test_tutorial import find_blocks, find_commands, is_as_shown
-from tests.spark.conftest import ServeSite
+from tests.links.support import POLICIES, ServeSite, require_equal
 from tests.spark.support_garbage import collect_old
-from tests.spark.support_links import POLICIES, require_equal
 from tests.spark.support_verify import FAULTS, KEYS, World, forget
 from tests.spark.test_operations import PAGES, Machines, machines
 

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.links.support import ServeSite
 from tests.server.support import write_roles
-from tests.spark.conftest import ServeSite
 from tests.spark.support_verify import World
 
 from floodmark.model.access import Role

@@ -7,7 +7,7 @@ import msgspec
 import pyarrow
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.conftest import ServeSite
+from tests.links.support import ServeSite
 from tests.spark.support_verify import World
 
 from floodmark.codec.values import decode_value, encode_value

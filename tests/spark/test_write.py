@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from tests.links.support import Served
 from tests.server.support import cut_everything, in_threads
-from tests.spark.conftest import Served
 from tests.spark.processes import SparkProcess
 from tests.spark.support_stream import write_files
 from tests.spark.support_write import Pairs, batches_of, write_in_process

@@ -20,5 +20,7 @@ class ConnectionOptions:
 
 _DEFAULTS: Final = ConnectionOptions()
 
+# Whether the command is the purpose of this process, and not a call from a program or a test.
+owns_process: Final = ContextVar("owns_process", default=False)
 # What the options before the command have set.
 connection_options: Final = ContextVar("connection_options", default=_DEFAULTS)

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -32,9 +32,8 @@ from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
 from floodmark.server import ServerOptions, hash_token, new_token
 from floodmark.server import serve as serve_site
-
-if TYPE_CHECKING:
-    from floodmark.spark import SiteAddress
+from floodmark.site.address import SiteAddress
+from floodmark.site.connecting import TIMEOUT
 
 EXTRA: Final = "floodmark[spark]"
 # How soon a job is cancelled that is not wanted any more.
@@ -147,7 +146,7 @@ def _cancelling(cancel: Callable[[], None], stop: Event) -> Iterator[None]:
 @contextmanager
 def reach(
     *locations: str, target: ConnectionOptions | None = None, doubts: list[str] | None = None
-) -> Iterator[list["SiteAddress"]]:
+) -> Iterator[list[SiteAddress]]:
     """The addresses of sites, as Spark's workers use them.
 
     The options before the command hold for all of them, except for the last one if it has its own.  With
@@ -187,15 +186,20 @@ def _files(options: ConnectionOptions) -> dict[str, str]:
     return {name: os.fspath(file.absolute()) for name, file in files.items() if file is not None}
 
 
-def _address(url: str, options: ConnectionOptions) -> "SiteAddress":
+def _address(url: str, options: ConnectionOptions) -> SiteAddress:
     given = _files(options)
-    timeout = {} if options.timeout is None else {"timeout": options.timeout}
-    address: SiteAddress = load("floodmark.spark").SiteAddress(location=url, **given, **timeout)
-    return address
+    return SiteAddress(
+        location=url,
+        token_file=given.get("token_file"),
+        tls_root=given.get("tls_root"),
+        tls_certificate=given.get("tls_certificate"),
+        tls_key=given.get("tls_key"),
+        timeout=TIMEOUT if options.timeout is None else options.timeout,
+    )
 
 
 @contextmanager
-def _serving(location: str) -> Iterator["SiteAddress"]:
+def _serving(location: str) -> Iterator[SiteAddress]:
     """Serve a directory to this machine alone, and only to those who can read a file of this user."""
     with TemporaryDirectory(prefix="floodmark-job-") as directory:
         token = new_token()
@@ -229,7 +233,7 @@ def load(module: str) -> Any:
 class Bars:
     """The progress of a job: one bar a stage, on a terminal only."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, doing: str = "starting Spark") -> None:
         console = console_on(sys.stderr)
         self._display = Progress(
             TextColumn("{task.description}"),
@@ -242,11 +246,12 @@ class Bars:
         )
         self._tasks: dict[str, TaskID] = {}
         self._what = what
+        self._doing = doing
 
     def __enter__(self) -> "Bars":
         self._display.start()
         self._tasks[self._what] = self._display.add_task(
-            f"{self._what}: starting Spark", total=None, known="?"
+            f"{self._what}: {self._doing}", total=None, known="?"
         )
         return self
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from floodmark.cli.connection import ConnectionOptions, connection_options
+from floodmark.cli.connection import ConnectionOptions, connection_options, owns_process
 from floodmark.cli.failures import DONE, INTERRUPTED, report
 from floodmark.cli.parsing import parse
 from floodmark.model.text import read_duration
@@ -191,6 +191,7 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     _replace_closed_streams()
+    owns_process.set(arguments is None)
     session = Session(debug=os.environ.get("FLOODMARK_DEBUG", "") not in ("", "0"))
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments, session)

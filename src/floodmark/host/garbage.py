@@ -100,7 +100,8 @@ class GarbageCollection:
         Neither from a stream from outside that writes an epoch again, nor from another site.
         """
         members = self._members.of(row.name)
-        settled = self._links.settled_version(row.id, members) if members else VERSION_MAX
+        sources = self._members.sources(row.name)
+        settled = self._links.settled_version(row.id, members, sources) if members else VERSION_MAX
         return min(settled, self._epochs.oldest_version(row.id))
 
     def _raise_safe_points(self) -> tuple[list[NamespaceRow], dict[int, Version]]:

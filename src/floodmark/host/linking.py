@@ -14,7 +14,7 @@ from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Node
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition, LinkRow, Links
-from floodmark.replication.members import Members
+from floodmark.replication.members import Members, active_others
 from floodmark.replication.planning import LinkSource, cut_link
 from floodmark.replication.recent import RecentLink
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
@@ -130,17 +130,16 @@ class LocalLinks:
         )
 
     def _sources(self, row: NamespaceRow) -> set[int]:
-        peers = self._members.peers(row.name)
-        if members := self._members.of(row.name):
-            watermark = self._links.watermark(row.id)
-            # Of those that were removed nothing more is expected, unless it should be here and is not.
-            left = {
-                source
-                for source, member in members.items()
-                if not member.is_active and not member.has_ended(watermark.get(source, 0))
-            }
-            return {*peers, *left}
-        return {source for namespace, source in self._links.rows if namespace == row.id}
+        if not self._members.of(row.name):
+            return {source for namespace, source in self._links.rows if namespace == row.id}
+        watermark, sources = self._links.watermark(row.id), self._members.sources(row.name)
+        # A removed site is shown only if some of its changes are missing here.
+        left = {
+            source
+            for source, member in sources.items()
+            if not member.is_active and not member.has_ended(watermark.get(source, 0))
+        }
+        return {*active_others(sources, self._identity.site_id), *left}
 
     def _describe(self, namespace: NamespaceRow, source: int) -> LinkStatistics:
         now_ms = self._node.clock.time_source()

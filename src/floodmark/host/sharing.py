@@ -1,22 +1,23 @@
-"""A site takes its place in a topology: the namespaces that it begins to share.
+"""Puts a topology in force at a site, and takes in the namespaces that the site begins to share.
 
-A namespace joins empty.  What was deleted in it before has left no tombstone that the others would wait for,
-and what was written before carries stamps from a time when nobody waited for anybody: shared as it is, it
-could come back at one site and not at another.  Data that is there is therefore written again first, under
-new stamps (`floodmark namespace rewrite`).
+A namespace joins empty.  Sites did not wait for each other before they shared it: they collected tombstones,
+and the stamps of older writes could bring a deleted key back at one site and not at another.  Existing data
+is therefore rewritten under new stamps first (`floodmark namespace rewrite`).  The sole source of a namespace
+is the exception: its copies begin with a snapshot (`links/pair.py`).
 
-A namespace that is no longer shared is one as if it had never been: nobody waits for anybody again.
+A namespace that is no longer shared is as if it had never been shared.
 """
 
 from collections.abc import Iterable
 
+from floodmark.engine import WriteRow
 from floodmark.feed import SafePoints
 from floodmark.host.catalog import Catalog, NamespaceRow, NamespaceSettings
 from floodmark.model.errors import InvalidConfiguration, NamespaceExists, VersionCollected
 from floodmark.model.version import Version, moment_of
 from floodmark.partition import Node
 from floodmark.replication.links import Links
-from floodmark.replication.members import Members
+from floodmark.replication.members import Members, active_others
 from floodmark.replication.topology import Topology
 
 
@@ -46,13 +47,14 @@ class Sharing:
         if self._members.check(topology):
             if self._members.is_reborn_by(topology):
                 self._require_lost(rows.values())
+            told: list[WriteRow] = []
             for name in self._members.joined_by(topology):
                 if name in rows:
-                    self._require_fit(rows[name], topology)
+                    told += self._take_in(rows[name], topology)
                     self._note_empty(rows[name])
             left = [rows[name].id for name in self._members.left_by(topology) if name in rows]
             joined = [rows[name].id for name in self._members.joined_by(topology) if name in rows]
-            self._members.store(topology, self._links.forgetting([*left, *joined]), left=left)
+            self._members.store(topology, [*self._links.forgetting([*left, *joined]), *told], left=left)
             self._links.reload()
         for name in self._members.shared:
             if name not in rows:
@@ -60,11 +62,12 @@ class Sharing:
 
     def require_unshared(self, namespace: str) -> None:
         """Refuse to go on with a namespace that others count on."""
-        peers = self._members.peers(namespace)
+        peers = active_others(self._members.of(namespace), self._members.site_id)
+        names = ", ".join(map(self._members.name_of, peers))
         if peers:
             raise InvalidConfiguration(
-                f"namespace {namespace!r} is shared with {', '.join(peers.values())}, and a site that drops "
-                "it alone would never get back what it wrote; leave it out of the topology first, at all "
+                f"namespace {namespace!r} is shared with {names}, and a site that drops it "
+                "alone would never get back what it wrote; leave it out of the topology first, at all "
                 "sites",
                 namespace=namespace,
             )
@@ -89,9 +92,9 @@ class Sharing:
         told = self._members.told_version(row.id)
         if position < told and self._members.rewritten_since(row.id) <= told:
             raise VersionCollected(
-                f"this site was restored, and what it wrote to {namespace!r} up to "
-                f"{moment_of(told).isoformat()} is not in its change log; a site that lacks it begins with a "
-                "backup (docs/operations/join.md)",
+                f"what this site wrote to {namespace!r} up to {moment_of(told).isoformat()} is not in the "
+                "change log of the link, because it was restored or holds data from before it was shared; a "
+                "site that lacks it begins with a backup (docs/operations/join.md)",
                 namespace=namespace,
                 oldest=told,
             )
@@ -110,7 +113,7 @@ class Sharing:
         watermark = self._links.watermark(row.id)
         entries = [
             watermark.get(site, 0)
-            for site, member in self._members.of(namespace).items()
+            for site, member in self._members.sources(namespace).items()
             if site != self._members.site_id and not member.has_ended(watermark.get(site, 0))
         ]
         return min([now, *entries])
@@ -121,7 +124,7 @@ class Sharing:
         The watermark's entry of this site itself says how far all others have what it wrote.
         """
         own = self._members.site_id
-        peers = dict.fromkeys(self._members.peers(namespace), 0)
+        peers = dict.fromkeys(active_others(self._members.sources(namespace), own), 0)
         if namespace not in self._members.shared:
             raise InvalidConfiguration(
                 f"namespace {namespace!r} is not shared here; set the topology first, then load it",
@@ -166,16 +169,26 @@ class Sharing:
                     namespace=row.name,
                 )
 
-    def _require_fit(self, row: NamespaceRow, topology: Topology) -> None:
+    def _take_in(self, row: NamespaceRow, topology: Topology) -> list[WriteRow]:
+        """The writes that begin to share a namespace; raises InvalidConfiguration if it does not fit.
+
+        Data from before it is shared fits only at a sole source: a site that lacks it gets a snapshot first.
+        """
         _require_policy(row, topology)
         retention = self._node.retention
         forgotten = max(retention.collected_version(row.id), retention.collected_horizon(row.id), 1)
-        if not self._node.is_unwritten(row.id) and self._members.rewritten_since(row.id) < forgotten:
-            raise InvalidConfiguration(
-                f"namespace {row.name!r} holds data from before it is shared; give it new stamps with "
-                f"`floodmark namespace rewrite LOCATION {row.name}`, then set the topology again",
-                namespace=row.name,
-            )
+        if self._node.is_unwritten(row.id) or self._members.rewritten_since(row.id) >= forgotten:
+            return []
+        if [*topology.sources(row.name)] == [self._members.site]:
+            return [self._members.note_told(row.id, self._node.committer.passed_version())]
+        rewrite = f"give it new stamps with `floodmark namespace rewrite LOCATION {row.name}`"
+        if self._members.site not in topology.sources(row.name):
+            rewrite = f"drop it with `floodmark namespace drop LOCATION {row.name}`, or {rewrite} to keep it"
+        raise InvalidConfiguration(
+            f"namespace {row.name!r} of site {self._members.site!r} holds data from before it is "
+            f"shared; {rewrite}, then try again",
+            namespace=row.name,
+        )
 
 
 def _require_policy(row: NamespaceRow, topology: Topology) -> None:

@@ -26,8 +26,8 @@ class Admission:
         name = self._name_of(namespace)
         if self._members.topology is None or name is None:
             return None
-        if source not in self._members.of(name):
-            return "the topology that is in force here does not let the two share this namespace"
+        if source not in self._members.sources(name):
+            return "the topology in force here does not let this namespace come from that site"
         horizon = self.horizon(source, namespace)
         return why_too_old(self._members.name_of(source), name, begin, horizon) if begin < horizon else None
 

@@ -1,18 +1,17 @@
-"""What one site wrote, copied from a second to a third: for when the first cannot tell itself any more.
+"""Copies the records of a site to another, where no change log holds what the other site lacks.
 
-A link copies what was first written at its source, from the source's change log.  If a site has lost its log,
-or is gone for good, the others still hold what they got of it, and not all of them the same.  Then their
-records are read, all of them, and what the lost site wrote is applied where it is missing: by stamp, so that
-it does no harm to copy what is there already, or to begin again.
+A link copies the changes that were first written at its source, from the source's change log.  Two cases need
+the records themselves.  If a site has lost its log, or is gone for good, the others hold different parts of
+its writes: `copy_origin` copies the parts of records that this site wrote.  If a namespace holds data from
+before it was shared, `copy_records` copies all of its records.
 
-Of a state only the part that the site wrote is copied.  So whatever is copied has one origin, and a site that
-gets its own changes back tells them from those of others.
+The target applies by stamp, so copying a record again, or beginning again, has no effect.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow
@@ -31,12 +30,12 @@ from floodmark.replication.ports import NamespaceFacts, SiteIdentity
 
 BATCH_ROWS_MAX: Final = 4_096
 BATCH_BYTES_MAX: Final = 4 * MIB
-# Batches that were sent and not acknowledged.
+# Batches without an acknowledgement.
 UNSETTLED_MAX: Final = 8
 
 
 class Records(Protocol):
-    """The way to the records of a site."""
+    """Access to the records of a site."""
 
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False
@@ -56,7 +55,7 @@ class HolderVersions(Protocol):
 
 
 class HolderSite(Protocol):
-    """A site that holds changes of another, and takes them in."""
+    """A site that sends and takes records."""
 
     @property
     def identity(self) -> SiteIdentity: ...
@@ -76,7 +75,7 @@ class HolderSite(Protocol):
 
 
 class Copied(NamedTuple):
-    """How many records had something to copy, and the highest version among what was copied."""
+    """The number of copied records, and the highest version among them, or that of the snapshot."""
 
     records: int
     newest: Version
@@ -85,45 +84,76 @@ class Copied(NamedTuple):
 def copy_origin(
     source: HolderSite, target: HolderSite, namespace: str, above: Version, guard: LinkGuard
 ) -> Copied:
-    """Copy what one site, the guard's, wrote above a version, as far as the source holds it, to the target.
+    """Copy the parts of a source's records that the guard's site wrote above a version.
 
-    Returns when it is applied and durable.  The target refuses what comes when the guard no longer holds: it
-    may have been deleted since, without a trace.
+    Returns when they are applied and durable.  The target refuses them once the guard no longer holds: it may
+    have collected their deletion since.
     """
+    newest = 0
+
+    def part_of(record: bytes) -> bytes | None:
+        nonlocal newest
+        part = split_record(record, guard.source, above).part
+        stamp = None if part is None else decode_value(part).origin
+        newest = newest if stamp is None else max(newest, stamp.version)
+        return part
+
+    with _snapshot(source, namespace) as (_, records):
+        return Copied(_copy(records, target, namespace, guard, part_of), newest)
+
+
+def copy_records(source: HolderSite, target: HolderSite, namespace: str, guard: LinkGuard) -> Copied:
+    """Copy all records of a namespace as of one version, deleted ones included; `newest` is that version.
+
+    Returns when they are applied and durable.  The target refuses them once the guard no longer holds.
+    """
+    with _snapshot(source, namespace) as (at, records):
+        return Copied(_copy(records, target, namespace, guard, lambda record: record), at)
+
+
+def _copy(
+    records: Iterator[tuple[bytes, bytes]],
+    target: HolderSite,
+    namespace: str,
+    guard: LinkGuard,
+    part_of: Callable[[bytes], bytes | None],
+) -> int:
+    """Apply a part of each record at a target; the number of records that have one."""
     prefix = encode_namespace(target.namespaces.find_namespace(namespace).id)
-    records, newest = 0, 0
+    copied = 0
     with closing(target.write_stream(durable=True, apply=True, link=guard)) as stream:
         sending = _Sending(stream)
-        for key, part in _parts_of(source, namespace, guard.source, above):
-            stamp = decode_value(part).origin
-            assert stamp is not None
-            records, newest = records + 1, max(newest, stamp.version)
-            sending.add(prefix + key, part)
+        for key, record in records:
+            part = part_of(record)
+            if part is not None:
+                copied += 1
+                sending.add(prefix + key, part)
         sending.finish()
-    return Copied(records, newest)
+    return copied
 
 
-def _parts_of(site: HolderSite, namespace: str, origin: int, above: Version) -> Iterator[tuple[bytes, bytes]]:
-    """The keys under which a site holds something of another, and that; the deleted ones too."""
+@contextmanager
+def _snapshot(site: HolderSite, namespace: str) -> Iterator[tuple[Version, Iterator[tuple[bytes, bytes]]]]:
+    """A version, and all records of a namespace as of it, deleted ones included, each with its origin."""
     row = site.namespaces.find_namespace(namespace)
     prefix = encode_namespace(row.id)
-    keys = KeyRange(prefix, prefix_end(prefix))
+
+    def read(at: Version) -> Iterator[tuple[bytes, bytes]]:
+        for batch in site.router.scan_records(KeyRange(prefix, prefix_end(prefix)), at, dead=True):
+            versions = batch.column("version").to_numpy()
+            stored = add_origins(batch.column("value"), versions, site.identity.site_id)
+            yield from zip(batch.column("key").to_pylist(), stored.to_pylist(), strict=True)
+
     with ExitStack() as stack:
         at, _ = at_present(
             site.versions.read_version,
             lambda version: (version, stack.enter_context(site.reading(version, row.id))),
         )
-        for batch in site.router.scan_records(keys, at, dead=True):
-            versions = batch.column("version").to_numpy()
-            stored = add_origins(batch.column("value"), versions, site.identity.site_id)
-            for key, record in zip(batch.column("key").to_pylist(), stored.to_pylist(), strict=True):
-                part = split_record(record, origin, above).part
-                if part is not None:
-                    yield key, part
+        yield at, read(at)
 
 
 class _Sending:
-    """Records on their way to a site, in batches.  What does not fit into a commit there goes in halves."""
+    """Sends records to a site in batches.  A batch that does not fit into a commit is sent in halves."""
 
     def __init__(self, stream: WriteStream) -> None:
         self._stream = stream
@@ -139,7 +169,7 @@ class _Sending:
             self._settle(UNSETTLED_MAX)
 
     def finish(self) -> None:
-        """Return when all is applied."""
+        """Return when all records are applied."""
         if self._rows:
             self._send()
         self._settle(0)

@@ -13,7 +13,7 @@ for as long as the data does, for a reader of the past has to know what that pas
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -168,8 +168,10 @@ class Links:
             bytes_max=PAGE_BYTES_MAX,
         )
 
-    def settled_version(self, namespace: int, members: Mapping[int, MemberSite]) -> Version:
-        """The version up to which every member of a namespace has the changes of every other."""
+    def settled_version(
+        self, namespace: int, members: Mapping[int, MemberSite], sources: Collection[int] | None = None
+    ) -> Version:
+        """The version up to which no older change of a namespace can still arrive (`settled.py`)."""
         watermarks = {self._site_id: self.watermark(namespace)}
         for (each, source), row in self._rows.items():
             member = members.get(source)
@@ -178,7 +180,7 @@ class Links:
             # What a site said in an earlier life was lost with it.
             if row.incarnation >= member.incarnation:
                 watermarks[source] = {**row.beat.watermark, source: row.beat.through}
-        return settled_version(self._site_id, members, watermarks)
+        return settled_version(self._site_id, members, watermarks, sources)
 
     # Steps
 

@@ -8,7 +8,7 @@ restored and is *rejoining*: it takes no writes, and tells nobody what it has, u
 back that the others know of its earlier life.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -40,9 +40,9 @@ class Members:
     """Keeps the topology of one site.  What is in memory is on disk."""
 
     def __init__(self, storage: Storage, time_source: TimeSource, site: str, site_id: int) -> None:
+        self.site = site
         self._storage = storage
         self._time_source = time_source
-        self.site = site
         self.site_id = site_id
         self._row: TopologyRow | None = None
         self._incarnation = 1
@@ -137,13 +137,12 @@ class Members:
             return {}
         return {site.id: site for site in topology.members(namespace).values()}
 
-    def peers(self, namespace: str) -> dict[int, str]:
-        """The other sites from which changes of a namespace come, by id."""
-        topology = self.topology
-        if topology is None or self.site not in topology.active_members(namespace):
+    def sources(self, namespace: str) -> dict[int, MemberSite]:
+        """The members whose changes of a namespace go to the others, this site and removed ones included."""
+        members, topology = self.of(namespace), self.topology
+        if topology is None or not members:
             return {}
-        members = topology.active_members(namespace)
-        return {site.id: name for name, site in members.items() if site.id != self.site_id}
+        return {site.id: site for site in topology.sources(namespace).values()}
 
     def name_of(self, site_id: int) -> str:
         """What a site is called; its number, if no topology names it."""
@@ -224,6 +223,11 @@ class Members:
     def forget(self, namespace: int) -> None:
         """Remove the traces of a namespace whose data is gone."""
         self._storage.remove(_traces(namespace))
+
+
+def active_others(members: Mapping[int, MemberSite], site_id: int) -> list[int]:
+    """The ids of the active sites among members, but one."""
+    return [each for each, member in members.items() if member.is_active and each != site_id]
 
 
 def _traces(namespace: int) -> list[WriteRow]:

@@ -1,19 +1,16 @@
-"""Which step a link takes next.
+"""Plans the next step of a link.
 
-A step is planned from what the two sites know and nothing else: the target says how far it is, the source
-how far its commits reach.  So it does not matter who plans the next one, nor what became of the last: a step
-that was applied in part is planned again from the same position, and applying twice changes nothing.
+A plan follows from the knowledge of the two sites: the target stores the position of the link, and the source
+knows the end of its commits.  So any process may plan the next step, whatever became of the last one: a step
+that was applied in part is planned again from the same position, and applying a change twice has no effect.
+Each site is asked once, because sites are often far apart.
 
-Each site is asked once, for sites are often far from each other and from whoever plans.
+All namespaces that keep up end at one version, so that changes of one commit arrive in one step.  A namespace
+far behind follows at its own pace.  The step leaves out a namespace that is missing, that the target refuses,
+or whose changes the source has collected; the others go on.
 
-All namespaces that keep up go to one version, so that what was written together arrives in one step.  One
-that is far behind, because it has just joined, comes after at its own pace and does not hold the others up.
-
-A namespace that is not there, that the target does not take in, or of which the source has forgotten what
-the target lacks, is left out, and the others go on without it.
-
-What a site that was restored tells again has old stamps at new versions.  It goes in one step, however large:
-a target in the midst of it would stand above stamps that it lacks, and believe to have them.
+A restored site's log has old stamps at new versions.  These go in one step, however large: a target with half
+of them would stand above stamps that it lacks, and believe to have them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,9 +32,9 @@ from floodmark.replication.admission import why_too_old
 from floodmark.replication.ports import SourceSite, TargetSite
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition, NamespaceStep
 
-# A step is held in memory nowhere; it bounds what is done again after a failure.
+# The changes that are repeated after a failure; a step is never in memory as a whole.
 CHANGES_MAX: Final = 100_000
-# Six hours: a step takes all heartbeats in it along, of which there is one a second.
+# Six hours: a step carries all heartbeats of its span, one a second.
 SPAN: Final = (6 * 60 * 60 * 1000) << COUNTER_BITS
 
 
@@ -48,16 +45,21 @@ def plan_step(
     *,
     incarnation: int = 1,
     changes_max: int | None = CHANGES_MAX,
+    positions: Sequence[NamespacePosition] | None = None,
 ) -> LinkStep:
-    """The next step of the link between two sites, with at most so many changes of each namespace.
+    """The next step of the link between two sites, with at most `changes_max` changes of each namespace.
 
-    A commit is never cut: one with more changes makes a larger step.  If no namespace has a step, raises why:
-    NamespaceNotFound, Fenced, or VersionCollected, where the source no longer has what the target lacks.
+    A larger commit makes a larger step, because commits stay whole.  Raises NamespaceNotFound, Fenced, or
+    VersionCollected (the source has collected changes that the target lacks) if no namespace has a step.
+
+    `positions` are the target's, if the caller knows them; the target is not asked then.  Outdated ones do no
+    harm: the target refuses the step as stale.
     """
     if len(set(names)) < len(names):
         raise InvalidArgument("name each namespace of a link once")
     identity = source.identity
-    positions = target.replication.link_positions(identity.site_id, list(names))
+    if positions is None:
+        positions = target.replication.link_positions(identity.site_id, list(names))
     stalled = _why_stalled(names, positions)
     since = {each.name: each.through for each in positions if each.name not in stalled}
     if names and not positions:
@@ -96,8 +98,18 @@ def plan_step(
     )
 
 
+def positions_after(step: LinkStep) -> list[NamespacePosition] | None:
+    """The positions of the target after it has noted a step; None if it has to be asked."""
+    if step.stalled:
+        return None
+    return [
+        NamespacePosition(name=each.name, id=each.target_id, through=max(each.since, each.until))
+        for each in step.namespaces
+    ]
+
+
 def _why_stalled(names: Sequence[str], positions: Sequence[NamespacePosition]) -> dict[str, str]:
-    """The namespaces of which the target takes nothing in, and why."""
+    """The namespaces that the target lacks or refuses, each with the reason."""
     there = {position.name for position in positions}
     missing = {name: _missing(name) for name in names if name not in there}
     refused = {position.name: position.refused for position in positions if position.refused is not None}
@@ -121,10 +133,10 @@ class LinkSource:
 def cut_link(
     source: LinkSource, positions: Mapping[str, Version], changes_max: int | None
 ) -> list[NamespaceCut]:
-    """Where the next step of a link ends whose target is at some positions: what a source is asked for.
+    """The source's part of a plan: where the next step from some positions begins and ends.
 
-    Those namespaces that are furthest on choose the common end.  Raises what is wrong with the first of them
-    if there is no step for any.
+    The namespaces that are furthest on choose the common end.  Raises the first problem if no namespace has
+    a step.
     """
     start: dict[str, Version] = {}
     cuts: dict[str, ChangesCut] = {}
@@ -138,7 +150,7 @@ def cut_link(
     common = furthest + SPAN
     returned = source.returned_version()
     for name in sorted(start, key=lambda name: start[name] < furthest):
-        # Each of them may only bring the end closer.
+        # Each may only bring the end closer.
         until = min(common, start[name] + SPAN)
         try:
             cut = source.cut_own(name, start[name], changes_max, until)
@@ -166,11 +178,11 @@ def cut_link(
 
 
 def _cut_return(source: LinkSource, name: str, start: Version, returned: Version) -> ChangesCut:
-    """A step to the end of what a site tells again since it was restored."""
+    """A step to the end of the changes that a restored site writes to its log again."""
     cut = source.cut_own(name, start, maxsize, returned)
     if cut.resolved < returned:
         raise Rejoining(f"site {source.site!r} was restored a moment ago; ask again", site=source.site)
-    # Where the log was trimmed the cut ends earlier, only to count: all of it is still to be read.
+    # Where the log was trimmed, the cut ends earlier, and its count is not known.
     return ChangesCut(returned, cut.changes if cut.version == returned else None, cut.resolved)
 
 

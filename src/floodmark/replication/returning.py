@@ -156,7 +156,7 @@ def return_namespace(
 
 
 def prepare_return(
-    site: PeerSite, peers: Mapping[str, PeerSite], namespace: str, watermark: Mapping[int, Version]
+    site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, watermark: Mapping[int, Version]
 ) -> Version:
     """The version up to which all others have what the site wrote in its earlier life.
 
@@ -164,8 +164,8 @@ def prepare_return(
     others have forgotten deletions that it does not know of, and what was deleted would come back; or they
     have no longer what was written since, and could not tell it.
     """
-    members = [site.identity.site_id, *(peer.identity.site_id for peer in peers.values())]
-    complete = min(watermark.get(member, 0) for member in members)
+    sources = _sources(site, namespace)
+    complete = min(watermark.get(source, 0) for source in sources)
     for name, peer in peers.items():
         facts = _remembered(peer, namespace)
         if facts.collected_horizon > complete:
@@ -176,7 +176,7 @@ def prepare_return(
                 facts.collected_horizon,
             )
         known = watermark.get(peer.identity.site_id, 0)
-        if facts.oldest_version > known:
+        if peer.identity.site_id in sources and facts.oldest_version > known:
             raise _too_old(
                 namespace,
                 f"has what {name!r} wrote up to {_show(known)}, and {name!r} remembers only what was written "
@@ -196,9 +196,7 @@ def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> 
     It lacks deletions that are younger than what it has of a site.  What that site wrote before them is still
     to come, and would be taken for alive.
     """
-    topology = site.membership.topology()
-    members = {} if topology is None else topology.active_members(namespace)
-    sources = {member.id for member in members.values()} - {site.identity.site_id}
+    sources = _sources(site, namespace) - {site.identity.site_id}
     entries = [at for source, at in backup.watermark.items() if source in sources]
     lowest = min(entries, default=backup.collected_horizon)
     if lowest < backup.collected_horizon:
@@ -209,6 +207,13 @@ def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> 
             namespace=namespace,
             oldest=backup.collected_horizon,
         )
+
+
+def _sources(site: ReturnSite, namespace: str) -> set[int]:
+    """The active sites whose changes of a namespace go to the others, by id."""
+    topology = site.membership.topology()
+    sources = {} if topology is None else topology.sources(namespace)
+    return {source.id for source in sources.values() if source.is_active} or {site.identity.site_id}
 
 
 def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:

@@ -1,40 +1,48 @@
-"""Up to where nothing older can still arrive anywhere, so that a tombstone is no longer needed.
+"""The version up to which no site can still receive an older change, so that tombstones may go.
 
-A tombstone hides what is older than it.  Once it is gone, something older that comes late would rise, here or
-at another site that copied it from a third.  So it may go when everybody has got everything that was written
-before it: when its stamp lies at or below every entry of every member's watermark.
+A tombstone hides older changes of its key.  After it was collected, an older change that arrives late would
+bring the key back, here or at another site.  So it may go when its stamp is at or below every entry of the
+watermarks that count: that of this site, and those of the sources, known from their heartbeats.  An unknown
+entry is 0.  A watermark only grows, so an old heartbeat delays collection and never hastens it.
 
-Of itself each site knows its watermark, of the others what they say in their heartbeats, and what it does not
-know counts as nothing.  That is late, never early: a watermark only grows.
+Only sources have entries: no change comes from another site.  The watermark of a site that is no source does
+not count elsewhere, because its changes go nowhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.replication.topology import MemberSite
 
 
 def settled_version(
-    own: int, members: Mapping[int, MemberSite], watermarks: Mapping[int, Mapping[int, Version]]
+    own: int,
+    members: Mapping[int, MemberSite],
+    watermarks: Mapping[int, Mapping[int, Version]],
+    sources: Collection[int] | None = None,
 ) -> Version:
-    """The version up to which every member has the changes of every other; `own` is this site's id.
+    """The version up to which this site, `own`, and all sources have the changes of every source.
 
-    `watermarks` holds, by site, the entries that are known of each member's watermark.  A site's entry about
-    itself is what it has announced.
+    `watermarks` holds the known entries of each member's watermark, by site; a site's entry about itself is
+    the version that it announced.  All members are sources unless `sources` names some.
 
     >>> members = {1: MemberSite(id=1), 2: MemberSite(id=2)}
     >>> settled_version(1, members, {1: {2: 40}, 2: {1: 30, 2: 50}})
     30
     >>> settled_version(1, members, {1: {2: 40}})
     0
+    >>> settled_version(1, members, {1: {2: 40}, 2: {2: 50}}, sources={2})
+    40
     """
-    holders = [site for site, member in members.items() if member.is_active]
-    if own not in holders:
+    told = members if sources is None else sources
+    active = [site for site, member in members.items() if member.is_active]
+    if own not in active:
         return 0
     return min(
         _entry(site, members[site], own, watermarks.get(holder, {}), holder=holder)
-        for holder in holders
-        for site in members
+        for holder in active
+        if holder == own or holder in told
+        for site in told
     )
 
 
@@ -42,7 +50,7 @@ def _entry(
     site: int, member: MemberSite, own: int, watermark: Mapping[int, Version], *, holder: int
 ) -> Version:
     if site == holder == own:
-        # Whatever is collected here is older than what this site will write.
+        # This site's later writes are newer than anything that it collects now.
         return VERSION_MAX
     version = watermark.get(site, 0)
     return VERSION_MAX if member.has_ended(version) else version

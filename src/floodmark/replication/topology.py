@@ -1,4 +1,4 @@
-"""Which sites copy which namespaces to each other: the topology, as people write it.
+"""The topology: which sites share which namespaces, as an operator writes it.
 
     epoch = 1
 
@@ -15,13 +15,19 @@
     sites = ["oslo", "rome"]
     merge = "last_write"
 
-Every site keeps one (`members.py`).  It is changed as a whole, and each change counts `epoch` up, so that an
-older one is never taken for a newer.  A site that goes stays in it, as `state = "removed"`: its id stands in
-the stamps of what it wrote, and a new site under the same id could not be told from it.  `final` says then
-up to which of its versions the others take over what it wrote.  A site that was restored from a backup gets
-a higher `incarnation`, which shuts out whoever still copies what it has lost.
+    [namespaces.reports]
+    sites = ["oslo", "rome"]
+    sources = ["oslo"]
 
-All of this is pure: checks need two topologies, or one, and nothing else.
+Every site stores one (`members.py`).  It is replaced as a whole, and each replacement increments `epoch`.
+The changes of a namespace go from each of its `sources`, all of its sites by default, to every other of its
+sites.
+
+A removed site stays in the topology with `state = "removed"`: stamps of its writes carry its id, so the id is
+never reused.  Its `final` is the last of its versions that the other sites exchange.  A site restored from a
+backup gets a higher `incarnation`, which fences the links of its earlier life.
+
+Everything here is pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,10 +56,10 @@ class SiteState(StrEnum):
 class MemberSite(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
 ):
-    """A site of a topology.  Where it is and how it is reached matters only to those who run links.
+    """A site of a topology.  Only the process that runs links needs its url and credentials.
 
-    `final` belongs to a site that was removed: its last version that counts.  Whatever it wrote up to there
-    is exchanged among the others; whatever it wrote later is lost.
+    `final` belongs to a removed site: the other sites exchange its changes up to that version, and later ones
+    are lost.
     """
 
     id: int
@@ -70,28 +76,29 @@ class MemberSite(
         return self.state is SiteState.ACTIVE
 
     def admits(self, incarnation: int) -> bool:
-        """Whether changes of an incarnation of the site are still taken in.
+        """Whether changes of an incarnation of the site are still applied.
 
-        Of one that was removed only those which the others exchange: they come as from a life after its last.
+        The other sites exchange the changes of a removed site as an incarnation above its last.
         """
         return incarnation >= self.incarnation + (not self.is_active)
 
     def has_ended(self, through: Version) -> bool:
-        """Whether nothing more will come from the site to one that has its changes up to a version."""
+        """Whether a site that has this one's changes up to a version has all of them."""
         return self.final is not None and through >= self.final
 
 
 class SharedNamespace(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A namespace that sites share: which of them (all if not said), and how writes become one."""
+    """A namespace that sites share: its sites, the sources among them (all by default), and how it merges."""
 
     sites: tuple[str, ...] | None = None
+    sources: tuple[str, ...] | None = None
     merge: str = "last_write"
 
 
 class Direction(NamedTuple):
-    """One link: what was first written at `source` goes to `target`."""
+    """One link: `target` gets the changes that were first written at `source`."""
 
     source: str
     target: str
@@ -104,12 +111,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     >>> topology = parse_topology('''
     ... epoch = 1
     ... sites = {oslo = {id = 1}, rome = {id = 2}, bonn = {id = 3, state = "removed"}}
-    ... namespaces = {users = {}}
+    ... namespaces = {users = {}, reports = {sources = ["oslo"]}}
     ... ''')
     >>> sorted(topology.members("users")), sorted(topology.active_members("users"))
     (['bonn', 'oslo', 'rome'], ['oslo', 'rome'])
-    >>> [(source, target) for source, target, _ in topology.directions()]
-    [('oslo', 'rome'), ('rome', 'oslo')]
+    >>> for direction in topology.directions():
+    ...     print(*direction)
+    oslo rome ('reports', 'users')
+    rome oslo ('users',)
     """
 
     epoch: int
@@ -117,7 +126,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     namespaces: Mapping[str, SharedNamespace] = {}
 
     def members(self, namespace: str) -> dict[str, MemberSite]:
-        """The sites that share a namespace or did so until they were removed; none if it is not shared."""
+        """The sites that share a namespace, removed ones included; none if it is not shared."""
         shared = self.namespaces.get(namespace)
         if shared is None:
             return {}
@@ -128,16 +137,23 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The sites that share a namespace now."""
         return {name: site for name, site in self.members(namespace).items() if site.is_active}
 
+    def sources(self, namespace: str) -> dict[str, MemberSite]:
+        """The members of a namespace whose changes go to the others, removed ones included."""
+        members = self.members(namespace)
+        named = self.namespaces[namespace].sources if members else None
+        return members if named is None else {name: members[name] for name in named}
+
     def shared_by(self, site: str) -> list[str]:
         """The namespaces in which a site takes part, by name."""
         return sorted(name for name in self.namespaces if site in self.active_members(name))
 
     def directions(self) -> Iterator[Direction]:
-        """All links that there should be, in order of their names: a full mesh of active sites."""
+        """All links between active sites, in order of their names."""
         active = sorted(name for name, site in self.sites.items() if site.is_active)
         for source in active:
+            told = {name for name in self.shared_by(source) if source in self.sources(name)}
             for target in active:
-                both = sorted({*self.shared_by(source)} & {*self.shared_by(target)})
+                both = sorted(told.intersection(self.shared_by(target)))
                 if source != target and both:
                     yield Direction(source, target, tuple(both))
 
@@ -147,7 +163,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def parse_topology(text: str | bytes, place: str = "the topology") -> Topology:
-    """Read a topology from TOML, and check it.  `place` says in errors where the text came from."""
+    """Read a topology from TOML, and check it.  Errors name `place` as the origin of the text."""
     try:
         topology = msgspec.toml.decode(text, type=Topology)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
@@ -194,15 +210,20 @@ def check_topology(topology: Topology, place: str = "the topology") -> None:
 def _problem_of(shared: SharedNamespace, topology: Topology) -> str | None:
     if shared.merge not in POLICIES:
         return f"has merge = {shared.merge!r}; choose from: {', '.join(sorted(POLICIES))}"
-    if shared.sites is None:
-        return None
-    if len(set(shared.sites)) < len(shared.sites):
+    sites = tuple(topology.sites) if shared.sites is None else shared.sites
+    sources = sites if shared.sources is None else shared.sources
+    if any(len(set(names)) < len(names) for names in (sites, sources)):
         return "names a site twice"
-    unknown = [name for name in shared.sites if name not in topology.sites]
+    unknown = [name for name in sites if name not in topology.sites]
     if unknown:
         return f"goes to {unknown[0]!r}, which is not in [sites]; there are: {', '.join(topology.sites)}"
-    if len(shared.sites) < SITES_MIN:
+    if len(sites) < SITES_MIN:
         return "goes to one site only; name two or more, or leave `sites` out for all"
+    strangers = [name for name in sources if name not in sites]
+    if strangers:
+        return f"has the source {strangers[0]!r}, which is not among its sites: {', '.join(sites)}"
+    if not sources:
+        return "has no source; name one or more, or leave `sources` out for all"
     return None
 
 
@@ -215,7 +236,9 @@ def check_succession(old: Topology, new: Topology) -> None:
         )
 
     if new.epoch <= old.epoch:
-        raise refuse(f"its epoch must be higher; look at what is in force, and set epoch = {old.epoch + 1}")
+        raise refuse(
+            f"its epoch must be higher; see `floodmark topology show`, and set epoch = {old.epoch + 1}"
+        )
     for name, before in old.sites.items():
         after = new.sites.get(name)
         if after is None:
@@ -245,8 +268,12 @@ def check_succession(old: Topology, new: Topology) -> None:
         if known is not None and (left := _left_by(old, new, name)):
             raise refuse(
                 f"namespace {name!r} goes no longer to {left!r}, which stays: what it wrote may not have "
-                "reached all others. Remove the site as a whole, or leave the namespace out, and nobody "
-                "shares it"
+                "reached all others. Remove the site as a whole, or leave the namespace out for all sites"
+            )
+        if known is not None and (lost := old.sources(name).keys() - new.sources(name).keys()):
+            raise refuse(
+                f"namespace {name!r} has no longer the source {min(lost)!r}: what it wrote may not have "
+                "reached all others. Leave it among the sources, or remove the site as a whole"
             )
         if gone := _gone_before(old, new, name):
             active = ", ".join(f'"{each}"' for each in new.active_members(name))
@@ -257,12 +284,12 @@ def check_succession(old: Topology, new: Topology) -> None:
 
 
 def _left_by(old: Topology, new: Topology, namespace: str) -> str | None:
-    """A site that takes part as before, and no longer in a namespace that others go on sharing."""
+    """An active site that no longer shares a namespace which other sites go on sharing."""
     members = new.members(namespace)
     return next((name for name in old.active_members(namespace) if name not in members), None)
 
 
 def _gone_before(old: Topology, new: Topology, namespace: str) -> str | None:
-    """A member that was removed before it shared a namespace.  Everybody would wait for it for ever."""
+    """A member that was removed before it shared a namespace: collection would wait for it for ever."""
     late = [name for name in new.members(namespace) if name not in old.members(namespace)]
     return next((name for name in late if name in old.sites and not new.sites[name].is_active), None)

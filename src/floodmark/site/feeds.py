@@ -134,7 +134,7 @@ class Feeds:
         """Something that runs a feed in this process: call its `run`.
 
         The runner writes with the rights of this process, so it writes only to `sinks`: beginnings of URIs,
-        such as `parquet:exports` or `floodmark://bergen:7100?token_file=secret`, whose parameters are added
+        such as `parquet:exports` or `kafka://broker:9092?password_file=secret`, whose parameters are added
         to the feed's.  For any other sink `run` raises `NotAllowed`.
 
         One runner at a time works on a feed.  Another one raises `LeaseHeld`, or waits and takes over when

@@ -1,14 +1,21 @@
 """replicate and export: changes on their way to another site, or into a lakehouse table."""
 
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from threading import Event
+from typing import Annotated, Final
 
 import typer
 
 from floodmark.cli.arguments import Json, Location, NamespaceName
-from floodmark.cli.connection import ConnectionOptions, connection_options
+from floodmark.cli.connection import ConnectionOptions, connection_options, owns_process
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.jobs import (
+    Bars,
     Conf,
     Master,
     Remote,
@@ -21,12 +28,14 @@ from floodmark.cli.jobs import (
 from floodmark.cli.opening import read_topology
 from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
+from floodmark.cli.signals import on_stop_signal
+from floodmark.links.driver import TopologySummary, run_links, site_addresses
+from floodmark.links.pair import Pair
+from floodmark.links.process import ProcessRunner
 from floodmark.model import Version
 from floodmark.model.text import read_at
-
-if TYPE_CHECKING:
-    from floodmark.spark import SiteAddress
-    from floodmark.spark.jobs import ReplicateSummary, TopologySummary
+from floodmark.replication.topology import Topology
+from floodmark.site.address import SiteAddress
 
 TargetTokenFile = Annotated[
     Path | None,
@@ -43,8 +52,12 @@ TargetTlsCertificate = Annotated[
 TargetTlsKey = Annotated[
     Path | None, typer.Option("--target-tls-key", metavar="FILE", help="Its private key.")
 ]
-_TOPOLOGY_ALONE = "--topology says what is copied where, and the sites keep how far they are"
-Once = Annotated[bool, typer.Option("--once", help="End when everything up to the present is there.")]
+Once = Annotated[bool, typer.Option("--once", help="End when all present changes have arrived.")]
+
+PROCESS: Final = "process"
+SPARK: Final = "spark"
+_TOPOLOGY_ALONE: Final = "--topology names the sites and their namespaces"
+_NO_CHECKPOINT: Final = "--checkpoint is no longer used: the target stores the position; leave the option out"
 
 
 def replicate(
@@ -53,27 +66,25 @@ def replicate(
         typer.Argument(metavar="[SOURCE", help="A site: its directory, or its server's URL."),
     ] = None,
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET]", help="Another site, to which its changes are copied.")
+        str | None, typer.Argument(metavar="TARGET]", help="Another site, which gets the changes of SOURCE.")
     ] = None,
     topology: Annotated[
         Path | None,
-        typer.Option(
-            "--topology", metavar="FILE", help="Sites and what they share, in TOML: copy in all directions."
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="DIRECTORY",
-            help="From SOURCE to TARGET: where Spark keeps how far it is, one for each pair.",
-        ),
+        typer.Option("--topology", metavar="FILE", help="The sites and the namespaces they share, in TOML."),
     ] = None,
     namespace: Annotated[
         list[str] | None,
-        typer.Option("--namespace", metavar="NAMESPACE", help="May be given several times; all if not said."),
+        typer.Option("--namespace", metavar="NAMESPACE", help="May be given several times; all by default."),
     ] = None,
     once: Once = False,
+    runner: Annotated[
+        str | None,
+        typer.Option(
+            "--runner",
+            metavar="spark|process",
+            help="Run links on Spark (the default where it is installed), or in this process.",
+        ),
+    ] = None,
     target_token_file: TargetTokenFile = None,
     target_tls_root: TargetTlsRoot = None,
     target_tls_certificate: TargetTlsCertificate = None,
@@ -81,42 +92,54 @@ def replicate(
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
+    checkpoint: Annotated[str | None, typer.Option("--checkpoint", hidden=True)] = None,
     json: Json = False,
 ) -> None:
-    """Let sites copy each other, or one another, until Ctrl-C.
+    """Replicate between sites, in all directions or in one.
 
-    With a topology, every site gets what was first written at each of the others. The sites
-    keep how far they are and check that nothing is lost: `floodmark status` shows it.
+    Runs until Ctrl-C. With a topology, every site gets the changes that were first written at its
+    sources. From SOURCE to TARGET, the target gets the changes that were first written at the
+    source; both sites remember the pair as a topology with one direction.
 
-    From one site to another, all changes are copied, wherever they were first written. Either way
-    a change keeps its stamp, and it does no harm to begin anew or to copy twice.
+    The targets store the positions, and check by heartbeats that no change is lost: see `floodmark status`.
+    So replication may be killed, moved to another machine, or run twice.
 
     \b
     Examples:
       floodmark replicate --topology topology.toml
-      floodmark replicate grpc://oslo:7100 grpc://rome:7100 --checkpoint state/oslo-rome
-      floodmark replicate data/oslo data/rome --namespace users --checkpoint state/oslo-rome --once
+      floodmark replicate grpc://oslo:7100 grpc://rome:7100 --runner process
+      floodmark replicate data/oslo data/rome --namespace users --once
     """
     choice = SparkChoice(master=master, remote=remote, conf=conf)
-    summary: ReplicateSummary | TopologySummary
+    chosen = _choose_runner(runner, choice)
     own = (target_token_file, target_tls_root, target_tls_certificate, target_tls_key)
+    if checkpoint is not None:
+        raise Usage(_NO_CHECKPOINT, "floodmark replicate SOURCE TARGET")
     if topology is not None:
-        if source or target or checkpoint or namespace or any(own):
+        if source or target or namespace or any(own):
             raise Usage(_TOPOLOGY_ALONE, "floodmark replicate --topology FILE [--once]")
-        summary = _replicate_topology(topology, choice, once=once)
-    elif source is None or target is None or checkpoint is None:
-        raise Usage(
-            "name a topology, or a source, a target and a checkpoint directory", "floodmark replicate --help"
-        )
+        members = read_topology(topology)
+        addresses = site_addresses(members, **shared_credentials())
+        summary = _run(members, addresses, chosen, choice, once=once)
+    elif source is None or target is None:
+        raise Usage("name a topology, or a source and a target", "floodmark replicate --help")
     else:
         with reach(source, target, target=_target_options(*own)) as (source_site, target_site):
-            names = namespace or _all_namespaces(source_site)
-            if not names:
-                raise Usage(f"{source} has no namespace to copy", "floodmark namespace create SITE NAME")
-            summary = _replicate_pair(source_site, target_site, names, checkpoint, choice, once=once)
+            pair = Pair.of(source_site, target_site, namespace or ())
+            summary = _run(pair.topology, pair.addresses, chosen, choice, once=once)
     print_summary(Output(json=json), summary)
     if summary.wrong:
         raise typer.Exit(FINDING)
+
+
+def _choose_runner(runner: str | None, choice: SparkChoice) -> str:
+    """The runner to use: Spark where it is installed, unless the caller names one."""
+    asks_for_spark = any((choice.master, choice.remote, choice.conf))
+    if runner not in (None, SPARK, PROCESS):
+        raise Usage(f"--runner is {SPARK} or {PROCESS}, not {runner!r:.60}", "floodmark replicate --help")
+    if runner == PROCESS and asks_for_spark:
+        raise Usage(f"--runner {PROCESS} does not use Spark, and takes no option of it", "--runner spark")
+    return runner or (SPARK if asks_for_spark or find_spec("pyspark") is not None else PROCESS)
 
 
 def _target_options(
@@ -133,46 +156,30 @@ def _target_options(
     )
 
 
-def _replicate_pair(
-    source: "SiteAddress",
-    target: "SiteAddress",
-    names: list[str],
-    checkpoint: str,
-    choice: SparkChoice,
-    *,
-    once: bool,
-) -> "ReplicateSummary":
-    with spark_job(choice, "replicate", in_order=True) as job:
-        summary: ReplicateSummary = job.functions.replicate(
-            source,
-            target,
-            names,
-            checkpoint=checkpoint,
-            once=once,
-            spark=job.session,
-            progress=job.progress,
-            stop=job.stop,
-        )
-    return summary
+class _WithoutPandas(MetaPathFinder):
+    """Keeps pyarrow from importing pandas where it is installed: 40 MiB that links do not use."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("links do not use pandas", name=name)
 
 
-def _all_namespaces(address: "SiteAddress") -> list[str]:
-    with address.connect() as site:
-        return site.namespaces()
-
-
-def _replicate_topology(file: Path, choice: SparkChoice, *, once: bool) -> "TopologySummary":
-    topology = read_topology(file)
-    with spark_job(choice, "replicate", in_order=True) as job:
+def _run(
+    topology: Topology, addresses: Mapping[str, SiteAddress], runner: str, choice: SparkChoice, *, once: bool
+) -> TopologySummary:
+    with ExitStack() as stack:
+        if runner == PROCESS:
+            if owns_process.get():
+                sys.meta_path.insert(0, _WithoutPandas())
+            stop = Event()
+            bars = stack.enter_context(Bars("replicate", "connecting"))
+            stack.enter_context(on_stop_signal(stop.set))
+            return run_links(topology, addresses, ProcessRunner(), once=once, progress=bars, stop=stop)
+        job = stack.enter_context(spark_job(choice, "replicate", in_order=True))
         summary: TopologySummary = job.functions.replicate_topology(
-            topology,
-            job.functions.site_addresses(topology, **shared_credentials()),
-            once=once,
-            spark=job.session,
-            progress=job.progress,
-            stop=job.stop,
+            topology, addresses, once=once, spark=job.session, progress=job.progress, stop=job.stop
         )
-    return summary
+        return summary
 
 
 def export(

@@ -44,7 +44,7 @@ commands = typer.Typer(help="Deliver changes elsewhere: create, run, list, chang
 
 RANGES: Final = 2
 
-_SINK_HELP: Final = "Where to: floodmark://host:port/namespace, parquet:directory, stdout: or blackhole:."
+_SINK_HELP: Final = "Where to: parquet:directory, stdout: or blackhole:."
 _UNTIL_HELP: Final = "Finish when everything up to this is delivered; without it, never."
 _RANGES_HELP: Final = "How many parts, along partitions, to cut it into; 1 delivers all in commit order."
 _ALLOW_HELP: Final = "A sink that may be written to: the beginning of its URI. May be given several times."
@@ -102,7 +102,7 @@ def create(
     \b
     Examples:
       floodmark feed create data/oslo lake users --sink parquet:exports/users
-      floodmark feed create data/oslo copy users --sink floodmark://bergen:7100/users --since now
+      floodmark feed create data/oslo lake users --sink parquet:exports --since now
     """
     if sink is None:
         raise Usage("a feed needs a sink", "--sink parquet:directory, or another of feed create --help")
@@ -330,7 +330,7 @@ def run(
 
     The feed's sink is written with the rights of this process, so it must be allowed here, unless
     it is stdout: or blackhole:. --allow names a place, and covers what lies below it. Files with
-    credentials are named here as well, and not by the feed: floodmark://…?token_file=FILE, and
+    credentials are named here as well, and not by the feed: kafka://…?password_file=FILE, and
     likewise tls_root_file, tls_certificate_file and tls_key_file.
 
     Ctrl-C and SIGTERM end it cleanly: what is being written is finished, and the checkpoint is
@@ -341,7 +341,7 @@ def run(
     \b
     Examples:
       floodmark feed run data/oslo lake --allow parquet:exports
-      floodmark feed run grpc://127.0.0.1:7100 copy --allow floodmark://bergen:7100?token_file=bergen.token
+      floodmark feed run grpc://127.0.0.1:7100 lake --allow parquet:exports
       floodmark feed run grpc://127.0.0.1:7100 copy --allow … --runner spark --master spark://rome:7077
     """
     if runner not in ("process", "spark"):

@@ -56,8 +56,8 @@ class SinkAddress(NamedTuple):
 def parse_sink(uri: str) -> SinkAddress:
     """Take a sink's URI apart.
 
-    >>> parse_sink("floodmark://bergen:7100/users?token_file=t")
-    SinkAddress(scheme='floodmark', host='bergen:7100', path='/users', parameters={'token_file': 't'})
+    >>> parse_sink("kafka://broker:9092/users?password_file=p")
+    SinkAddress(scheme='kafka', host='broker:9092', path='/users', parameters={'password_file': 'p'})
     >>> parse_sink("stdout:").scheme
     'stdout'
     """

@@ -5,7 +5,7 @@ rights: its files, its network, its tokens.  So a runner has a list of its own. 
 a sink's URI, and covers the same place and everything below it:
 
     parquet:/srv/exports                                     this directory, and directories below it
-    floodmark+tls://bergen:7100?token_file=secret/bergen     every namespace of this server
+    kafka://broker:9092?password_file=secret/broker          every topic of this broker
     kafka:                                                   everything of this kind
 
 The parameters of an entry are the runner's: they are added to the address of a sink that the entry covers.
@@ -32,9 +32,9 @@ _NAMES_A_FILE: Final = re.compile(r".*_(file|path|location|directory)", re.IGNOR
 class AllowedSinks:
     """The sinks that a runner may write to, by the beginnings of their URIs.
 
-    >>> allowed = AllowedSinks(["parquet:exports", "floodmark://bergen:7100?token_file=secret"])
-    >>> str(allowed.admit("floodmark://bergen:7100/users"))
-    'floodmark://bergen:7100/users?token_file=secret'
+    >>> allowed = AllowedSinks(["parquet:exports", "kafka://broker:9092?password_file=secret"])
+    >>> str(allowed.admit("kafka://broker:9092/users"))
+    'kafka://broker:9092/users?password_file=secret'
     >>> allowed.admit("parquet:exports/../etc")
     Traceback (most recent call last):
       ...

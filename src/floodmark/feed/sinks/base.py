@@ -31,6 +31,11 @@ from floodmark.model.version import Version
 
 GROUP: Final = "floodmark.sinks"
 
+# Kinds that earlier releases had, with the command to use instead.
+_RETIRED: Final = dict.fromkeys(
+    ("floodmark", "floodmark+tls"), "floodmark replicate SOURCE TARGET --runner process"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SinkContext:
@@ -86,11 +91,17 @@ def require_sink(uri: str) -> None:
 
 
 def known_schemes() -> list[str]:
-    """The schemes of the sinks that are installed."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    """The kinds of sinks that are installed."""
+    return sorted({point.name for point in entry_points(group=GROUP)} - _RETIRED.keys())
 
 
 def _find(scheme: str) -> EntryPoint:
+    if scheme in _RETIRED:
+        raise InvalidArgument(
+            f"the sink {scheme}: was removed, because it could bring deleted keys back; remove the "
+            f"feed, and use `{_RETIRED[scheme]}` instead (docs/operations/replicate.md)",
+            scheme=scheme,
+        )
     for point in entry_points(group=GROUP, name=scheme):
         return point
     raise InvalidArgument(

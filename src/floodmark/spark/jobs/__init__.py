@@ -1,5 +1,6 @@
 """The jobs: each is a function and a command, and safe to run again after being killed anywhere."""
 
+from floodmark.links.driver import LinkSummary, TopologySummary, site_addresses
 from floodmark.spark.jobs.backups.backup import BackupSummary, backup, list_backups
 from floodmark.spark.jobs.backups.check import CheckSummary, check_backup
 from floodmark.spark.jobs.backups.restore import RestoreSummary, restore
@@ -7,10 +8,9 @@ from floodmark.spark.jobs.backups.returning import ReturnSummary, join, rejoin
 from floodmark.spark.jobs.exports.cut import common_cut, read_export
 from floodmark.spark.jobs.exports.export import ExportSummary, export
 from floodmark.spark.jobs.feeds.feed import FeedRunSummary, run_feed
-from floodmark.spark.jobs.replicate import NamespaceReplication, ReplicateSummary, replicate
 from floodmark.spark.jobs.verifying.verify import PairSummary, VerifySummary, verify
 from floodmark.spark.jobs.verifying.watch import watch
-from floodmark.spark.links.job import LinkSummary, TopologySummary, replicate_topology, site_addresses
+from floodmark.spark.links.job import replicate, replicate_topology
 from floodmark.spark.runtime.progress import Progress
 
 __all__ = [
@@ -19,10 +19,8 @@ __all__ = [
     "ExportSummary",
     "FeedRunSummary",
     "LinkSummary",
-    "NamespaceReplication",
     "PairSummary",
     "Progress",
-    "ReplicateSummary",
     "RestoreSummary",
     "ReturnSummary",
     "TopologySummary",

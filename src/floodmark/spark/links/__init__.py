@@ -1,1 +1,1 @@
-"""The links of a topology, driven by Spark."""
+"""The links of a topology on Spark."""

@@ -1,20 +1,20 @@
-"""The links between sites as one Spark stream: what it reads at the sources, and writes at the targets.
+"""The links of a topology as one Spark stream: it reads at the sources and writes at the targets.
 
-The rules are those of `floodmark.replication`; here its steps become micro-batches.  The driver plans the
-next step of every link from what its two sites know, tasks read the steps by ranges of keys and apply what
-they read, and when all of them are done the targets take note.  The targets keep the positions, so what Spark
-keeps of its own, offsets and commits, only has to last as long as the query: a new one asks the targets.
+The rules are in the room `replication`; here its steps become micro-batches.  The driver plans the next step
+of every link, tasks read it by ranges of keys and apply what they read, and after all tasks have ended the
+targets note the step.  The targets store the positions, so Spark's offsets and commits only have to last as
+long as the query.
 
-All links share a query, for most of what a micro-batch costs is the same however much is in it.  They do not
-share their troubles: a link whose site is away, or refuses, takes no step, and is tried again after a while.
-A site that falls silent in the middle of a step holds up the others for some eight seconds, once: its tasks
-give up (`attend`), and the commit leaves it behind.
+All links share a query, because the cost of a micro-batch hardly depends on its size.  They do not share
+failures: a link whose site is away, or refuses, takes no step and is retried later.  A site that falls silent
+in the middle of a step delays the others by some eight seconds, once: its tasks give up (`attend`), and the
+commit does not wait for it.
 
-The first row of every task says which step of which link it is part of.  What follows are the rows of
-`replication/reading.py`, in types that Spark knows; a row that says why reading failed ends a task that could
-not read on.  With the option `direct` no rows follow, and whoever applies them reads them as well: a change
-then goes from site to site through one process, and not through Java and two workers, which takes several
-times as long.  Rows that pass through the query can be looked at there.
+The first row of every task names the link and the step.  The rows of `replication/reading.py` follow, in
+types of Spark; a row with an error message ends a task that could not read on.  With the option `direct` no
+rows follow, and the task that applies them also reads them: a change then goes through one process, and not
+through Java and two workers, which takes several times as long.  A transformation of the query sees only rows
+that pass through it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,25 +38,39 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.links.connections import Connections, attend, begin
+from floodmark.links.planning import (
+    PAUSE_SECONDS,
+    QUIET_PAUSE_SECONDS,
+    LinkOptions,
+    Piece,
+    Planner,
+    moving_namespaces,
+    plan_all,
+    report_stalled,
+    whole_step,
+)
 from floodmark.model.errors import FloodmarkError, StaleLink, Unreachable
+from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.replication.applied import Applied
 from floodmark.replication.applying import Applier
 from floodmark.replication.reading import ROWS, read_part
 from floodmark.replication.step import LinkStep
-from floodmark.spark.links.planning import LinkOptions, Piece, Planner, plan_all, tell_stalled
-from floodmark.spark.links.sites import WORKER_SITES, Sites, attend, begin
+from floodmark.site.site import Site
+from floodmark.spark.source.planning import plan_ranges
 
 FORMAT: Final = "floodmark_links"
 OPTION: Final = "links"
 DIRECT: Final = "direct"
 
-# Spark asks again at once when there was nothing to do.
-PAUSE_SECONDS: Final = 0.05
-# The same where no changes have come on any link for a while.
-QUIET_PAUSE_SECONDS: Final = 0.25
-# How long the commit of a micro-batch waits for the targets to take note.
+# Up to this many changes one task is quicker than several.
+TASK_CHANGES: Final = 10_000
+# The time that the commit of a micro-batch waits for the targets to note their steps.
 COMMIT_SECONDS: Final = 2.0
-# The kinds of the rows that only Spark's tasks know: what a task is part of, and why it ended early.
+# The connections of a worker, which serves one task after the other.
+WORKER_SITES: Final = Connections()
+# The kinds of rows that only Spark's tasks know: the step of a task, and the error that ended it early.
 _HEAD: Final = 255
 _FAILURE: Final = 254
 
@@ -83,7 +97,7 @@ _ARROW: Final = pyarrow.schema(
 class StepOfLink(msgspec.Struct, frozen=True):
     """A step, the place of its link among the others, and how many tasks share it.
 
-    `pieces` is what a task has to read before it applies it; nothing if the rows come through the query.
+    A task reads the `pieces` itself; there are none if the rows come through the query.
     """
 
     link: int
@@ -98,7 +112,7 @@ def encode_links(links: Sequence[LinkOptions]) -> str:
 
 
 def decode_links(options: Mapping[str, str]) -> list[LinkOptions]:
-    """What the option `links` says."""
+    """The links in the option `links`."""
     return msgspec.json.decode(options[OPTION], type=list[LinkOptions])
 
 
@@ -124,7 +138,7 @@ class LinksSource(DataSource):
 
 @dataclass(frozen=True)
 class LinkPart(InputPartition):
-    """What one task reads of a step.  Of each namespace one piece: its rows come in order of versions."""
+    """The pieces of a step that one task reads: one of each namespace, so that rows come in version order."""
 
     head: StepOfLink
     pieces: Sequence[Piece]
@@ -139,8 +153,8 @@ class LinksReader(DataSourceStreamReader):
     def __init__(self, links: Sequence[LinkOptions], *, direct: bool) -> None:
         self._links = links
         self._direct = direct
-        # Of the driver alone: a reader is pickled for its tasks before it is asked for anything.
-        self._sites: Sites | None = None
+        # Made on the driver, after the reader was pickled for its tasks.
+        self._sites: Connections | None = None
         self._planners: list[Planner] = []
 
     def initialOffset(self) -> dict[str, Any]:
@@ -159,7 +173,7 @@ class LinksReader(DataSourceStreamReader):
             return []
         parts = []
         for head in msgspec.convert(end["steps"], list[StepOfLink]):
-            shares = self._driver[head.link].cut(head.step)
+            shares = self._driver[head.link].shares(head.step)
             shared = structs.replace(head, tasks=len(shares))
             parts += [LinkPart(shared, pieces) for pieces in shares]
         return parts
@@ -174,8 +188,8 @@ class LinksReader(DataSourceStreamReader):
     @property
     def _driver(self) -> list[Planner]:
         if self._sites is None:
-            self._sites = Sites()
-            self._planners = [Planner(link, self._sites) for link in self._links]
+            self._sites = Connections()
+            self._planners = [Planner(link, self._sites, share_step) for link in self._links]
         return self._planners
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -203,14 +217,41 @@ def _read(link: LinkOptions, step: LinkStep, pieces: Sequence[Piece]) -> Iterato
         yield from read_part(site.host, step, place, keys)
 
 
+def share_step(step: LinkStep, source: Site) -> list[list[Piece]]:
+    """The tasks of a step, along the partitions of the source; a small step is one task."""
+    if step.changes is not None and step.changes <= TASK_CHANGES:
+        return whole_step(step)
+    maps = source.host.router.maps
+    maps.refresh()
+    partitions = [partition.range for partition in maps.map.partitions]
+    return [
+        [Piece(place, _user_keys(keys))]
+        for place, namespace in moving_namespaces(step)
+        for keys in plan_ranges(partitions, _all_keys(namespace.source_id))
+    ]
+
+
+def _all_keys(namespace: int) -> KeyRange:
+    prefix = encode_namespace(namespace)
+    return KeyRange(prefix, prefix_end(prefix))
+
+
+def _user_keys(qualified: KeyRange) -> KeyRange:
+    prefix, end = qualified.start[:NAMESPACE_BYTES], qualified.end
+    inside = end is not None and end.startswith(prefix)
+    return KeyRange(
+        qualified.start[NAMESPACE_BYTES:], end[NAMESPACE_BYTES:] if end is not None and inside else None
+    )
+
+
 # Writing
 
 
 @dataclass(frozen=True)
 class AppliedPart(WriterCommitMessage):
-    """What a task has applied of a step, or why it could not.  A task without rows has nothing to tell.
+    """The result of a task: the changes that it applied, or its error; nothing of a task without rows.
 
-    A step is stale if the link has moved on since it was planned, because somebody else runs it as well.
+    A step is stale if another process has moved the link since it was planned.
     """
 
     head: StepOfLink | None = None
@@ -232,7 +273,7 @@ class LinksWriter(DataSourceStreamArrowWriter):
             return AppliedPart()
         head = msgspec.msgpack.decode(_text_of(first, 0, _HEAD), type=StepOfLink)
         link = self._links[head.link]
-        # A task that was left behind, and writes on, is refused as soon as the step has been taken.
+        # The target refuses the writes of an abandoned task as soon as the link has moved.
         work = partial(_apply, link, head, first.slice(1), batches)
         try:
             part = attend(work, WORKER_SITES, [link.source, link.target])
@@ -242,16 +283,15 @@ class LinksWriter(DataSourceStreamArrowWriter):
             WORKER_SITES.drop(link.source)
             WORKER_SITES.drop(link.target)
             part = AppliedPart(structs.replace(head, pieces=()), failure=str(error))
-        # Whoever reads must come to an end.
+        # The reading task must come to its end.
         for _ in batches:
             pass
         return part
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Let the targets take note of their steps.
+        """Let the targets note their steps; waits for two seconds at most.
 
-        Waits for two seconds at most.  A target that answers later takes note all the same: if the step is
-        planned again meanwhile, that is stale.
+        A target that answers later notes its step all the same; the same step planned again is then stale.
         """
         parts: dict[int, list[AppliedPart]] = {}
         for part in messages:
@@ -265,34 +305,34 @@ class LinksWriter(DataSourceStreamArrowWriter):
         pass
 
     def _advance(self, link: LinkOptions, parts: Sequence[AppliedPart]) -> None:
-        """Let the target take note of a step, if all of it was applied.  If not, it is planned again."""
+        """Let the target note a step if all tasks applied their part; else the step is planned again."""
         head = parts[0].head
         assert head is not None
         if any(part.is_stale for part in parts):
             return
-        # If the target is away, nobody can tell it; the driver finds out.
+        # The driver notices when a target is away.
         with suppress(FloodmarkError):
             target = WORKER_SITES.get(link.target)
             failures = [part.failure for part in parts if part.failure is not None]
             if len(parts) < head.tasks:
-                failures.append(f"{len(parts)} of {head.tasks} tasks told what they have applied")
+                failures.append(f"only {len(parts)} of {head.tasks} tasks reported a result")
             if failures:
-                tell_stalled(target, link, failures[0])
+                report_stalled(target, link, failures[0])
                 return
             applied = reduce(Applied.plus, [part.applied for part in parts if part.applied is not None])
             try:
                 target.host.replication.advance_link(head.step, applied)
             except StaleLink:
-                # Somebody else runs the link as well; the next step is planned from where it stands now.
+                # Another process runs the link as well; the next step begins at the present position.
                 pass
             except FloodmarkError as error:
-                tell_stalled(target, link, str(error))
+                report_stalled(target, link, str(error))
 
 
 def _apply(
     link: LinkOptions, head: StepOfLink, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
 ) -> AppliedPart:
-    """Apply the rows of a task: those that it reads itself, and those that came through the query."""
+    """Apply the rows that the task reads itself, and those that came through the query."""
     with Applier(WORKER_SITES.get(link.target).host, head.step) as applier:
         for rows in _read(link, head.step, head.pieces):
             applier.add(rows)
@@ -304,7 +344,7 @@ def _apply(
 
 
 class _Shared:
-    """Rows that several threads may take, each of them once."""
+    """An iterator over rows that several threads may use."""
 
     def __init__(self, rows: Iterator[pyarrow.RecordBatch]) -> None:
         self._rows = rows
@@ -319,7 +359,7 @@ class _Shared:
 
 
 def _add(applier: Applier, rows: pyarrow.RecordBatch) -> str | None:
-    """Apply rows; the reason, if the last one tells why no more come."""
+    """Apply rows.  Returns the error message if the last row is one."""
     if not rows.num_rows:
         return None
     if rows.column(2)[-1].as_py() == _FAILURE:

@@ -10,6 +10,7 @@ A change feed that begins with a snapshot and ends at a version is the snapshot 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -23,9 +24,9 @@ from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest, Way
 from floodmark.model.version import Version
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.spark.runtime.patience import ask_patiently
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.options import (
     CHANGES,
     HEARTBEATS,
@@ -34,7 +35,7 @@ from floodmark.spark.source.options import (
     Options,
 )
 from floodmark.spark.source.planning import plan_ranges, plan_versions
-from floodmark.spark.source.reading import SiteReader, protect, require_kept
+from floodmark.spark.source.reading import SiteReader, open_reader, protect, require_kept
 from floodmark.spark.source.rows import RowFormat, change_rows, snapshot_change_rows
 from floodmark.spark.source.schemas import CHANGED, check_schema, default_schema, is_counted
 from floodmark.spark.source.schemas import CHANGES as CHANGES_COLUMNS
@@ -81,7 +82,7 @@ class ChangesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        with closing(options.address.open_reader()) as reader:
+        with closing(open_reader(options.address)) as reader:
             namespace = reader.find_namespace(options.namespace)
             since, until = fix_versions(reader, namespace, options)
             keys = qualify_range(encode_namespace(namespace.id), options.keys)
@@ -136,7 +137,7 @@ def read_interval(
         heartbeats=heartbeats,
     )
     scanned = False
-    with closing(ask_patiently(address.open_reader)) as reader:
+    with closing(ask_patiently(partial(open_reader, address))) as reader:
         if interval.snapshot:
             yield from _read_snapshot(reader, interval, rows, before_images=before_images)
             return

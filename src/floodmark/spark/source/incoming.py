@@ -79,11 +79,6 @@ class Layout:
         return _ORIGIN[0] in self.names
 
     @property
-    def has_digests(self) -> bool:
-        """Whether the rows are changes to be counted, with heartbeats among them."""
-        return {"_digest", "_change_type", "_commit_version"} <= self.names
-
-    @property
     def has_stamps(self) -> bool:
         """Whether the rows are whole records of fields or counters of another site."""
         return "_stamps" in self.names

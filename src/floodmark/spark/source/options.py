@@ -15,8 +15,8 @@ from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
 from floodmark.model.text import read_at, read_bytes, read_duration
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
+from floodmark.site.address import FILES, SiteAddress
 from floodmark.site.arguments import check_range
-from floodmark.spark.source.address import FILES, SiteAddress
 
 COMMON: Final = frozenset({"path", "namespace", *FILES})
 KEYS: Final = frozenset({"startKey", "endKey", "prefix"})

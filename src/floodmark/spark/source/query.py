@@ -19,9 +19,9 @@ from floodmark.model.errors import FloodmarkError, VersionCollected
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.spark.runtime.patience import Wait, ask_patiently
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.planning import plan_ranges
 
 # A safe point moves at most this often; one with a short lifetime is renewed more often.

@@ -21,6 +21,7 @@ from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, moment_of, physical_ms
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 
@@ -187,6 +188,11 @@ def protect(reader: SiteReader, version: Version, namespace: NamespaceRow) -> No
     age_ms = reader.physical_ms() - physical_ms(version)
     if timedelta(milliseconds=age_ms) + JOB_TIME >= namespace.settings.retention:
         reader.hold(f"{READERS}{uuid4()}", version, JOB_TIME, namespace)
+
+
+def open_reader(address: SiteAddress) -> SiteReader:
+    """The site at an address, to read from; close it."""
+    return ServedReader(address.connect()) if address.is_url else open_directory(address.location)
 
 
 def open_directory(path: str) -> SiteReader:

@@ -12,6 +12,7 @@ another query.  `startKey`, `endKey` and `prefix` are safe.
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -23,12 +24,12 @@ from floodmark.host.catalog import NamespaceRow
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.spark.runtime.patience import ask_patiently
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.options import SNAPSHOT, Options
 from floodmark.spark.source.planning import plan_ranges
-from floodmark.spark.source.reading import SiteReader, protect, require_kept
+from floodmark.spark.source.reading import SiteReader, open_reader, protect, require_kept
 from floodmark.spark.source.rows import RowFormat, snapshot_rows
 from floodmark.spark.source.schemas import AVAILABLE, HASHED, LIVE, check_schema, default_schema
 
@@ -65,7 +66,7 @@ class SnapshotReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        with closing(options.address.open_reader()) as reader:
+        with closing(open_reader(options.address)) as reader:
             namespace = reader.find_namespace(options.namespace)
             version = fix_version(reader, namespace, options.at)
             ranges = plan_ranges(
@@ -80,7 +81,7 @@ class SnapshotReader(DataSourceReader):
         assert isinstance(partition, RecordRange)
         options = self._options
         rows = RowFormat(self._schema, options.value_format, partition.site_id)
-        with closing(ask_patiently(options.address.open_reader)) as reader:
+        with closing(ask_patiently(partial(open_reader, options.address))) as reader:
             batches = reader.scan_records(
                 partition.keys,
                 partition.version,

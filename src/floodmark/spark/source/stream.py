@@ -41,7 +41,7 @@ from floodmark.feed.reading.cut import ChangesCut
 from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version, physical_ms
-from floodmark.spark.source.address import SiteAddress
+from floodmark.site.address import SiteAddress
 from floodmark.spark.source.changes import ChangeInterval, read_interval
 from floodmark.spark.source.options import (
     COMMON,

@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql.types import StructField, StructType
 
 from floodmark.model.errors import InvalidOption
-from floodmark.spark.source.address import SiteAddress
+from floodmark.site.address import SiteAddress
 from floodmark.spark.source.schemas import KEY
 
 # The key in the metadata of a column, and the name of the format.

@@ -13,7 +13,7 @@ so an earlier row of a key never arrives before a later one.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -25,21 +25,18 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from floodmark.clock import system_time_ms
 from floodmark.model.errors import InvalidConfiguration, InvalidOption
 from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.replication.returning import Portion
+from floodmark.site.address import SiteAddress
 from floodmark.site.policies import POLICIES, LastWrite
 from floodmark.site.site import Site
 from floodmark.spark.runtime.patience import Wait, ask_patiently
-from floodmark.spark.source.accounts import QueryChecks
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.delivery import Delivery
 from floodmark.spark.source.incoming import Encoder, Layout, check_columns, check_policy, check_stamps
 from floodmark.spark.source.options import COMMON, Options
 from floodmark.spark.source.schemas import JSON
-from floodmark.spark.source.special import CountedRows, add_counted
 from floodmark.spark.source.spool import Spool
 from floodmark.wire.columns import PAIRS, decode_columns
 
@@ -52,8 +49,6 @@ KEEP_STAMPS: Final = {"stamps": KEEP}
 _STAMPS: Final = ("refuse", KEEP)
 # The part of each record to write, for jobs that rebuild a site: a `Portion` in JSON.
 PORTION: Final = "portion"
-# Where a query keeps what it has checked: the URI of a directory.
-ACCOUNT: Final = "account"
 # A batch becomes one row of the site's change log, which it packs fastest.
 BATCH_BYTES_MAX: Final = LOG_ROW_BYTES_MAX
 
@@ -72,20 +67,18 @@ class Target:
     layout: Layout
     distinct_keys: bool
     portion: Portion | None = None
-    account: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written(WriterCommitMessage):
-    """The rows that a task got, the records that it sent, and how many of them were stored.
+    """The result of a task: the rows that it got, the records that it sent, and the number stored.
 
-    `stored` is None for changes of a feed.  `counted` is for the check against heartbeats.
+    `stored` is None for changes with stamps, whose number is not known.
     """
 
     rows: int = 0
     records: int = 0
     stored: int | None = None
-    counted: bytes | None = None
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -107,17 +100,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
         return write_rows(self._target, iterator, self._open_epoch)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Called on the driver when all tasks of a micro-batch are done, before Spark notes it."""
-        if self._target.account is not None:
-            parts = [each.counted for each in messages if isinstance(each, Written)]
-            QueryChecks(self._target.account).add_batch(
-                batchId,
-                add_counted(part for part in parts if part is not None),
-                system_time_ms(),
-                namespace=self._target.namespace,
-            )
 
     def _open_epoch(self, site: Site) -> Version:
         query, epoch = read_epoch()
@@ -157,7 +139,7 @@ def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -
             "`floodmark publish`",
             option="mode",
         )
-    options = Options(given, OPTIONS | {PORTION, ACCOUNT})
+    options = Options(given, OPTIONS | {PORTION})
     address = options.address()
     address.require_url("written")
     layout = check_columns(schema, json=options.value_format() == JSON)
@@ -168,7 +150,6 @@ def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -
         layout=layout,
         distinct_keys=options.flag("distinctKeys"),
         portion=_read_portion(options.text(PORTION)),
-        account=options.text(ACCOUNT),
     )
 
 
@@ -203,17 +184,7 @@ def read_epoch() -> tuple[str, int]:
 def write_rows(
     target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
 ) -> Written:
-    """Write the rows of a task.  Returns when all are acknowledged."""
-    if not target.layout.has_digests:
-        return _write_changes(target, rows, draw_version)
-    checked = CountedRows(rows)
-    written = _write_changes(target, iter(checked), draw_version)
-    return replace(written, counted=checked.finish())
-
-
-def _write_changes(
-    target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
-) -> Written:
+    """Write the rows of a task, and return when all of them are acknowledged."""
     first = next((batch for batch in rows if batch.num_rows), None)
     if first is None:
         return Written(stored=0)

@@ -29,6 +29,7 @@ from floodmark.model.change import Resolved
 from floodmark.model.errors import Corruption, InvalidArgument, SinkFailed, VersionCollected
 from floodmark.model.limits import TTL_MAX
 from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_ms
+from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.manifest import (
     ATTEMPT,
@@ -49,7 +50,6 @@ from floodmark.spark.jobs.backups.parts import columns_of, explaining, read_site
 from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.runtime.progress import Progress, watch_tasks
 from floodmark.spark.session import use_session
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.schemas import record_columns
 
 HOLD: Final = timedelta(hours=24)

@@ -21,9 +21,9 @@ from floodmark.model.errors import FormatTooNew
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
 from floodmark.replication.returning import Portion
+from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.manifest import ColumnType, Manifest, RowCounts, RowSums
 from floodmark.spark.runtime.failures import raising_floodmark_errors
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.schemas import RECORDS, record_columns
 from floodmark.spark.source.writing import KEEP_STAMPS, PORTION
 

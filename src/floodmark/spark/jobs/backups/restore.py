@@ -37,6 +37,7 @@ from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.replication.returning import Portion
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.check import find_damage
@@ -64,7 +65,6 @@ from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.runtime.failures import find_error
 from floodmark.spark.runtime.progress import SILENT, Progress, watch_tasks
 from floodmark.spark.session import use_session
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.schemas import record_columns
 
 EVERYTHING: Final = KeyRange()

@@ -15,11 +15,11 @@ from floodmark.model.errors import InvalidArgument, InvalidConfiguration
 from floodmark.model.version import Version
 from floodmark.replication.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.replication.topology import Topology
+from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.manifest import RowCounts, RowSums
 from floodmark.spark.jobs.backups.restore import Restoration, restoring
 from floodmark.spark.runtime.progress import Progress
-from floodmark.spark.source.address import SiteAddress
 
 
 class ReturnSummary(msgspec.Struct, frozen=True, kw_only=True):

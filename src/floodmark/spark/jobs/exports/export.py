@@ -28,6 +28,7 @@ from floodmark.model.errors import VersionCollected
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, moment_of
+from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.exports.delta import DeltaTarget
 from floodmark.spark.jobs.exports.files import DataFile, write_changes, write_files
@@ -56,7 +57,6 @@ from floodmark.spark.jobs.safepoints import LIFETIME
 from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.runtime.progress import Progress, watch_tasks
 from floodmark.spark.session import use_session
-from floodmark.spark.source.address import SiteAddress
 
 # The changes of a step: enough for Spark, and little enough to repeat.
 CHANGES_MAX: Final = 1_000_000

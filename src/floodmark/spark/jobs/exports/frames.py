@@ -11,9 +11,9 @@ from floodmark.accounting.counting import Counted
 from floodmark.model.change import ChangeType
 from floodmark.model.limits import MIB
 from floodmark.model.version import Version, moment_of
+from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.parts import read_site
 from floodmark.spark.jobs.exports.files import CURRENT
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.options import HEARTBEATS
 from floodmark.spark.source.schemas import COUNTED
 from floodmark.spark.source.special import COUNTED as COUNTED_KIND

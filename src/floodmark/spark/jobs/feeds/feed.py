@@ -31,12 +31,12 @@ from floodmark.model.errors import FloodmarkError, InvalidArgument, Terminal, Ve
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
+from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.feeds.tasks import REPORT, ROUND_MS, TaskReport, Work
 from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.runtime.progress import SILENT, Progress
 from floodmark.spark.session import use_session
-from floodmark.spark.source.address import SiteAddress
 
 # How soon an idle feed notices changes.
 IDLE_MS: Final = 200

@@ -20,7 +20,7 @@ from floodmark.feed.named.runner import RUNNING
 from floodmark.feed.named.store import FeedStore
 from floodmark.model.errors import FeedNotFound, FloodmarkError, LeaseHeld, Retryable
 from floodmark.model.version import Version
-from floodmark.spark.source.address import SiteAddress
+from floodmark.site.address import SiteAddress
 
 # How long a task delivers before it reports, and how often it looks at the lease.
 ROUND_MS: Final = 5_000

@@ -47,11 +47,11 @@ from floodmark.model.errors import FloodmarkError, Unreachable
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.verifying.histories import CHANGES_MAX, HistoryTooLong, read_history
 from floodmark.spark.runtime.patience import PAUSES, ask_patiently
-from floodmark.spark.source.address import SiteAddress
 
 SITES_MIN: Final = 2
 # The pauses of retries while two other sites can be compared.

@@ -31,11 +31,11 @@ from floodmark.model.errors import (
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.replication.topology import Topology
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.jobs.verifying.comparing import SITES_MIN, NamespaceViews, RangeWork, SiteView
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.planning import plan_ranges
 from floodmark.spark.source.reading import READERS, ServedReader
 

@@ -18,6 +18,7 @@ from floodmark.divergence import Difference, Drift, Pair, RepairSummary, Tally
 from floodmark.divergence.outcome import Outcome, conclude, find_overdue
 from floodmark.files.directory import directory_at
 from floodmark.model.errors import Corruption, InvalidArgument, Unreachable, VersionCollected
+from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.verifying.comparing import (
     REPORT,
     ROWS,
@@ -31,7 +32,6 @@ from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
 from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.runtime.progress import Progress, watch_tasks
 from floodmark.spark.session import use_session
-from floodmark.spark.source.address import SiteAddress
 
 SAMPLE: Final = 20
 MAX_LAG: Final = timedelta(seconds=60)

@@ -25,6 +25,7 @@ from floodmark.model.errors import FloodmarkError, Unreachable, VersionCollected
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
+from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.safepoints import LIFETIME, release
@@ -33,7 +34,6 @@ from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
 from floodmark.spark.jobs.verifying.verify import MAX_LAG, SAMPLE, Verification, VerifySummary, summarize
 from floodmark.spark.runtime.progress import Progress
 from floodmark.spark.session import use_session
-from floodmark.spark.source.address import SiteAddress
 from floodmark.spark.source.reading import READERS
 
 EVERY: Final = timedelta(seconds=10)

@@ -3,9 +3,9 @@
 import pytest
 
 from floodmark.host.linking import HEARTBEAT_MS_MAX
+from floodmark.links.planning import BEAT_MS, QUIET_BEAT_MS, QUIET_STEPS, Pace
 from floodmark.model.version import compose
 from floodmark.replication.step import LinkStep, NamespaceStep
-from floodmark.spark.links.planning import BEAT_MS, QUIET_BEAT_MS, QUIET_STEPS, Pace
 
 BEGUN_MS = 1_800_000_000_000
 

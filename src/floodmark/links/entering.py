@@ -1,7 +1,7 @@
-"""The topology of the links put in force at every site, however long it takes to reach all of them.
+"""Puts the topology of the links in force at every site, and retries where a site is away.
 
-A site that is new takes part only after those who are there already know of it: until then they forget
-deletions that it has not heard of, and would have to refuse what it writes (`replication/admission.py`).
+Sites that have a topology get it first, and new sites last.  Until the others know of a new site, they
+collect deletions without waiting for it, and would have to refuse its writes (`replication/admission.py`).
 """
 
 import logging
@@ -10,33 +10,33 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from floodmark.host.statistics import LinkStatistics
+from floodmark.links.connections import Rest, at_once, begin
 from floodmark.model.errors import FloodmarkError, Retryable
 from floodmark.replication.topology import Topology
-from floodmark.spark.links.sites import Rest, at_once, begin
-from floodmark.spark.source.address import SiteAddress
+from floodmark.site.address import SiteAddress
 
 _log = logging.getLogger("floodmark.replication")
 
 
 class Entering:
-    """Lets the active sites of a topology follow it.
+    """Puts a topology in force at its active sites.
 
-    `found` is how many intervals those that do had found wrong by then, by their source.
+    `found` counts, for each site that has it, the wrong intervals that the site had found by then, by source.
     """
 
     def __init__(self, topology: Topology, addresses: Mapping[str, SiteAddress]) -> None:
         self.found: dict[str, Counter[str]] = {}
         self._topology = topology
-        self._left = {name: addresses[name] for name, site in topology.sites.items() if site.is_active}
+        self._left = {name: each for name, each in addresses.items() if topology.sites[name].is_active}
         self._trying: Future[FloodmarkError | None] | None = None
         self._rest = Rest()
         for address in self._left.values():
             address.require_url("replicated")
 
     def try_all(self) -> FloodmarkError | None:
-        """Put the topology in force wherever that can be done; why it was not everywhere, if so.
+        """Put the topology in force wherever possible.  Returns the first error, refusals before absences.
 
-        A refusal is told before a site that is away.
+        After one new site refuses it, no further new site gets it.
         """
         names = list(self._left)
         answers = dict(zip(names, at_once(self._ask, names), strict=True))
@@ -44,12 +44,16 @@ class Entering:
         there = [name for name, answer in answers.items() if isinstance(answer, Topology)]
         failures += [failure for name in there if (failure := self._enter(name)) is not None]
         if not failures or not (there or self.found):
-            new = [name for name, answer in answers.items() if answer is None]
-            failures += [failure for name in new if (failure := self._enter(name)) is not None]
+            for name in [name for name, answer in answers.items() if answer is None]:
+                failure = self._enter(name)
+                if failure is not None:
+                    failures.append(failure)
+                if failure is not None and not isinstance(failure, Retryable):
+                    break
         return min(failures, key=lambda failure: isinstance(failure, Retryable), default=None)
 
     def go_on(self) -> None:
-        """Try again now and then, without waiting, until all follow."""
+        """Try again from time to time, without blocking, until all sites have the topology."""
         if self._trying is None:
             if self._left and self._rest.is_over:
                 self._trying = begin(self.try_all)
@@ -81,7 +85,7 @@ class Entering:
 
 
 def count_wrong(links: Sequence[LinkStatistics]) -> Counter[str]:
-    """How many intervals a site has found wrong, by their source."""
+    """The wrong intervals that a site has found, by source."""
     wrong: Counter[str] = Counter()
     for link in links:
         wrong[link.source] += link.intervals_wrong

@@ -1,36 +1,34 @@
-"""The sites that a process of the links' query talks to, over connections that outlast its tasks.
+"""Connections to the sites of links, shared by all links of a process.
 
-Spark uses its Python workers again and again.  To connect takes several round trips, a step may take less,
-and sites that copy each other are often far apart: so whoever was connected to stays so.
+Connecting takes several round trips, and a step may take fewer, so connections stay open between steps.
+After a site did not answer, all links leave it alone for a while.
 
-A site may fall silent without a word: its machine hangs, or the network swallows what is sent.  Calls then
-wait for half a minute, and streams, which are made to outlive a restart, for several minutes.  All links
-share a query, so nobody in it waits that long: what sites take part in is done in threads that may be left
-behind.
+A site may fall silent: its machine hangs, or the network drops packets.  A call then waits for half a minute,
+and a stream, made to survive a restart, for minutes.  Work that other links wait for therefore runs in daemon
+threads, which the caller may abandon (`attend`).
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from threading import Lock
+from threading import Lock, Thread
 from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_ms
 from floodmark.clock.backoff import Backoff
 from floodmark.model.errors import FloodmarkError, Unreachable
+from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
-from floodmark.spark.links.beside import beside
-from floodmark.spark.source.address import SiteAddress
 
-# How long somebody rests who came to nothing, at first and at most.
+# The pause after a failure, at first and at most.
 BACKOFF_MS: Final = 250
 BACKOFF_MS_MAX: Final = 15_000
-# Links wait for answers most of the time, so that many can be looked after at once.
+# Concurrent requests of `at_once`.
 THREADS_MAX: Final = 16
-# Work that takes longer than this may wait for a site that is silent, so the sites are asked.
+# After this time `attend` begins to ask the sites whether they answer.
 LOOK_SECONDS: Final = 1.0
-# A site that has no answer to the simplest of questions for so long is taken to be silent.
+# A site that does not answer a trivial request for this long counts as silent.
 ANSWER_SECONDS: Final = 5.0
 
 Item = TypeVar("Item")
@@ -38,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Rest:
-    """How long somebody rests who has come to nothing, longer each time."""
+    """The pause after a failure; it doubles with each failure in a row."""
 
     def __init__(self) -> None:
         self._backoff = Backoff(BACKOFF_MS, longest_ms=BACKOFF_MS_MAX)
@@ -46,33 +44,36 @@ class Rest:
 
     @property
     def is_over(self) -> bool:
+        """Whether it is time to try again."""
         return self._until_ms is None or monotonic_ms() >= self._until_ms
 
     def begin(self) -> None:
+        """Pause after a failure."""
         self._until_ms = monotonic_ms() + (self._backoff.next_ms() or BACKOFF_MS_MAX)
 
     def forget(self) -> None:
+        """Begin with the shortest pause again."""
         self._backoff.reset()
         self._until_ms = None
 
 
-class Sites:
-    """Connections to sites.  A site that did not answer is left alone for a while, by all links."""
+class Connections:
+    """One connection for each address.  After a failure, all callers get the error for a while."""
 
     def __init__(self) -> None:
         self._places: dict[SiteAddress, _Place] = {}
         self._lock = Lock()
 
     def get(self, address: SiteAddress) -> Site:
-        """The site at an address, connected to if it is not yet."""
+        """The site at an address, connected on first use."""
         return self._place(address).get()
 
     def drop(self, address: SiteAddress) -> None:
-        """Connect anew the next time."""
+        """Close the connection; the next `get` connects again."""
         self._place(address).drop()
 
     def close(self) -> None:
-        """Connect to nobody any more, also if somebody is about to."""
+        """Close all connections, also one that another thread is about to make."""
         for address in list(self._places):
             self._place(address).close()
 
@@ -82,7 +83,7 @@ class Sites:
 
 
 class _Place:
-    """Where a site is, and the connection to it."""
+    """An address and the connection to it."""
 
     def __init__(self, address: SiteAddress) -> None:
         self._address = address
@@ -90,9 +91,9 @@ class _Place:
         self._rest = Rest()
         self._away: Unreachable | None = None
         self._is_closed = False
-        # Held while connecting: whoever comes meanwhile wants the same connection, or the same error.
+        # Held while connecting: other threads wait for the same connection or error.
         self._connecting = Lock()
-        # Held for a moment only, so that to drop never waits for a site that does not answer.
+        # Held only for a moment, so that `drop` never waits for a silent site.
         self._lock = Lock()
 
     def get(self) -> Site:
@@ -128,17 +129,22 @@ class _Place:
                 site.close()
 
 
-# Those of a worker, which serves one task after the other.
-WORKER_SITES: Final = Sites()
+def begin(work: Callable[[], Result], name: str = "floodmark-links") -> "Future[Result]":
+    """Run work in a daemon thread of its own, which does not keep the process alive."""
+    outcome: Future[Result] = Future()
 
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
 
-def begin(work: Callable[[], Result]) -> "Future[Result]":
-    """Do something for a link, which does not wait for it."""
-    return beside("floodmark-links", work)
+    Thread(target=run, name=name, daemon=True).start()
+    return outcome
 
 
 def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Do the same for several things that do not wait for each other; the results in their order."""
+    """Apply work to all items concurrently, at most 16 at a time; the results in the order of the items."""
     if len(items) < 2:
         return [work(item) for item in items]
     results = []
@@ -148,11 +154,11 @@ def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
     return results
 
 
-def attend(work: Callable[[], Result], sites: Sites, addresses: Sequence[SiteAddress]) -> Result:
-    """Do work that sites take part in, for as long as all of them answer, and return what comes of it.
+def attend(work: Callable[[], Result], sites: Connections, addresses: Sequence[SiteAddress]) -> Result:
+    """Run work that depends on sites, as long as all of them answer, and return its result.
 
-    Raises Unreachable about six seconds after one has fallen silent, or at the next look if it refuses to be
-    connected to.  The work is then left behind: it must do no harm if it still goes on for a while.
+    Raises Unreachable about six seconds after a site has fallen silent, or at the next look if it refuses
+    connections.  The work is then abandoned, and must do no harm if it still goes on for a while.
     """
     outcome = begin(work)
     while outcome not in wait([outcome], LOOK_SECONDS).done:
@@ -160,18 +166,18 @@ def attend(work: Callable[[], Result], sites: Sites, addresses: Sequence[SiteAdd
     return outcome.result()
 
 
-def _require_answers(sites: Sites, addresses: Sequence[SiteAddress]) -> None:
+def _require_answers(sites: Connections, addresses: Sequence[SiteAddress]) -> None:
     asked = [begin(partial(_ask, sites, address)) for address in addresses]
     wait(asked, ANSWER_SECONDS)
     for address, outcome in zip(addresses, asked, strict=True):
         if not outcome.done():
             raise Unreachable(
-                f"no answer from {address.location} for {ANSWER_SECONDS:.0f} s; see if it hangs"
+                f"no answer from {address.location} for {ANSWER_SECONDS:.0f} s; see whether its server hangs"
             )
         # Any other error is an answer.
         if isinstance(error := outcome.exception(), Unreachable):
             raise error
 
 
-def _ask(sites: Sites, address: SiteAddress) -> None:
+def _ask(sites: Connections, address: SiteAddress) -> None:
     sites.get(address).host.versions.now()

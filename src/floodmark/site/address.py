@@ -1,7 +1,7 @@
-"""The address of a site, in a form that plans may show.
+"""The address of a site: its URL or directory, and the files with credentials for its server.
 
-An address is pickled into every task and shown in plans and event logs.  So it names the files with a token
-or a key, which must exist on every machine that takes part, and never their content.
+Spark pickles addresses into tasks and shows them in plans and event logs.  So an address names files, which
+must exist on every machine that takes part, and never holds a token or a key itself.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from typing import Final
 from floodmark.model.errors import InvalidOption
 from floodmark.site.connecting import TIMEOUT, connect
 from floodmark.site.site import Site
-from floodmark.spark.source.reading import ServedReader, SiteReader, open_directory
 from floodmark.wire.address import SCHEMES, parse_address
 
 # Options of readers, writers and jobs, and the fields of an address that they fill.
@@ -61,12 +60,8 @@ class SiteAddress:
             timeout=self.timeout,
         )
 
-    def open_reader(self) -> SiteReader:
-        """A reader of the site, which the caller closes."""
-        return ServedReader(self.connect()) if self.is_url else open_directory(self.location)
-
     def require_url(self, purpose: str) -> None:
-        """Raise InvalidOption for a directory where a server is needed."""
+        """Raise InvalidOption if this is a directory; `purpose` says what only a server can do."""
         if not self.is_url:
             raise InvalidOption(
                 f"the directory {self.location!r:.200} can be read, but not {purpose}; start a server with "
@@ -87,5 +82,5 @@ class SiteAddress:
         try:
             parse_address(self.location)
         except ValueError as error:
-            # The message must not repeat a password in the URL.
+            # The message does not repeat the URL, which may hold a password.
             raise InvalidOption(f"the site's URL cannot be used: {error}", option="path") from None

@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.links.support import HANG_SECONDS, Served, ServeSite, SiteProcess, describe
 from tests.server.processes import wait_until
-from tests.spark.conftest import Served, ServeSite
-from tests.spark.support_links import HANG_SECONDS, SiteProcess, describe
 
+from floodmark.links.connections import Connections
+from floodmark.links.driver import site_addresses
+from floodmark.links.entering import Entering
+from floodmark.links.planning import LinkOptions, Planner, plan_all
 from floodmark.model.errors import InvalidConfiguration, Unreachable
 from floodmark.replication.topology import Topology, parse_topology
-from floodmark.spark.jobs import site_addresses
-from floodmark.spark.links.entering import Entering
-from floodmark.spark.links.planning import LinkOptions, Planner, plan_all
-from floodmark.spark.links.sites import Sites
 
 
 @pytest.fixture
@@ -46,9 +45,10 @@ def test_a_new_site_takes_part_when_all_others_know_of_it(serve_site: ServeSite,
 
     def has_entered() -> bool:
         entering.go_on()
-        return bonn.site.topology() is not None
+        return "bonn" in entering.found
 
     wait_until(has_entered, HANG_SECONDS, "bonn did not enter")
+    assert bonn.site.topology() is not None
     assert entering.found.keys() == {"oslo", "rome", "bonn"}
 
 
@@ -87,9 +87,9 @@ def test_a_namespace_that_is_not_taken_in_is_told_at_the_target_and_the_others_g
         namespaces=("missing", *topology.namespaces),
     )
     oslo.site.create_namespace("missing")
-    planners = [Planner(link, Sites())]
+    planners = [Planner(link, Connections())]
     wait_until(lambda: bool(plan_all(planners)), HANG_SECONDS, "no step was planned")
     stalled = {each.namespace: each.stalled for each in oslo.site.replication().links}
     assert stalled == dict.fromkeys(topology.namespaces)
     recent = oslo.site.host.links.recent(oslo.site.namespace("missing").id, 2)  # type: ignore[attr-defined]
-    assert "does not let the two share" in recent.stalled
+    assert "does not let this namespace come" in recent.stalled

@@ -4,29 +4,68 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
+from typing import Protocol
 
-from pyspark.sql import SparkSession
 from tests.server.processes import wait_until
-from tests.spark.conftest import Served, ServeSite
+from tests.server.support import LOOPBACK
 
 import floodmark
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import decode_value, encode_value
+from floodmark.links.driver import TopologySummary, site_addresses
 from floodmark.model.ranges import KeyRange
 from floodmark.replication.topology import Topology, parse_topology
+from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
 from floodmark.site.arguments import qualify_range
-from floodmark.spark.jobs import TopologySummary, replicate_topology, site_addresses
 
 HANG_SECONDS = 180
 FLOODMARK = (sys.executable, "-m", "floodmark.cli")
 
 NAMES = ("oslo", "rome", "bonn")
 POLICIES = {"users": "last_write", "profiles": "fields", "counts": "counter"}
+
+
+# Runs the links of a topology: `run_links` with a runner, or a function of Spark.
+Run = Callable[..., TopologySummary]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A site that is open in the test's process, and its server."""
+
+    site: Site
+    server: Server
+    directory: Path
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+
+class ServeSite(Protocol):
+    """Opens a site in a directory named like it, and serves it until the test ends."""
+
+    def __call__(self, name: str = "oslo", options: ServerOptions | None = None) -> Served: ...
+
+
+@contextmanager
+def serving_sites(directory: Path) -> Iterator[ServeSite]:
+    """Serves sites below a directory."""
+    with ExitStack() as stack:
+
+        def start(name: str = "oslo", options: ServerOptions | None = None) -> Served:
+            site = floodmark.open(directory / name, site=name)
+            server = stack.enter_context(serve(site, LOOPBACK, options))
+            return Served(site=site, server=server, directory=directory / name)
+
+        yield start
 
 
 def describe(urls: Mapping[str, str], ids: Mapping[str, int], epoch: int = 1) -> str:
@@ -133,16 +172,14 @@ class SiteProcess:
 class Replication:
     """All links of a topology, running beside the test."""
 
-    def __init__(self, spark: SparkSession, topology: Topology) -> None:
+    def __init__(self, run_links: Run, topology: Topology) -> None:
         self._stop = Event()
         self._failure: BaseException | None = None
         self.summary: TopologySummary | None = None
 
         def run() -> None:
             try:
-                self.summary = replicate_topology(
-                    topology, site_addresses(topology), spark=spark, stop=self._stop
-                )
+                self.summary = run_links(topology, site_addresses(topology), stop=self._stop)
             except BaseException as failure:
                 self._failure = failure
 

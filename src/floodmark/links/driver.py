@@ -1,0 +1,266 @@
+"""Runs all links of a topology, until it is stopped or until the present changes have arrived.
+
+The driver keeps nothing: the targets store the positions of links.  So it may be killed, moved to another
+machine, or run twice.  A site that is away, or a clock that is wrong, stops only the links of that site.  A
+runner retries these as long as it runs, and their targets show the reason.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final, Protocol
+
+import msgspec
+
+from floodmark.clock import monotonic_ms
+from floodmark.host.statistics import LinkStatistics
+from floodmark.links.connections import Connections, at_once
+from floodmark.links.entering import Entering
+from floodmark.links.planning import LinkOptions
+from floodmark.model.errors import FloodmarkError, InvalidConfiguration, LinkStalled, Retryable
+from floodmark.model.version import Version
+from floodmark.replication.topology import Direction, Topology
+from floodmark.site.address import SiteAddress
+
+# The poll interval of the thread that supervises the runner.
+LOOK_SECONDS: Final = 0.2
+# A run with `once` fails if no link has moved for this long.
+STANDSTILL_MS_MAX: Final = 120_000
+
+
+class Progress(Protocol):
+    """Gets reports of how far the links are."""
+
+    def report(self, stage: str, done: int, total: int | None) -> None:
+        """`done` of `total` links have arrived; `total` is None for a run without end."""
+        ...
+
+
+class Runner(Protocol):
+    """Takes the steps of links, from `start` until its context ends."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the runner had to begin anew."""
+        ...
+
+    def start(self, links: Sequence[LinkOptions]) -> None:
+        """Begin to take steps, in other threads or processes."""
+        ...
+
+    def check(self, stop: Event) -> None:
+        """Begin anew if the runner has failed, unless `stop` is set; raises its error if it cannot."""
+        ...
+
+
+class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one direction.  The lag is that of the last minutes, from commit to commit.
+
+    `findings` counts all intervals between heartbeats in which changes were ever lost or doubled, and `wrong`
+    those of this run; None if the target could not be asked before or after it.
+    """
+
+    source: str
+    target: str
+    namespaces: list[str]
+    backlog_ms: int | None
+    lag_ms_p50: int | None
+    lag_ms_p99: int | None
+    findings: int
+    wrong: int | None
+    stalled: str | None
+
+
+class TopologySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run.  `wrong` is the sum over the links."""
+
+    epoch: int
+    elapsed_ms: int
+    restarts: int
+    wrong: int
+    links: list[LinkSummary]
+
+
+def run_links(
+    topology: Topology,
+    addresses: Mapping[str, SiteAddress],
+    runner: AbstractContextManager[Runner],
+    *,
+    once: bool = False,
+    progress: Progress | None = None,
+    stop: Event | None = None,
+) -> TopologySummary:
+    """Run all links between the sites that have an address, until `stop` is set.
+
+    With `once`, return when all changes that were there at the beginning have arrived; raises LinkStalled
+    if no link has moved for two minutes.  The topology is put in force at every site as soon as it answers;
+    with `once` all sites must answer.
+    """
+    began_ms = monotonic_ms()
+    entering = Entering(topology, addresses)
+    failure = entering.try_all()
+    if failure is not None and (once or not isinstance(failure, Retryable)):
+        raise failure
+    links = [
+        _Link(each, _options(topology, each, addresses), entering)
+        for each in topology.directions()
+        if each.source in addresses and each.target in addresses
+    ]
+    stop = stop or Event()
+    with runner as running:
+        work = _Work(running, links, progress)
+        if once:
+            work.run_once(stop)
+        else:
+            work.run(stop, entering)
+    summaries = at_once(_Link.summarize, links)
+    return TopologySummary(
+        epoch=topology.epoch,
+        elapsed_ms=monotonic_ms() - began_ms,
+        restarts=running.restarts,
+        wrong=sum(link.wrong or 0 for link in summaries),
+        links=summaries,
+    )
+
+
+def site_addresses(
+    topology: Topology,
+    *,
+    token_file: str | None = None,
+    tls_root: str | None = None,
+    tls_certificate: str | None = None,
+    tls_key: str | None = None,
+) -> dict[str, SiteAddress]:
+    """The addresses of the active sites; the credentials are for sites that name none of their own."""
+    addresses = {}
+    for name, site in topology.sites.items():
+        if not site.is_active:
+            continue
+        if site.url is None:
+            raise InvalidConfiguration(f"site {name!r} has no url in the topology; add it", site=name)
+        addresses[name] = SiteAddress(
+            location=site.url,
+            token_file=site.token_file or token_file,
+            tls_root=site.tls_root_certificate or tls_root,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+        )
+    return addresses
+
+
+def _options(topology: Topology, direction: Direction, addresses: Mapping[str, SiteAddress]) -> LinkOptions:
+    source = topology.sites[direction.source]
+    return LinkOptions(
+        source_id=source.id,
+        source=addresses[direction.source],
+        target=addresses[direction.target],
+        namespaces=direction.namespaces,
+        incarnation=source.incarnation,
+    )
+
+
+@dataclass
+class _Link:
+    """One direction, and the versions at which it has arrived."""
+
+    direction: Direction
+    options: LinkOptions
+    entering: Entering
+    goals: dict[str, Version] = field(default_factory=dict)
+
+    def set_goals(self, sites: Connections) -> None:
+        """Remember the present end of the source's changes."""
+        versions = sites.get(self.options.source).host.versions
+        for name in self.direction.namespaces:
+            # Cutting makes asynchronous writes durable, and publishes them.
+            resolved = versions.resolved_version()
+            self.goals[name] = versions.cut_changes(name, resolved, None, None, False).resolved
+
+    def left(self, sites: Connections) -> dict[str, Version]:
+        """The positions of the namespaces that have not arrived."""
+        replication = sites.get(self.options.target).host.replication
+        positions = replication.link_positions(self.options.source_id, list(self.goals))
+        through = {each.name: each.through for each in positions}
+        return {
+            name: through.get(name, 0) for name, goal in self.goals.items() if through.get(name, 0) < goal
+        }
+
+    def statistics(self) -> list[LinkStatistics]:
+        """The target's statistics of the link; none if the target does not answer."""
+        with suppress(FloodmarkError), self.options.target.connect() as target:
+            links = target.host.status.replication().links
+            return [link for link in links if link.source == self.direction.source]
+        return []
+
+    def summarize(self) -> LinkSummary:
+        links = [each for each in self.statistics() if each.namespace in self.direction.namespaces]
+        findings = sum(link.intervals_wrong for link in links)
+        before = self.entering.found.get(self.direction.target)
+        return LinkSummary(
+            source=self.direction.source,
+            target=self.direction.target,
+            namespaces=list(self.direction.namespaces),
+            backlog_ms=max((link.backlog_ms for link in links), default=None),
+            lag_ms_p50=max((link.lag_ms_p50 for link in links if link.lag_ms_p50 is not None), default=None),
+            lag_ms_p99=max((link.lag_ms_p99 for link in links if link.lag_ms_p99 is not None), default=None),
+            findings=findings,
+            wrong=None if before is None or not links else max(0, findings - before[self.direction.source]),
+            stalled=next((link.stalled for link in links if link.stalled is not None), None),
+        )
+
+
+class _Work:
+    """Starts the runner and supervises it."""
+
+    def __init__(self, runner: Runner, links: Sequence[_Link], progress: Progress | None) -> None:
+        self._runner = runner
+        self._links = links
+        self._progress = progress
+
+    def run(self, stop: Event, entering: Entering) -> None:
+        """Let the links run until `stop` is set, also those of sites that come late."""
+        self._report(len(self._links), None)
+        self._start()
+        while not stop.wait(LOOK_SECONDS):
+            self._runner.check(stop)
+            entering.go_on()
+
+    def run_once(self, stop: Event) -> None:
+        """Let the links run until the present changes have arrived."""
+        with closing(Connections()) as sites:
+            for link in self._links:
+                link.set_goals(sites)
+            self._start()
+            self._wait_for_goals(sites, stop)
+
+    def _wait_for_goals(self, sites: Connections, stop: Event) -> None:
+        waiting, moved_at_ms = list(self._links), monotonic_ms()
+        seen: dict[str, dict[str, Version]] = {}
+        while waiting and not stop.wait(LOOK_SECONDS):
+            self._runner.check(stop)
+            with suppress(Retryable):
+                found = {str(link.direction): link.left(sites) for link in waiting}
+                waiting = [link for link in waiting if found[str(link.direction)]]
+                if found != seen:
+                    seen, moved_at_ms = found, monotonic_ms()
+            self._report(len(self._links) - len(waiting), len(self._links))
+            if monotonic_ms() - moved_at_ms > STANDSTILL_MS_MAX:
+                raise _stands_still(waiting)
+
+    def _start(self) -> None:
+        self._runner.start([link.options for link in self._links])
+
+    def _report(self, done: int, total: int | None) -> None:
+        if self._progress is not None:
+            self._progress.report("links", done, total)
+
+
+def _stands_still(links: Sequence[_Link]) -> LinkStalled:
+    link = links[0]
+    reason = next((each.stalled for each in link.statistics() if each.stalled is not None), None)
+    return LinkStalled(
+        f"no changes have come from {link.direction.source} to {link.direction.target} for "
+        f"{STANDSTILL_MS_MAX // 1000} s: "
+        f"{reason or 'no reason was reported; run `floodmark status` on both sites'}"
+    )
