@@ -148,7 +148,7 @@ def raw_options(
 
 def cut_everything(server: Server) -> int:
     """Cut the connections of all requests at work, as a network would; how many."""
-    watchdog = server._service.watchdog
+    watchdog = server.service.watchdog
     with watchdog._lock:
         peers = {activity.peer for activity in watchdog._activities}
     return cut_connections(peers)
@@ -156,7 +156,7 @@ def cut_everything(server: Server) -> int:
 
 def cut_streams(server: Server) -> int:
     """Cut the connections of streams that wait for their client; how many.  Channels are spared."""
-    watchdog = server._service.watchdog
+    watchdog = server.service.watchdog
     with watchdog._lock:
         activities = list(watchdog._activities)
     waiting = [each for each in activities if each.away_since_ms is not None and not each.patience_ms]

@@ -27,7 +27,7 @@ def test_the_table_names_all_that_the_server_answers() -> None:
 
 
 def _handlers_of(server: Server) -> set[str]:
-    return set(server._service._handlers)
+    return set(server.service.handlers)
 
 
 def test_what_moves_positions_or_changes_settings_is_audited() -> None:

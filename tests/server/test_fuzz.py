@@ -44,7 +44,7 @@ def serving_afterwards(server: Server) -> Iterator[None]:
     yield
     with connected(server) as site:
         names = site.namespaces()
-        assert server._service.watchdog.is_alive()
+        assert server.service.watchdog.is_alive()
         if "users" in names:
             assert site.namespace("users").get(b"ada") in (b"1", None)
 
@@ -85,7 +85,7 @@ def bodies(chance: Random, rounds: int) -> Iterator[bytes]:
 def actions(server: Server) -> list[str]:
     # Those that end the test, or take long, are meant for others.
     spared = {"administration.drop_namespace", "administration.collect_garbage"}
-    return sorted(server._service._handlers.keys() - spared)
+    return sorted(server.service.handlers.keys() - spared)
 
 
 def test_every_action_survives_every_body(server: Server) -> None:

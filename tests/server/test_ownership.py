@@ -130,7 +130,7 @@ def test_an_administrator_of_the_site_may_end_any(house: House) -> None:
 def test_what_an_older_version_began_without_an_owner_can_be_ended_by_whoever_began_it(house: House) -> None:
     with house.served() as (site, server):
         site.transactions.begin(HOUR, 0)
-        coordinator = host_of(site).transactions._coordinators[0]
+        coordinator = host_of(site).transactions.coordinators[0]
         committed, aborted = coordinator.begin(HOUR), coordinator.begin(HOUR)
         with connected(server, token=OWNER) as owner:
             unread = owner.host.namespaces.find_namespace("unread")

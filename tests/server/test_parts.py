@@ -277,7 +277,7 @@ def test_health_and_metrics_are_served_beside() -> None:
         page = fetch(server, "/metrics")
         assert 'action="put",outcome="done",site="oslo"} 1.0' in page
         assert 'action="changes",outcome="done",site="oslo"} 1.0' in page
-        server._service.gate.stop()
+        server.service.gate.stop()
         assert "stopping" in fetch(server, "/readyz")
 
 

@@ -133,7 +133,7 @@ def test_a_compressed_message_is_refused(server: Server, token: str | None) -> N
 
 
 def test_the_port_behind_the_relay_serves_nobody(server: Server) -> None:
-    client = flight.FlightClient(f"grpc://127.0.0.1:{server._service.port}")
+    client = flight.FlightClient(f"grpc://127.0.0.1:{server.service.port}")
     with closing(client), pytest.raises(flight.FlightServerError) as refused:
         list(client.do_action(flight.Action("hello", b"\x90"), raw_options(token=ADMIN)))
     assert isinstance(decode_error(refused.value.extra_info), NotAuthenticated)

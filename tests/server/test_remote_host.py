@@ -120,7 +120,7 @@ def test_a_channel_that_rests_is_closed(monkeypatch: pytest.MonkeyPatch, server:
     with connected(server) as site:
         site.create_namespace("users").put(b"ada", b"1")
         wait_until(lambda: not channels_of(site)._resting, HANG_SECONDS, "it rests for ever")
-        wait_until(lambda: not server._service.watchdog._activities, HANG_SECONDS, "the server keeps it")
+        wait_until(lambda: not server.service.watchdog._activities, HANG_SECONDS, "the server keeps it")
 
 
 def test_a_write_is_not_the_one_to_find_out_that_the_server_was_restarted(
@@ -152,8 +152,8 @@ def test_a_commit_is_asked_for_until_a_server_that_is_restarted_answers() -> Non
 
 
 def test_closing_ends_calls_that_wait(server: Server) -> None:
-    service: Any = server._service
-    handler, reached, let_go = service._handlers["put"], Event(), Event()
+    service: Any = server.service
+    handler, reached, let_go = service.handlers["put"], Event(), Event()
 
     class Slow:
         method = handler.method
@@ -164,7 +164,7 @@ def test_closing_ends_calls_that_wait(server: Server) -> None:
             answer: bytes = handler(caller, body)
             return answer
 
-    service._handlers["put"] = Slow()
+    service.handlers["put"] = Slow()
     client = connect(server.url)
     users = client.create_namespace("users")
     errors: list[BaseException] = []

@@ -54,7 +54,7 @@ def full(users: Namespace) -> Namespace:
 
 def has_streams(server: Server) -> bool:
     """Whether somebody reads a stream of rows.  Channels are not meant."""
-    return server._service._places._open.total() > 0
+    return server.service.places.count() > 0
 
 
 def read_and_cut(server: Server, rows: Iterator[Item]) -> list[Item]:
@@ -141,7 +141,7 @@ def test_what_a_paused_reader_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     with serving(ServerOptions(stall_seconds=0.2)) as (site, server), connected(server) as client:
         brief = client.create_namespace("brief", retention=timedelta(0))
         first = brief.put_many({b"%05d" % number: VALUE for number in range(ROWS)}, durability="async")
-        rows, leases = brief.scan(at=first), server._service.leases
+        rows, leases = brief.scan(at=first), server.service.leases
         wait_until(lambda: len(leases) > 0, HANG_SECONDS, "the version is not held")
         wait_until(lambda: not has_streams(server), HANG_SECONDS, "it was not cut off")
         for number in range(0, ROWS, 100):
@@ -160,7 +160,7 @@ def test_a_scan_over_several_partitions_is_held_from_the_call_on(
 ) -> None:
     users.put_many({b"a": b"1", b"b": b"2"})
     remote.split("users", b"b")
-    leases = server._service.leases
+    leases = server.service.leases
     rows = users.scan()
     assert len(leases) == 1
     assert list(rows) == [(b"a", b"1"), (b"b", b"2")]
@@ -172,11 +172,11 @@ def test_a_changes_stream_moves_its_hold_along(monkeypatch: pytest.MonkeyPatch, 
     with connected(server) as client:
         users = client.create_namespace("users")
         follower = client.changes("users", since="now", follow=True)
-        wait_until(lambda: len(server._service.leases) == 1, HANG_SECONDS, "the position is not held")
+        wait_until(lambda: len(server.service.leases) == 1, HANG_SECONDS, "the position is not held")
         users.put(b"ada", b"1")
         assert next(follower).value == b"1"
         follower.close()  # type: ignore[attr-defined]
-        wait_until(lambda: len(server._service.leases) == 0, HANG_SECONDS, "the position is still held")
+        wait_until(lambda: len(server.service.leases) == 0, HANG_SECONDS, "the position is still held")
 
 
 # Calls
@@ -186,8 +186,8 @@ class Flaky:
     """A server that fails some calls, by cutting their connection before they are answered."""
 
     def __init__(self, server: Server, action: str, times: int) -> None:
-        service: Any = server._service
-        handler = service._handlers[action]
+        service: Any = server.service
+        handler = service.handlers[action]
         self.calls = 0
 
         class Cutting:
@@ -200,7 +200,7 @@ class Flaky:
                     assert cut_everything(server) > 0
                 return answer
 
-        service._handlers[action] = Cutting()
+        service.handlers[action] = Cutting()
 
 
 def test_a_read_is_repeated_when_its_answer_is_lost(server: Server, users: Namespace) -> None:
@@ -240,9 +240,9 @@ def test_a_call_that_may_be_repeated_is(server: Server, remote: Site) -> None:
 
 
 def test_a_call_has_a_deadline(server: Server) -> None:
-    service: Any = server._service
+    service: Any = server.service
     let_go = Event()
-    handler = service._handlers["put"]
+    handler = service.handlers["put"]
 
     class Slow:
         method = handler.method
@@ -252,7 +252,7 @@ def test_a_call_has_a_deadline(server: Server) -> None:
             answer: bytes = handler(caller, body)
             return answer
 
-    service._handlers["put"] = Slow()
+    service.handlers["put"] = Slow()
     with closing(Connection(server.url, timeout_seconds=0.3)) as connection:
         connection.invoke(HELLO, Nothing())
         with pytest.raises(OutcomeUnknown, match="no answer within"):

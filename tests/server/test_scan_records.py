@@ -115,7 +115,7 @@ def test_what_is_being_read_is_not_collected(site: Site, remote: Site, server: S
     for batch in batches:
         found += split_values(batch.column("value")).values.to_pylist()
     assert found == [VALUE] * ROWS
-    wait_until(lambda: not server._service._places._open.total(), HANG_SECONDS, "the stream is still open")
+    wait_until(lambda: not server.service.places.count(), HANG_SECONDS, "the stream is still open")
     site.collect_garbage()
     with pytest.raises(VersionCollected):
         list(records(remote, brief, first))
@@ -127,7 +127,7 @@ def test_reader_that_pauses_is_cut_off_and_goes_on_where_it_was() -> None:
         users.put_many({b"%05d" % number: VALUE for number in range(ROWS)}, durability="async")
         batches = records(client, users)
         first = next(batches).column("key").to_pylist()
-        wait_until(lambda: not server._service._places._open.total(), HANG_SECONDS, "it was not cut off")
+        wait_until(lambda: not server.service.places.count(), HANG_SECONDS, "it was not cut off")
         assert first + keys_of(batches) == [b"%05d" % number for number in range(ROWS)]
 
 
@@ -194,7 +194,7 @@ def test_records_are_counted_under_their_name(server: Server, users: Namespace) 
     users.put(b"ada", b"countess")
     with connected(server) as client:
         assert keys_of(records(client, users)) == [b"ada"]
-    metrics = server._service.metrics
+    metrics = server.service.metrics
 
     def counted() -> bool:
         samples = [sample for family in metrics.families("oslo") for sample in family.samples]

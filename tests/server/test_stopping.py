@@ -187,7 +187,7 @@ def test_closing_does_not_wait_for_a_client_that_does_not_read() -> None:
             )
         rows = users.scan()
         next(rows)
-        watchdog = server._service.watchdog
+        watchdog = server.service.watchdog
         wait_until(
             lambda: any(each.away_since_ms and not each.patience_ms for each in watchdog._activities),
             HANG_SECONDS,

@@ -1,35 +1,38 @@
 """The simulation finds every fault that is planted in it, within 200 seeds."""
 
-from collections.abc import Callable
-
 import pytest
 
 from floodmark.testing.simulation import FAULTS, Success, World, first_failure, run_seed
 
 SEEDS_MAX = 200
-# Where faults were found that only few worlds bring to light.  There they are looked for first.
-SEEDS_OF_SELDOM = {
+# The first seeds that find faults which seed 0 does not find.
+KNOWN_SEEDS = {
+    "clock-not-moved": 3,
+    "commit-split": 1,
     "fence-left-out": 12,
     "removed-unshared": 5,
-    "stale-step": 15,
-    "tombstone-early": 14,
+    "sealed-forgotten": 1,
+    "stale-step": 33,
+    "tombstone-early": 1,
+    "watermark-early": 2,
 }
 
 
-def seeds_for(fault: str) -> list[int]:
-    """All seeds, and first the one that is most likely to find a fault."""
-    likely = SEEDS_OF_SELDOM.get(fault, 0)
-    return [likely, *(seed for seed in range(SEEDS_MAX) if seed != likely)]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_simulation_finds_a_planted_fault(
-    fault: str, record_property: Callable[[str, object], None]
-) -> None:
-    failure = first_failure(seeds_for(fault), fault=fault)
+def test_the_simulation_finds_a_planted_fault(fault: str) -> None:
+    """The known seed is replayed first.  If a change has made it another history, a search follows."""
+    known = KNOWN_SEEDS.get(fault, 0)
+    failure = first_failure([known, *(seed for seed in range(SEEDS_MAX) if seed != known)], fault=fault)
     assert failure is not None, f"{FAULTS[fault].what}: not found in {SEEDS_MAX} seeds"
-    print(f"{FAULTS[fault].what}: found by seed {failure.seed}: {failure.violation}")
-    record_property("seed", failure.seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_known_seed_is_the_first_that_finds_the_fault(fault: str) -> None:
+    """Otherwise the search above takes long: note the seed that this test finds."""
+    failure = first_failure(range(SEEDS_MAX), fault=fault)
+    assert failure is not None
+    assert failure.seed == KNOWN_SEEDS.get(fault, 0)
 
 
 def test_a_failure_says_how_to_replay_it_and_what_led_to_it() -> None:

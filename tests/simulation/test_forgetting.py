@@ -6,6 +6,7 @@ same may hold it in other bytes.  Once everybody knows that everybody has everyt
 
 import pytest
 from tests.simulation.support_stage import Stage
+from tests.sizes import only
 
 from floodmark.codec.states import remembers_deletes
 from floodmark.codec.values import decode_value
@@ -38,7 +39,7 @@ def require_equal_and_forgetful(stage: Stage) -> None:
     check_agreement(stage.world.sites)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", only([0, 1], range(SEEDS)))
 def test_sites_hold_equal_bytes_when_deletes_are_forgotten(seed: int) -> None:
     require_equal_and_forgetful(Stage(seed, SHORT_STEPS))
 

@@ -5,6 +5,7 @@ checked in every world, at all times and in the end (`witness.py`, `chronicle.py
 """
 
 import pytest
+from tests.sizes import only
 
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.testing.simulation import World
@@ -25,7 +26,7 @@ def skewed_world(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", only([0, 1], range(SEEDS)))
 def test_every_promise_holds_though_clocks_are_499_ms_apart(seed: int) -> None:
     skewed_world(seed).run(STEPS)
 

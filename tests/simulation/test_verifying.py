@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.simulation.support_stage import Stage, Stored, find_stored
+from tests.sizes import only
 
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence import Drift, Verdict, compare_keys, repair, rules
@@ -180,7 +181,7 @@ def check_seeds(seeds: range, steps: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
+@pytest.mark.parametrize("first", only([0], range(0, SEEDS, GROUP)))
 def test_every_planted_drift_is_found_and_mended(first: int) -> None:
     check_seeds(range(first, first + GROUP), SHORT_STEPS)
 

@@ -19,7 +19,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     site = open_engine(MemoryEngine(FAMILIES), site="oslo", site_id=7, background=False)
     site.create_namespace("users")
     site.transaction().abort()
-    coordinator = host_of(site).transactions._coordinators[0]
+    coordinator = host_of(site).transactions.coordinators[0]
     monkeypatch.setattr(coordinator, "fate", lambda _: Fate(Decision.UNDECIDED))
     return site
 

@@ -96,7 +96,7 @@ def test_batching_is_off_when_no_batched_entry_is_to_come(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.transaction().abort()
-    writer = own(site)._coordinators[0].log
+    writer = own(site).coordinators[0].log
     gate = gate_appends(writer, monkeypatch)
     begin = Thread(target=lambda: site.transactions.begin(HOUR, 0))
     begin.start()
@@ -121,7 +121,7 @@ def test_whoever_switches_behind_a_disk_that_hangs_hears_it_and_can_ask_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.transaction().abort()
-    gate = gate_appends(own(site)._coordinators[0].log, monkeypatch)
+    gate = gate_appends(own(site).coordinators[0].log, monkeypatch)
     begin = Thread(target=lambda: site.transactions.begin(HOUR, 0))
     begin.start()
     assert gate.entered.wait(HANG_SECONDS)
@@ -252,7 +252,7 @@ def leave_half_way(site: Site, count: int) -> list[str]:
             transaction = begin_for_client(site)
             transaction.acknowledge(delivery)
             ids.append(transaction.id)
-    coordinator = own(site)._coordinators[0]
+    coordinator = own(site).coordinators[0]
     for each in ids[0::3]:
         decide(coordinator, each, site.now())
     for each in ids[1::3]:
@@ -291,7 +291,7 @@ def test_acknowledgements_of_transactions_that_nobody_knows_are_available_again_
 ) -> None:
     site = open_site(engine)
     committing, aborting, transaction = leave_half_way(site, 1)
-    coordinator = own(site)._coordinators[0]
+    coordinator = own(site).coordinators[0]
     # As if a crash had come between the end of the transaction and that of its acknowledgement.
     coordinator._ending._end([coordinator._book.held[transaction]])
     assert pending(site) == [committing, aborting, transaction]
@@ -310,7 +310,7 @@ def test_a_subscription_is_moved_or_removed_though_decided_transactions_were_not
     site = open_site(engine)
     ids = leave_half_way(site, 4)
     for transaction in ids[2::3]:
-        decide(own(site)._coordinators[0], transaction, site.now())
+        decide(own(site).coordinators[0], transaction, site.now())
     site.close()
     engine.reopen()
     monkeypatch.setattr(TransactionCoordinator, "sweep", lambda _: None)
@@ -419,7 +419,7 @@ def test_transactions_of_all_coordinators_are_counted(site: Site) -> None:
     assert own(site).count().states == {}
     for number in (0, 0, 5):
         site.transactions.begin(HOUR, number)
-    decide(own(site)._coordinators[5], site.transactions.list(NO_AGE)[-1].id, 5)
+    decide(own(site).coordinators[5], site.transactions.list(NO_AGE)[-1].id, 5)
     counts = own(site).count()
     assert counts.states == {TransactionState.OPEN: 2, TransactionState.COMMITTING: 1}
     assert counts.oldest_age_ms >= 0
@@ -436,7 +436,7 @@ def test_a_site_without_background_is_swept_by_its_owner(site: Site) -> None:
     with site.subscribe("counting", "messages", options=options) as subscription:
         transaction = site.transaction(timeout=HOUR)
         transaction.acknowledge(next(subscription))
-        coordinator = own(site)._coordinators[0]
+        coordinator = own(site).coordinators[0]
         coordinator._growing_ms = coordinator._book.growing_ms = lambda: monotonic_ms() + 3_600_000
         assert [each.state for each in transactions.list(NO_AGE)] == [TransactionState.OPEN]
         transactions.sweep()
@@ -465,7 +465,7 @@ def test_one_coordinator_that_cannot_be_closed_keeps_no_other_from_it(
     monkeypatch.setattr(TransactionCoordinator, "close", fail_at_first)
     with pytest.raises(ZeroDivisionError):
         transactions.close()
-    for coordinator in transactions._coordinators.values():
+    for coordinator in transactions.coordinators.values():
         with pytest.raises(Closed):
             coordinator.begin()
     assert not any(thread.is_alive() for thread in transactions._threads)
@@ -480,4 +480,4 @@ def test_nothing_is_opened_once_it_was_closed(site: Site) -> None:
     for number in (0, 1):
         with pytest.raises(Closed, match="open it again"):
             transactions.begin(HOUR, number)
-    assert list(transactions._coordinators) == [0]
+    assert list(transactions.coordinators) == [0]

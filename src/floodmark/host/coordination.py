@@ -111,7 +111,7 @@ class LocalTransactions:
         # replaced, so that nobody waits who only looks.
         self._lock = Lock()
         self._closed = False
-        self._coordinators: Mapping[int, TransactionCoordinator] = {}
+        self.coordinators: Mapping[int, TransactionCoordinator] = {}
         self._threads: list[Thread] = []
         for number in logs.coordinators():
             self._open(number)
@@ -128,7 +128,7 @@ class LocalTransactions:
         """Let each coordinator have a thread that sweeps, from now on."""
         with self._lock:
             self._is_started = True
-            for coordinator in self._coordinators.values():
+            for coordinator in self.coordinators.values():
                 self._threads.append(start_sweeping(coordinator))
 
     # What transactions do
@@ -136,13 +136,13 @@ class LocalTransactions:
     def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
         if not 0 <= coordinator < COORDINATORS_MAX:
             raise InvalidArgument(f"coordinators have numbers from 0 to {COORDINATORS_MAX - 1}")
-        if coordinator not in self._coordinators:
+        if coordinator not in self.coordinators:
             with self._lock:
-                if coordinator not in self._coordinators:
+                if coordinator not in self.coordinators:
                     self._open(coordinator)
         if not owner:
-            return self._coordinators[coordinator].begin(timeout, OWN_MARK)
-        return self._coordinators[coordinator].begin(timeout, owner, owned_max=TRANSACTIONS_OF_CALLER_MAX)
+            return self.coordinators[coordinator].begin(timeout, OWN_MARK)
+        return self.coordinators[coordinator].begin(timeout, owner, owned_max=TRANSACTIONS_OF_CALLER_MAX)
 
     def acknowledge(
         self,
@@ -206,11 +206,11 @@ class LocalTransactions:
 
     def sweep(self) -> None:
         """Do what the threads do that a site with `background=False` does not have."""
-        for coordinator in self._coordinators.values():
+        for coordinator in self.coordinators.values():
             coordinator.sweep()
 
     def count(self) -> TransactionCounts:
-        counts = [coordinator.count() for coordinator in self._coordinators.values()]
+        counts = [coordinator.count() for coordinator in self.coordinators.values()]
         states = sum((states for states, _ in counts), Counter[TransactionState]())
         return TransactionCounts(
             states=states, oldest_age_ms=max((age_ms for _, age_ms in counts), default=0)
@@ -223,7 +223,7 @@ class LocalTransactions:
         with ExitStack() as closing:
             for thread in self._threads:
                 closing.callback(thread.join)
-            for coordinator in self._coordinators.values():
+            for coordinator in self.coordinators.values():
                 closing.callback(coordinator.close)
 
     # The logs
@@ -244,7 +244,7 @@ class LocalTransactions:
         return self._logs.change(log, update)
 
     def _writers(self) -> dict[tuple[LogKind, str], BatchedWriter[Any]]:
-        coordinators = sorted(self._coordinators.items())
+        coordinators = sorted(self.coordinators.items())
         pending = sorted(self._subscriptions.pending_logs().items())
         return {
             **{(LogKind.COORDINATOR, str(number)): each.log for number, each in coordinators},
@@ -280,7 +280,7 @@ class LocalTransactions:
             is_abandoned=_is_own,
         )
         self._logs.opened(LogKind.COORDINATOR, coordinator.log)
-        self._coordinators = {**self._coordinators, number: coordinator}
+        self.coordinators = {**self.coordinators, number: coordinator}
         if self._is_started:
             self._threads.append(start_sweeping(coordinator))
 
@@ -290,7 +290,7 @@ class LocalTransactions:
     def _coordinator_of(self, transaction: str) -> TransactionCoordinator:
         number, _, rest = transaction.partition("-")
         found = (
-            self._coordinators.get(int(number)) if number.isdecimal() and len(number) < 8 and rest else None
+            self.coordinators.get(int(number)) if number.isdecimal() and len(number) < 8 and rest else None
         )
         if found is None:
             raise TransactionNotFound(
@@ -302,7 +302,7 @@ class LocalTransactions:
     def list(self, older_than: timedelta) -> list[TransactionStatistics]:
         found = [
             each
-            for coordinator in self._coordinators.values()
+            for coordinator in self.coordinators.values()
             for each in coordinator.transactions(older_than=older_than)
         ]
         return sorted(found, key=lambda each: -each.age_ms)

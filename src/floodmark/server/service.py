@@ -64,8 +64,8 @@ class Service(flight.FlightServerBase):
         memory = FreedMemory(time_source)
         guard, self.leases = Guard(host), Leases(host, time_source)
         handlers = [*DataPlane(host, guard, self.leases).handlers(), *call_handlers(host)]
-        self._handlers: dict[str, Handler] = {handler.method.name: handler for handler in handlers}
-        self.metrics = ServerMetrics([*self._handlers, SCAN, RECORDS, CHANGES, WRITE, CHANNEL])
+        self.handlers: dict[str, Handler] = {handler.method.name: handler for handler in handlers}
+        self.metrics = ServerMetrics([*self.handlers, SCAN, RECORDS, CHANGES, WRITE, CHANNEL])
         self.gate = Gate()
         self.watchdog = Watchdog(
             time_source,
@@ -77,11 +77,11 @@ class Service(flight.FlightServerBase):
         self._reception = Reception(
             headers, access, self.metrics, self.watchdog, self.gate, monotonic_ms=time_source, relay=relay
         )
-        self._places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
+        self.places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
         self._streams = Streams(host, guard, monotonic_ms=time_source)
         self._writes = Writes(host, guard, self.metrics)
         self._channel_places = StreamPlaces(CHANNELS_MAX, CHANNELS_PER_CALLER_MAX)
-        self._channels = Channels(self._handlers, self.gate, self.metrics)
+        self._channels = Channels(self.handlers, self.gate, self.metrics)
         super().__init__(
             location,
             tls_certificates=tls_certificates,
@@ -95,7 +95,7 @@ class Service(flight.FlightServerBase):
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         """Answer a request."""
-        handler = self._handlers.get(action.type)
+        handler = self.handlers.get(action.type)
         writes = handler is not None and handler.method.writes
         with self._reception.receive(context, action.type, writes=writes) as visit:
             if handler is None:
@@ -122,7 +122,7 @@ class Service(flight.FlightServerBase):
         name = type(wanted).__struct_config__.tag
         with (
             self._reception.receive(context, name, writes=False) as visit,
-            self._places.taking(visit.caller),
+            self.places.taking(visit.caller),
             self.metrics.stream(),
             closing(self._streams.batches(visit, wanted)) as batches,
         ):
@@ -137,7 +137,7 @@ class Service(flight.FlightServerBase):
         """Take a stream of writes."""
         with (
             self._reception.receive(context, WRITE, writes=True) as visit,
-            self._places.taking(visit.caller),
+            self.places.taking(visit.caller),
             self.metrics.stream(),
         ):
             command = descriptor.command or b""

@@ -118,8 +118,8 @@ class Server:
         self._lock = Lock()
         self._closed = False
         self._relay = _open_relay(listen, options)
-        self._service = _listen(site, listen, access, options, self._relay)
-        port = self._service.port if self._relay is None else self._relay.port
+        self.service = _listen(site, listen, access, options, self._relay)
+        port = self.service.port if self._relay is None else self._relay.port
         self.address = Listen(listen.host, port)
         self.url = Address(listen.host, port, tls).url
         self._health: HealthServer | None = None
@@ -163,7 +163,7 @@ class Server:
                     self._health.close()
 
     def _stop_service(self, timeout_seconds: float) -> None:
-        service = self._service
+        service = self.service
         service.gate.stop()
         if not service.gate.wait_empty(timeout_seconds * _GRACE_PART):
             service.watchdog.cut_waiting()
@@ -186,7 +186,7 @@ class Server:
         page = MetricsPage(
             self._site.name,
             host.status.statistics,
-            self._service.metrics,
+            self.service.metrics,
             feeds=lambda: _feed_lags(host.feeds),
             replication=host.status.replication,
             checked=lambda: _feed_statistics(host.feeds),
@@ -202,14 +202,14 @@ class Server:
         )
 
     def _why_unhealthy(self) -> str | None:
-        if not self._service.watchdog.is_alive():
+        if not self.service.watchdog.is_alive():
             return "the watchdog has died; restart the server"
         if self._relay is not None and not self._relay.is_alive():
             return "the relay has died, and no client can connect; restart the server"
         return None
 
     def _why_not_ready(self) -> str | None:
-        if self._service.gate.stopping.is_set():
+        if self.service.gate.stopping.is_set():
             return "the server is stopping"
         try:
             self._site.host.versions.read_version()

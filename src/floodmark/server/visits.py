@@ -90,11 +90,15 @@ class StreamPlaces:
         self._open: Counter[str] = Counter()
         self._lock = Lock()
 
+    def count(self) -> int:
+        """How many streams are open."""
+        return self._open.total()
+
     @contextmanager
     def taking(self, caller: Caller) -> Iterator[None]:
         """Have a place for as long as the block lasts."""
         with self._lock:
-            if self._open.total() >= self._streams_max:
+            if self.count() >= self._streams_max:
                 raise Retryable(
                     f"the server has {self._streams_max:,} open streams, and takes no more; try again later"
                 )
