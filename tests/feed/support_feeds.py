@@ -32,8 +32,6 @@ USERS: Final = 1
 class World:
     """One site under simulated time, with the namespace `users`."""
 
-    store_type: type[LocalFeedStore] = LocalFeedStore
-
     def __init__(self, engine: Engine | None = None, time: SimulatedTime | None = None) -> None:
         self.time = time or SimulatedTime()
         self.engine = engine or MemoryEngine(FAMILIES)
@@ -41,7 +39,7 @@ class World:
         self.node = Node(self.engine, self.clock, SITE_ID)
         self.namespaces = {"users": (USERS, self.node.born_version())}
         self.safe_points = SafePoints(self.node.storage, self.time, self._live, self.node.retention)
-        self.store = self.store_type(
+        self.store = LocalFeedStore(
             self.node.storage,
             self.safe_points,
             self.time,

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support_feeds import spec
 
+from floodmark.feed.leased import Lease
 from floodmark.feed.named.feeds import (
     Feed,
     FeedSpec,
     FeedState,
     FeedUpdate,
-    Lease,
     RangeProgress,
     SinkOptions,
     advance,

@@ -7,13 +7,13 @@ memory     what is in memory is what is stored, once storage works again
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from tests.feed.support_feeds import World
 
+from floodmark.feed.leased import HOLD_EVERY_MS, LeasedReaders, RowState
 from floodmark.feed.named.feeds import Feed, FeedError, FeedState, FeedUpdate
-from floodmark.feed.named.store import HOLD_EVERY_MS, LocalFeedStore
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
@@ -129,32 +129,33 @@ def test_a_refused_creation_leaves_no_safe_point(fault: Fault) -> None:
     raise AssertionError("it does not get through")
 
 
-def test_the_checkers_find_a_store_that_moves_the_safe_point_first() -> None:
-    class Hasty(LocalFeedStore):
-        def _store(self, feed: Feed, *, wanted: bool = False) -> Feed:
-            self._hold(feed, feed.checkpoint)
-            return super()._store(feed, wanted=wanted)
+def test_the_checkers_find_a_store_that_moves_the_safe_point_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = LeasedReaders.update
 
-    class HastyWorld(World):
-        store_type = Hasty
+    def update_late(readers: Any, name: str, change: Callable[[Feed], Feed], **options: bool) -> Feed:
+        feed = change(readers.find(name))
+        readers.hold(feed, feed.checkpoint)
+        stored: Feed = update(readers, name, lambda _: feed, **options)
+        return stored
 
+    monkeypatch.setattr(LeasedReaders, "update", update_late)
     with pytest.raises(AssertionError, match="held too late"):
-        visit("report", Fault.TRANSIENT, HastyWorld)
+        visit("report", Fault.TRANSIENT, World)
 
 
-def test_the_checkers_find_a_store_that_holds_afterwards() -> None:
-    class Late(LocalFeedStore):
-        def _hold(self, feed: Feed, version: Version) -> None:
-            if feed.name in self._feeds:
-                super()._hold(feed, version)
+def test_the_checkers_find_a_store_that_holds_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, enter = LeasedReaders.hold, LeasedReaders.enter
 
-        def _store(self, feed: Feed, *, wanted: bool = False) -> Feed:
-            stored = super()._store(feed, wanted=wanted)
-            self._hold(feed, feed.checkpoint)
-            return stored
+    def hold_known(readers: Any, feed: Feed, version: Version) -> None:
+        if feed.name in readers.states:
+            hold(readers, feed, version)
 
-    class LateWorld(World):
-        store_type = Late
+    def enter_first(readers: Any, state: RowState[Feed]) -> Feed:
+        feed: Feed = enter(readers, state)
+        hold(readers, feed, feed.checkpoint)
+        return feed
 
+    monkeypatch.setattr(LeasedReaders, "hold", hold_known)
+    monkeypatch.setattr(LeasedReaders, "enter", enter_first)
     with pytest.raises(AssertionError, match="other is not held"):
-        visit("create", Fault.CRASH, LateWorld)
+        visit("create", Fault.CRASH, World)

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
 from tests.feed.support_feeds import USERS, World, moved
 
-from floodmark.feed.named import store as store_module
+from floodmark.feed.leased import HOLD_EVERY_MS, LeasedReaders
 from floodmark.feed.named.feeds import Feed, FeedState, FeedUpdate
-from floodmark.feed.named.store import HOLD_EVERY_MS, LocalFeedStore
+from floodmark.feed.named.store import FEEDS
 from floodmark.feed.safepoints import SafePoint
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
@@ -99,7 +101,7 @@ def test_a_target_before_the_namespace_is_refused(world: World) -> None:
 
 
 def test_the_number_of_feeds_is_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "FEEDS_MAX", 2)
+    monkeypatch.setattr(world.store._readers, "kind", replace(FEEDS, rows_max=2))
     world.create("a")
     world.create("b")
     with pytest.raises(LimitExceeded):
@@ -192,24 +194,21 @@ def test_a_safe_point_is_set_before_the_version_is_checked() -> None:
     assert outcomes == {"created", "refused"}
 
 
-def test_the_check_for_the_order_finds_its_canary() -> None:
+def test_the_check_for_the_order_finds_its_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that looks first and holds afterwards is found out."""
 
-    class Careless(LocalFeedStore):
-        def _hold(self, feed: Feed, version: Version) -> None:
-            if version < self._safe_points.oldest_version(feed.namespace_id):
-                raise VersionCollected("too late")
-            expires_at_ms = self._time_source() + DAY_MS
-            point = SafePoint(f"feed/{feed.name}", version, expires_at_ms, feed.namespace_id, SITE_OWNER)
-            with self._storage.settled():
-                row = (META, b"safe-points/" + point.name.encode(), msgspec.json.encode(point))
-                self._storage.store([row])
-                self._safe_points._load()
+    def hold(readers: Any, feed: Feed, version: Version) -> None:
+        if version < readers._safe_points.oldest_version(feed.namespace_id):
+            raise VersionCollected("too late")
+        expires_at_ms = readers.now_ms() + DAY_MS
+        point = SafePoint(f"feed/{feed.name}", version, expires_at_ms, feed.namespace_id, SITE_OWNER)
+        with readers.storage.settled():
+            row = (META, b"safe-points/" + point.name.encode(), msgspec.json.encode(point))
+            readers.storage.store([row])
+            readers._safe_points._load()
 
-    class CarelessWorld(World):
-        store_type = Careless
-
-    assert "lost" in set(interleavings(CarelessWorld))
+    monkeypatch.setattr(LeasedReaders, "hold", hold)
+    assert "lost" in set(interleavings(World))
 
 
 def interleavings(world_type: type[World]) -> Iterator[str]:

@@ -295,7 +295,7 @@ def test_only_the_consumer_acknowledges_and_only_what_it_got(desk: Desk) -> None
 def test_without_a_log_nothing_is_acknowledged_in_a_transaction(desk: Desk) -> None:
     plain = LocalSubscriptionStore(
         desk.store._storage,
-        desk.store._safe_points,
+        desk.store._readers._safe_points,
         desk.time,
         take=desk.committer.commit,
         resolve_namespace=desk.namespace,

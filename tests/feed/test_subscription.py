@@ -17,7 +17,7 @@ from tests.feed.support_subscription import (
 from tests.site.support import host_of
 
 import floodmark
-from floodmark.feed.subscription import statistics as subscription_statistics
+from floodmark.feed.subscription import subscriptions
 from floodmark.feed.subscription.acknowledgement import Position
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
 from floodmark.model.change import ChangeType
@@ -320,7 +320,7 @@ def test_a_consumer_that_died_is_no_holder(stage: Stage) -> None:
 
 
 def test_a_long_backlog_is_not_counted_to_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription_statistics, "BACKLOG_COUNT_MAX", 10)
+    monkeypatch.setattr(subscriptions, "BACKLOG_COUNT_MAX", 10)
     stage.cut = 3
     host_of(stage.site).subscriptions._open_changes = stage.open_changes
     write(stage.users, *[b"%02d" % number for number in range(10)])

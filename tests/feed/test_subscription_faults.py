@@ -8,14 +8,14 @@ keeps what the stored row needs.
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 from tests.feed.support_subscription import Stage, make_stage, positions_of, take, write
 
+from floodmark.feed.leased import LeasedReaders
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
 from floodmark.feed.subscription.rows import SubscriptionState
-from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionSpec
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.partition import FAMILIES
@@ -181,11 +181,11 @@ def test_a_subscription_is_as_its_caller_was_told(operation: str, plan: str) -> 
 
 
 def test_the_check_notices_a_row_that_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep_in_memory(store: LocalSubscriptionStore, row: SubscriptionRow) -> SubscriptionRow:
-        store._states[row.name] = SubscriptionState(row)
-        return row
+    def keep_in_memory(readers: Any, state: SubscriptionState) -> SubscriptionRow:
+        readers.states[state.row.name] = state
+        return state.row
 
-    monkeypatch.setattr(LocalSubscriptionStore, "_enter", keep_in_memory)
+    monkeypatch.setattr(LeasedReaders, "enter", keep_in_memory)
     with pytest.raises(AssertionError):
         visit("open a new one", FaultPlan(at=1_000, kind=Fault.TRANSIENT))
 

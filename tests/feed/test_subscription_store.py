@@ -1,5 +1,6 @@
 """What a site remembers of subscriptions: limits, safe points, and what it refuses."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import msgspec
@@ -7,9 +8,9 @@ import pytest
 from tests.feed.support_subscription import Stage, keys_of, make_stage, take, write
 from tests.site.support import HookedEngine, open_memory
 
-from floodmark.feed.subscription import store as subscription_store
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
 from floodmark.feed.subscription.consumer import Subscription
+from floodmark.feed.subscription.rows import SUBSCRIPTIONS
 from floodmark.feed.subscription.subscriptions import (
     SubscriptionRow,
     SubscriptionSpec,
@@ -204,7 +205,7 @@ def test_a_smaller_limit_takes_nothing_away(stage: Stage) -> None:
 
 
 def test_there_is_a_limit_to_subscriptions(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription_store, "SUBSCRIPTIONS_MAX", 1)
+    monkeypatch.setattr(stage.subscriptions._readers, "kind", replace(SUBSCRIPTIONS, rows_max=1))
     open_row(stage)
     open_row(stage)
     with pytest.raises(LimitExceeded, match="remove some first"):

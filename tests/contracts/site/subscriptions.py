@@ -14,7 +14,7 @@ from tests.contracts.site.base import (
     wait_until,
 )
 
-from floodmark.feed.named.feeds import Lease
+from floodmark.feed.leased import Lease
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Position
 from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
 from floodmark.feed.subscription.pending import PendingAcknowledgement

@@ -15,7 +15,6 @@ which key its sink has the snapshot, until it has all of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
@@ -25,9 +24,9 @@ from msgspec import UNSET, UnsetType
 from floodmark.accounting.checks import Checks, CheckStatistics
 from floodmark.accounting.counting import Counted
 from floodmark.clock.backoff import LONGEST_MS
+from floodmark.feed.leased import Lease
 from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.address import SinkAddress, parse_sink
-from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     FeedStateConflict,
     InvalidArgument,
@@ -234,27 +233,6 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
         return order_places(self.checkpoint, self.snapshot)
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runner has a feed, or which consumer a subscription, and until when unless it reports again.
-
-    `holder` is its name, which is public; `owner` is the mark of the caller that acquired the lease.  None if
-    a release did so that knew of no owners.
-    """
-
-    holder: str
-    expires_at_ms: int
-    lifetime_ms: int
-    owner: str | None = None
-
-    def is_of(self, holder: str, owner: str) -> bool:
-        """Whether a holder of this name and owner has the lease."""
-        return self.holder == holder and self.belongs_to(owner)
-
-    def belongs_to(self, owner: str) -> bool:
-        """Whether the lease was acquired by a caller; the site itself may use every lease."""
-        return owner == SITE_OWNER or self.owner in (None, owner)
-
-
 class FeedError(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong, and since when.  `collected` says that changes are gone: there is no going on."""
 
@@ -293,6 +271,16 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The feed's name."""
         return self.spec.name
+
+    @property
+    def namespace(self) -> str:
+        """The name of its namespace."""
+        return self.spec.namespace
+
+    @property
+    def needed_version(self) -> Version:
+        """Every change above this may still have to be read."""
+        return self.checkpoint
 
     @property
     def checkpoint(self) -> Version:
@@ -495,13 +483,6 @@ def _further(progress: RangeProgress, report: RangeProgress) -> RangeProgress:
 
 
 # Checks
-
-
-def require_lease_seconds(seconds: object) -> timedelta:
-    """How long a lease lasts."""
-    if not isinstance(seconds, int | float) or not 0 < seconds <= 3_600:
-        raise InvalidArgument(f"a lease lasts more than 0 and at most 3,600 seconds, not {seconds!r:.60}")
-    return timedelta(seconds=seconds)
 
 
 def _require_between(name: str, number: object, low: int, high: int) -> None:

@@ -1,31 +1,30 @@
-"""A subscription as it is stored: a row with all of it, and a small row for each change since.
+"""A subscription as it is stored: a whole row, and a small row for each change since.
 
-    subscriptions/<name>                        all of it, as JSON
+    subscriptions/<name>                        the whole row, as JSON
     subscription-changes/<name>/<version: 8 bytes, big-endian>
-                                                what a consumer told, or what a transaction acknowledged, as
-                                                messagepack
+                                                the progress of a consumer, or the acknowledgements of a
+                                                transaction, as messagepack
 
-An acknowledgement clears a few bits among thousands.  It is written as such, as a step of the round of group
-commit in which it comes, under a version that the step mints.  So it shares a sync with all other commits of
-that moment, and subscriptions do not wait for each other.
+An acknowledgement clears a few bits among thousands.  It is written as a step of a round of group commit,
+under a version that the step mints: it shares a sync with all other commits of that moment, and subscriptions
+do not wait for each other.
 
-When there are many changes they are compacted: the whole row is written anew and they are removed, in one
-atomic write.  The row names the last change that it includes: a reader begins behind that one, and does not
-have to step over the tombstones of those before.
+Many changes are compacted: one atomic write stores the whole row anew and deletes them.  The row names the
+last change that it includes, so that a reader does not step over the tombstones of earlier ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from threading import RLock
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from floodmark.engine import Engine, WriteRow
+from floodmark.feed.leased import ReaderKind, RowState
 from floodmark.feed.subscription.acknowledgement import Deliveries, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionRow
-from floodmark.model.errors import Corruption
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.errors import Corruption, SubscriptionNotFound
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, SUBSCRIPTIONS_MAX
 from floodmark.model.ranges import after
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, load_metadata
@@ -35,13 +34,22 @@ from floodmark.partition.commit.commit import Mint, Step
 CHANGES_MAX: Final = 1_000
 CHANGES_BYTES_MAX: Final = 256 * 1_024
 
-_SUBSCRIPTIONS: Final = b"subscriptions/"
+SUBSCRIPTIONS: Final = ReaderKind(
+    noun="subscription",
+    used="consumed",
+    free="close that consumer",
+    anew="subscribe",
+    prefix=b"subscriptions/",
+    rows_max=SUBSCRIPTIONS_MAX,
+    not_found=SubscriptionNotFound,
+)
+
 _CHANGES: Final = b"subscription-changes/"
 _VERSION_BYTES: Final = 8
 
 
 class SubscriptionChange(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What changes: deliveries, acknowledgements, and until when the lease lasts, if it was renewed."""
+    """Deliveries and acknowledgements, and when the lease expires if it was renewed."""
 
     progress: Progress
     expires_at_ms: int | None = None
@@ -54,21 +62,16 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SubscriptionChange)
 
 
-class SubscriptionState:
-    """A subscription in memory, as the row and the changes say.
-
-    Only the thread that has the turn changes it, and holds the lock while it does; so does a reader.  The
-    lock is taken after the turn, never before it.
-    """
+class SubscriptionState(RowState[SubscriptionRow]):
+    """A subscription in memory: the row, whose `through` and `live` are outdated, and deliveries."""
 
     def __init__(self, row: SubscriptionRow, changes: Changes = ()) -> None:
-        self.lock = RLock()
+        super().__init__(SUBSCRIPTIONS, row)
         self.load(row, changes)
 
     def load(self, row: SubscriptionRow, changes: Changes = ()) -> None:
-        """Take the place of what was known."""
+        """Replace the row and its changes."""
         with self.lock:
-            # Of its `through` and `live`, the deliveries know better.
             self.row = row
             self.deliveries = Deliveries(row.through, row.live)
             self._versions: list[Version] = []
@@ -76,27 +79,33 @@ class SubscriptionState:
             for version, encoded in changes:
                 self._enter(version, len(encoded), _decode(row.name, version, encoded))
 
+    def take_over(self, stored: SubscriptionRow) -> None:
+        self.load(stored)
+
+    def adopt(self, other: Self) -> None:
+        with self.lock:
+            self.row, self.deliveries = other.row, other.deliveries
+            self._versions, self._bytes = other._versions, other._bytes
+
     def show(self) -> SubscriptionRow:
-        """The subscription as it is now."""
         with self.lock:
             through, live = self.deliveries.through, self.deliveries.live()
             return replace(self.row, through=through, live=live, changed=0)
 
     def change(self, version: Version, change: SubscriptionChange) -> tuple[WriteRow, bool]:
-        """Take a change in: the row that stores it, and whether compaction is due."""
+        """Enter a change; returns the write that stores it, and whether compaction is due."""
         encoded = _encoder.encode(change)
         before = self._length()
         self._enter(version, len(encoded), change)
         return (META, _change_key(self.row.name, version), encoded), self._length() > before
 
     def store(self, row: SubscriptionRow) -> tuple[SubscriptionRow, list[WriteRow]]:
-        """The whole row as it is stored, and the writes that store it and remove the changes before."""
-        stored = replace(row, changed=self.row.changed)
-        return stored, [(META, _key(row.name), msgspec.json.encode(stored)), *self._remove_changes()]
+        """The whole row as it is stored, and the writes that store it and delete the changes before."""
+        stored, rows = super().store(replace(row, changed=self.row.changed))
+        return stored, [*rows, *self._remove_changes()]
 
     def remove(self) -> list[WriteRow]:
-        """The writes that forget the subscription."""
-        return [(META, _key(self.row.name), None), *self._remove_changes()]
+        return [*super().remove(), *self._remove_changes()]
 
     def _remove_changes(self) -> Iterator[WriteRow]:
         return ((META, _change_key(self.row.name, version), None) for version in self._versions)
@@ -113,18 +122,18 @@ class SubscriptionState:
         self._bytes += size
 
     def _length(self) -> int:
-        """How often the changes would fill what they may: compaction that failed is due again later."""
+        """How many times the limits are reached: a compaction that failed is due again at the next."""
         return max(len(self._versions) // CHANGES_MAX, self._bytes // CHANGES_BYTES_MAX)
 
 
-# Judges a change in the turn, with the lock of the subscription; None if nothing is to be changed.
+# Makes the change in the turn, with the lock of the subscription held; None for no change.
 Judge: TypeAlias = Callable[[SubscriptionState], SubscriptionChange | None]
 
 
 class ChangeStep(Step):
-    """A change of one subscription, in a round.
+    """A change of one subscription, in a round of group commit.
 
-    `find` finds the subscription, and `reload` makes it what the engine says.
+    `find` returns the subscription, and `reload` loads it from the engine again.
     """
 
     frees = True
@@ -133,7 +142,7 @@ class ChangeStep(Step):
         self, engine: Engine, find: Callable[[], SubscriptionState], judge: Judge, reload: Callable[[], None]
     ) -> None:
         super().__init__(None)
-        # It reads nothing from the engine, so the round may write it together with what comes before it.
+        # It reads nothing from the engine, so the round may write it together with earlier steps.
         self.decide = None
         self.is_compaction_due = False
         self._engine = engine
@@ -163,17 +172,19 @@ class ChangeStep(Step):
             self._reload()
 
 
-def load_subscriptions(engine: Engine) -> Iterator[tuple[SubscriptionRow, Changes]]:
-    """All subscriptions, each with its changes."""
-    for row in load_metadata(engine, _SUBSCRIPTIONS, SubscriptionRow):
-        yield row, _read_changes(engine, row)
+def load_subscriptions(engine: Engine) -> Iterator[SubscriptionState]:
+    """All subscriptions."""
+    for row in load_metadata(engine, SUBSCRIPTIONS.prefix, SubscriptionRow):
+        yield SubscriptionState(row, _read_changes(engine, row))
 
 
-def load_subscription(engine: Engine, name: str) -> tuple[SubscriptionRow, Changes] | None:
-    """One subscription with its changes, if it is there."""
+def load_subscription(engine: Engine, name: str) -> SubscriptionState | None:
+    """One subscription, if it is there."""
     # Of the rows whose keys begin like this one, it is the first.
-    row = next(load_metadata(engine, _key(name), SubscriptionRow), None)
-    return None if row is None or row.name != name else (row, _read_changes(engine, row))
+    row = next(load_metadata(engine, SUBSCRIPTIONS.key(name), SubscriptionRow), None)
+    if row is None or row.name != name:
+        return None
+    return SubscriptionState(row, _read_changes(engine, row))
 
 
 def _read_changes(engine: Engine, row: SubscriptionRow) -> Changes:
@@ -192,10 +203,6 @@ def _decode(name: str, version: Version, encoded: bytes) -> SubscriptionChange:
             f"change {version} of subscription {name!r} is damaged: {error}. Restore the site from a backup",
             subscription=name,
         ) from error
-
-
-def _key(name: str) -> bytes:
-    return _SUBSCRIPTIONS + name.encode()
 
 
 def _change_key(name: str, version: Version) -> bytes:

@@ -1,34 +1,30 @@
-"""Where the subscriptions of a site are kept.
+"""The store of subscriptions.
 
-The order of steps keeps what a subscription needs through crashes: a safe point is set *before* a row that
-relies on it is stored, and moved on only *after* the row that allows it.
+An acknowledgement in a transaction goes to a log of the subscription.  When the transaction commits, it
+becomes a change of the subscription *before* the log lets go of it.  So the records of a committed
+transaction that a crash brings back are not live any more, and ending the transaction once more, either way,
+changes nothing.
 
-What is acknowledged in a transaction goes to a log of the subscription, and becomes a change of the
-subscription when the transaction is committed: *before* the log lets go of it.  So whatever a crash brings
-back of a transaction that was committed is not live any more, and ending it once more, either way, changes
-nothing.
-
-What consumers and transactions do is a change of one subscription, in a round of group commit
-(`rows.py`).  To open, move or remove a subscription is rare, and writes its whole row.
+Calls of consumers and transactions change one subscription in a round of group commit (`rows.py`).  To open,
+move or remove a subscription is rare, and writes its whole row.
 """
 
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from threading import Lock
 from typing import Final
 
 from msgspec.structs import replace
 
 from floodmark.clock import TimeSource
-from floodmark.feed.named.feeds import Lease, require_lease_seconds
+from floodmark.feed.leased import HOLD_EVERY_MS, Lease, LeasedReaders
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Deliveries, Position, Progress
 from floodmark.feed.subscription.ledger import OpenPendingLog, PendingLedger, PendingLedgers, Writing
 from floodmark.feed.subscription.pending import PendingAcknowledgement, PendingRecord
 from floodmark.feed.subscription.rows import (
-    Changes,
+    SUBSCRIPTIONS,
     ChangeStep,
     Judge,
     SubscriptionChange,
@@ -36,40 +32,30 @@ from floodmark.feed.subscription.rows import (
     load_subscription,
     load_subscriptions,
 )
-from floodmark.feed.subscription.statistics import measure
 from floodmark.feed.subscription.subscriptions import (
     OpenChanges,
     SubscriptionRow,
     SubscriptionSpec,
     SubscriptionStatistics,
-    lease_held,
+    measure,
 )
 from floodmark.log import OpenLog
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
-    InvalidVersion,
     LeaseHeld,
     LimitExceeded,
-    NamespaceNotFound,
-    OutcomeUnknown,
     Retryable,
-    SafePointNotFound,
     SubscriptionNotFound,
     VersionCollected,
-    VersionInFuture,
 )
-from floodmark.model.limits import SUBSCRIPTIONS_MAX
-from floodmark.model.names import require_name
 from floodmark.model.partition import Decision, Fate, Settler
-from floodmark.model.version import VERSION_MAX, Version, moment_of, physical_ms
+from floodmark.model.version import Version
 from floodmark.partition import Storage
 from floodmark.partition.commit.commit import Step
 
-# A safe point moves with its subscription, but not more often than this.
-HOLD_EVERY_MS: Final = 60_000
-# A subscription that is moved or removed first ends so many decided transactions at most.
+# How many decided transactions moving or removing a subscription ends at most.
 SETTLED_MAX: Final = 1_000
 
 _log = logging.getLogger("floodmark.feed")
@@ -78,12 +64,11 @@ _log = logging.getLogger("floodmark.feed")
 class LocalSubscriptionStore:
     """Keeps subscriptions in the metadata of an engine of this process.
 
-    `take` takes a step in a round.  `resolve_namespace` gives a namespace's id and the version at which it
-    was created; from `open_changes` a backlog is counted.  `open_log` opens the log of a subscription's
-    pending acknowledgements; without it, nothing can be acknowledged in a transaction.
+    `take` takes a step in a round; a backlog is counted from `open_changes`.  `open_log` opens the log of a
+    subscription's pending acknowledgements; without it, transactions cannot acknowledge.
 
-    Of the locks, the first is held while a subscription is opened, moved or removed, and while its safe point
-    is moved; then comes the turn to write, then the lock of a subscription, and then that of its log.
+    Order of locks: the store's, held to open, move or remove a subscription and to move its safe point; the
+    turn to write; the subscription's; its log's.
     """
 
     def __init__(
@@ -99,45 +84,28 @@ class LocalSubscriptionStore:
         open_log: OpenPendingLog | None = None,
     ) -> None:
         self._storage = storage
-        self._safe_points = safe_points
         self._time_source = time_source
         self._take = take
-        self._resolve_namespace = resolve_namespace
-        self._resolved_version = resolved_version
         self._open_changes = open_changes
         # The fate of a transaction: undecided, until a coordinator is named that knows more.
         self._fate: Settler = lambda _: Fate(Decision.UNDECIDED)
-        self._lock = Lock()
-        self._states: dict[str, SubscriptionState] = {}
-        # When each safe point was last set, as far as this process knows.
+        self._readers: LeasedReaders[SubscriptionRow, SubscriptionState] = LeasedReaders(
+            SUBSCRIPTIONS,
+            storage,
+            safe_points,
+            time_source,
+            resolve_namespace=resolve_namespace,
+            resolved_version=resolved_version,
+            load=load_subscriptions,
+        )
+        self._lock = self._readers.lock
+        # When this process last set each safe point.
         self._held_at_ms: dict[str, int] = {}
-        self._load()
-        storage.on_recovery.append(self._load)
         self._pending = PendingLedgers(open_log)
-        epochs = {name: state.row.moved for name, state in self._states.items()}
+        epochs = {name: state.row.moved for name, state in self._readers.states.items()}
         self._pending.load(storage.engine, epochs)
 
-    def _load(self) -> None:
-        """Make memory what the engine says."""
-        found = {row.name: (row, changes) for row, changes in load_subscriptions(self._storage.engine)}
-        for name, (row, changes) in found.items():
-            self._load_one(name, row, changes)
-        for name in self._states.keys() - found.keys():
-            del self._states[name]
-
-    def _reload(self, name: str) -> None:
-        found = load_subscription(self._storage.engine, name)
-        if found is not None:
-            self._load_one(name, *found)
-
-    def _load_one(self, name: str, row: SubscriptionRow, changes: Changes) -> None:
-        state = self._states.get(name)
-        if state is None:
-            self._states[name] = SubscriptionState(row, changes)
-        else:
-            state.load(row, changes)
-
-    # What consumers do
+    # Consumers
 
     def open(
         self,
@@ -148,44 +116,43 @@ class LocalSubscriptionStore:
         snapshot: bool = False,
         owner: str = SITE_OWNER,
     ) -> SubscriptionRow:
-        lifetime_ms = require_lease_seconds(lease_seconds) // timedelta(milliseconds=1)
-        require_name(holder, "holder of a lease")
+        lease = self._readers.new_lease(holder, lease_seconds, owner)
         with self._lock:
-            known = self._look(spec.name)
+            known = self._readers.settled(spec.name)
             row = known or self._make(spec, start, snapshot=snapshot)
             self._require_same(row, spec)
             self._require_free(row, holder, owner)
-            # First the safe point, which fails if something is gone already; from then on nothing goes.
+            # The safe point fails if changes are gone already; once it is set, none go.
             self._hold(row, row.needed_version)
-            expires_at_ms = self._time_source() + lifetime_ms
-            lease = Lease(holder=holder, expires_at_ms=expires_at_ms, lifetime_ms=lifetime_ms, owner=owner)
+            lease = lease.renewed(self._time_source())
             if known is None:
-                return self._enter(replace(row, epoch=row.epoch + 1, lease=lease))
+                return self._readers.enter(SubscriptionState(replace(row, epoch=row.epoch + 1, lease=lease)))
 
             def open_now(row: SubscriptionRow) -> SubscriptionRow:
                 self._require_free(row, holder, owner)
                 return replace(row, spec=spec, epoch=row.epoch + 1, lease=lease)
 
-            return self._store(spec.name, open_now)
+            return self._readers.update(spec.name, open_now)
 
     def acknowledge(
         self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
     ) -> list[Position]:
         progress.require_sound()
-        self._require_resolved(name, progress.through)
+        if progress.through > self._readers.state(name).deliveries.through:
+            self._readers.require_resolved([progress.through])
         acknowledged: list[Position] = []
 
         def judge(state: SubscriptionState) -> SubscriptionChange:
             lease = self._require_lease(state.row, epoch, owner)
             acknowledged.extend(self._learn(state, progress))
-            return SubscriptionChange(progress, self._time_source() + lease.lifetime_ms)
+            return SubscriptionChange(progress, lease.renewed(self._time_source()).expires_at_ms)
 
         self._change(name, judge)
         self._move_on_if_due(name, epoch)
         return acknowledged
 
     def _learn(self, state: SubscriptionState, progress: Progress) -> list[Position]:
-        """Judge what a consumer tells, without changing anything; what of it was acknowledged before."""
+        """Check a consumer's progress; returns the positions in it that were acknowledged before."""
         row, deliveries = state.row, state.deliveries
         if not progress.is_news(deliveries.through):
             return []
@@ -209,17 +176,17 @@ class LocalSubscriptionStore:
         def judge(state: SubscriptionState) -> SubscriptionChange:
             lease = self._require_lease(state.row, epoch, owner)
             nothing = Progress(through=state.deliveries.through)
-            return SubscriptionChange(nothing, self._time_source() + lease.lifetime_ms)
+            return SubscriptionChange(nothing, lease.renewed(self._time_source()).expires_at_ms)
 
         self._change(name, judge)
         self._move_on_if_due(name, epoch)
 
     def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         with self._lock:
-            row = self._look(name)
+            row = self._readers.settled(name)
             lease = None if row is None or row.epoch != epoch else row.lease
             if lease is not None and lease.belongs_to(owner):
-                self._store(name, lambda row: replace(row, lease=None))
+                self._readers.update(name, lambda row: replace(row, lease=None))
 
     def seek(
         self,
@@ -231,11 +198,11 @@ class LocalSubscriptionStore:
     ) -> SubscriptionRow:
         self._end_decided(name)
         with self._lock:
-            row = self._require_movable(self._look(name) or self.find(name), epoch, owner)
-            version = max(version, self._require_namespace(row))
-            self._require_reached(version)
+            row = self._require_movable(self._readers.settled(name) or self.find(name), epoch, owner)
+            version = max(version, self._readers.require_namespace(row))
+            self._readers.require_reached(name, version)
             try:
-                # If the row cannot be stored, it still needs what it needs now.
+                # If the row cannot be stored, the old one still needs its changes.
                 self._hold(row, min(version, row.needed_version))
             except VersionCollected:
                 self._hold(row, version)
@@ -246,16 +213,16 @@ class LocalSubscriptionStore:
                 moved = replace(row, live=[], mark=None, epoch=next_epoch, moved=next_epoch)
                 return _begin_at(moved, version, snapshot=snapshot)
 
-            moved = self._store(name, move)
+            moved = self._readers.update(name, move)
             self._move_on(moved)
             return moved
 
     def _require_movable(
         self, row: SubscriptionRow, epoch: int | None, owner: str = SITE_OWNER
     ) -> SubscriptionRow:
-        """A subscription as it may be moved or removed: nothing of it is pending.
+        """The subscription, if it may be moved or removed: no acknowledgement is pending.
 
-        Without the epoch of its consumer, it must not have one, and a lease that ran out goes.
+        Without an epoch it must have no consumer, and an expired lease is dropped.
         """
         if epoch is not None:
             self._require_lease(row, epoch, owner)
@@ -265,7 +232,7 @@ class LocalSubscriptionStore:
         self._pending.require_none(row.name)
         return row
 
-    # What transactions do
+    # Transactions
 
     def acknowledge_in(
         self,
@@ -276,17 +243,17 @@ class LocalSubscriptionStore:
         acknowledgement: Acknowledgement,
         owner: str = SITE_OWNER,
     ) -> None:
-        """Store what a consumer got, and what it acknowledges if a transaction is committed.
+        """Store a consumer's progress, and an acknowledgement that takes effect if a transaction commits.
 
-        `AcknowledgementConflict`, and nothing has changed, if that was acknowledged before or is pending in
-        another transaction.  The same again changes nothing either.  The caller sees to it that the
-        transaction is not ended meanwhile.
+        `AcknowledgementConflict`, and nothing has changed, if some of it was acknowledged before or is
+        pending in another transaction.  A repeated call changes nothing.  The caller prevents that the
+        transaction ends meanwhile.
         """
-        state = self._find(name)
+        state = self._readers.state(name)
         if progress.is_news(state.deliveries.through) or self._is_lease_old(state.row):
             self.acknowledge(name, epoch, progress, owner)
         self._require_lease(state.row, epoch, owner)
-        # Nothing was pending when a log was closed that is opened here: what is in it has ended.
+        # Nothing was pending when this log was closed, so the transactions in it have ended.
         ledger = self._pending.open(name, epoch + 1)
         with Writing(ledger) as writing:
             while not self._begin(writing, ledger, transaction, name, epoch, acknowledgement):
@@ -302,12 +269,12 @@ class LocalSubscriptionStore:
         epoch: int,
         acknowledgement: Acknowledgement,
     ) -> bool:
-        """Enter what of an acknowledgement is new; False if the transaction has something on its way."""
-        state = self._find(name)
+        """Enter the new part of an acknowledgement; False while the transaction writes another one."""
+        state = self._readers.state(name)
         with state.lock, ledger.lock:
             if ledger.is_writing(transaction):
                 return False
-            # Its owner was asked for before.
+            # The owner was checked before.
             self._require_lease(state.row, epoch, SITE_OWNER)
             deliveries = state.deliveries
             deliveries.require_delivered(acknowledgement)
@@ -317,7 +284,7 @@ class LocalSubscriptionStore:
             return True
 
     def commit_pending(self, name: str, transaction: str) -> None:
-        """Acknowledge what a transaction has acknowledged.  Doing it again is harmless."""
+        """Let the acknowledgements of a transaction take effect.  Repeating it is harmless."""
         ledger = self._pending.find(name)
         if ledger is None:
             return
@@ -337,7 +304,7 @@ class LocalSubscriptionStore:
         ledger.let_go(transaction)
 
     def abort_pending(self, name: str, transaction: str) -> None:
-        """Make available again what a transaction has acknowledged.  Doing it again is harmless."""
+        """Drop the acknowledgements of a transaction.  Repeating it is harmless."""
         ledger = self._pending.find(name)
         if ledger is not None:
             ledger.wait_written(transaction)
@@ -348,16 +315,15 @@ class LocalSubscriptionStore:
         self._fate = fate
 
     def settle_pending(self, fate: Settler) -> None:
-        """End what is pending in transactions that have ended, as a restart may find it."""
+        """End the pending acknowledgements of ended transactions, which a restart may find."""
         found = self._pending.transactions()
         for name, transaction in found:
             self._end_if_decided(name, transaction, fate)
 
     def _end_decided(self, name: str) -> None:
-        """End what is pending on a subscription in transactions that are decided, up to one that is not.
+        """End the pending acknowledgements of decided transactions, up to the first undecided one.
 
-        Their coordinator does so too, in its own time; a caller should not have to wait for that, and least
-        of all be told to abort a transaction that is committed.
+        Their coordinator does so too, but later; a caller should not be told to abort a committed one.
         """
         found = self._pending.transactions_of(name)
         for transaction in found[:SETTLED_MAX]:
@@ -383,7 +349,7 @@ class LocalSubscriptionStore:
         return self._pending.logs()
 
     def close(self) -> None:
-        """Write what is on its way to the logs, then refuse."""
+        """Flush and close the logs."""
         for log in self.pending_logs().values():
             log.writer.close()
 
@@ -391,33 +357,31 @@ class LocalSubscriptionStore:
         lease = row.lease
         return lease is not None and 3 * (lease.expires_at_ms - self._time_source()) < 2 * lease.lifetime_ms
 
-    # What people do
+    # Administration
 
     def find(self, name: str) -> SubscriptionRow:
-        return self._find(name).show()
+        return self._readers.find(name)
 
     def pending(self, name: str) -> list[PendingAcknowledgement]:
-        self._find(name)
+        self._readers.state(name)
         with self._pending.looking(name) as pending:
             return pending.acknowledgements()
 
     def remove(self, name: str) -> None:
         self._end_decided(name)
         with self._lock:
-            state = self._find(name)
+            state = self._readers.state(name)
             with self._storage.settled(), state.lock:
                 # Without a lease, no consumer can enter anything any more.
                 row, state.row = state.row, self._require_movable(state.row, None)
             try:
                 self._pending.delete(name)
-                with self._storage.settled():
-                    self._storage.store(state.remove())
-                    self._states.pop(name, None)
+                self._readers.remove(name)
             except BaseException:
                 with state.lock:
                     state.row = row
                 raise
-            self._let_go(name)
+            self._held_at_ms.pop(name, None)
 
     def statistics(self, name: str) -> SubscriptionStatistics:
         row = self.find(name)
@@ -429,33 +393,27 @@ class LocalSubscriptionStore:
     # Safe points
 
     def _hold(self, row: SubscriptionRow, version: Version) -> None:
-        """Keep what comes after a version; `VersionCollected` if some of it is gone already."""
+        """Keep the changes above a version; `VersionCollected` if some are gone."""
         try:
-            self._safe_points.hold(_safe_point(row.name), version, LIFETIME, row.namespace_id)
+            self._readers.hold(row, version)
         except VersionCollected as error:
             raise VersionCollected(
                 f"subscription {row.name!r} cannot go on behind version {version}: changes after it were "
-                f"collected, as happens to one that nobody consumes for {LIFETIME // timedelta(hours=1)} "
-                "hours. Seek the subscription to a snapshot, which has every key",
+                f"collected, as happens after {LIFETIME // timedelta(hours=1)} hours without a consumer. "
+                "Seek the subscription to a snapshot, which has every key",
                 **{**error.details, "subscription": row.name},
             ) from error
         self._held_at_ms[row.name] = self._time_source()
 
-    def _let_go(self, name: str) -> None:
-        self._held_at_ms.pop(name, None)
-        # If this fails, the safe point goes by itself when its lifetime is over.
-        with suppress(SafePointNotFound, Retryable, OutcomeUnknown):
-            self._safe_points.release(_safe_point(name))
-
     def _move_on_if_due(self, name: str, epoch: int) -> None:
-        """Let the safe point of a subscription follow, now and then."""
+        """Move the safe point, but not too often."""
         if self._is_held_lately(name):
             return
         with self._lock:
             try:
-                row = self._look(name)
+                row = self._readers.settled(name)
             except FloodmarkError:
-                # The next call brings another chance.
+                # The next call tries again.
                 return
             if row is not None and row.epoch == epoch and not self._is_held_lately(name):
                 self._move_on(row)
@@ -464,102 +422,57 @@ class LocalSubscriptionStore:
         return 0 <= self._time_source() - self._held_at_ms.get(name, 0) < HOLD_EVERY_MS
 
     def _move_on(self, row: SubscriptionRow) -> None:
-        """Move the safe point to where a row that is stored allows it to be."""
+        """Move the safe point to the version that a stored row needs."""
         try:
             self._hold(row, row.needed_version)
         except FloodmarkError as error:
-            # The old one keeps more than it has to, for hours; the next call brings another chance.
+            # The old one keeps more than needed, for hours; the next call tries again.
             _log.warning("the safe point of subscription %r could not be moved: %s", row.name, error)
 
     # Checks and storage
 
-    def _find(self, name: str) -> SubscriptionState:
-        state = self._states.get(name)
-        if state is None:
-            known = ", ".join(sorted(self._states)[:20]) or "none yet"
-            raise SubscriptionNotFound(
-                f"no subscription {name!r:.200}; there are: {known}", subscription=name
-            )
-        return state
-
-    def _look(self, name: str) -> SubscriptionRow | None:
-        """A subscription, if it is there, as it is on disk: in the turn, no change is under way."""
-        with self._storage.settled():
-            state = self._states.get(name)
-            return None if state is None else state.show()
-
     def _change(self, name: str, judge: Judge) -> None:
         """Change a subscription in a round, and compact its changes when that is due."""
-        step = ChangeStep(self._storage.engine, lambda: self._find(name), judge, lambda: self._reload(name))
+        step = ChangeStep(
+            self._storage.engine, lambda: self._readers.state(name), judge, lambda: self._reload(name)
+        )
         self._take(step)
         if step.is_compaction_due:
             try:
-                self._store(name, lambda row: row)
+                self._readers.update(name, lambda row: row)
             except FloodmarkError as error:
-                # The change is stored, and compaction will be due again.
+                # The change is stored, and compaction is due again later.
                 _log.warning("the changes of subscription %r could not be compacted: %s", name, error)
 
+    def _reload(self, name: str) -> None:
+        found = load_subscription(self._storage.engine, name)
+        if found is not None:
+            known = self._readers.states.setdefault(name, found)
+            if known is not found:
+                known.adopt(found)
+
     def _make(self, spec: SubscriptionSpec, start: Version, *, snapshot: bool) -> SubscriptionRow:
-        if len(self._states) >= SUBSCRIPTIONS_MAX:
-            raise LimitExceeded(f"a site has at most {SUBSCRIPTIONS_MAX:,} subscriptions; remove some first")
-        namespace, created_at = self._resolve_namespace(spec.namespace)
-        self._require_reached(start)
-        # Above every epoch of a subscription that had this name before.
-        epoch = self._resolved_version()
+        self._readers.require_room()
+        namespace, created_at = self._readers.resolve_namespace(spec.namespace)
+        self._readers.require_reached(spec.name, start)
+        # Above every epoch of an earlier subscription of this name.
+        epoch = self._readers.resolved_version()
         row = SubscriptionRow(spec=spec, namespace_id=namespace, through=0, epoch=epoch, moved=epoch)
         return _begin_at(row, max(start, created_at), snapshot=snapshot)
 
-    def _enter(self, row: SubscriptionRow) -> SubscriptionRow:
-        """Store a new row; if that fails, its safe point is released."""
-        state = SubscriptionState(row)
-        _, rows = state.store(row)
-        try:
-            with self._storage.settled():
-                self._storage.require_wanted()
-                self._storage.store(rows)
-                self._states[row.name] = state
-        except OutcomeUnknown:
-            raise
-        except FloodmarkError:
-            self._let_go(row.name)
-            raise
-        return row
-
-    def _store(self, name: str, change: Callable[[SubscriptionRow], SubscriptionRow]) -> SubscriptionRow:
-        """Write a whole row anew, without its changes; what `change` refuses is not stored."""
-        with self._storage.settled():
-            state = self._find(name)
-            with state.lock:
-                row = change(state.show())
-                stored, rows = state.store(row)
-                self._storage.store(rows)
-                state.load(stored)
-        return row
-
     def _require_same(self, row: SubscriptionRow, spec: SubscriptionSpec) -> None:
         if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
-            # A consumer need not know which other namespaces there are, nor what their keys are like.
+            # The error tells nothing about other namespaces and their keys.
             reads = f"{row.spec.keys}" if row.spec.namespace == spec.namespace else "another namespace"
             raise InvalidArgument(
                 f"subscription {row.name!r} reads {reads}; it cannot be opened on {spec.namespace!r}, "
                 f"{spec.keys}. Choose another name, or remove it first",
                 subscription=row.name,
             )
-        self._require_namespace(row)
-
-    def _require_namespace(self, row: SubscriptionRow) -> Version:
-        """The version at which the namespace was created; refuse if it was dropped since."""
-        namespace, created_at = self._resolve_namespace(row.spec.namespace)
-        if namespace != row.namespace_id:
-            raise NamespaceNotFound(
-                f"the namespace {row.spec.namespace!r} of subscription {row.name!r} was dropped, and one "
-                "that came later has its name; remove the subscription and subscribe again",
-                namespace=row.spec.namespace,
-            )
-        return created_at
+        self._readers.require_namespace(row)
 
     def _require_lease(self, row: SubscriptionRow, epoch: int, owner: str) -> Lease:
-        """The lease of a consumer; refuse one that has lost it, or that is not its owner's."""
+        """The lease of a consumer; `LeaseHeld` if it lost the lease or is not its owner."""
         if row.lease is None:
             raise LeaseHeld(
                 f"the lease of subscription {row.name!r} was given back; subscribe again to go on",
@@ -567,45 +480,18 @@ class LocalSubscriptionStore:
                 holder=None,
             )
         if row.epoch != epoch or not row.lease.belongs_to(owner):
-            raise lease_held(row, row.lease)
+            raise SUBSCRIPTIONS.lease_held(row, row.lease)
         return row.lease
 
     def _require_free(self, row: SubscriptionRow, holder: str | None, owner: str) -> None:
-        lease = row.lease
-        is_own = lease is None or (holder is not None and lease.is_of(holder, owner))
-        if lease is not None and not is_own and lease.expires_at_ms > self._time_source():
-            raise lease_held(row, lease)
-
-    def _require_reached(self, version: Version) -> None:
-        """Refuse a version in the future: the changes up to it would be skipped in silence."""
-        if not 0 <= version <= VERSION_MAX:
-            raise InvalidVersion(f"{version!r:.60} is not a version")
-        if physical_ms(version) > self._time_source() and version > self._resolved_version():
-            raise VersionInFuture(
-                f"a subscription cannot begin at {version} ({moment_of(version).isoformat()}): the site has "
-                "not come that far",
-                version=version,
-            )
-
-    def _require_resolved(self, name: str, through: Version) -> None:
-        """Refuse a consumer that cannot have got what it tells."""
-        if through > self._find(name).deliveries.through and through > self._resolved_version():
-            raise InvalidVersion(
-                f"a consumer tells that it got everything through {through}, which this site has not "
-                "resolved yet",
-                version=through,
-            )
+        self._readers.require_free(row, lambda lease: holder is not None and lease.is_of(holder, owner))
 
     def list(self) -> list[SubscriptionRow]:
-        return [state.show() for _, state in sorted(self._states.items())]
+        return self._readers.list()
 
 
 def _begin_at(row: SubscriptionRow, version: Version, *, snapshot: bool) -> SubscriptionRow:
-    """The row of a subscription that has nothing yet, and begins behind a version or with its snapshot."""
+    """The row of a subscription that begins behind a version, or with the snapshot at it."""
     if snapshot:
         return replace(row, through=version - 1, snapshot=version)
     return replace(row, through=version, snapshot=None)
-
-
-def _safe_point(name: str) -> str:
-    return f"subscription/{name}"

@@ -16,20 +16,21 @@ from typing import Final, Protocol
 import msgspec
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.named.feeds import Lease
+from floodmark.feed.leased import Lease
 from floodmark.feed.subscription.acknowledgement import LiveCommit, Position, Progress, SnapshotMark
 from floodmark.feed.subscription.pending import PendingAcknowledgement
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
-from floodmark.model.errors import InvalidArgument, InvalidRange, LeaseHeld
+from floodmark.model.errors import InvalidArgument, InvalidRange
 from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import COUNTER_BITS, Version, moment_of
+from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 UNACKED_DEFAULT: Final = 10_000
-# What a consumer tells its site grows with what it has not acknowledged, and must fit into one request.
+# Counting a backlog ends here.
+BACKLOG_COUNT_MAX: Final = 100_000
 
 OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
 
@@ -82,8 +83,13 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the subscription is called."""
+        """The subscription's name."""
         return self.spec.name
+
+    @property
+    def namespace(self) -> str:
+        """The name of its namespace."""
+        return self.spec.namespace
 
     @property
     def needed_version(self) -> Version:
@@ -248,13 +254,29 @@ class SubscriptionStore(Protocol):
         ...
 
 
-def lease_held(row: SubscriptionRow, lease: Lease) -> LeaseHeld:
-    """The error for using a subscription that another consumer holds."""
-    until = moment_of(lease.expires_at_ms << COUNTER_BITS)
-    return LeaseHeld(
-        f"subscription {row.name!r} is consumed by {lease.holder} until {until.isoformat()} at least; wait "
-        "for it, or close that consumer",
-        subscription=row.name,
-        holder=lease.holder,
-        expires_at_ms=lease.expires_at_ms,
+def measure(
+    row: SubscriptionRow, unacked: int, pending: int, open_changes: OpenChanges, now_ms: int
+) -> SubscriptionStatistics:
+    """The statistics of a subscription; its backlog is counted up to a limit."""
+    oldest = next((commit.version for commit in row.live if commit.runs), VERSION_MAX)
+    request, delivered = row.waiting()
+    waiting = -delivered
+    for batch in open_changes(request):
+        waiting += len(batch.versions)
+        if batch.versions and waiting > 0:
+            oldest = min(oldest, batch.versions[0] if batch.snapshot is None else batch.through)
+        if waiting > BACKLOG_COUNT_MAX:
+            break
+    lease = row.lease
+    backlog = unacked + min(waiting, BACKLOG_COUNT_MAX)
+    return SubscriptionStatistics(
+        name=row.name,
+        namespace=row.spec.namespace,
+        through=row.through,
+        unacked=unacked,
+        pending=pending,
+        backlog=backlog,
+        backlog_is_exact=waiting <= BACKLOG_COUNT_MAX,
+        lag_ms=max(0, now_ms - physical_ms(oldest)) if backlog else 0,
+        holder=lease.holder if lease is not None and lease.expires_at_ms > now_ms else None,
     )

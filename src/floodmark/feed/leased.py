@@ -1,0 +1,354 @@
+"""Leased readers: what named feeds and subscriptions have in common.
+
+A leased reader is a stored row with a name, a namespace, a position, a lease and a safe point.  One process
+at a time holds the lease, and renews it as long as it works.  The safe point keeps the changes that the
+reader has not delivered.  It is set *before* the row that needs it is stored, and moved only *after* the row
+that allows it, so that a crash never leaves a row without its changes.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Lock, RLock
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from floodmark.clock import TimeSource
+from floodmark.engine import Engine, WriteRow
+from floodmark.feed.safepoints import LIFETIME, SafePoints
+from floodmark.model.actions import SITE_OWNER
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidArgument,
+    InvalidVersion,
+    LeaseHeld,
+    LimitExceeded,
+    NamespaceNotFound,
+    OutcomeUnknown,
+    Retryable,
+    SafePointNotFound,
+    VersionInFuture,
+)
+from floodmark.model.names import require_name
+from floodmark.model.version import VERSION_MAX, Version, compose, moment_of, physical_ms
+from floodmark.partition import META, Storage
+
+# A safe point moves with its reader, but not more often than this.
+HOLD_EVERY_MS: Final = 60_000
+LEASE_SECONDS_MAX: Final = 3_600
+_NAMES_SHOWN: Final = 20
+
+_log = logging.getLogger("floodmark.feed")
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The holder of a reader, and until when unless it is heard of again.
+
+    `holder` is its public name; `owner` is the mark of the caller that acquired the lease, or None if an
+    earlier release, without owners, stored it.
+    """
+
+    holder: str
+    expires_at_ms: int
+    lifetime_ms: int
+    owner: str | None = None
+
+    def is_of(self, holder: str, owner: str) -> bool:
+        """Whether a holder of this name and owner has the lease."""
+        return self.holder == holder and self.belongs_to(owner)
+
+    def belongs_to(self, owner: str) -> bool:
+        """Whether a caller acquired the lease; the site itself may use every lease."""
+        return owner == SITE_OWNER or self.owner in (None, owner)
+
+    def renewed(self, now_ms: int) -> "Lease":
+        """The lease for another lifetime."""
+        return replace(self, expires_at_ms=now_ms + self.lifetime_ms)
+
+
+def require_lease_seconds(seconds: object) -> timedelta:
+    """How long a lease lasts."""
+    if not isinstance(seconds, int | float) or not 0 < seconds <= LEASE_SECONDS_MAX:
+        raise InvalidArgument(
+            f"a lease lasts more than 0 and at most {LEASE_SECONDS_MAX:,} seconds, not {seconds!r:.60}"
+        )
+    return timedelta(seconds=seconds)
+
+
+class LeasedRow(Protocol):
+    """A leased reader as it is stored and shown."""
+
+    @property
+    def name(self) -> str:
+        """The reader's name."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The name of its namespace."""
+        ...
+
+    @property
+    def namespace_id(self) -> int:
+        """The id that the namespace had when the reader was created."""
+        ...
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease, which may have expired."""
+        ...
+
+    @property
+    def needed_version(self) -> Version:
+        """Every change above this may still have to be read."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderKind:
+    """The words and limits of a kind of readers.
+
+    A reader is `used` by its holder ("run", "consumed"); `free` says how to end that, and `anew` how to
+    replace a reader whose namespace is gone.  Errors carry its name under `noun`.
+    """
+
+    noun: str
+    used: str
+    free: str
+    anew: str
+    prefix: bytes
+    rows_max: int
+    not_found: type[FloodmarkError]
+
+    def key(self, name: str) -> bytes:
+        """The key of a row in the metadata."""
+        return self.prefix + name.encode()
+
+    def lease_held(self, row: LeasedRow, lease: Lease) -> LeaseHeld:
+        """The error for using a reader that another process holds."""
+        until = moment_of(compose(lease.expires_at_ms, 0))
+        return LeaseHeld(
+            f"{self.noun} {row.name!r} is {self.used} by {lease.holder} until {until.isoformat()} at least; "
+            f"wait for it, or {self.free}",
+            **{self.noun: row.name},
+            holder=lease.holder,
+            expires_at_ms=lease.expires_at_ms,
+        )
+
+
+Row = TypeVar("Row", bound=LeasedRow)
+
+
+class RowState(Generic[Row]):
+    """A row in memory.  Only the thread that has the turn to write changes it, with the lock held.
+
+    The lock is taken after the turn, never before it.
+    """
+
+    def __init__(self, kind: ReaderKind, row: Row) -> None:
+        self.lock = RLock()
+        self.kind = kind
+        self.row = row
+
+    def show(self) -> Row:
+        """The row as it is now."""
+        return self.row
+
+    def store(self, row: Row) -> tuple[Row, list[WriteRow]]:
+        """The row as it is stored, and the writes that store it."""
+        return row, [(META, self.kind.key(row.name), msgspec.json.encode(row))]
+
+    def take_over(self, stored: Row) -> None:
+        """Replace the row by one that was stored."""
+        self.row = stored
+
+    def adopt(self, other: Self) -> None:
+        """Become equal to a state that was loaded."""
+        with self.lock:
+            self.row = other.row
+
+    def remove(self) -> list[WriteRow]:
+        """The writes that delete the row."""
+        return [(META, self.kind.key(self.row.name), None)]
+
+
+State = TypeVar("State", bound=RowState[Any])
+
+
+class LeasedReaders(Generic[Row, State]):
+    """The readers of one kind at a site, in the metadata of an engine of this process.
+
+    `resolve_namespace` gives a namespace's id and the version at which it was created; `load` reads all rows.
+     `lock` makes the steps of one call one step for the others; it is taken before the turn.
+    """
+
+    def __init__(
+        self,
+        kind: ReaderKind,
+        storage: Storage,
+        safe_points: SafePoints,
+        time_source: TimeSource,
+        *,
+        resolve_namespace: Callable[[str], tuple[int, Version]],
+        resolved_version: Callable[[], Version],
+        load: Callable[[Engine], Iterable[State]],
+    ) -> None:
+        self.kind = kind
+        self.lock = Lock()
+        self.storage = storage
+        self.now_ms = time_source
+        self.resolve_namespace = resolve_namespace
+        self.resolved_version = resolved_version
+        self._safe_points = safe_points
+        self._load_states = load
+        self.states: dict[str, State] = {}
+        self._load()
+        storage.on_recovery.append(self._load)
+
+    def _load(self) -> None:
+        """Make memory what the engine says.  A state that other threads use stays the same object."""
+        found = {state.row.name: state for state in self._load_states(self.storage.engine)}
+        for name, state in found.items():
+            known = self.states.setdefault(name, state)
+            if known is not state:
+                known.adopt(state)
+        for name in self.states.keys() - found.keys():
+            del self.states[name]
+
+    # Rows
+
+    def state(self, name: str) -> State:
+        """The state of a reader; the kind's error if there is none."""
+        state = self.states.get(name)
+        if state is None:
+            known = ", ".join(sorted(self.states)[:_NAMES_SHOWN]) or "none yet"
+            noun = self.kind.noun
+            raise self.kind.not_found(f"no {noun} {name!r:.200}; there are: {known}", **{noun: name})
+        return state
+
+    def find(self, name: str) -> Row:
+        """The reader of a name."""
+        row: Row = self.state(name).show()
+        return row
+
+    def settled(self, name: str) -> Row | None:
+        """A reader as it is on disk, if it is there: in the turn, no change is under way."""
+        with self.storage.settled():
+            state = self.states.get(name)
+            return None if state is None else state.show()
+
+    def list(self) -> list[Row]:
+        """All readers by name."""
+        return [state.show() for _, state in sorted(self.states.items())]
+
+    def enter(self, state: State) -> Row:
+        """Store a new reader, whose safe point is held; that is released if the row cannot be stored."""
+        row: Row = state.row
+        _, rows = state.store(row)
+        try:
+            with self.storage.settled():
+                self.storage.require_wanted()
+                self.storage.store(rows)
+                self.states[row.name] = state
+        except OutcomeUnknown:
+            # The row may be stored, and then it needs its safe point.
+            raise
+        except FloodmarkError:
+            self.let_go(row.name)
+            raise
+        return row
+
+    def update(self, name: str, change: Callable[[Row], Row], *, wanted: bool = False) -> Row:
+        """Store a changed row; `change` may refuse.  On a nearly full disk a `wanted` change is refused."""
+        with self.storage.settled():
+            if wanted:
+                self.storage.require_wanted()
+            state = self.state(name)
+            with state.lock:
+                row = change(state.show())
+                stored, rows = state.store(row)
+                self.storage.store(rows)
+                state.take_over(stored)
+        return row
+
+    def remove(self, name: str) -> None:
+        """Delete a reader, then release its safe point."""
+        state = self.state(name)
+        with self.storage.settled():
+            self.storage.store(state.remove())
+            self.states.pop(name, None)
+        self.let_go(name)
+
+    # Safe points
+
+    def hold(self, row: Row, version: Version) -> None:
+        """Keep the changes above a version; `VersionCollected` if some are gone."""
+        self._safe_points.hold(self._safe_point(row.name), version, LIFETIME, row.namespace_id)
+
+    def let_go(self, name: str) -> None:
+        """Release a safe point.  If that fails, it expires."""
+        with suppress(SafePointNotFound, Retryable, OutcomeUnknown):
+            self._safe_points.release(self._safe_point(name))
+
+    def _safe_point(self, name: str) -> str:
+        return f"{self.kind.noun}/{name}"
+
+    # Leases
+
+    def new_lease(self, holder: str, seconds: float, owner: str) -> Lease:
+        """A lease from now on."""
+        lifetime_ms = require_lease_seconds(seconds) // timedelta(milliseconds=1)
+        require_name(holder, "holder of a lease")
+        expires_at_ms = self.now_ms() + lifetime_ms
+        return Lease(holder=holder, expires_at_ms=expires_at_ms, lifetime_ms=lifetime_ms, owner=owner)
+
+    def require_free(self, row: Row, own: Callable[[Lease], bool] = lambda _: False) -> None:
+        """Raise `LeaseHeld` while a lease lasts that is not the caller's own."""
+        lease = row.lease
+        if lease is not None and not own(lease) and lease.expires_at_ms > self.now_ms():
+            raise self.kind.lease_held(row, lease)
+
+    # Checks
+
+    def require_room(self) -> None:
+        """Refuse a new reader where there are too many."""
+        if len(self.states) >= self.kind.rows_max:
+            raise LimitExceeded(
+                f"a site has at most {self.kind.rows_max:,} {self.kind.noun}s; remove some first"
+            )
+
+    def require_namespace(self, row: Row) -> Version:
+        """The version at which the reader's namespace was created; refuse if it was dropped since."""
+        namespace, created_at = self.resolve_namespace(row.namespace)
+        if namespace != row.namespace_id:
+            raise NamespaceNotFound(
+                f"the namespace {row.namespace!r} of {self.kind.noun} {row.name!r} was dropped, and a later "
+                f"one has its name; remove the {self.kind.noun} and {self.kind.anew} again",
+                namespace=row.namespace,
+            )
+        return created_at
+
+    def require_reached(self, name: str, version: Version) -> None:
+        """Refuse a start in the future: the changes up to it would be skipped in silence."""
+        if not 0 <= version <= VERSION_MAX:
+            raise InvalidVersion(f"{version!r:.60} is not a version")
+        resolved = self.resolved_version()
+        if physical_ms(version) > self.now_ms() and version > resolved:
+            raise VersionInFuture(
+                f"{self.kind.noun} {name!r} cannot begin at {version} ({moment_of(version).isoformat()}): "
+                f"the site has only come to {resolved} ({moment_of(resolved).isoformat()})",
+                version=version,
+            )
+
+    def require_resolved(self, versions: Sequence[Version]) -> None:
+        """Refuse positions that no reader can have reached: changes would be skipped in silence."""
+        highest = max(versions, default=0)
+        if highest and highest > self.resolved_version():
+            raise InvalidVersion(
+                f"a {self.kind.noun} reports version {highest}, which this site has not resolved yet",
+                version=highest,
+            )
