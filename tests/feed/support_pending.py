@@ -17,10 +17,10 @@ from floodmark.feed.subscription.acknowledgement import (
     Position,
     Progress,
 )
+from floodmark.feed.subscription.bookkeeping import SendIn
 from floodmark.feed.subscription.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.feed.subscription.subscriptions import OpenChanges, SubscriptionSpec
-from floodmark.feed.subscription.telling import SendIn
 from floodmark.log import Acknowledgements, BatchSettings, OpenLog, StoredLedger, open_log
 from floodmark.model.errors import OutcomeUnknown
 from floodmark.model.limits import COMMIT_BYTES_MAX

@@ -365,7 +365,7 @@ def test_what_is_acknowledged_while_the_site_is_asked_stays_held(world: World) -
             threads.append(thread)
             thread.start()
 
-    world.subscription._store = Meddling(world.desk.store, acknowledge)  # type: ignore[assignment]
+    world.subscription._book.store = Meddling(world.desk.store, acknowledge)  # type: ignore[assignment]
     world.abort("t")
     world.subscription.flush()
     threads[0].join(HANG_SECONDS)

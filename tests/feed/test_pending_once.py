@@ -11,11 +11,11 @@ import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, losing, make_consumer_stage, settler
 from tests.feed.support_subscription import positions_of, write
 
-from floodmark.feed.subscription import telling as subscription_telling
+from floodmark.feed.subscription import bookkeeping
 from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.bookkeeping import SendIn
 from floodmark.feed.subscription.consumer import Subscription
 from floodmark.feed.subscription.store import LocalSubscriptionStore
-from floodmark.feed.subscription.telling import SendIn
 from floodmark.log import BatchSettings
 from floodmark.model.errors import AcknowledgementConflict, OutcomeUnknown
 from floodmark.model.partition import Decision
@@ -122,7 +122,7 @@ def test_each_change_has_its_effect_once(first: int, settings: BatchSettings) ->
 
 
 def deliver_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription_telling, "find_pending", lambda *_: {})
+    monkeypatch.setattr(bookkeeping, "_find_pending", lambda *_: {})
 
 
 def take_a_commit_for_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:

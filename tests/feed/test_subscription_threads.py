@@ -261,8 +261,10 @@ def test_the_lease_of_a_busy_consumer_is_renewed(stage: Stage, watched: Watched)
 def test_a_consumer_that_is_busy_learns_that_it_was_replaced(stage: Stage) -> None:
     subscription = stage.subscribe(options=SubscriptionOptions(lease_seconds=0.03))
     stage.subscribe()
-    with subscription._changed:
-        assert subscription._changed.wait_for(lambda: subscription._failure is not None, HANG_SECONDS)
+    with subscription._book.changed:
+        assert subscription._book.changed.wait_for(
+            lambda: subscription._book.failure is not None, HANG_SECONDS
+        )
     assert subscription._upkeep is not None
     subscription._upkeep._thread.join(HANG_SECONDS)
     assert not subscription._upkeep._thread.is_alive()

@@ -5,37 +5,37 @@
             index(delivery.change)
             delivery.acknowledge()
 
-Changes are delivered in commit order.  What is not acknowledged is delivered again: to this consumer when
-it asks for it, and to the next one when this one closes or dies.  So every change is dealt with at least
-once, and one that was acknowledged is not seen again, save for the last moments before a crash:
-acknowledgements are gathered, and told to the site a thousand at a time or after a tenth of a second.
+Changes are delivered in commit order.  Unacknowledged changes are delivered again: to this consumer on
+request, and to the next one when this one closes or dies.  An acknowledged change is not delivered again,
+save for the last moments before a crash: acknowledgements are reported to the site a thousand at a time or
+after a tenth of a second.
 
-A thread of the subscription does the latter, and keeps the lease while the consumer is busy with a change
-for long.  It does not keep the subscription alive: one that is dropped without being closed ends with its
-lease.
+A thread of the subscription reports them, and renews the lease while the consumer works on a change for long.
+It does not keep the subscription alive: one that is dropped without being closed ends with its lease.
 
-What is acknowledged in a transaction is *held*: it counts as unacknowledged and is not delivered, until the
-transaction has ended.  If it was committed, that was the acknowledgement; if it was aborted, the changes are
-delivered again, next of all.
+A change that is acknowledged in a transaction is *held*, neither acknowledged nor delivered, until the
+transaction ends.  If that aborts, the change is delivered again, before all others.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
-from threading import Lock
+from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Final, Literal, TypeAlias
+from weakref import WeakMethod
 
 import msgspec
 from msgspec.structs import replace
 
 from floodmark.clock import monotonic_seconds
-from floodmark.feed.named.feeds import require_lease_seconds
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, Position, commits_of
+from floodmark.feed.leased import require_lease_seconds
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, Position
+from floodmark.feed.subscription.bookkeeping import Bookkeeping, SendIn
 from floodmark.feed.subscription.pending import PendingAcknowledgement
-from floodmark.feed.subscription.reader import Decode, SnapshotPlace, Step, SubscriptionReader
+from floodmark.feed.subscription.reader import Decode, DeliveryStream, Step, SubscriptionReader
 from floodmark.feed.subscription.subscriptions import (
     OpenChanges,
     SubscriptionRow,
@@ -43,8 +43,6 @@ from floodmark.feed.subscription.subscriptions import (
     SubscriptionStatistics,
     SubscriptionStore,
 )
-from floodmark.feed.subscription.telling import SendIn, Telling
-from floodmark.feed.subscription.upkeep import Upkeep
 from floodmark.model.change import Change, Resolved
 from floodmark.model.errors import (
     AcknowledgementConflict,
@@ -56,13 +54,13 @@ from floodmark.model.errors import (
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
 
-# Where to go on from: behind everything up to here.
+# A place to begin reading behind.
 Since: TypeAlias = Version | datetime | Literal["snapshot", "beginning", "end"]
 
-# Finds the place that a beginning names, and does something there, again if it was collected meanwhile.
+# Finds the place that a start names and calls back there; again, if the place was collected meanwhile.
 Begin: TypeAlias = Callable[[Since, Callable[[Resolved], SubscriptionRow]], SubscriptionRow]
 
-# While something is held, its transaction is looked after so often.
+# How often a transaction that holds changes is looked up.
 LOOK_SECONDS: Final = 1.0
 
 _log = logging.getLogger("floodmark.feed")
@@ -70,10 +68,10 @@ _log = logging.getLogger("floodmark.feed")
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriptionOptions:
-    """How a consumer goes about it.
+    """How a consumer works.
 
-    Without `follow`, iterating ends at the present.  Without `background`, keeping the lease and telling
-    the site of the last acknowledgements is left to the caller and to `flush`.
+    Without `follow`, iterating ends at the present.  Without `background` there is no thread: the caller
+    reports acknowledgements and renews the lease with `flush`.
     """
 
     follow: bool = True
@@ -93,7 +91,7 @@ class SubscriptionOptions:
 class Delivery(msgspec.Struct, frozen=True, eq=False):
     """A change that awaits its acknowledgement.
 
-    `position` names it for good: it is plain data, and can be acknowledged by whoever gets hold of it.
+    `position` is plain data, by which the change can also be acknowledged elsewhere.
     """
 
     change: Change
@@ -103,7 +101,7 @@ class Delivery(msgspec.Struct, frozen=True, eq=False):
     moves: int
 
     def acknowledge(self) -> None:
-        """Say that the change has been dealt with."""
+        """Acknowledge the change."""
         self.subscription.acknowledge(self)
 
     def __repr__(self) -> str:
@@ -124,8 +122,8 @@ def open_subscription(
 ) -> "Subscription":
     """Take the lease of a subscription, which begins at `start` if it is new.
 
-    `begin` finds the place that a beginning names, and does something there.  `holder` names the consumer
-    to others; a consumer with the same name takes over at once, as a process that was restarted does.
+    `holder` names the consumer to others; a consumer of the same name takes over at once, as a restarted
+    process does.
     """
     require_lease_seconds(options.lease_seconds)
     require_name(holder, "holder of a lease")
@@ -136,18 +134,16 @@ def open_subscription(
 
     opened = begin(start, open_at)
     pending = store.pending(spec.name)
-    # What was pending, and is not, may have been acknowledged since.
+    # A change that is no longer pending may have been acknowledged since.
     row = replace(store.find(spec.name), epoch=opened.epoch, lease=opened.lease)
     reader = SubscriptionReader(row, open_changes, decode)
     return Subscription(store, row, pending, reader, begin, options)
 
 
-class Subscription(Telling):
+class Subscription:
     """Delivers changes and takes acknowledgements.  Close it, or use it in a `with` block.
 
     Any thread may acknowledge, and several may iterate: each change goes to one of them.
-
-    Of the locks, one at a time reads; for the others see `Telling`.
     """
 
     def __init__(
@@ -160,22 +156,22 @@ class Subscription(Telling):
         options: SubscriptionOptions,
     ) -> None:
         assert row.lease is not None
-        super().__init__(store, row, pending)
-        self.namespace = row.spec.namespace
+        self.name = row.name
+        self.namespace = row.namespace
         self.holder = row.lease.holder
-        self._reader = reader
+        self._book = Bookkeeping(store, row, pending)
+        self._stream = DeliveryStream(reader, self._book, follow=options.follow)
         self._begin_at = begin
         self._options = options
         self._unacked_max = row.spec.unacked_max
+        # Held by the thread that reads; the locks of the books come after it.
         self._reading = Lock()
         self._closed = False
-        # Deliveries of before the last `seek` are worth nothing any more.
+        # A delivery from before the last `seek` is void.
         self._moves = 0
         self._looked = monotonic_seconds()
-        self._stream: Generator[Step, None, None] | None = None
-        self._stream_generation = 0
         self._upkeep = (
-            Upkeep(
+            _Upkeep(
                 self.name,
                 self._keep_up,
                 renew_seconds=row.lease.lifetime_ms / 3_000,
@@ -184,7 +180,7 @@ class Subscription(Telling):
             if options.background
             else None
         )
-        # What the consumer before acknowledged in a transaction may come back when that has ended.
+        # Changes that the last consumer acknowledged in a transaction come back if it aborts.
         self._look_soon()
 
     def __enter__(self) -> "Subscription":
@@ -201,7 +197,7 @@ class Subscription(Telling):
         except FloodmarkError as failure:
             if error is None:
                 raise
-            # What went wrong first is what the caller has to hear of.
+            # The caller gets the first error.
             _log.warning("subscription %r could not be closed in order: %s", self.name, failure)
 
     def __repr__(self) -> str:
@@ -216,166 +212,130 @@ class Subscription(Telling):
         self._require_usable()
         with self._reading:
             while not self._closed:
-                step = self._read()
+                step = self._stream.next()
                 if step is None:
                     break
                 delivery = self._deliver(step)
                 if delivery is not None:
                     return delivery
             if self._closed:
-                self._drop_stream()
+                self._stream.close()
         raise StopIteration
 
     def redeliver(self) -> None:
-        """Deliver again, next of all, what was delivered and not acknowledged, in order."""
+        """Deliver unacknowledged changes again, in order, before all others."""
         self._require_usable()
-        self._look()
-        with self._changed:
-            self._deliver_again(self._available())
+        book = self._book
+        book.look()
+        with book.changed:
+            book.deliver_again(book.available())
 
     def seek(self, to: Since) -> None:
         """Go on behind a version or a moment, at the beginning or the end, or with a snapshot of every key.
 
-        Everything up to there counts as acknowledged, and everything above it as not delivered yet.
-        Acknowledging what was delivered before has no effect any more.  `AcknowledgementConflict` while a
-        transaction that has not ended has acknowledged something.
+        Everything up to there counts as acknowledged, and everything above it as not delivered.  Earlier
+        deliveries cannot be acknowledged any more.  `AcknowledgementConflict` while a transaction that has
+        not ended holds changes.
         """
         self._require_usable()
+        book = self._book
 
         def move(place: Resolved) -> SubscriptionRow:
-            # What is refused changes nothing.
-            with self._noting_failure(AcknowledgementConflict, VersionCollected):
-                return self._store.seek(self.name, place.version, self._epoch, place.snapshot is not None)
+            # A refusal changes nothing.
+            with book.noting_failure(AcknowledgementConflict, VersionCollected):
+                return book.store.seek(self.name, place.version, book.epoch, place.snapshot is not None)
 
-        with self._sending:
+        with book.sending:
             row = self._begin_at(to, move)
-            with self._changed:
+            with book.changed:
                 self._moves += 1
-                self._move(row)
-
-    def _read(self) -> Step | None:
-        """The next step of the present stream; None if it has ended."""
-        with self._changed:
-            generation = self._generation
-        if self._stream is None or self._stream_generation != generation:
-            self._drop_stream()
-            self._stream, self._stream_generation = self._steps(generation), generation
-        try:
-            step = next(self._stream, None)
-        except BaseException:
-            # A stream that has failed is opened again by whoever goes on.
-            self._stream = None
-            raise
-        if step is None:
-            self._stream = None
-        return step
+                book.move(row)
 
     def _deliver(self, step: Step) -> Delivery | None:
-        """Hand a change out, unless there is a reason not to."""
-        with self._changed:
-            deliveries = self._account.deliveries
+        """The delivery of a step; None if its change is not to be delivered now."""
+        book = self._book
+        with book.changed:
+            deliveries = book.account.deliveries
             if step.is_redelivered:
-                wanted = step.position in self._due and self._is_available(step.position)
+                wanted = step.position in book.due and book.is_available(step.position)
             else:
                 wanted = step.change is not None and not deliveries.is_delivered(step.position)
                 if wanted:
                     self._wait_for_room()
-            if self._failure is not None:
-                raise self._failure.again()
-            if self._closed or self._stream_generation != self._generation:
+            if book.failure is not None:
+                raise book.failure.again()
+            if self._closed or not self._stream.is_current:
                 return None
             if step.mark is not None:
-                self._account.note_mark(step.mark)
+                book.account.note_mark(step.mark)
             if not step.is_redelivered:
                 if wanted:
-                    self._account.deliver(step.position)
+                    book.account.deliver(step.position)
                 deliveries.complete(step.through)
             if not wanted or step.change is None:
                 return None
-            self._due.discard(step.position)
+            book.due.discard(step.position)
             return Delivery(step.change, step.position, step.is_redelivered, self, self._moves)
 
     def _wait_for_room(self) -> None:
-        """Return when one more change may be unacknowledged, or there is another reason to look around."""
-        unacked_max = self._unacked_max
-        if self._account.deliveries.unacked < unacked_max:
+        """Return when one more change may be unacknowledged, or the delivery is off."""
+        book, unacked_max = self._book, self._unacked_max
+        if book.account.deliveries.unacked < unacked_max:
             return
         _log.warning(
             "subscription %r waits: %d changes were delivered and not acknowledged", self.name, unacked_max
         )
-        self._changed.wait_for(
+        book.changed.wait_for(
             lambda: (
-                self._account.deliveries.unacked < unacked_max
+                book.account.deliveries.unacked < unacked_max
                 or self._closed
-                or self._failure is not None
-                or self._stream_generation != self._generation
+                or book.failure is not None
+                or not self._stream.is_current
             )
         )
-
-    def _drop_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _steps(self, generation: int) -> Generator[Step, None, None]:
-        """What is to be delivered again, as far as it is live, and then what is new."""
-        with self._changed:
-            due = commits_of(filter(self._is_available, self._due))
-            place = self._find_place(due[0].runs[0]) if due else None
-        yield from self._reader.read_again(due, place)
-        with self._changed:
-            if generation == self._generation:
-                # What is held may be wanted back.
-                self._due = {each for each in self._due if each in self._held}
-            since = self._account.deliveries.through
-            place = self._find_place() if self._account.is_at_snapshot else None
-        yield from self._reader.read(since, follow=self._options.follow, snapshot=place)
-
-    def _find_place(self, index: int | None = None) -> SnapshotPlace | None:
-        """Where a row of the snapshot is found, or the next of them; None if there is no snapshot."""
-        account = self._account
-        return None if account.snapshot is None else SnapshotPlace(account.snapshot, account.find_mark(index))
 
     # Acknowledging
 
     def acknowledge(self, delivery: Delivery | Position) -> None:
-        """Say that a change has been dealt with.  Doing it twice is harmless."""
+        """Acknowledge a change.  Repeating it is harmless."""
         self._note(delivery, lambda position: Acknowledgement(positions=[position]))
 
     def acknowledge_through(self, delivery: Delivery | Position) -> None:
-        """Say that a change and all that come before it have been dealt with."""
+        """Acknowledge a change and all before it."""
         self._note(delivery, lambda position: Acknowledgement(through=position))
 
     def flush(self) -> None:
-        """Return when the site has everything that was acknowledged on disk."""
+        """Return when the site has all acknowledgements on disk."""
         self._require_usable()
-        self._tell()
-        self._look()
+        self._book.report()
+        self._book.look()
 
     def statistics(self) -> SubscriptionStatistics:
-        """How far the subscription is, and how much is left."""
+        """How far the subscription is, and its backlog."""
         self.flush()
-        return self._store.statistics(self.name)
+        return self._book.store.statistics(self.name)
 
     def _note(
         self, delivery: Delivery | Position, acknowledging: Callable[[Position], Acknowledgement]
     ) -> None:
-        position = delivery if isinstance(delivery, Position) else self._position_of(delivery)
-        with self._changed:
+        position, book = self._position_of(delivery), self._book
+        with book.changed:
             self._require_usable()
             if isinstance(delivery, Delivery) and delivery.moves != self._moves:
                 return
             acknowledgement = acknowledging(position)
-            self._require_not_held(acknowledgement)
-            self._account.acknowledge(acknowledgement)
-            is_due = self._account.untold >= self._options.flush_count
-            self._changed.notify_all()
+            book.require_not_held(acknowledgement)
+            book.account.acknowledge(acknowledgement)
+            is_due = book.account.untold >= self._options.flush_count
+            book.changed.notify_all()
         if is_due:
-            self._tell()
+            book.report()
         elif self._upkeep is not None:
             self._upkeep.wake()
 
     def _position_of(self, delivery: object) -> Position:
+        if isinstance(delivery, Position):
+            return delivery
         if isinstance(delivery, Delivery) and delivery.subscription is self:
             return delivery.position
         raise InvalidArgument(
@@ -387,12 +347,13 @@ class Subscription(Telling):
     def acknowledge_in(
         self, send: SendIn, transaction: str, deliveries: Iterable[Delivery | Position], *, through: bool
     ) -> None:
-        """Say that changes, and with `through` all before them, are dealt with if a transaction is committed.
+        """Acknowledge changes, and with `through` all before them, if a transaction commits.
 
-        `send` tells the site, which refuses what was acknowledged before, and what another transaction has.
+        `send` reports to the site, which refuses changes that were acknowledged before or that another
+        transaction holds.
         """
         named = list(deliveries)
-        positions = [each if isinstance(each, Position) else self._position_of(each) for each in named]
+        positions = [self._position_of(each) for each in named]
         if not positions:
             return
 
@@ -411,69 +372,127 @@ class Subscription(Telling):
             Acknowledgement(through=max(positions)) if through else Acknowledgement(positions=positions)
         )
         try:
-            self._acknowledge_in(send, transaction, acknowledgement, check)
+            self._book.acknowledge_in(send, transaction, acknowledgement, check)
         finally:
             self._look_soon()
 
     def settle(self, transaction: str, committed: bool | None) -> None:
-        """Take note of the end of a transaction.
+        """Note the end of a transaction: its changes are acknowledged, or delivered again before all others.
 
-        What it has acknowledged is done with, or delivered again, next of all.  If nobody knows how it ended
-        (None), the site is asked now and then.
+        With None the outcome is unknown, and the site is asked until it is known.
         """
         if committed is not None:
-            self._settle(transaction, committed=committed)
+            self._book.settle(transaction, committed=committed)
         self._look_soon()
 
     def _look_soon(self) -> None:
-        if self._upkeep is not None and self._held:
+        if self._upkeep is not None and self._book.held:
             self._upkeep.wake()
 
     # The end
 
     def close(self) -> None:
-        """Tell the site what was acknowledged, and let another consumer go on.  Closing twice is harmless."""
-        with self._changed:
+        """Report all acknowledgements and release the lease.  Closing twice is harmless."""
+        with self._book.changed:
             if self._closed:
                 return
             self._closed = True
-            self._changed.notify_all()
+            self._book.changed.notify_all()
         if self._upkeep is not None:
             self._upkeep.stop()
-        # Somebody who is iterating notices by himself.
+        # A thread that iterates notices by itself.
         if self._reading.acquire(blocking=False):
             try:
-                self._drop_stream()
+                self._stream.close()
             finally:
                 self._reading.release()
         try:
-            if self._failure is not None:
-                raise self._failure.again()
-            self._tell()
+            if self._book.failure is not None:
+                raise self._book.failure.again()
+            self._book.report()
         finally:
             self._release()
 
     def _release(self) -> None:
         try:
-            self._store.release(self.name, self._epoch)
+            self._book.store.release(self.name, self._book.epoch)
         except FloodmarkError as error:
-            _log.info("the lease of subscription %r was not released and runs out: %s", self.name, error)
+            _log.info("the lease of subscription %r was not released and expires: %s", self.name, error)
 
     def _require_usable(self) -> None:
         if self._closed:
             raise Closed(f"{self!r} was closed; subscribe again")
-        if self._failure is not None:
-            raise self._failure.again()
+        if self._book.failure is not None:
+            raise self._book.failure.again()
 
     def _keep_up(self, renew: bool) -> float | None:
-        """What the subscription's own thread does now and then; in how many seconds again, or never."""
+        """Report and look; returns in how many seconds to do so again, or None for never."""
         try:
-            self._tell(renew=renew)
+            self._book.report(renew=renew)
             if monotonic_seconds() - self._looked >= LOOK_SECONDS:
                 self._looked = monotonic_seconds()
-                self._look()
+                self._book.look()
         except FloodmarkError as error:
-            _log.warning("subscription %r could not tell its site how far it is: %s", self.name, error)
-        if self._failure is not None:
+            _log.warning("subscription %r could not report to its site: %s", self.name, error)
+        if self._book.failure is not None:
             return None
-        return LOOK_SECONDS if self._held else inf
+        return LOOK_SECONDS if self._book.held else inf
+
+
+# Reports, and renews the lease if told to; returns the seconds until the next call, or None for never.
+KeepUp: TypeAlias = Callable[[bool], float | None]
+
+
+class _Upkeep:
+    """The thread of a subscription.  It calls a method soon after `wake`, and now and then by itself.
+
+    It holds the subscription only during a call, so that an unreferenced one can be freed.
+    """
+
+    def __init__(self, name: str, keep_up: KeepUp, *, renew_seconds: float, flush_seconds: float) -> None:
+        self._wanted = Event()
+        self._stopping = Event()
+        self._thread = Thread(
+            target=_run_upkeep,
+            args=(WeakMethod(keep_up), self._wanted, self._stopping, renew_seconds, flush_seconds),
+            name=f"floodmark-subscription-{name}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Ask for a call."""
+        if not self._wanted.is_set():
+            self._wanted.set()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping.set()
+        self._wanted.set()
+        self._thread.join()
+
+
+def _run_upkeep(
+    method: "WeakMethod[KeepUp]",
+    wanted: Event,
+    stopping: Event,
+    renew_seconds: float,
+    flush_seconds: float,
+) -> None:
+    renewed, pause = monotonic_seconds(), inf
+    while True:
+        rest = renewed + renew_seconds - monotonic_seconds()
+        is_wanted = wanted.wait(max(0.0, min(rest, pause)))
+        if stopping.wait(flush_seconds if is_wanted else 0):
+            return
+        wanted.clear()
+        now = monotonic_seconds()
+        is_due = now - renewed >= renew_seconds
+        if is_due:
+            renewed = now
+        keep_up = method()
+        next_pause = None if keep_up is None else keep_up(is_due)
+        del keep_up
+        if next_pause is None:
+            return
+        pause = next_pause

@@ -1,9 +1,10 @@
-"""Reading the changes of a subscription, each with its position: new ones, and live ones once more."""
+"""The changes of a subscription, each with its position: live ones once more, then new ones."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from floodmark.feed.subscription.acknowledgement import LiveCommit, Position, SnapshotMark
+from floodmark.feed.subscription.acknowledgement import LiveCommit, Position, SnapshotMark, commits_of
+from floodmark.feed.subscription.bookkeeping import Bookkeeping
 from floodmark.feed.subscription.subscriptions import OpenChanges, SubscriptionRow
 from floodmark.model.change import Change
 from floodmark.model.errors import Corruption
@@ -12,7 +13,7 @@ from floodmark.model.version import Version, physical_ms
 
 Decode: TypeAlias = Callable[[ChangeBatch], list[Change]]
 
-# Live commits that are closer than this are read again in one go, with all that lies between them.
+# Live commits that are closer than this are read again in one stream, with all between them.
 NEARBY_MS: Final = 100
 
 
@@ -37,10 +38,10 @@ class SnapshotPlace(NamedTuple):
 
 
 class SubscriptionReader:
-    """Reads what a subscription is about.
+    """Reads the changes of a subscription.
 
-    A stream that follows must give an empty batch now and then: whoever waits for a change then learns
-    that the subscription was closed, moved or lost meanwhile.
+    A stream that follows must give an empty batch now and then: a thread that waits for a change then notices
+    that the subscription was closed, moved or lost.
     """
 
     def __init__(self, row: SubscriptionRow, open_changes: OpenChanges, decode: Decode) -> None:
@@ -121,3 +122,64 @@ def _nearby(commits: Iterable[LiveCommit]) -> Iterator[list[LiveCommit]]:
         group.append(commit)
     if group:
         yield group
+
+
+class DeliveryStream:
+    """What a consumer is to deliver next.  For one thread at a time.
+
+    When the generation of the books changes, the stream is opened anew.
+    """
+
+    def __init__(self, reader: SubscriptionReader, book: Bookkeeping, *, follow: bool) -> None:
+        self._reader = reader
+        self._book = book
+        self._follow = follow
+        self._steps: Generator[Step, None, None] | None = None
+        self._generation = 0
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the last step still counts.  The books are locked."""
+        return self._generation == self._book.generation
+
+    def next(self) -> Step | None:
+        """The next step; None at the end."""
+        with self._book.changed:
+            generation = self._book.generation
+        if self._steps is None or self._generation != generation:
+            self.close()
+            self._steps, self._generation = self._read(generation), generation
+        try:
+            step = next(self._steps, None)
+        except BaseException:
+            # The next call opens the stream again.
+            self._steps = None
+            raise
+        if step is None:
+            self._steps = None
+        return step
+
+    def close(self) -> None:
+        """Close the stream.  Closing twice is harmless."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+    def _read(self, generation: int) -> Generator[Step, None, None]:
+        book = self._book
+        with book.changed:
+            due = commits_of(filter(book.is_available, book.due))
+            place = self._find_place(due[0].runs[0]) if due else None
+        yield from self._reader.read_again(due, place)
+        with book.changed:
+            if generation == book.generation:
+                # Held changes may come back.
+                book.due = {each for each in book.due if each in book.held}
+            since = book.account.deliveries.through
+            place = self._find_place() if book.account.is_at_snapshot else None
+        yield from self._reader.read(since, follow=self._follow, snapshot=place)
+
+    def _find_place(self, index: int | None = None) -> SnapshotPlace | None:
+        """The place from which a row of the snapshot is read, or the next; None if there is no snapshot."""
+        account = self._book.account
+        return None if account.snapshot is None else SnapshotPlace(account.snapshot, account.find_mark(index))
