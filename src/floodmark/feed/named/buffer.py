@@ -1,11 +1,10 @@
-"""What was read of a range and is not written yet.
+"""The buffer between the reader and the writer of a range.
 
-A reader fills it while the sink is busy, so that a slow sink gets large batches and a fast one gets changes
-at once.  It holds a bounded number of bytes: when it is full the reader waits, and the changes stay where
-they are, in the site.
+The reader fills it while the sink is busy: a slow sink gets large batches, and a fast one gets changes at
+once.  Its bytes are bounded; when it is full the reader waits.
 
-Batches end where commits end.  Only there does "everything up to here" make sense, and only so can a sink
-tell what it is given twice.  A snapshot may be cut behind every key.
+Batches end where commits end: only there can "everything up to here" be a checkpoint.  A snapshot may be cut
+behind every key.
 """
 
 from bisect import bisect_right
@@ -17,14 +16,14 @@ from floodmark.model.change import Change
 from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
 from floodmark.model.version import Version
 
-# What Python needs for a change beyond the bytes of its key and value.
+# The memory of a change beyond the bytes of its key and value.
 CHANGE_BYTES: Final = 400
 
 
 class Batch(NamedTuple):
     """All changes of a range in `(since, through]`; there may be none.
 
-    With `snapshot`, rows of the snapshot at `through`: with them, the range has it up to that qualified key.
+    With `snapshot`, rows of the snapshot at `through`, up to that qualified key.
     """
 
     since: Version
@@ -34,10 +33,10 @@ class Batch(NamedTuple):
 
 
 class RangeBuffer:
-    """Hands changes from the thread that reads a range to the one that writes it.
+    """Hands changes from the thread that reads a range to the thread that writes it.
 
-    It begins behind `since`, or with the snapshot at `since` behind a qualified key; `prefix` is what the
-    keys of its namespace begin with.
+    It begins behind `since`, or with the snapshot at `since` behind a qualified key; `prefix` is the prefix
+    of the namespace's keys.
     """
 
     def __init__(
@@ -48,20 +47,20 @@ class RangeBuffer:
         prefix: bytes = b"",
         bytes_max: int = FEED_BUFFER_BYTES_MAX,
     ) -> None:
-        # Every change at or below it was put in; of a snapshot, every row up to the key.
+        # The version through which changes were put in; of a snapshot, the key.
         self.through, self.snapshot = since, snapshot
         self.bytes = 0
-        # What was taken out, likewise.
+        # The same for changes taken out.
         self._since, self._taken = since, snapshot
         self._prefix = prefix
         self._bytes_max = bytes_max
-        # In commit order.  The last of them may lie above `through`, if their commit is not complete yet.
+        # In commit order.  The last may lie above `through`, if their commit is incomplete.
         self._changes: list[Change] = []
         self._changed = Condition()
         self._finished = self._closed = False
 
     def put(self, changes: Sequence[Change], through: Version, snapshot: bytes | None = None) -> bool:
-        """Wait for room, and add what was read; False if nobody wants it any more."""
+        """Wait for room, and add changes; False if the buffer was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._is_full())
             if self._closed:
@@ -73,10 +72,10 @@ class RangeBuffer:
             return True
 
     def take(self, records_max: int, linger_seconds: float = 0) -> Batch | None:
-        """Wait for something to write; None if there will be nothing more.
+        """Wait for a batch; None at the end.
 
-        A batch ends with the commit in which it reaches `records_max`.  A smaller one waits for more, but
-        not longer than it may linger.
+        A batch ends with the commit in which it reaches `records_max`.  A smaller one waits for more for
+        `linger_seconds` at most.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_over() or self.has_more)
@@ -95,9 +94,9 @@ class RangeBuffer:
             return batch
 
     def _next_of_snapshot(self, records_max: int) -> Batch | None:
-        """Rows of a snapshot, or only the place that it has come to; None if it was all taken."""
+        """Rows of a snapshot, or only the key that it has reached; None if all of it was taken."""
         since = self._since
-        # Its rows have the version that the range begins at, and all changes have higher ones.
+        # Its rows have the version at which the range begins, and all changes have higher ones.
         rows = 0 if self._taken is None else bisect_right(self._changes, since, key=_version)
         if rows:
             end = min(rows, records_max)
@@ -114,20 +113,20 @@ class RangeBuffer:
         return Batch(self._since, self._changes[:end], through)
 
     def forget_incomplete(self) -> None:
-        """Drop the beginning of a commit whose rest did not come: it will be read again from its start."""
+        """Drop the part of an incomplete commit, which will be read again from its start."""
         with self._changed:
             end = self._complete()
             self.bytes -= weigh(self._changes[end:])
             del self._changes[end:]
 
     def finish(self) -> None:
-        """Nothing more will be put in."""
+        """Note that no more changes come."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let go of everything, and of everyone who waits."""
+        """Drop all changes and end all waits."""
         with self._changed:
             self._closed = True
             self._changes.clear()
@@ -139,20 +138,20 @@ class RangeBuffer:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something to take, be it only that nothing came up to some version."""
+        """Whether there is a batch to take, which may be an empty one."""
         return (self.through, self.snapshot) != (self._since, self._taken)
 
     def _complete(self) -> int:
-        """How many changes belong to commits that are here as a whole."""
+        """How many changes belong to complete commits."""
         return bisect_right(self._changes, self.through, key=_version)
 
     def _is_full(self) -> bool:
-        # A commit that alone is larger must come in whole, or it could never be written.
+        # A commit that is larger than the buffer must come in whole, or it could never be written.
         return self.bytes >= self._bytes_max and self._complete() > 0
 
 
 def weigh(changes: Sequence[Change]) -> int:
-    """About how much memory changes take."""
+    """The approximate memory of changes."""
     return len(changes) * CHANGE_BYTES + measure_bytes(changes)
 
 

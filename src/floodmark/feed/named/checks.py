@@ -1,8 +1,7 @@
-"""Named feeds held against heartbeats.
+"""The checks of named feeds against heartbeats.
 
-The ranges of a feed are not equally far, and each has counted what it delivered.  A heartbeat can be held
-against the feed when all of them have passed it; until then it is kept, and so are the counts, in the row
-that the checkpoints are in.
+The ranges of a feed are not equally far, and each counts its deliveries.  A heartbeat can be checked when all
+ranges have passed it; until then it is stored with the counts, in the row of the checkpoints.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from floodmark.feed.named.feeds import Feed, RangeProgress, advance
 
 
 def check(feed: Feed, reports: Sequence[RangeProgress], now_ms: int) -> Feed:
-    """The feed with its ranges moved on as a runner reports, and with what heartbeats say to that."""
+    """The feed with its ranges as a runner reports them, and with its checks."""
     moved = advance(feed.ranges, reports)
     if not feed.spec.is_whole:
         return replace(feed, ranges=moved)

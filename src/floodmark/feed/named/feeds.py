@@ -1,17 +1,17 @@
-"""Named feeds: what a feed is to do, how far it is, and what may be done to it when.
+"""Named feeds: their specification, their progress, and the operations that each state allows.
 
                      pause                  resume
       normal, error ───────▶ stopped ─────────────────▶ normal
-      normal  ◀──── the sink refuses, and takes again ────▶  error
+      normal  ◀──── the sink fails, and recovers ────▶  error
       normal, error ───▶ finished   the target was reached             resume, with another target
       normal, error ───▶ failed     its changes were collected         resume, from where there are some
 
-A feed is cut into ranges along the partitions, each with a checkpoint of its own; the feed's checkpoint is
-the lowest of them.  Cutting anew never moves it: a new range begins at the lowest checkpoint of the old
-ranges that it overlaps.
+A feed is cut into ranges along the partitions, each with its own checkpoint; the feed's checkpoint is the
+lowest of them.  Cutting anew never moves it: a new range begins at the lowest checkpoint of the old ranges
+that it overlaps.
 
-A feed that begins with a snapshot at a version S has the checkpoint S from the start; each range says up to
-which key its sink has the snapshot, until it has all of it.
+A feed that begins with a snapshot at a version S has the checkpoint S from the start; each range has the key
+up to which its sink has the snapshot, until it has all of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,16 +48,16 @@ DESCRIPTION_CHARACTERS_MAX: Final = 1_000
 
 
 class FeedState(StrEnum):
-    """How a feed is."""
+    """The state of a feed."""
 
     NORMAL = "normal"
     """It runs, or would if it had a runner."""
 
     STOPPED = "stopped"
-    """A person paused it."""
+    """It was paused."""
 
     ERROR = "error"
-    """Something refused, and its runner tries again or has given up."""
+    """The sink or the site failed, and its runner retries or has given up."""
 
     FAILED = "failed"
     """It cannot go on: changes that it has not delivered were collected.  It holds no safe point."""
@@ -66,17 +66,17 @@ class FeedState(StrEnum):
     """It has reached its target."""
 
     REMOVED = "removed"
-    """It is gone.  Only its runner is told so."""
+    """It is gone.  Only its runner sees this state."""
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sink is written to, whatever its kind.  All of them may stand in its URI as well.
+    """Options of every kind of sink, which may also stand in its URI.
 
     concurrency      how many ranges write at the same time
     batch_records    after how many changes a batch ends; commits are not divided
-    backoff_ms       the pause before a failed write is repeated; each further one is twice as long
-    rate_bytes_max   how many bytes a second are written at most; None for no limit
-    linger_ms        how long a batch that is not full waits for more, as for files that should not be small
+    backoff_ms       the pause before the first retry; each further one is twice as long
+    rate_bytes_max   bytes written per second at most; None for no limit
+    linger_ms        how long a batch that is not full waits for more
     """
 
     concurrency: int = 2
@@ -95,10 +95,10 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a feed is to do: deliver the changes of some keys in `(since, until]` to a sink.
+    """The specification of a feed: deliver the changes of some keys in `(since, until]` to a sink.
 
     `since` 0 means from the beginning of the namespace.  With `snapshot` the records that live at `since` are
-    delivered first.  Without `until` a feed goes on for ever.
+    delivered first.  Without `until` a feed never ends.
     """
 
     name: str
@@ -132,7 +132,7 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
         self.keys()
 
     def require_target(self, since: Version) -> None:
-        """Refuse a target that does not lie behind a start; a snapshot may be all there is to deliver."""
+        """Refuse a target that does not lie behind the start; a snapshot alone may be the target."""
         until = self.until
         if until is not None and (until < since if self.snapshot else until <= since):
             raise InvalidVersion(
@@ -152,11 +152,11 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it delivers all of its namespace, so that heartbeats can be held against it."""
+        """Whether it delivers its whole namespace, and can be checked against heartbeats."""
         return self.keys() == KeyRange()
 
     def normalized(self) -> "FeedSpec":
-        """The same with the options that stand in the URI moved to the others, so that they stand once.
+        """The same with the options in the URI moved to `options`.
 
         >>> spec = FeedSpec(name="f", namespace="users", sink="blackhole:?concurrency=4").normalized()
         >>> spec.sink, spec.options.concurrency
@@ -177,9 +177,9 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What changes about a feed; what is not named stays.
+    """Changes to a feed's specification; unset fields stay.
 
-    Which keys a feed delivers never changes: nobody could say afterwards what its checkpoint covers.
+    The keys of a feed never change, because its checkpoint is about those keys.
     """
 
     sink: str | UnsetType = UNSET
@@ -212,8 +212,8 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far one range of a feed is.  Its id is never given to another range of the feed.
 
     `keys` are qualified.  The sink has every change at or below `checkpoint`; the runner has read every
-    change at or below `resolved`.  A runner reports what it has `counted`, at least since the checkpoint that
-    is stored; what no heartbeat could be held against yet is stored with the checkpoint.
+    change at or below `resolved`.  A runner reports its counts at least since the stored checkpoint; counts
+    that no heartbeat has checked are stored with the checkpoint.
 
     With `snapshot`, a qualified key, the sink has the snapshot at `checkpoint` up to that key only.
     """
@@ -224,17 +224,17 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     resolved: Version = 0
     counted: Counted | None = None
     snapshot: bytes | None = None
-    # What a runner has left out because it was damaged.  The site keeps that with the feed.
+    # Damaged changes that a runner left out.  The site keeps them with the feed.
     skipped: tuple[SkippedChange, ...] = ()
 
     @property
     def order(self) -> tuple[Version, bool, bytes]:
-        """What tells which of two states of a range is further."""
+        """Orders the states of a range by how far they are."""
         return order_places(self.checkpoint, self.snapshot)
 
 
 class FeedError(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong, and since when.  `collected` says that changes are gone: there is no going on."""
+    """An error and its time.  With `collected` changes are gone, and the feed cannot go on."""
 
     text: str
     at_ms: int = 0
@@ -261,7 +261,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     held_at_ms: int
     error: FeedError | None = None
     lease: Lease | None = None
-    # None for a feed of some keys only, and for one that was stored before there were any.
+    # None for a feed of some keys, and for one that an early release stored.
     checks: Checks | None = None
     # The last damaged changes that were left out, and how many there were.
     skipped: list[SkippedChange] = []
@@ -294,27 +294,25 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_at_snapshot(self) -> bool:
-        """Whether the sink does not have all of the snapshot that the feed begins with."""
+        """Whether the sink lacks a part of the snapshot that the feed begins with."""
         return any(progress.snapshot is not None for progress in self.ranges)
 
     @property
     def checked(self) -> CheckStatistics:
-        """What heartbeats have shown."""
+        """The checks against heartbeats."""
         return CheckStatistics.of((self.checks or Checks()) if self.spec.is_whole else None)
 
     def has_reached(self, target: Version | None) -> bool:
-        """Whether everything up to a target is delivered; never if there is none."""
+        """Whether everything up to a target is delivered; False without a target."""
         return target is not None and self.checkpoint >= target and not self.is_at_snapshot
 
 
 class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A feed against the site that it reads.
 
-    The checkpoint lag is the recovery point: what was written in this time would be missing downstream if
-    the site were lost now.  The resolved lag is the part of it that lies in the site itself: until then,
-    changes may still be added.  A feed that has reached its target lags behind nothing.
-
-    `checks` says what heartbeats have shown, and `alarm` what somebody should look at.
+    The checkpoint lag is the recovery point: if the site were lost now, the writes of this time would be
+    missing downstream.  The resolved lag is the site's own part of it.  A feed that has reached its target
+    has no lag.  `alarm` is the text of a recent finding.
     """
 
     name: str
@@ -347,11 +345,11 @@ def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistic
     )
 
 
-# What may be done when
+# Operations by state
 
 
 class FeedOperation(StrEnum):
-    """What can be asked of a feed in some states and not in others."""
+    """An operation that some states refuse."""
 
     PAUSE = "paused"
     RESUME = "resumed"
@@ -363,7 +361,7 @@ class FeedOperation(StrEnum):
 _FINISHED_ADVICE: Final = "give it a target further on, or none, with an update, and resume it"
 _FAILED_ADVICE: Final = "resume it from a version whose changes are still there, or remove it"
 
-# For each operation the states in which it is refused, and what to do instead.
+# For each operation the states that refuse it, and what to do instead.
 REFUSALS: Final[Mapping[FeedOperation, Mapping[FeedState, str]]] = {
     FeedOperation.PAUSE: {
         FeedState.STOPPED: "it already is; resume it when it is to go on",
@@ -390,14 +388,14 @@ REFUSALS: Final[Mapping[FeedOperation, Mapping[FeedState, str]]] = {
 
 
 def require_possible(feed: Feed, operation: FeedOperation) -> None:
-    """Refuse what cannot be done to a feed in its state."""
+    """Raise `FeedStateConflict` if the feed's state refuses an operation."""
     advice = REFUSALS[operation].get(feed.state)
     if advice is not None:
         raise state_conflict(feed, operation, advice)
 
 
 def require_work_left(feed: Feed) -> None:
-    """Refuse to go on from where there is nothing left to do."""
+    """Raise `FeedStateConflict` if the feed has reached its target."""
     until = feed.spec.until
     if feed.has_reached(until):
         raise state_conflict(
@@ -408,7 +406,7 @@ def require_work_left(feed: Feed) -> None:
 
 
 def state_conflict(feed: Feed, operation: FeedOperation, advice: str) -> FeedStateConflict:
-    """What someone is told who asks for something at the wrong time."""
+    """The error for an operation that the feed's state refuses."""
     return FeedStateConflict(
         f"feed {feed.name!r} is {feed.state} and cannot be {operation}: {advice}",
         feed=feed.name,
@@ -431,16 +429,16 @@ def cut_ranges(keys: KeyRange, partitions: Iterable[KeyRange], count: int) -> li
     parts = min(count, len(starts))
     if parts < 2:
         return [keys]
-    # The first parts take one partition more where they cannot be shared out evenly.
+    # If the partitions cannot be shared evenly, the first parts take one more.
     cuts = [starts[-(-index * len(starts) // parts)] for index in range(1, parts)]
     return [KeyRange(start, end) for start, end in zip([keys.start, *cuts], [*cuts, keys.end], strict=True)]
 
 
 def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int) -> list[RangeProgress]:
-    """New ranges in the place of others.  A range that stays as it was keeps its id and its progress.
+    """New ranges in place of old ones.  An unchanged range keeps its id and its progress.
 
-    Others begin where the one of the old ranges is that is the least far.  One that is at a snapshot has the
-    least key of those that are: of all keys up to there, the sink has the snapshot.
+    Any other begins where the least advanced of the old ranges is that it overlaps; if that is in a snapshot,
+    at its key: the sink has the snapshot of all keys up to there.
     """
     unchanged = {progress.keys: progress for progress in olds}
     news: list[RangeProgress] = []
@@ -464,7 +462,7 @@ def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int)
 
 
 def advance(ranges: Sequence[RangeProgress], reports: Iterable[RangeProgress]) -> list[RangeProgress]:
-    """Take over what a runner reports.  Nothing goes back, and ranges that are no more are left out."""
+    """The ranges as a runner reports them.  No range goes back, and unknown ones are ignored."""
     reported = {progress.id: progress for progress in reports}
     return [
         _further(progress, report) if (report := reported.get(progress.id)) is not None else progress

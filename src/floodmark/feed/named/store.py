@@ -63,13 +63,13 @@ _log = logging.getLogger("floodmark.feed")
 
 
 class FeedStore(Protocol):
-    """The feeds of a site.  Arguments and results are plain data: these calls cross process borders."""
+    """The feeds of a site.  Arguments and results are plain data, because calls cross processes."""
 
     @Action(
         Role.ADMIN, Scope.NAMESPACE, audited=True, namespaces=lambda arguments: (arguments["spec"].namespace,)
     )
     def create(self, spec: FeedSpec) -> Feed:
-        """Add a feed.  If its first changes were collected, `VersionCollected` is raised at once."""
+        """Add a feed.  Raises `VersionCollected` if its first changes were collected."""
         ...
 
     @Action(Role.READ, Scope.FEED, repeatable=True)
@@ -84,10 +84,10 @@ class FeedStore(Protocol):
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def resume(self, name: str, since: Version | None = None, snapshot: bool = False) -> Feed:
-        """Let a feed go on from its checkpoint, or from another version, or with a snapshot at that.
+        """Let a feed go on from its checkpoint, from another version, or with a snapshot at that.
 
-        Its next changes must still be there.  `snapshot` is for a feed that failed.  Without it, a `since`
-        ahead of the checkpoint skips changes, and one behind it delivers them again.
+        Raises `VersionCollected` if its next changes are gone; `snapshot` is for a feed that failed so.
+        Without it, a `since` above the checkpoint skips changes, and one below it delivers them again.
         """
         ...
 
@@ -98,22 +98,22 @@ class FeedStore(Protocol):
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def remove(self, name: str) -> None:
-        """Forget a feed, and let garbage collection go on."""
+        """Delete a feed and its safe point."""
         ...
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def rebalance(self, name: str) -> Feed:
-        """Cut a feed into ranges anew, along the present partitions.  Its checkpoint stays where it is."""
+        """Cut a feed into ranges anew, along the present partitions.  Its checkpoint stays."""
         ...
 
     @Action(Role.READ, Scope.FEED, repeatable=True)
     def statistics(self, name: str) -> FeedStatistics:
-        """How far a feed lags behind its site."""
+        """The progress and lag of a feed."""
         ...
 
     @Action(Role.WRITE, Scope.FEED, audited=True, owned=Owned.LEASE)
     def acquire(self, name: str, holder: str, seconds: float, owner: str = SITE_OWNER) -> Feed:
-        """Take the lease of a feed; `LeaseHeld` if there is one already.  It belongs to its owner."""
+        """Take the lease of a feed for an owner; `LeaseHeld` if a runner has it."""
         ...
 
     @Action(Role.WRITE, Scope.FEED, audited=True, unsaid=("progress",), repeatable=True, owned=Owned.LEASE)
@@ -125,17 +125,16 @@ class FeedStore(Protocol):
         error: FeedError | None,
         owner: str = SITE_OWNER,
     ) -> Feed:
-        """Renew the lease, and store how far the runner is and what troubles it.
+        """Renew the lease, and store the runner's progress and its error.
 
-        `LeaseHeld` if the lease is not the holder's and the owner's any more.
-
-        The answer is the feed as it is now: paused, cut anew, or finished by what was reported.
+        Returns the feed as it is now: paused, cut anew, or finished by this report.  `LeaseHeld` if the
+        holder and owner do not have the lease any more.
         """
         ...
 
     @Action(Role.WRITE, Scope.FEED, audited=True, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
     def release(self, name: str, holder: str, owner: str = SITE_OWNER) -> None:
-        """Give the lease back, if it is still the holder's."""
+        """Release the lease, if the holder still has it."""
         ...
 
     @Action(Role.READ, shown_by=lambda feed: feed.spec.namespace, repeatable=True)

@@ -2,7 +2,7 @@
 
 The position of a change is its commit and its index among the commit's changes.  A subscription keeps
 `through`, at or below which everything was delivered, and the *live* changes: delivered, and not
-acknowledged yet.  What is at or below `through` and not live is done with.
+acknowledged yet.  A change at or below `through` that is not live is done.
 
 As in the acknowledgement of batches by index, a change has one bit, and 1 means live.  A commit may have
 a million changes of which two are live, so the bits are kept as runs: the indexes at which they turn.
@@ -10,14 +10,13 @@ a million changes of which two are live, so the bits are kept as runs: the index
     index   0 1 2 3 4 5 6 7
     live    1 1 0 0 1 0 0 0        runs [0, 2, 4, 5]
 
-So the state grows with the number of unacknowledged changes, which is limited, and with nothing else.
+So the state grows only with the number of unacknowledged changes, which is limited.
 
-A snapshot at a version is delivered as one commit of that version, however large it is.  A *mark* says behind
-which key its rows from an index on are found, so that a consumer goes on in the middle without counting from
-the first row.
+A snapshot at a version is delivered as one commit of that version, however large it is.  A *mark* names the
+key behind which its rows from an index on are found, so that a consumer can go on in the middle.
 
-Bits only go from 1 to 0 and counts only grow.  Hearing of the same deliveries and acknowledgements again
-therefore changes nothing, and a consumer that got no answer says the same thing again.
+Bits only go from 1 to 0 and counts only grow, so a repeated report changes nothing, and a consumer that got
+no answer repeats its report.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,12 +30,12 @@ import msgspec
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.version import Version
 
-# So many places in a snapshot are kept.
+# Marks in a snapshot that are kept.
 MARKS_MAX: Final = 64
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Where a change stands: its commit, and its index among those changes of it that are subscribed to.
+    """The position of a change: its commit, and its index among the subscribed changes of that.
 
     >>> Position(7, 2) < Position(7, 10) < Position(8, 0)
     True
@@ -54,25 +53,21 @@ class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes that have been dealt with: one by one, and all up to a position.
-
-    It says nothing about when it takes effect: whoever holds one may do that at once, or when something
-    else is decided as well.
-    """
+    """Acknowledged changes: single ones, and all up to a position."""
 
     positions: list[Position] = []
     through: Position | None = None
 
 
 class LiveCommit(msgspec.Struct, array_like=True):
-    """A commit of which `count` changes were delivered, and the runs of those that are live."""
+    """A commit with the number of its delivered changes and the runs of the live ones."""
 
     version: Version
     count: int
     runs: list[int]
 
     def copy(self) -> "LiveCommit":
-        """The same, for somebody who may change it."""
+        """A copy that may be changed."""
         return LiveCommit(self.version, self.count, self.runs.copy())
 
     @property
@@ -93,7 +88,7 @@ class LiveCommit(msgspec.Struct, array_like=True):
         return bisect_right(self.runs, index) % 2 == 1
 
     def extend(self, count: int, runs: list[int]) -> None:
-        """Take in the changes from the present count on; what is said of earlier ones is known.
+        """Add the changes from the present count on; earlier ones are known.
 
         >>> commit = LiveCommit(7, 3, [0, 1])
         >>> commit.extend(6, [0, 4, 5, 6]); commit
@@ -109,7 +104,7 @@ class LiveCommit(msgspec.Struct, array_like=True):
         self.count = count
 
     def acknowledge(self, start: int, end: int) -> int:
-        """Clear the bits of `[start, end)`; how many were live.
+        """Clear the bits of `[start, end)`; returns how many were live.
 
         >>> commit = LiveCommit(7, 8, [0, 2, 4, 5])
         >>> commit.acknowledge(1, 5), commit.runs
@@ -123,7 +118,7 @@ class LiveCommit(msgspec.Struct, array_like=True):
 def _without(runs: list[int], start: int, end: int) -> list[int]:
     """Runs without the indexes in `[start, end)`."""
     low, high = bisect_left(runs, start), bisect_right(runs, end)
-    # A bound of odd place ends a run: if one is cut through, a new bound takes its place.
+    # A bound at an odd index ends a run: if a run is cut, a new bound replaces it.
     return runs[:low] + [start] * (low % 2) + [end] * (high % 2) + runs[high:]
 
 
@@ -140,11 +135,11 @@ def commits_of(positions: Iterable[Position]) -> list[LiveCommit]:
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer tells its site: what came to it, and what of it is done.
+    """A consumer's report: its deliveries and its acknowledgements.
 
-    `delivered` names the commits of which changes were delivered since it last told.  A commit that was
-    acknowledged whole meanwhile is left out: being at or below `through` says it all.  All rows of a snapshot
-    before the `mark` are done with.
+    `delivered` are the commits of which changes were delivered since the last report.  A commit that was
+    acknowledged whole meanwhile is left out, as `through` covers it.  All rows of a snapshot before the
+    `mark` are done.
     """
 
     through: Version
@@ -153,7 +148,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     mark: SnapshotMark | None = None
 
     def is_news(self, through: Version) -> bool:
-        """Whether it can tell something to a site that knows of all deliveries up to a version.
+        """Whether it is news to a site that knows of all deliveries up to a version.
 
         >>> Progress(through=7).is_news(6), Progress(through=7).is_news(7)
         (True, False)
@@ -161,7 +156,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         return self.through > through or bool(self.delivered) or self.acknowledgement != Acknowledgement()
 
     def tells_of(self, acknowledgement: Acknowledgement) -> bool:
-        """Whether one of the deliveries is among what is acknowledged.
+        """Whether one of the deliveries is acknowledged.
 
         >>> progress = Progress(through=7, delivered=[LiveCommit(7, 2, [1, 2])])
         >>> progress.tells_of(Acknowledgement(positions=[Position(7, 1)]))
@@ -177,7 +172,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         return bool(versions) and through is not None and versions[0] <= through.version
 
     def require_sound(self) -> None:
-        """Refuse what no consumer can have meant, before anything is made of it."""
+        """Raise `InvalidArgument` for a report that no consumer sends."""
         versions = [commit.version for commit in self.delivered]
         if not (
             all(earlier < later for earlier, later in pairwise(versions))
@@ -185,7 +180,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             and all(map(_is_sound, self.delivered))
         ):
             raise InvalidArgument(
-                "the deliveries of a subscription are told commit by commit in order of versions, with "
+                "the deliveries of a subscription are reported commit by commit in order of versions, with "
                 "rising runs of indexes below the commit's count, and all but the last at or below `through`"
             )
 
@@ -202,26 +197,25 @@ def _is_sound(commit: LiveCommit) -> bool:
 
 
 class Deliveries:
-    """What was delivered to a subscription, and what of it is live.
+    """The deliveries of a subscription, and which of them are live.
 
-    The commit that is being delivered lies above `through`: more changes of it may come.  It is kept
-    until it is complete, live or not, because its count says where to go on.
+    The commit that is being delivered lies above `through`.  It is kept until it is complete, live or not,
+    because its count says where to go on.
 
-    Commits are shared with whoever gave or got them: one that changes is exchanged for another.  So there
-    may be thousands, and taking them in or handing them out costs next to nothing.  One that was exchanged is
-    nobody else's until all are handed out again, and is changed in its place.
+    Commits are copied on write: callers share them, so that passing thousands costs little.  A commit that
+    was copied is changed in place until it is shared again.
     """
 
     def __init__(self, through: Version, live: Iterable[LiveCommit] = ()) -> None:
         self.through = through
-        # In order of versions, because they are delivered in that order.
+        # In the order of versions, which is the order of delivery.
         self._commits = {commit.version: commit for commit in live}
-        # The versions of those commits that nobody else has.
+        # The versions of commits that are not shared.
         self._own: set[Version] = set()
         self.unacked = sum(commit.unacked for commit in self._commits.values())
 
     def copy(self) -> "Deliveries":
-        """The same, for somebody who may change it."""
+        """A copy that may be changed."""
         self._own.clear()
         copied = Deliveries(self.through)
         copied._commits, copied.unacked = self._commits.copy(), self.unacked
@@ -229,7 +223,7 @@ class Deliveries:
 
     @property
     def commit_count(self) -> int:
-        """How many commits have live changes, with the one that is being delivered."""
+        """The number of commits with live changes, and the one that is being delivered."""
         return len(self._commits)
 
     def live(self) -> list[LiveCommit]:
@@ -238,7 +232,7 @@ class Deliveries:
         return list(self._commits.values())
 
     def find(self, version: Version) -> LiveCommit | None:
-        """A commit with live changes, or the one that is being delivered.  To be read now, and not kept."""
+        """A commit with live changes, or the one that is being delivered.  The caller must not keep it."""
         return self._commits.get(version)
 
     def is_delivered(self, position: Position) -> bool:
@@ -268,16 +262,16 @@ class Deliveries:
                     yield position
 
     def deliver(self, position: Position) -> None:
-        """Note that a change, the next of all, is delivered."""
+        """Note the delivery of the next change."""
         if position.version not in self._commits:
-            # A commit begins when those before it are complete.
+            # A commit begins when earlier ones are complete.
             self.complete(position.version - 1)
         commit = self._exchange(position.version)
         commit.extend(position.index + 1, [position.index, position.index + 1])
         self.unacked += 1
 
     def complete(self, through: Version) -> None:
-        """Note that everything at or below a version is delivered."""
+        """Note the delivery of everything at or below a version."""
         if through > self.through:
             self.through = through
             last = next(reversed(self._commits), None)
@@ -285,11 +279,11 @@ class Deliveries:
                 self._forget_if_done(self._commits[last])
 
     def learn(self, progress: Progress) -> None:
-        """Take in the deliveries that a consumer has noted."""
+        """Enter the deliveries that a consumer reports."""
         for told in progress.delivered:
             if told.version in self._commits or told.version > self.through:
                 self._learn_commit(told)
-            # Else it was told before, and acknowledged since.
+            # Else it was reported before, and acknowledged since.
         self.complete(progress.through)
 
     def _learn_commit(self, told: LiveCommit) -> None:
@@ -306,7 +300,7 @@ class Deliveries:
         self.unacked += commit.unacked - before
 
     def require_delivered(self, acknowledgement: Acknowledgement) -> None:
-        """Refuse to acknowledge what was never delivered."""
+        """Raise `InvalidArgument` for changes that were not delivered."""
         for position in _named(acknowledgement):
             if position.index < 0 or not self.is_delivered(position):
                 raise InvalidArgument(
@@ -317,9 +311,9 @@ class Deliveries:
                 )
 
     def find_acknowledged(self, acknowledgement: Acknowledgement) -> list[Position]:
-        """Those positions that were acknowledged before, so that naming them changes nothing.
+        """The positions that were acknowledged before.
 
-        A position up to which all is acknowledged counts if nothing at or below it is live.
+        A `through` counts if nothing at or below it is live.
         """
         found = [position for position in acknowledgement.positions if not self.is_live(position)]
         if acknowledgement.through is not None and not self.has_live(acknowledgement.through):
@@ -327,21 +321,21 @@ class Deliveries:
         return found
 
     def has_live(self, through: Position) -> bool:
-        """Whether something at or below a position is live."""
+        """Whether a change at or below a position is live."""
         return any(
             commit.runs and (commit.version < through.version or commit.runs[0] <= through.index)
             for commit in self._up_to(through.version)
         )
 
     def has_any_live(self, acknowledgement: Acknowledgement) -> bool:
-        """Whether an acknowledgement changes something."""
+        """Whether an acknowledgement covers a live change."""
         through = acknowledgement.through
         return any(map(self.is_live, acknowledgement.positions)) or (
             through is not None and self.has_live(through)
         )
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> int:
-        """Make changes that were delivered live no longer; how many were."""
+        """Clear the bits of delivered changes; returns how many were live."""
         before = self.unacked
         for position in acknowledgement.positions:
             self._acknowledge(position.version, position.index, position.index + 1)
@@ -352,7 +346,7 @@ class Deliveries:
         return before - self.unacked
 
     def _exchange(self, version: Version) -> LiveCommit:
-        """A commit that may be changed, in the place of the one that is there."""
+        """A commit that may be changed, in place of a shared one."""
         known = self._commits.get(version)
         if known is not None and version in self._own:
             return known
@@ -386,21 +380,21 @@ def _named(acknowledgement: Acknowledgement) -> Iterator[Position]:
 
 
 class Marks:
-    """Places in a snapshot that a consumer has come by.  There are few; those in between are counted."""
+    """Marks that a consumer has passed in a snapshot: a few, from which rows are counted."""
 
     def __init__(self, first: SnapshotMark) -> None:
         self._marks = [first]
 
     def add(self, mark: SnapshotMark) -> None:
-        """Note a place."""
+        """Add a mark."""
         if mark.index > self._marks[-1].index:
             self._marks.append(mark)
             if len(self._marks) > MARKS_MAX:
-                # The first and the last stay: one is where the oldest live row is, one is where to go on.
+                # The first stays for the oldest live row, the last to go on from.
                 del self._marks[1:-1:2]
 
     def find(self, index: int) -> SnapshotMark:
-        """The last place at or before a row.
+        """The last mark at or before a row.
 
         >>> marks = Marks(SnapshotMark()); marks.add(SnapshotMark(8, b"m"))
         >>> marks.find(7).key, marks.find(8).key
@@ -409,17 +403,17 @@ class Marks:
         return self._marks[max(0, bisect_right(self._marks, index, key=attrgetter("index")) - 1)]
 
     def forget_before(self, index: int) -> None:
-        """Forget places that only rows before one are found by."""
+        """Drop the marks that only earlier rows need."""
         del self._marks[: self._marks.index(self.find(index))]
 
 
 class Account:
-    """A consumer's own account of its deliveries, and what of it the site has not been told.
+    """A consumer's own account of its deliveries, and the part that was not reported.
 
-    A change that is delivered and acknowledged between two tellings is never mentioned, so a consumer
-    that takes one change after the other tells little more than how far it is.
+    A change that is delivered and acknowledged between two reports is never mentioned, so a consumer that
+    takes one change after the other reports little more than a version.
 
-    `snapshot` is the version of the snapshot that the subscription began with, and `mark` a place in it.
+    `snapshot` is the version of the snapshot that the subscription began with, and `mark` a mark in it.
     """
 
     def __init__(
@@ -433,39 +427,39 @@ class Account:
         self.snapshot = snapshot
         self._marks = Marks(mark or SnapshotMark())
         self._told_mark = mark
-        # How many acknowledgements the site has not been told.
+        # Acknowledgements that were not reported.
         self.untold = 0
         self.told_through = through
-        # How many changes of each commit the site knows of.  Commits that are done with may be among them.
+        # Reported changes of each commit, which may be done.
         self._told = {commit.version: commit.count for commit in self.deliveries.live()}
-        # Commits of which there are more, in order; the values mean nothing.
+        # Commits with unreported changes, in order; the values mean nothing.
         self._grown: dict[Version, None] = {}
         self._positions: list[Position] = []
         self._through: Position | None = None
 
     @property
     def is_at_snapshot(self) -> bool:
-        """Whether some of the snapshot is still to be delivered."""
+        """Whether a part of the snapshot is not delivered."""
         return self.snapshot is not None and self.deliveries.through < self.snapshot
 
     def note_mark(self, mark: SnapshotMark) -> None:
-        """Note a place in the snapshot."""
+        """Add a mark in the snapshot."""
         self._marks.add(mark)
 
     def find_mark(self, index: int | None = None) -> SnapshotMark:
-        """A place from which a row of the snapshot is found, or the next that is not delivered."""
+        """The mark to find a row of the snapshot from, or its next undelivered row."""
         if index is None:
             commit = None if self.snapshot is None else self.deliveries.find(self.snapshot)
             return self._marks.find(0 if commit is None else commit.count)
         return self._marks.find(index)
 
     def deliver(self, position: Position) -> None:
-        """Note that a change is delivered."""
+        """Note the delivery of a change."""
         self.deliveries.deliver(position)
         self._grown[position.version] = None
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        """Note that changes, which must have been delivered, are done."""
+        """Note the acknowledgement of changes, which must have been delivered."""
         self.deliveries.require_delivered(acknowledgement)
         known = [
             position
@@ -480,14 +474,14 @@ class Account:
         self.untold += acknowledged
 
     def is_told(self, acknowledgement: Acknowledgement) -> bool:
-        """Whether all deliveries that are acknowledged were told."""
+        """Whether all acknowledged deliveries were reported."""
         through, untold = acknowledgement.through, next(iter(self._grown), None)
         return all(
             position.index < self._told.get(position.version, 0) for position in acknowledgement.positions
         ) and (through is None or untold is None or untold > through.version)
 
     def take(self) -> Progress | None:
-        """What is to be told now; None if nothing is.  It counts as told from here on."""
+        """The next report, which counts as reported from now on; None without news."""
         delivered = list(self._take_grown())
         acknowledgement = Acknowledgement(positions=self._positions, through=self._through)
         progress = Progress(
@@ -508,7 +502,7 @@ class Account:
         return progress if is_news else None
 
     def _take_mark(self) -> SnapshotMark | None:
-        """A place in the snapshot at or before its first live row, if it is a new one."""
+        """The mark at or before the first live row of the snapshot, if it is a new one."""
         commit = None if self.snapshot is None else self.deliveries.find(self.snapshot)
         if commit is None:
             return None
@@ -528,7 +522,7 @@ class Account:
                 self._told[version] = commit.count
         self._grown = {}
         if len(self._told) > 2 * self.deliveries.commit_count:
-            # Not each time one is done with: it takes time for all of them.
+            # Not each time: it visits all of them.
             self._told = {
                 version: count
                 for version, count in self._told.items()

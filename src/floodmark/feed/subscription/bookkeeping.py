@@ -106,13 +106,13 @@ class _Sending(NamedTuple):
     transaction: str
     acknowledgement: Acknowledgement
     epoch: int
-    # What was reported before.
+    # The version that was reported.
     progress: Progress
     held: list[Position]
 
 
 class Bookkeeping:
-    """What a consumer knows of its deliveries.
+    """The books of a consumer.
 
     Order of locks: `sending`, held by the one thread that talks to the site; then that of `changed`, which
     guards the books, and is never held while a thread waits for the site.

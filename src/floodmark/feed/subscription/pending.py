@@ -1,16 +1,16 @@
 """Acknowledgements that wait for a transaction.
 
-A change that is acknowledged in a transaction is *pending*: still live, and not delivered again.  If the
-transaction is committed, it is acknowledged; if it is aborted, it is available again.  Meanwhile nobody else
-may acknowledge it:
+A change that is acknowledged in a transaction is *pending*: still live, and not delivered again.  When the
+transaction commits, it is acknowledged; when it aborts, it is available again.  Meanwhile no other caller may
+acknowledge it:
 
-- one change is pending in one transaction at most, and what was acknowledged cannot become pending;
-- one transaction at most has acknowledged everything up to a position, and what lies at or below that is
+- a change is pending in one transaction at most, and an acknowledged change cannot become pending;
+- one transaction at most has acknowledged everything up to a position, and all changes at or below that are
   pending in it;
-- an acknowledgement without a transaction is refused where it meets one that is pending, because it would
-  take effect whatever became of the transaction.
+- an acknowledgement without a transaction is refused where it covers a pending one, because it would take
+  effect even if the transaction aborted.
 
-All this is judged before anything is written down, so that the log holds only what can be committed.
+All this is checked before the log is written, so that the log holds only records that can be committed.
 """
 
 from typing import Final, NamedTuple
@@ -20,21 +20,21 @@ import msgspec
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Deliveries, Position
 from floodmark.model.errors import AcknowledgementConflict, Corruption
 
-# How the ledgers of pending acknowledgements are named: this, and the name of the subscription.
+# The name of a ledger of pending acknowledgements: this, and the name of the subscription.
 PENDING_LEDGERS: Final = "pending-ack/"
 
 
 class PendingAcknowledgement(msgspec.Struct, frozen=True):
-    """What a transaction has acknowledged of a subscription, until it is committed or aborted."""
+    """The acknowledgements of an open transaction."""
 
     transaction: str
     acknowledgement: Acknowledgement
 
 
 class PendingRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What a transaction acknowledged in one call, as it stands in the log.
+    """An acknowledgement of a transaction, as it stands in the log.
 
-    `epoch` is the one of the consumer: a record from before the subscription was moved means nothing.
+    `epoch` is the consumer's: a record from before the subscription was moved is void.
     """
 
     transaction: str
@@ -67,14 +67,14 @@ def decode_pending(stored: bytes) -> PendingRecord:
 
 
 class _Through(NamedTuple):
-    """Up to where a transaction has acknowledged everything."""
+    """The position up to which a transaction has acknowledged everything."""
 
     transaction: str
     position: Position
 
 
 class Pending:
-    """What transactions have acknowledged of one subscription.
+    """The pending acknowledgements of one subscription.
 
     >>> pending = Pending("indexer")
     >>> pending.add("0-7", Acknowledgement(positions=[Position(5, 1)]))
@@ -87,7 +87,7 @@ class Pending:
 
     def __init__(self, subscription: str) -> None:
         self._subscription = subscription
-        # What each transaction acknowledged, call by call.
+        # The acknowledgements of each transaction, call by call.
         self._parts: dict[str, list[Acknowledgement]] = {}
         self._owners: dict[Position, str] = {}
         self._through: _Through | None = None
@@ -97,15 +97,15 @@ class Pending:
 
     @property
     def transactions(self) -> list[str]:
-        """Those that have acknowledged something."""
+        """The transactions with acknowledgements."""
         return list(self._parts)
 
     def acknowledgements(self) -> list[PendingAcknowledgement]:
-        """What each of them has acknowledged."""
+        """The acknowledgements by transaction."""
         return [PendingAcknowledgement(each, self.of(each)) for each in self._parts]
 
     def of(self, transaction: str) -> Acknowledgement:
-        """What a transaction has acknowledged in all."""
+        """All acknowledgements of a transaction as one."""
         parts = self._parts.get(transaction, ())
         return Acknowledgement(
             positions=[position for part in parts for position in part.positions],
@@ -128,9 +128,9 @@ class Pending:
     def find_new(
         self, transaction: str, acknowledgement: Acknowledgement, deliveries: Deliveries
     ) -> Acknowledgement | None:
-        """What of an acknowledgement is not pending in the transaction yet; None if all of it is.
+        """The part of an acknowledgement that is not pending in the transaction yet; None if all of it is.
 
-        `AcknowledgementConflict` if some of it cannot be.
+        `AcknowledgementConflict` if some of it cannot become pending.
         """
         positions = [
             position
@@ -147,7 +147,7 @@ class Pending:
         return Acknowledgement(positions=positions, through=through)
 
     def require_none(self, acknowledgement: Acknowledgement, deliveries: Deliveries) -> None:
-        """Refuse to acknowledge what is pending, without a transaction."""
+        """Raise `AcknowledgementConflict` if some of it is pending."""
         if not self._parts:
             return
         for position in acknowledgement.positions:
@@ -164,7 +164,7 @@ class Pending:
             raise self._conflict(position, f"is pending in transaction {owner}", owner)
 
     def _is_new(self, transaction: str, through: Position, deliveries: Deliveries) -> bool:
-        """Whether acknowledging all up to a position adds something to what a transaction has."""
+        """Whether acknowledging all up to a position adds to the acknowledgements of a transaction."""
         held = self._through
         if held is not None and held.transaction != transaction:
             raise self._conflict(
@@ -187,7 +187,7 @@ class Pending:
     def _require_none_below(
         self, through: Position, deliveries: Deliveries, *, but: str | None = None
     ) -> None:
-        """Refuse if something at or below a position is pending in a transaction, save for one."""
+        """Raise `AcknowledgementConflict` if another transaction than `but` has a change up to a position."""
         owners = ((position, owner) for position, owner in self._owners.items() if position <= through)
         taken = next(((position, owner) for position, owner in owners if owner != but), None)
         held = self._through
@@ -208,7 +208,7 @@ class Pending:
     # Changing
 
     def add(self, transaction: str, part: Acknowledgement) -> None:
-        """Enter what was found to be new."""
+        """Enter the new part of an acknowledgement."""
         self._parts.setdefault(transaction, []).append(part)
         self._enter(transaction, part)
 
@@ -221,7 +221,7 @@ class Pending:
                 self.add(transaction, other)
 
     def remove(self, transaction: str) -> None:
-        """Forget what a transaction has acknowledged."""
+        """Drop the acknowledgements of a transaction."""
         for part in self._parts.pop(transaction, ()):
             for position in part.positions:
                 self._owners.pop(position, None)

@@ -125,7 +125,7 @@ def _nearby(commits: Iterable[LiveCommit]) -> Iterator[list[LiveCommit]]:
 
 
 class DeliveryStream:
-    """What a consumer is to deliver next.  For one thread at a time.
+    """The stream of a consumer's next deliveries.  For one thread at a time.
 
     When the generation of the books changes, the stream is opened anew.
     """
@@ -148,7 +148,8 @@ class DeliveryStream:
             generation = self._book.generation
         if self._steps is None or self._generation != generation:
             self.close()
-            self._steps, self._generation = self._read(generation), generation
+            self._steps = _read_due(self._reader, self._book, generation, follow=self._follow)
+            self._generation = generation
         try:
             step = next(self._steps, None)
         except BaseException:
@@ -165,21 +166,28 @@ class DeliveryStream:
             self._steps.close()
             self._steps = None
 
-    def _read(self, generation: int) -> Generator[Step, None, None]:
-        book = self._book
-        with book.changed:
-            due = commits_of(filter(book.is_available, book.due))
-            place = self._find_place(due[0].runs[0]) if due else None
-        yield from self._reader.read_again(due, place)
-        with book.changed:
-            if generation == book.generation:
-                # Held changes may come back.
-                book.due = {each for each in book.due if each in book.held}
-            since = book.account.deliveries.through
-            place = self._find_place() if book.account.is_at_snapshot else None
-        yield from self._reader.read(since, follow=self._follow, snapshot=place)
 
-    def _find_place(self, index: int | None = None) -> SnapshotPlace | None:
-        """The place from which a row of the snapshot is read, or the next; None if there is no snapshot."""
-        account = self._book.account
-        return None if account.snapshot is None else SnapshotPlace(account.snapshot, account.find_mark(index))
+def _read_due(
+    reader: SubscriptionReader, book: Bookkeeping, generation: int, *, follow: bool
+) -> Generator[Step, None, None]:
+    """The changes that are due again, then new ones.
+
+    It does not refer to its stream, so that a subscription which is dropped unclosed frees both at once.
+    """
+    with book.changed:
+        due = commits_of(filter(book.is_available, book.due))
+        place = _find_place(book, due[0].runs[0]) if due else None
+    yield from reader.read_again(due, place)
+    with book.changed:
+        if generation == book.generation:
+            # Held changes may come back.
+            book.due = {each for each in book.due if each in book.held}
+        since = book.account.deliveries.through
+        place = _find_place(book) if book.account.is_at_snapshot else None
+    yield from reader.read(since, follow=follow, snapshot=place)
+
+
+def _find_place(book: Bookkeeping, index: int | None = None) -> SnapshotPlace | None:
+    """The place from which a row of the snapshot is read, or the next; None if there is no snapshot."""
+    account = book.account
+    return None if account.snapshot is None else SnapshotPlace(account.snapshot, account.find_mark(index))

@@ -1,12 +1,11 @@
-"""Durable subscriptions: what a site remembers of those who consume its changes.
+"""Durable subscriptions: their rows, and the port of their store.
 
 A subscription has a name, reads one namespace or a range of its keys, and has one consumer at a time.  A
-consumer holds a lease that runs out when nothing is heard of it, so that another takes over when it died.
-Every opening has a number, the *epoch*, which a consumer shows with each call: one that was taken for
-dead and comes back is told so, and does not disturb its successor.
+consumer holds a lease, so that another one takes over when it died.  Every opening has a number, the *epoch*,
+which a consumer shows with each call: a consumer that lost its lease is refused.
 
-The site keeps all changes that a subscription has not delivered, or that were not acknowledged, by a safe
-point.  It stays when the consumer goes away, and is given up if none comes back for a day.
+A safe point keeps all changes that were not delivered or not acknowledged.  It stays when the consumer
+leaves, and expires after a day without a consumer.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,9 +35,9 @@ OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
 
 
 class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is subscribed to.  `keys` are the user's.
+    """The specification of a subscription.  `keys` are user keys.
 
-    When `unacked_max` changes were delivered and not acknowledged, no more are delivered for now.
+    While `unacked_max` changes are delivered and not acknowledged, no more are delivered.
     """
 
     name: str
@@ -62,12 +61,11 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscription as it is stored and shown.  `moved` is the epoch since which it has not been moved.
+    """A subscription as it is stored and shown.  `moved` is the epoch of its last move.
 
-    `snapshot` is the version of the snapshot that it begins with, if it does: one commit of that version.
-    `mark` is a place in it, at or before the first row that is not done with.
-
-    As it is stored, changes up to and including the version `changed` are in it.
+    `snapshot` is the version of the snapshot that it begins with, which is one commit of that version.
+    `mark` is at or before the first row of it that is not done.  The stored row includes changes up to and
+    including the version `changed`.
     """
 
     spec: SubscriptionSpec
@@ -95,7 +93,7 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     def needed_version(self) -> Version:
         """Every change above this may still have to be read."""
         needed = min(self.through, self.live[0].version - 1) if self.live else self.through
-        # A snapshot is read as of its own version, and nothing of what came before.
+        # A snapshot is read as of its own version, and needs no earlier one.
         return max(needed, self.snapshot or 0)
 
     def request(
@@ -119,14 +117,14 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def waiting(self) -> tuple[ChangesRequest, int]:
-        """What was not delivered, and how many changes of it were all the same."""
+        """A request for the undelivered changes, and how many of its first ones were delivered."""
         if self.snapshot is not None and self.through < self.snapshot:
             mark = self.mark or SnapshotMark()
             count = next(
                 (commit.count for commit in self.live if commit.version == self.snapshot), mark.index
             )
             return self.request(self.snapshot, snapshot=mark.key), count - mark.index
-        # Of the commit that is being delivered, the first changes do not wait any more.
+        # The first changes of the commit that is being delivered are not waiting.
         counts = (commit.count for commit in self.live if commit.version > self.through)
         return self.request(self.through), sum(counts)
 
@@ -135,9 +133,9 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
 class SubscriptionStatistics:
     """A subscription at one moment.
 
-    `backlog` counts the changes that are not delivered yet or not acknowledged; if it is not exact, there
-    are more.  The lag is the age of the oldest of them, and 0 if there are none.  Of those that are not
-    acknowledged, `pending` wait for the end of a transaction.
+    `backlog` counts the changes that are not delivered or not acknowledged; if it is not exact, there are
+    more.  The lag is the age of the oldest of them, or 0.  Of the unacknowledged changes, `pending` wait for
+    the end of a transaction.
     """
 
     name: str
@@ -152,11 +150,10 @@ class SubscriptionStatistics:
 
 
 class SubscriptionStore(Protocol):
-    """The subscriptions of a site.  Arguments and results are plain data: calls cross process borders.
+    """The subscriptions of a site.  Arguments and results are plain data, because calls cross processes.
 
-    `epoch` is the one of the row that `open` or `seek` returned.  A call with an earlier one is refused
-    with `LeaseHeld`: the subscription was opened or moved since.  So is one of another owner: an epoch is no
-    secret.
+    `epoch` is that of the row that `open` or `seek` returned.  A call with an earlier one is refused with
+    `LeaseHeld`, because the subscription was opened or moved since; so is a call of another owner.
     """
 
     @Action(
@@ -174,9 +171,9 @@ class SubscriptionStore(Protocol):
         snapshot: bool = False,
         owner: str = SITE_OWNER,
     ) -> SubscriptionRow:
-        """Take the lease of a subscription; `LeaseHeld` if another consumer has it.  It belongs to its owner.
+        """Take the lease of a subscription for an owner; `LeaseHeld` if another consumer has it.
 
-        One that is not there is made, and begins behind `start`, or with the snapshot at `start`.
+        A new subscription is created, and begins behind `start`, or with the snapshot at `start`.
         """
         ...
 
@@ -184,22 +181,21 @@ class SubscriptionStore(Protocol):
     def acknowledge(
         self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
     ) -> list[Position]:
-        """Store what a consumer got and acknowledges, and renew its lease.
+        """Store a consumer's report, and renew its lease.
 
-        The positions that were acknowledged before are returned.  Naming them again is harmless, so a
-        consumer that got no answer tells the same again.  `AcknowledgementConflict` if one of them is
-        pending in a transaction: it would be acknowledged even if that is aborted.
+        Returns the positions that were acknowledged before.  A repeated report is harmless.
+        `AcknowledgementConflict` if a position is pending in a transaction.
         """
         ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
     def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
-        """Hold the lease for another while."""
+        """Renew the lease."""
         ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
     def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
-        """Give the lease back, if it is still the caller's."""
+        """Release the lease, if the caller still has it."""
         ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, audited=True, owned=Owned.LEASE)
@@ -213,11 +209,9 @@ class SubscriptionStore(Protocol):
     ) -> SubscriptionRow:
         """Go on behind a version, as if nothing above it was delivered and all else acknowledged.
 
-        With `snapshot`, begin anew with the snapshot at that version.
-
-        The row has a new epoch, so that nothing is made of what was told before and comes late.  Without
-        an epoch, the subscription must not have a consumer.  `AcknowledgementConflict` while something is
-        pending in a transaction.
+        With `snapshot`, begin anew with the snapshot at that version.  The row has a new epoch, so that late
+        reports are refused.  Without an epoch, the subscription must have no consumer.
+        `AcknowledgementConflict` while an acknowledgement is pending in a transaction.
         """
         ...
 
@@ -228,24 +222,23 @@ class SubscriptionStore(Protocol):
 
     @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
     def pending(self, name: str) -> list[PendingAcknowledgement]:
-        """What transactions have acknowledged of a subscription and are not committed or aborted yet.
+        """The acknowledgements of transactions that have not ended.
 
-        Whoever sees that something is not pending any more finds in the row whether it is live: if so, the
-        transaction was aborted.
+        When a change is no longer pending, the row says whether it is live: if so, its transaction aborted.
         """
         ...
 
     @Action(Role.ADMIN, Scope.SUBSCRIPTION, audited=True)
     def remove(self, name: str) -> None:
-        """Forget a subscription, which must not have a consumer, and let garbage collection go on.
+        """Delete a subscription, which must have no consumer, and its safe point.
 
-        `AcknowledgementConflict` while something is pending in a transaction.
+        `AcknowledgementConflict` while an acknowledgement is pending in a transaction.
         """
         ...
 
     @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True, lengthy=True)
     def statistics(self, name: str) -> SubscriptionStatistics:
-        """How far a subscription is, and how much is left."""
+        """The progress and backlog of a subscription."""
         ...
 
     @Action(Role.READ, shown_by=lambda row: row.spec.namespace, repeatable=True)
