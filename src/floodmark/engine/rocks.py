@@ -1,10 +1,10 @@
 """RocksDB, the default engine of a site in a directory.  The only module that imports rocksdict.
 
 A write goes to the write-ahead log without an fsync, and `sync` flushes that log: unlike a synced
-write, a flush lets other threads run while the disk works, which is what makes group commit pay.
+write, a flush lets other threads run while the disk works, which group commit needs.
 
-After a failed write RocksDB refuses all others, and whether the failed one is in its log is open.
-`recover` reopens the database; what it then holds is what happened.
+After a failed write RocksDB refuses all others, and the failed one may be in its log or not.  `recover`
+reopens the database, which then shows what happened.
 
 RocksDB opens a database with a damaged write-ahead log and drops everything behind the damage.  With a
 witness (`witness.py`) the engine first asks for a log without any flaw, which changes nothing on disk if
@@ -272,7 +272,7 @@ class _Database:
         self._database = database
 
     def _reopen(self, passing: str) -> None:
-        """Open, and try again as long as it fails for a reason that soon passes."""
+        """Open, and retry while the error is a transient one."""
         for _ in range(_REOPEN_TRIES - 1):
             try:
                 self._open()
@@ -284,9 +284,9 @@ class _Database:
         self._open()
 
     def _release(self) -> None:
-        """Close every handle, whatever the others do: RocksDB keeps its files until the last is gone."""
+        """Close every handle, also after an error: RocksDB keeps its files until the last is closed."""
         handles = [*self._columns.values(), *([self._database] if self._database else [])]
-        # First: a thread that meets what follows must not take it for a failure of RocksDB.
+        # First, so that other threads do not take a closed handle for a failure of RocksDB.
         self._database = None
         # Emptied in place: the frames of an old error may still hold this very dict.
         self._handles.clear()
@@ -412,7 +412,7 @@ class RocksEngine(_Database):
         self._witness = witness
 
     def _store_closed_witness(self, sequence: int) -> None:
-        """Say that the database is exactly what it is now.  Without it, the last witness claims less."""
+        """Store a witness of the closed database.  Without it, the last witness claims less."""
         if self._witness_file is None or self._witness is None:
             return
         try:
@@ -453,9 +453,9 @@ class RocksEngine(_Database):
 
     @property
     def _may_be_scattered(self) -> bool:
-        """Whether the bytes behind those that were synced may be anything.
+        """Whether the unsynced end of a file may hold anything: after a power cut or a failed write.
 
-        After a power cut or a failed write they may.  While the machine runs, a file holds what was written.
+        While the machine runs, a file holds what was written to it.
         """
         same_boot = self._witness is not None and self._witness.boot == self._boot != ""
         return self._recovers or not same_boot
@@ -547,12 +547,9 @@ class RocksEngine(_Database):
         return True
 
     def _tidy(self, family: str) -> None:
-        """Let RocksDB write the marks of removed rows to a file, which it then compacts by itself.
-
-        Until then, a scan has to pass over every mark.
-        """
+        """Flush tombstones to a file, which RocksDB then compacts.  Until then scans skip every tombstone."""
         self._removed[family] = 0
-        # What is written stays written, whatever becomes of this.
+        # A failure does not undo the write.
         with suppress(Exception):
             self._columns[family].flush(False)
 
@@ -584,7 +581,7 @@ class RocksEngine(_Database):
         self._require_room()
         with suppress(Exception):
             self._release()
-        # A failed write may leave anything behind what was synced before it.
+        # A failed write may leave anything behind the synced bytes.
         self._recovers = True
         try:
             # RocksDB lets go of the files only when the last reader has left them.
@@ -593,7 +590,7 @@ class RocksEngine(_Database):
             self._recovers = False
 
     def _require_room(self) -> None:
-        """Make sure that RocksDB can write what it writes when it opens."""
+        """Raise `StorageFull` unless RocksDB has room to open."""
         probe = self._path / "room.tmp"
         free = shutil.disk_usage(self._path).free
         try:
@@ -612,7 +609,7 @@ class RocksEngine(_Database):
         )
 
     def abandon(self, refusal: FloodmarkError) -> None:
-        """Let go in a process that was forked, and refuse everything from then on.
+        """Refuse everything in a forked process.
 
         The handles are never freed there: RocksDB would wait for threads that the fork has not copied, or
         write to files that the other process has open.
@@ -658,11 +655,10 @@ class RocksEngine(_Database):
 
 
 class RocksSecondary(_Database):
-    """The database of another process, or of nobody, to be read as it was at the last `catch_up`.
+    """A read-only view of a database, which another process may have open, as of the last `catch_up`.
 
-    It takes no lock.  RocksDB keeps notes of its own under `scratch`, and rocksdict writes its small file
-    of settings anew, with the same bytes.  What was once opened can be read on, even after the other
-    process has removed it.
+    It takes no lock.  RocksDB writes its own log under `scratch`, and rocksdict rewrites its small file of
+    settings with the same bytes.  Open files stay readable after the other process has removed them.
     """
 
     def __init__(
@@ -691,13 +687,13 @@ class RocksSecondary(_Database):
         self._reopen("No such file")
 
     def catch_up(self) -> None:
-        """See what was written since."""
+        """Make later writes visible."""
         if self._database is None:
             raise self._unavailable()
         try:
             self._database.try_catch_up_with_primary()
         except Exception:
-            # The other process has begun anew and removed what this one was about to read.
+            # The other process has reopened the database and removed files that were about to be read.
             with suppress(Exception):
                 self._release()
             self._reopen("No such file")
@@ -790,7 +786,7 @@ def _require_healthy_end(
 
 
 def _pass_foreign(error: Exception) -> None:
-    """Raise what a signal handler has raised while RocksDB was at work: it is not about RocksDB."""
+    """Raise the error again if a signal handler raised it inside a call of RocksDB."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

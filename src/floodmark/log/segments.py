@@ -1,7 +1,6 @@
-"""Which entries stand in which segment of a ledger, and when the next segment begins.
+"""The segments of a ledger in memory, and the sizes of its entries.
 
-What ledgers of every kind keep in memory.  Nothing is stored here: a ledger asks what an append would
-change, stores that, and only then tells the book that it happened.
+Nothing is stored here: a ledger asks for the effect of an append, stores it, and then tells the book.
 """
 
 from bisect import bisect_right
@@ -28,9 +27,9 @@ class SegmentBook:
         self._settings = settings
         self._time_source = time_source
         self._segments: list[Segment] = []
-        # What was ever written into the last segment: it is full although most of it may be gone.
+        # The bytes ever written into the last segment, which decide whether it is full.
         self._written = 0
-        # Ordered, because a plain dict takes long to find its first key when many before it are gone.
+        # Ordered, because a plain dict is slow to find its first key when many were removed.
         self.sizes: OrderedDict[EntryId, int] = OrderedDict()
 
     def segment_for(self, entry: EntryId, size: int) -> Segment | None:

@@ -1,7 +1,7 @@
-"""What a batched writer has done, counted at each flush and read by nobody but those who ask.
+"""Statistics of a batched writer.
 
-The buckets are those of Pulsar's PIP-160, each in the unit that its name says: sizes in bytes, delays in
-seconds.  A bucket counts what is at or below its bound; what is above the last bound is counted too.
+The buckets are those of Pulsar's PIP-160, each in the unit of its name: sizes in bytes, delays in seconds.  A
+bucket counts numbers at or below its bound; the last one counts those above.
 """
 
 from bisect import bisect_left
@@ -39,7 +39,7 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """How often a number lay at or below each bound, and above the last; and the sum of all."""
+    """The number of observations in each bucket, and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -47,11 +47,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many numbers there were."""
+        """The number of observations."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """The bounds with the number of those at or below each, as Prometheus wants them.
+        """Each bound with the number of observations at or below it, as Prometheus wants them.
 
         >>> Histogram(bounds=(0.001, 0.005), counts=(3, 0, 1), sum=0.2).cumulative()
         [('0.001', 3), ('0.005', 3), ('+Inf', 4)]

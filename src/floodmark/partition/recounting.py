@@ -1,8 +1,8 @@
-"""What was written since the last heartbeat of an earlier life, counted again from the change logs.
+"""Counts the changes since the last heartbeat before a restart, from the change logs.
 
-The sums of a heartbeat are gathered in memory as commits go by.  A node that was started has missed what an
-earlier one wrote after its last heartbeat; the logs still have it, a second's worth as a rule.  Where they do
-not, or where it is very much, nobody vouches for that interval, and its heartbeat says so.
+Commits add to the sums of the next heartbeat in memory, which a restart loses.  The change logs still have
+these commits, usually those of one second.  If the logs were trimmed, or there are very many commits, the
+interval stays unchecked, and its heartbeat says so.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ from floodmark.partition.families import LOG
 from floodmark.partition.layout import LogRow
 from floodmark.partition.read.changelog import look_up_value, read_logs, version_of
 
-# What is counted at the start of a node must not keep it waiting.
+# Limits of a count, which delays the start of a node.
 CHANGES_MAX: Final = 20_000
 BYTES_MAX: Final = 64 * MIB
 
 
 class Recount(NamedTuple):
-    """Through which version the last heartbeat went, and the sums of what lies above, by log."""
+    """The version up to which the last heartbeat counted, and the tallies above it, by log."""
 
     through: Version
     tallies: dict[int, list[CommitTally]]
@@ -37,7 +37,7 @@ class Recount(NamedTuple):
 def recount(
     engine: Engine, logs: Sequence[LogRow], node_log: int, site_id: int, trimmed: Version
 ) -> Recount | None:
-    """Count what lies above the last heartbeat of a node; None if that cannot be told."""
+    """Count the commits above the last heartbeat of a node; None if the logs do not tell."""
     try:
         last = _last_beat(engine, node_log, VERSION_MAX)
         if last is None or not all(_is_accounted(engine, log, last.through) for log in logs):

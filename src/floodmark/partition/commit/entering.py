@@ -1,11 +1,11 @@
-"""What may enter a partition.  Everything that is stored for users passes here, from whichever side it comes:
-plain writes, merges, copies from other sites, loads, repairs and what transactions prepare.
+"""Checks of all keys and values before a partition stores them: plain writes, merges, copies from other
+sites, loads, repairs and prepared writes.
 
-What is stored stays: a value that is no record would fail every reader of the namespace, and every follower
-of the site, until garbage collection has removed it.  Sites and clients check their users' arguments too, to
-say better what is wrong with them; a partition does not rely on that.
+A stored value that is no record would fail every reader of the namespace and every follower of the site until
+it is collected.  Sites and clients check their users' arguments too, for better messages; a partition does
+not rely on that.
 
-Most records are plain, which is seen at a glance; the rest are decoded.
+Most records are plain, which their last byte tells; the others are decoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ _EXPIRY_BYTES: Final = 8
 _EXPIRY_MAX_BYTES: Final = EXPIRY_MAX.to_bytes(_EXPIRY_BYTES, "big")
 _EXPIRING_BYTES_MIN: Final = _EXPIRY_BYTES + len(PLAIN)
 _EXPIRING: Final = bytes([HAS_EXPIRY])
-# What a copy ends with that has neither an expiry nor a tombstone, and what it holds besides its value.
+# The last byte of a copy without expiry and tombstone, and the bytes that it has besides its value.
 _PLAIN_COPY: Final = bytes([HAS_ORIGIN])
 _COPY_OVERHEAD: Final = STAMP_BYTES + len(_PLAIN_COPY)
 _PLAIN_COPY_BYTES_MAX: Final = VALUE_BYTES_MAX + _COPY_OVERHEAD
@@ -54,23 +54,23 @@ _NO_VERSION: Final = bytes(STAMP_BYTES - 1)
 
 
 class Kind(Enum):
-    """As what something is to be stored."""
+    """The kind of a write."""
 
     PUT = auto()
-    """New values, which replace what is there."""
+    """New values, which replace the stored ones."""
 
     MERGE = auto()
-    """New states, which are merged into what is there."""
+    """New states, which are merged into the stored ones."""
 
     WRITE = auto()
-    """Whatever is new: values or states, as the namespace has them."""
+    """New values or states, depending on the namespace."""
 
     COPY = auto()
-    """What was first written elsewhere, and carries its origin."""
+    """Records of another site, with their origin."""
 
 
 class Entrance:
-    """Checks what is to be stored in the partitions of a node.
+    """Checks writes to the partitions of a node.
 
     Of a node without a catalog the namespaces are not known: then any kind of record may enter.
     """
@@ -112,7 +112,7 @@ class Entrance:
 
 
 def check_keys(keys: Sequence[bytes]) -> None:
-    """Refuse what is not one or more qualified keys, each once."""
+    """Raise unless there are one or more qualified keys, each once."""
     if not keys:
         raise InvalidArgument("a request must name at least one key")
     ordered = isinstance(keys, Column) and keys.is_ascending
@@ -126,7 +126,7 @@ def check_keys(keys: Sequence[bytes]) -> None:
 
 
 def refuse_key(key: object) -> InvalidKey:
-    """Say what is wrong with a key that is not bytes of 1 to KEY_BYTES_MAX."""
+    """The error for a key that is not bytes of 1 to KEY_BYTES_MAX."""
     if type(key) is not bytes:
         return InvalidKey(f"a key must be bytes, not {type(key).__name__} ({key!r:.60}); encode it first")
     if not key:
@@ -255,7 +255,7 @@ def _check_record(key: bytes, value: bytes, policy: str | None, kind: Kind) -> N
 
 
 def _check_state(record: Record, value: bytes, *, stamped: bool) -> str:
-    """The policy that a state belongs to.  What is new gets its stamps here, what is copied has them."""
+    """The policy of a state.  A new state has no stamps yet, a copied one has them."""
     state = decode_state(value)
     if is_unstamped(state) == stamped:
         raise Corruption("it has no stamps of its own" if stamped else "it has stamps before it is committed")

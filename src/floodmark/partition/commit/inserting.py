@@ -1,18 +1,16 @@
-"""A commit below others: what the records of its keys above it become.
+"""Commits below newer records: rewrites the records of its keys above a commit.
 
-A prepared write commits at a version c, and its keys may have got newer records meanwhile.  These become what
-they would be had the commit been there when they were written, in the same engine batch:
+A prepared write commits at a version c, and its keys may have newer records by then.  The same engine batch
+rewrites these as if the commit had come first:
 
-- a copy from another site with a lower stamp had lost, and would not have been stored: it goes, with its
-  place in the change log;
-- a record of fields takes the change in, and a copy that adds nothing to it any more goes;
-- a counter that was added to here goes on from the new total: what it logged was a total, so that changes
-  too, or another site would believe the old one.
+- a copy from another site with a lower stamp would have lost: it is removed, also from the change log;
+- a record of fields includes the change, and a copy that adds nothing to it any more is removed;
+- a counter that was added to here continues from the new total.  The log holds totals, so it is rewritten
+  too; otherwise another site would keep the old total.
 
-Nobody has seen what changes here except by a plain get (`prepared.py` says why).
+Only plain gets can have read these records before (`prepared/writes.py` says why).
 
-A decision is carried out, whatever has happened since: no limit holds here, and a total that would not fit
-stays at the highest that does.
+A decision is always carried out: no limit is checked here, and a total that would not fit is capped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,14 +44,14 @@ from floodmark.partition.commit.merging import is_state, kind_of
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.read.records import find_stored
 
-# Rows of the first page above a commit; most often the first row is the last that is looked at.
+# Rows of the first page above a commit; usually one row is enough.
 _PROBE_ROWS: Final = 4
-# A large value is only named in the log.  Any other large one makes the same row.
+# The log holds no large value, so any large value makes the same row.
 _LARGE: Final = bytes(LOG_INLINE_VALUE_BYTES_MAX + 1)
 
 
 class Correction(NamedTuple):
-    """A change that is logged otherwise from now on; None where it goes, or where it never was."""
+    """A change of the change log; `before` is None for a new change, `after` for one that is removed."""
 
     version: Version
     key: bytes
@@ -61,7 +59,7 @@ class Correction(NamedTuple):
     after: bytes | None
 
     def tallies(self, site: int) -> Iterator[CommitTally]:
-        """What to add to the sums of its commit, to make them right."""
+        """The tallies that correct the sums of its commit."""
         if self.before is not None:
             version, namespace, changes, digest, own = _tally(self.version, site, self.key, self.before)
             yield version, namespace, -changes, digest, own
@@ -84,7 +82,7 @@ class Insertion:
         self._rows: list[WriteRow] = []
 
     def add(self, key: bytes, prefix: bytes, value: bytes) -> None:
-        """Insert what is written to a qualified key."""
+        """Insert the write of a qualified key."""
         base = find_stored(self._engine, prefix, self._version)
         before = None if base is None else base[1]
         written = _write(before, value, self._version, self._site)
@@ -131,7 +129,7 @@ class LoggedCommits:
         self._chunks: dict[Version, list[bytes]] = {}
 
     def find(self, version: Version, key: bytes, stored: bytes) -> bytes | None:
-        """What a commit logged of a qualified key that it stored; None if it did not, as a load does not."""
+        """The logged value of a qualified key in a commit; None if it was not logged, as a load is not."""
         if version not in self._commits:
             self._read(version)
         commit = self._commits[version]
@@ -190,7 +188,7 @@ def _rows_above(engine: Engine, prefix: bytes, version: Version) -> Iterator[Row
 
 
 def _write(current: bytes | None, value: bytes, version: Version, site: int) -> Written:
-    """What a write becomes at a version, on the record that stands below it."""
+    """The record that a write makes at a version of the record below it."""
     if not is_state(value):
         return Written(value, value)
     if kind_of(value) == "fields":
@@ -217,7 +215,7 @@ def _redo(
     logged: bytes,
     site: int,
 ) -> Written | None:
-    """What a record becomes on what stands below it now, where `before` stood; None if it goes."""
+    """A record rewritten on the new record below it, instead of `before`; None if it is removed."""
     current = below[1]
     if not _is_alike(current, stored):
         wins = _stamp(version, stored, site) > _stamp(*below, site)
@@ -230,7 +228,7 @@ def _redo(
 
 
 def _count_again(current: bytes, before: bytes | None, version: Version, logged: bytes, site: int) -> bytes:
-    """What a write to a counter logs that was made on another total of this site."""
+    """The logged state of a write to a counter, on another total of this site."""
     entries = _decode_counter(logged).entries
     if not entries:
         return logged
@@ -239,7 +237,7 @@ def _count_again(current: bytes, before: bytes | None, version: Version, logged:
 
 
 def _total(stored: bytes | None, site: int) -> int:
-    """What a site has added to a counter."""
+    """A site's total of a counter."""
     if stored is None or not is_state(stored) or kind_of(stored) != "counter":
         return 0
     return sum(entry.total for entry in _decode_counter(stored).entries if entry.site == site)

@@ -1,11 +1,10 @@
-"""Commits of states: what is there is read inside the commit, and what is written is merged into it.
+"""Commits of states, which are merged into the stored records inside the commit.
 
-A stored value that has stamps is a *state* (`codec/states.py`), and says by itself how it is merged, so
-that nothing here asks for a namespace's settings.  A commit of states stores what the records become, and
-logs what was written to them: another site merges that, and holds the same record.
+A stored value that has stamps is a *state* (`codec/states.py`); it says how it is merged, so nothing here
+depends on a namespace's settings.  A commit of states stores the merged records and logs the written states:
+another site merges these and gets the same records.
 
-A state never meets a plain record, or one of another kind.  A namespace holds one kind only, and whoever
-writes another went to the wrong one.
+A namespace holds states of one kind, or plain records; a write of another kind is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,12 +42,12 @@ from floodmark.partition.read.stamps import newest_rows
 
 _flags: Final = itemgetter(-1)
 
-# What a write makes of the newest row of a qualified key; None if it makes nothing of it.
+# The record that a write makes of the newest row of a qualified key; None if nothing changes.
 Merge = Callable[[bytes, Row | None, bytes], Written | None]
 
 
 def is_state(stored: bytes) -> bool:
-    """Whether a stored value is merged with others of its key, and does not only replace them."""
+    """Whether a stored value is a state, which is merged and does not replace."""
     return stored[-1] & HAS_STAMPS != 0
 
 
@@ -58,9 +57,9 @@ def has_states(values: Sequence[bytes]) -> bool:
 
 
 def merge_writes(engine: Engine, writes: Writes, limits: CommitLimits, merge: Merge) -> Writes | None:
-    """The commit that merges some writes into what is stored; None if nothing changes.
+    """The rows of a commit that merges some writes into the stored records; None if nothing changes.
 
-    The caller is inside the commit, so that what is read here is what the commit is made on.
+    The caller is inside the commit, so no other commit can come between.
     """
     keys: list[bytes] = []
     prefixes: list[bytes] = []
@@ -91,13 +90,13 @@ def _merge_one(merge: Merge, key: bytes, row: Row | None, value: bytes) -> Writt
     try:
         return merge(key, row, value)
     except Corruption:
-        # What is stored is to blame, or what is written.
+        # Either the stored record or the write is damaged.
         if row is not None:
             require_sound(*row)
         raise
 
 
-# What a write makes of a row
+# Merges
 
 
 def write_at(version: Version, site: int) -> Merge:
@@ -113,7 +112,7 @@ def write_at(version: Version, site: int) -> Merge:
 
 
 def write_unchanged_at(version: Version, site: int, since: Version) -> Merge:
-    """The same for what was not changed since a version: of a state each field, of other records all."""
+    """The same for fields of a state, and for other records, that were not changed since a version."""
     newest = Stamp(since, SITE_IDS_MAX)
     unchanged = encode_stamp(since, SITE_IDS_MAX)
     write = write_at(version, site)
@@ -185,7 +184,7 @@ def contains(stored: bytes, logged: bytes) -> bool:
 
 
 def _current(key: bytes, row: Row | None, value: bytes) -> bytes | None:
-    """What is stored, which must be of the kind that is written."""
+    """The stored state, which must be of the kind that is written."""
     if row is None:
         return None
     held, written = _name_kind(row[1]), _name_kind(value)
@@ -204,11 +203,11 @@ def _name_kind(stored: bytes) -> str:
     return "a counter" if kind_of(stored) == "counter" else "fields"
 
 
-# What was changed, and what is too large
+# Changed fields, and limits
 
 
 def leave_changed(key: bytes, current: bytes | None, value: bytes, newest: Stamp) -> bytes | None:
-    """Of an unstamped write of fields, what is about fields that were not changed after a stamp.
+    """The part of an unstamped write of fields that is about fields not changed after a stamp.
 
     A record that is deleted or put anew keeps the fields that were changed, and loses the others one by one.
     None if nothing is left.

@@ -39,12 +39,12 @@ class PreparingWriter(Writer, Protocol):
 
     range: KeyRange
     limits: CommitLimits
-    # Whether it is about to be split or merged, and takes no more prepared writes.
+    # Whether a split or merge is under way; then nothing is prepared.
     sealing: bool
 
 
 class Place(NamedTuple):
-    """Where the steps of a node are taken."""
+    """The parts of a node that its steps work on."""
 
     prepared: PreparedWrites
     storage: Storage
@@ -58,9 +58,9 @@ class Place(NamedTuple):
 
 
 class Prepare(Step):
-    """Store a write where nobody sees it.  Its version is p.
+    """Store an invisible write.  Its version is p.
 
-    `blocking` are the writes of other transactions that are in the way, and then nothing is done.
+    If writes of other transactions conflict with it, they are in `blocking`, and nothing is stored.
     """
 
     def __init__(self, place: Place, writer: PreparingWriter, transaction: str, writes: Writes) -> None:
@@ -87,7 +87,7 @@ class Prepare(Step):
         version = mint()
         states = writes.only(list(map(is_state, writes.values)))
         if states is not None:
-            # Whoever may not merge this is told now: when it is decided, nothing is refused any more.
+            # A write that cannot be merged fails now: after the decision nothing is refused.
             merge_writes(place.engine, states, self._partition.limits, write_at(version, place.site))
         rows = store_rows(transaction, version, writes.keys, writes.values)
         self._write = OpenWrite(transaction, version, writes.keys, writes.size, 0)

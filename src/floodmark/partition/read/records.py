@@ -51,13 +51,13 @@ class Page(NamedTuple):
 
 
 def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
-    """The newest version of a key, or the newest at or below `at`, with what is stored there."""
+    """The newest version of a key, or the newest at or below `at`, and its stored record."""
     row = engine.ceiling(DATA, prefix if at is None else prefix + encode_version(at), prefix)
     return None if row is None else (decode_version(row[0]), row[1])
 
 
 def find_before(engine: Engine, key: bytes, version: Version) -> bytes | None:
-    """What a reader just before `version` found under a qualified key, as stored."""
+    """The stored record of a qualified key just before `version`."""
     prefix = encode_prefix(key)
     found = find_stored(engine, prefix, version - 1)
     if found is None:
@@ -78,7 +78,7 @@ def read_record(engine_key: bytes, stored: bytes, physical_ms: int) -> tuple[Rec
 
 
 def decode_whole(stored: bytes) -> Record:
-    """`decode_value`, and a look into every part of what is merged."""
+    """`decode_value`, which also decodes every part of a state."""
     record = decode_value(stored)
     if record.stamps is not None:
         decode_state(stored)
@@ -336,7 +336,7 @@ def scan_versions(engine: Engine, keys: KeyRange, since: Version, until: Version
 
 
 def _next_wanted(last: bytes, newest: bytes, behind_oldest: bytes) -> bytes:
-    """Where to go on behind an engine key, without the versions that lie above or below what is wanted."""
+    """Where to continue behind an engine key, without versions that are not wanted."""
     prefix, suffix = last[:-VERSION_BYTES], last[-VERSION_BYTES:]
     if suffix < newest:
         return prefix + newest

@@ -85,7 +85,7 @@ def _match(page: Sequence[Row], prefixes: Sequence[bytes], index: int, found: li
     for row in page:
         prefix = row[0][:-VERSION_BYTES]
         if prefix < wanted:
-            # An older version of the key before, or a key that nobody asked for.
+            # An older version of the last key, or a key that is not wanted.
             continue
         if prefix != wanted:
             index = bisect_left(prefixes, prefix, index)

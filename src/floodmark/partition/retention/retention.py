@@ -1,4 +1,4 @@
-"""How far back a node remembers: what was collected of each namespace, and trimmed of the logs."""
+"""How far back the history of a node reaches: collected versions of namespaces, and trimmed logs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -13,21 +13,21 @@ from floodmark.partition.families import COLLECTED, DATA, HORIZON, LOADED, LOG, 
 from floodmark.partition.layout import load_version, read_metadata, store_version
 from floodmark.partition.retention.collect import Collected, Collector
 
-# Without other sites, every tombstone has done its work once no reader here can see behind it.
+# Without other sites, a tombstone can go as soon as no reader can see behind it.
 SETTLED: Final = VERSION_MAX
 
 
 class Retention:
-    """Removes history, and knows what was removed.
+    """Removes history, and keeps how much of it was removed.
 
-    A version is declared collected on stable storage before anything of it goes, so that a reader gets
-    the truth or `VersionCollected`, and nothing in between.
+    A version is durably declared as collected before any of its rows is removed, so a reader gets either the
+    right answer or `VersionCollected`.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._engine = storage.engine
-        # By the namespace's bytes; shared with the partitions, which check their readers against it.
+        # By encoded namespace; shared with the partitions, which check reads against it.
         self.collected: dict[bytes, Version] = {}
         self._loaded: dict[bytes, Version] = {}
         self._trimmed: Version = 0
@@ -35,7 +35,7 @@ class Retention:
         storage.on_recovery.append(self._load)
 
     def _load(self) -> None:
-        # Only ever raised: a reader that was refused once is not let in again.
+        # It only grows: a refused version stays refused.
         for key, stored in read_metadata(self._engine, COLLECTED):
             namespace, version = key[len(COLLECTED) :], int.from_bytes(stored, "big")
             self.collected[namespace] = max(version, self.collected.get(namespace, 0))
@@ -54,11 +54,11 @@ class Retention:
         return load_version(self._engine, HORIZON + encode_namespace(namespace))
 
     def loaded_version(self, namespace: int) -> Version:
-        """What a namespace was loaded with is stored at or below this, and was no change; 0 if nothing."""
+        """Rows at or below this were loaded and are no changes; 0 if the namespace was not loaded."""
         return self._loaded.get(encode_namespace(namespace), 0)
 
     def declare_loaded(self, namespace: int, version: Version) -> None:
-        """Let the history of a namespace begin behind what it was loaded with.  The caller has the turn."""
+        """Let the history of a namespace begin above its loaded rows.  The caller holds the turn."""
         encoded = encode_namespace(namespace)
         collected = max(version, self.collected.get(encoded, 0))
         self._storage.store(
@@ -67,7 +67,7 @@ class Retention:
         self._load()
 
     def raise_horizon(self, namespace: int, horizon: Version) -> WriteRow:
-        """The write that takes over a collected horizon from those that a namespace was loaded from."""
+        """The row that raises the collected horizon of a namespace."""
         raised = max(horizon, self.collected_horizon(namespace))
         return store_version(HORIZON + encode_namespace(namespace), raised)
 
@@ -76,7 +76,7 @@ class Retention:
         return self._trimmed
 
     def declare_collected(self, safe_points: Mapping[int, Version]) -> None:
-        """Declare that namespaces can no longer be read below some versions.  The caller has the turn."""
+        """Declare that namespaces can no longer be read below some versions.  The caller holds the turn."""
         raised = {
             encode_namespace(namespace): safe_point
             for namespace, safe_point in safe_points.items()
@@ -89,9 +89,9 @@ class Retention:
             self.collected.update(raised)
 
     def collect(self, namespace: int, pause: Callable[[], bool], settled: Version = SETTLED) -> Collected:
-        """Remove what no reader at or above the namespace's collected version can see.
+        """Remove the rows that no reader at or above the namespace's collected version can see.
 
-        What is dead under a stamp above `settled` stays: something older may still come.
+        A dead record with a stamp above `settled` stays, since an older change may still arrive.
         """
         encoded = encode_namespace(namespace)
         collector = Collector(
@@ -125,7 +125,7 @@ class Retention:
 
 
 def _namespace_bounds(encoded: bytes) -> tuple[bytes, bytes]:
-    """The engine keys of a namespace: its bytes stand in the first group, so plain prefixes bound them."""
+    """The bounds of a namespace's engine keys; its id is in their first group, so a prefix bounds them."""
     start = RAW + encoded
     end = prefix_end(start)
     assert end is not None
