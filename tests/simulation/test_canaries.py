@@ -9,11 +9,13 @@ SEEDS_MAX = 200
 KNOWN_SEEDS = {
     "clock-not-moved": 3,
     "commit-split": 1,
-    "fence-left-out": 12,
+    "fence-left-out": 26,
+    "one-beat-for-another": 1,
     "removed-unshared": 5,
     "sealed-forgotten": 1,
     "stale-step": 33,
     "tombstone-early": 1,
+    "uncounted-start": 1,
     "watermark-early": 2,
 }
 

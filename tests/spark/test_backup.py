@@ -145,6 +145,7 @@ def test_an_empty_namespace_can_be_backed_up(
     assert check_backup(str(target), spark=spark).findings == []
 
 
+@pytest.mark.slow
 def test_progress_is_reported_to_the_end(spark: SparkSession, oslo: Served, target: Path) -> None:
     recorder = Recorder()
     backup(address_of(oslo.url), "users", str(target), spark=spark, progress=recorder)
@@ -182,6 +183,7 @@ def test_changes_need_something_that_they_follow(spark: SparkSession, oslo: Serv
         backup(address_of(oslo.url), "users", str(target), incremental=True, spark=spark)
 
 
+@pytest.mark.slow
 def test_the_changes_for_the_next_time_are_held_and_nothing_else(
     spark: SparkSession, oslo: Served, target: Path
 ) -> None:
@@ -431,6 +433,7 @@ def test_a_damaged_manifest_is_found(spark: SparkSession, chain: Path) -> None:
     assert "no complete part leads" in gap.message
 
 
+@pytest.mark.slow
 def test_a_missing_part_is_found_and_an_unfinished_one_is_not_wrong(spark: SparkSession, chain: Path) -> None:
     full, changes = list_backups(str(chain))
     (chain / full.part / MANIFEST).unlink()

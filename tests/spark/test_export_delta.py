@@ -97,6 +97,7 @@ def test_a_merge_writes_only_the_files_again_in_which_something_changed(
     assert exported_current(target)[b"00103a"] == b"inserted"
 
 
+@pytest.mark.slow
 def test_a_current_view_follows_writes_that_go_on(
     served: Served, spark: SparkSession, users: Namespace, target: Path
 ) -> None:
