@@ -15,6 +15,7 @@ from floodmark.spark.jobs import replicate_topology, site_addresses
 from floodmark.spark.links.steps import FORMAT, OPTION, LinksSource, encode_links
 
 
+@pytest.mark.slow
 class TestSparkRunner(RunnerContract):
     """The contract, in a Spark query."""
 
