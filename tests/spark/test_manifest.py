@@ -26,9 +26,9 @@ from floodmark.spark.jobs.backups.manifest import (
     FORMAT,
     MANIFEST,
     ColumnType,
-    DataFile,
     Kind,
     Manifest,
+    PartFile,
     RowCounts,
     RowSums,
     choose_chain,
@@ -55,7 +55,7 @@ def manifest_of(since: Version, version: Version) -> Manifest:
         version=version,
         keys=KeyRange(b"\x00a", None),
         sums=RowSums(counts=RowCounts(live=1, tombstones=2, expired=3, total=6), digest=-(1 << 63)),
-        files=[DataFile("rows-1/part-0.parquet", 17)],
+        files=[PartFile("rows-1/part-0.parquet", 17)],
         columns=[ColumnType("key", "binary")],
         watermark={1: version, 200: 5},
         collected_horizon=2,
@@ -180,7 +180,7 @@ def test_parts_that_follow_nothing_are_found() -> None:
 
 
 def test_files_that_differ_are_named() -> None:
-    files = [DataFile("a", 1), DataFile("b", 2)]
+    files = [PartFile("a", 1), PartFile("b", 2)]
     assert compare_files(files, {"a": 1, "b": 2, MANIFEST: 9}) == []
     assert compare_files(files, {"a": 1}) == ["b is missing"]
     assert compare_files(files, {"a": 1, "b": 1}) == ["b has 1 bytes instead of 2"]
@@ -189,7 +189,7 @@ def test_files_that_differ_are_named() -> None:
 
 
 def test_what_a_killed_attempt_has_left_is_not_a_difference() -> None:
-    files = [DataFile("rows-2/a", 1)]
+    files = [PartFile("rows-2/a", 1)]
     assert find_strange_files(files, {"rows-1/a": 1, "rows-2/a": 1}) == []
     assert find_strange_files(files, {"rows-2/a": 1, "rows-2/b": 1}) == ["rows-2/b does not belong to it"]
 

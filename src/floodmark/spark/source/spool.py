@@ -3,7 +3,6 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from types import TracebackType
 from typing import IO, Final
 
 import pyarrow
@@ -30,12 +29,7 @@ class Spool:
     def __enter__(self) -> "Spool":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

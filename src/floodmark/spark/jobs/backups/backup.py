@@ -33,16 +33,15 @@ from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.manifest import (
     ATTEMPT,
-    FORMAT,
     MANIFEST,
-    DataFile,
     Kind,
     Manifest,
+    PartFile,
+    Plan,
     RowCounts,
     RowSums,
     decode_document,
     encode_document,
-    part_name,
     read_manifest,
     read_manifests,
 )
@@ -79,31 +78,6 @@ class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
     safe_point: str | None
     resumed: bool
     note: str | None
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that was begun."""
-
-    format: int = FORMAT
-    id: str
-    kind: Kind
-    site: str
-    site_id: int
-    namespace: NamespaceRow
-    since: Version
-    version: Version
-    watermark: dict[int, Version]
-    safe_point: str
-
-    @property
-    def part(self) -> str:
-        """The name of the part's directory."""
-        return part_name(self.kind, self.since, self.version)
-
-    @property
-    def held_version(self) -> Version:
-        """The version to hold until the part is complete."""
-        return self.version if self.kind is Kind.FULL else self.since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,27 +281,19 @@ def _carry_out(job: _Job, plan: Plan) -> Manifest:
     attempt = f"{ATTEMPT}{uuid4().hex}"
     with watch_tasks(job.spark, job.progress, "write rows"), explaining(job.target):
         sums = write_files(_read_rows(job, plan), part.directory(attempt), plan.version)
-    files = [DataFile(f"{attempt}/{name}", size) for name, size in part.directory(attempt).sizes().items()]
+    files = [PartFile(f"{attempt}/{name}", size) for name, size in part.directory(attempt).sizes().items()]
     _require_rows(part, files, sums)
     for name in part.names():
         if name != attempt:
             part.remove(name)
     part.sync(file.name for file in files)
     manifest = Manifest(
-        id=plan.id,
-        kind=plan.kind,
-        site=plan.site,
-        site_id=plan.site_id,
-        namespace=plan.namespace,
-        since=plan.since,
-        version=plan.version,
+        **msgspec.structs.asdict(plan),
         sums=sums,
         files=files,
         columns=columns_of(record_columns(plan.namespace.merge)),
-        watermark=plan.watermark,
         # Read after the rows, which may lack deletions that were collected meanwhile.
         collected_horizon=_collected_horizon(job.site, plan.namespace.name),
-        safe_point=plan.safe_point,
         created_at=moment_of(job.site.now()),
     )
     part.publish(MANIFEST, encode_document(manifest))
@@ -348,7 +314,7 @@ def _read_rows(job: _Job, plan: Plan) -> DataFrame:
     return read_site(job.spark, job.source, options, record_columns(plan.namespace.merge))
 
 
-def _require_rows(part: Directory, files: list[DataFile], sums: RowSums) -> None:
+def _require_rows(part: Directory, files: list[PartFile], sums: RowSums) -> None:
     """Raise SinkFailed if the files hold another number of rows than were read from the site."""
     written = 0
     for file in files:

@@ -17,8 +17,8 @@ from floodmark.model.version import Version
 from floodmark.spark.jobs.backups.manifest import (
     ATTEMPT,
     MANIFEST,
-    DataFile,
     Manifest,
+    PartFile,
     RowSums,
     find_gaps,
     part_names,
@@ -122,10 +122,10 @@ def find_damage(spark: SparkSession, place: Directory, manifest: Manifest) -> li
     return [] if found == manifest.sums else [_describe(found, manifest.sums)]
 
 
-def compare_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
+def compare_files(expected: list[PartFile], found: dict[str, int]) -> list[str]:
     """The files of a part that are missing or have another size.
 
-    >>> compare_files([DataFile("a", 7), DataFile("b", 7)], {"b": 5, "c": 1})
+    >>> compare_files([PartFile("a", 7), PartFile("b", 7)], {"b": 5, "c": 1})
     ['a is missing', 'b has 5 bytes instead of 7']
     """
     texts = []
@@ -138,10 +138,10 @@ def compare_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
     return texts
 
 
-def find_strange_files(expected: list[DataFile], found: dict[str, int]) -> list[str]:
+def find_strange_files(expected: list[PartFile], found: dict[str, int]) -> list[str]:
     """The files that do not belong to a part.
 
-    >>> find_strange_files([DataFile("a", 7), DataFile("b", 7)], {"b": 5, "c": 1})
+    >>> find_strange_files([PartFile("a", 7), PartFile("b", 7)], {"b": 5, "c": 1})
     ['c does not belong to it']
     """
     known = {MANIFEST, *(file.name for file in expected)}

@@ -56,7 +56,7 @@ class RowSums(msgspec.Struct, frozen=True, kw_only=True):
     digest: int
 
 
-class DataFile(msgspec.Struct, frozen=True):
+class PartFile(msgspec.Struct, frozen=True):
     """A file of rows, by its path from the part's directory."""
 
     name: str
@@ -70,11 +70,11 @@ class ColumnType(msgspec.Struct, frozen=True):
     type: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete part of a backup.
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a backup that was begun.
 
     After a restore, a reader of the site's changes goes on from `version`.  `watermark` names per site the
-    changes that are in; below `collected_horizon` deletions may be missing.
+    changes that are in.
     """
 
     format: int = FORMAT
@@ -85,19 +85,29 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     namespace: NamespaceRow
     since: Version
     version: Version
-    keys: KeyRange = KeyRange()
-    sums: RowSums
-    files: list[DataFile]
-    columns: list[ColumnType]
     watermark: dict[int, Version]
-    collected_horizon: Version
     safe_point: str
-    created_at: datetime
 
     @property
     def part(self) -> str:
         """The name of the part's directory."""
         return part_name(self.kind, self.since, self.version)
+
+    @property
+    def held_version(self) -> Version:
+        """The version to hold until the part is complete."""
+        return self.version if self.kind is Kind.FULL else self.since
+
+
+class Manifest(Plan, frozen=True, kw_only=True):
+    """A complete part of a backup.  Below `collected_horizon` deletions may be missing."""
+
+    keys: KeyRange = KeyRange()
+    sums: RowSums
+    files: list[PartFile]
+    columns: list[ColumnType]
+    collected_horizon: Version
+    created_at: datetime
 
 
 class _Sealed(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from types import TracebackType
 from typing import Final
 from uuid import uuid4
 
@@ -102,12 +101,7 @@ class ComparedSites:
     def __enter__(self) -> "ComparedSites":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open_sites.close()
 
     # Namespaces
