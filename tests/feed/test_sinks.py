@@ -133,7 +133,7 @@ def test_an_output_that_nobody_reads_ends_the_feed() -> None:
             raise BrokenPipeError
 
     sink = StdoutSink(Broken())
-    with pytest.raises(Closed, match="nobody reads"):
+    with pytest.raises(Closed, match="closed by its reader"):
         sink.write([change(1, b"a")], since=SINCE, through=SINCE + 1)
 
 

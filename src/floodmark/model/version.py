@@ -19,6 +19,8 @@ COUNTER_BITS: Final = 18
 COUNTER_MAX: Final = (1 << COUNTER_BITS) - 1
 PHYSICAL_MS_MAX: Final = (1 << 46) - 1
 VERSION_MAX: Final = (1 << 64) - 1
+# The last second of the year 9999, beyond which readers of timestamps fail.
+MOMENT_SECONDS_MAX: Final = 253_402_300_799
 
 
 def compose(physical_ms: int, logical: int) -> Version:

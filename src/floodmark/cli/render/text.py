@@ -17,12 +17,10 @@ from rich.cells import cell_len
 
 from floodmark.model import Resolved, Version
 from floodmark.model.text import DURATION_UNITS
-from floodmark.model.version import moment_of
+from floodmark.model.version import MOMENT_SECONDS_MAX, moment_of
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
-
-_EXPIRY_SHOWN_MAX: Final = 253_402_300_799  # the last second of the year 9999
 
 
 def show_bytes(data: bytes) -> str:
@@ -127,7 +125,7 @@ def show_expiry(expires_at: int | None) -> str | None:
     """The second at which a record is gone, as a moment in UTC."""
     if expires_at is None:
         return None
-    seconds = min(expires_at, _EXPIRY_SHOWN_MAX)
+    seconds = min(expires_at, MOMENT_SECONDS_MAX)
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -37,7 +37,7 @@ from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed, Corruption, InvalidArgument, SinkFailed, StorageFailed
 from floodmark.model.limits import KEY_BYTES_MAX
-from floodmark.model.version import Version, physical_ms
+from floodmark.model.version import MOMENT_SECONDS_MAX, Version, physical_ms
 
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
 
@@ -62,8 +62,6 @@ _NAME: Final = re.compile(
     r"(changes-(?P<range>\d{6,})-(?P<since>\d{20})-(?P<through>\d{20})"
     r"|snapshot-(?P<snapshot_range>\d{6,})-(?P<version>\d{20})-(?P<part>[0-9a-f]{16}))\.parquet"
 )
-# The last second of the year 9999: readers of timestamps fail beyond it.
-_EXPIRY_MAX: Final = 253_402_300_799
 
 # The ranges of a feed are opened side by side.
 _opening: Final = Lock()
@@ -297,4 +295,4 @@ def _read(directory: Directory, file: ChangeFile, columns: list[str]) -> pyarrow
 
 
 def _microseconds(expires_at: int | None) -> int | None:
-    return None if expires_at is None else min(expires_at, _EXPIRY_MAX) * 1_000_000
+    return None if expires_at is None else min(expires_at, MOMENT_SECONDS_MAX) * 1_000_000

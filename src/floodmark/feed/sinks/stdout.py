@@ -1,10 +1,9 @@
 """`stdout:` prints each change as a JSON object on a line of its own, as `floodmark changes --json` does.
 
-Bytes that are UTF-8 stand as text under their name, all others as base64 under the name with `_base64`
-behind it.  Versions are strings, because many readers of JSON round large numbers.
+UTF-8 bytes are text under their name, other bytes are base64 under the name with the suffix `_base64`.
+Versions are strings, because many readers of JSON round large numbers.
 
-A line cannot be taken back: what is delivered again is printed again.  Whoever reads the lines tells a
-repetition by namespace, key and version.
+A change that is delivered again is printed again.  A reader recognizes it by namespace, key and version.
 """
 
 import sys
@@ -20,10 +19,9 @@ from floodmark.feed.sinks.address import SinkAddress
 from floodmark.feed.sinks.base import Sink, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed
-from floodmark.model.version import Version, moment_of
+from floodmark.model.version import MOMENT_SECONDS_MAX, Version, moment_of
 
 _printing: Final = Lock()
-_EXPIRY_SHOWN_MAX: Final = 253_402_300_799  # the last second of the year 9999
 
 
 class StdoutSink:
@@ -40,10 +38,10 @@ class StdoutSink:
 
     def _print(self, lines: bytes) -> None:
         left = memoryview(lines)
-        # Lines of ranges that write at the same time must not get mixed up.
+        # Ranges that write at the same time must not mix their lines.
         with _printing:
             while left:
-                # Python that was told not to buffer writes as much as the pipe takes.
+                # An unbuffered stream writes only as much as the pipe takes.
                 left = left[self._stream.write(left) :]
 
     def flush(self) -> None:
@@ -56,7 +54,7 @@ class StdoutSink:
         try:
             operation()
         except (BrokenPipeError, ValueError) as error:
-            raise Closed("nobody reads the output any more; start the feed again where it is read") from error
+            raise Closed("the output was closed by its reader; start the feed again") from error
 
 
 def encode_line(change: Change) -> bytes:
@@ -65,7 +63,7 @@ def encode_line(change: Change) -> bytes:
 
 
 def change_fields(change: Change) -> dict[str, object]:
-    """What is shown of a change, by name."""
+    """The fields of a change to show, by name."""
     return {
         "namespace": change.namespace,
         **_bytes_field("key", change.key),
@@ -104,4 +102,4 @@ def _show(moment: datetime, precision: str) -> str:
 def _show_expiry(expires_at: int | None) -> str | None:
     if expires_at is None:
         return None
-    return _show(datetime.fromtimestamp(min(expires_at, _EXPIRY_SHOWN_MAX), UTC), "seconds")
+    return _show(datetime.fromtimestamp(min(expires_at, MOMENT_SECONDS_MAX), UTC), "seconds")

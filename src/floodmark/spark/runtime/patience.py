@@ -1,4 +1,4 @@
-"""Waiting for a server that does not answer just now: it may be restarted, and Spark should outlive that."""
+"""Retries while a server is unreachable, so that Spark survives its restart."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ Wait: TypeAlias = Callable[[float], object]
 def ask_patiently(
     ask: Callable[[], Result], *, pauses: Sequence[float] = PAUSES, wait: Wait | None = None
 ) -> Result:
-    """Ask, and ask again while the server cannot be reached.  For what may be asked twice without harm.
+    """Retry an idempotent call while the server is unreachable.
 
-    A warning says that it waits, and for how long; the error at the end, how often it has asked.
+    Logs a warning with the time that is left; the last error says how often it was tried.
     """
     pause_for = wait or Event().wait
     for number, pause in enumerate(pauses):

@@ -386,13 +386,13 @@ def _check_kinds(keys: pyarrow.Array, kinds: pyarrow.Array) -> None:
 
 
 def _is_after(kinds: pyarrow.Array) -> pyarrow.BooleanArray | None:
-    """Which rows are not before-images; None if all are."""
+    """A mask of the rows that are not before-images; None if all are not."""
     kept = pyarrow.compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
     return None if pyarrow.compute.all(kept, min_count=0).as_py() else kept
 
 
 def _is_deleted(kinds: pyarrow.Array) -> pyarrow.BooleanArray | None:
-    """Which rows delete; None if none does."""
+    """A mask of the rows that delete; None if none does."""
     deleted = pyarrow.compute.equal(kinds, ChangeType.DELETE.value)
     return deleted if pyarrow.compute.any(deleted).as_py() else None
 

@@ -22,7 +22,7 @@ from floodmark.model.change import ChangeType
 from floodmark.model.errors import SchemaMismatch
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.stream import ChangeBatch
-from floodmark.model.version import COUNTER_BITS, Version, physical_ms
+from floodmark.model.version import COUNTER_BITS, MOMENT_SECONDS_MAX, Version, physical_ms
 from floodmark.spark.source.fields import find_first, read_fields
 from floodmark.spark.source.schemas import (
     CHANGE_DIGEST,
@@ -38,8 +38,6 @@ from floodmark.spark.source.schemas import (
 _BINARY: Final = pyarrow.binary()
 _LONG: Final = pyarrow.int64()
 _MOMENT: Final = pyarrow.timestamp("us", "UTC")
-# The last second of the year 9999: beyond it, readers of timestamps fail.
-_EXPIRY_MAX: Final = 253_402_300_799
 
 # Arrow miscounts where no end is named.
 _QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
@@ -288,7 +286,7 @@ def _origin_versions(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
 
 
 def _expiry_timestamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
-    seconds = compute.min_element_wise(columns.expiries, _EXPIRY_MAX, skip_nulls=False)
+    seconds = compute.min_element_wise(columns.expiries, MOMENT_SECONDS_MAX, skip_nulls=False)
     return compute.multiply(seconds, 1_000_000).cast(_MOMENT)
 
 

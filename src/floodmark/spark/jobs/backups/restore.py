@@ -201,7 +201,21 @@ class Restoration:
     def verify(self, written: RowSums) -> str | None:
         """Compare the namespace with the written rows.  Returns None, or why they cannot be compared."""
         with watch_tasks(self.session, self.progress, "verify"), explaining(self.place):
-            return _verify(self.session, self.site, self.target, self.namespace, self.version, written)
+            namespace, target = self.namespace, self.target
+            at = self.site.host.versions.read_version()
+            options = {"namespace": namespace.name, "rows": "all", "versionAsOf": str(at)}
+            # Stamps in the backup are at or below its version, so higher ones are of other writers.
+            others = F.count_if(F.col("_origin_version") > F.lit(self.version)).alias(_OTHERS)
+            rows = to_content(read_site(self.session, target, options, record_columns(namespace.merge)))
+            found = rows.agg(*sum_columns(rows.columns, self.version), others).collect()[0].asDict()
+        if to_sums(found) == written:
+            return None
+        if found[_OTHERS]:
+            return f"not verified: {found[_OTHERS]:,} records were written by others meanwhile"
+        raise Corruption(
+            f"namespace {namespace.name!r} of site {self.site.name!r} does not hold the restored records: "
+            f"{to_sums(found)} instead of {written}. Check the backup, drop the namespace and restore again"
+        )
 
 
 def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress: Progress) -> None:
@@ -280,28 +294,3 @@ def _require_own(site: Site, namespace: NamespaceRow, begun: Version) -> bool:
                 "namespace, or into one that is empty"
             )
     return found
-
-
-def _verify(
-    spark: SparkSession,
-    site: Site,
-    target: SiteAddress,
-    namespace: NamespaceRow,
-    version: Version,
-    written: RowSums,
-) -> str | None:
-    """Compare the namespace with the written rows.  Returns None, or why they cannot be compared."""
-    at = site.host.versions.read_version()
-    options = {"namespace": namespace.name, "rows": "all", "versionAsOf": str(at)}
-    # Stamps in the backup are at or below its version, so higher ones are of other writers.
-    others = F.count_if(F.col("_origin_version") > F.lit(version)).alias(_OTHERS)
-    rows = to_content(read_site(spark, target, options, record_columns(namespace.merge)))
-    found = rows.agg(*sum_columns(rows.columns, version), others).collect()[0].asDict()
-    if to_sums(found) == written:
-        return None
-    if found[_OTHERS]:
-        return f"not verified: {found[_OTHERS]:,} records were written by others meanwhile"
-    raise Corruption(
-        f"namespace {namespace.name!r} of site {site.name!r} does not hold the restored records: "
-        f"{to_sums(found)} instead of {written}. Check the backup, drop the namespace and restore again"
-    )

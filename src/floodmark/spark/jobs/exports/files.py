@@ -16,6 +16,7 @@ import pyarrow.compute
 import pyarrow.parquet
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from floodmark.accounting.counting import Counted
 from floodmark.feed.sinks.parquet import SCHEMA
@@ -42,8 +43,7 @@ CURRENT: Final = pyarrow.schema(
 ROW_GROUP_BYTES_MAX: Final = 16 * MIB
 FILE_BYTES_MAX: Final = 256 * MIB
 
-_REPORT: Final = "name string, rows long, bytes long, first long, last long, counted binary"
-_REPORT_SCHEMA: Final = pyarrow.schema(
+_REPORT: Final = pyarrow.schema(
     [
         ("name", pyarrow.string()),
         *((name, pyarrow.int64()) for name in ("rows", "bytes", "first", "last")),
@@ -77,7 +77,7 @@ def write_changes(
 
 
 def _write(frame: DataFrame, writer: "FileWriter") -> tuple[list[DataFile], Counted]:
-    reports = frame.mapInArrow(writer, _REPORT).collect()
+    reports = frame.mapInArrow(writer, from_arrow_schema(_REPORT)).collect()
     directory_at(writer.directory).sync(["."])
     names = DataFile.__struct_fields__
     files = [DataFile(**{name: report[name] for name in names}) for report in reports if report.name]
@@ -105,9 +105,9 @@ class FileWriter:
         while group is not None:
             name = f"{self.prefix}{task:05}-{uuid4().hex}.parquet"
             file, group = self._write(name, group, groups)
-            yield pyarrow.RecordBatch.from_pylist([msgspec.structs.asdict(file)], schema=_REPORT_SCHEMA)
+            yield pyarrow.RecordBatch.from_pylist([msgspec.structs.asdict(file)], schema=_REPORT)
         if counted is not None:
-            yield pyarrow.RecordBatch.from_pylist([{"counted": counted.finish()}], schema=_REPORT_SCHEMA)
+            yield pyarrow.RecordBatch.from_pylist([{"counted": counted.finish()}], schema=_REPORT)
 
     def _conform(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         # Spark writes its own time zone and nullability into the batches.

@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 import pyarrow
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.divergence import (
@@ -84,15 +85,7 @@ DRIFT_ROWS: Final = pyarrow.schema(
 REPORT: Final = "report"
 _ROWS: Final = pyarrow.schema([pyarrow.field(REPORT, pyarrow.binary()), *DRIFT_ROWS])
 
-_SQL_TYPES: Final = {
-    pyarrow.string(): "string",
-    pyarrow.binary(): "binary",
-    pyarrow.bool_(): "boolean",
-    pyarrow.int32(): "int",
-    pyarrow.int64(): "bigint",
-    pyarrow.map_(pyarrow.int32(), pyarrow.int64()): "map<int, bigint>",
-}
-ROWS: Final = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in _ROWS)
+ROWS: Final = from_arrow_schema(_ROWS)
 
 
 class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
