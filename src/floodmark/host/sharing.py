@@ -147,7 +147,7 @@ class Sharing:
         return missing
 
     def _note_empty(self, row: NamespaceRow) -> None:
-        """What is empty has no stamps: those that will be written lie above this moment."""
+        """Note of an empty namespace that all of its stamps will lie above this moment."""
         passed = self._node.committer.passed_version()
         if self._node.is_unwritten(row.id):
             self._members.note_rewritten(row.id, passed)
@@ -156,7 +156,7 @@ class Sharing:
         try:
             self._catalog.create(name, NamespaceSettings(merge=topology.namespaces[name].merge))
         except NamespaceExists:
-            # Somebody else made it, or this site did before it failed and recovered.
+            # Another call made it, or this one did before the site failed and recovered.
             _require_policy(self._catalog.get(name), topology)
 
     def _require_lost(self, rows: Iterable[NamespaceRow]) -> None:

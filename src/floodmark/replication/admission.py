@@ -1,9 +1,9 @@
-"""Whose changes a site takes in, and from where on.
+"""Decides which changes a site applies: from whom, and from which version on.
 
-Only those who share a namespace know what the others must not forget: whoever is not among them is refused.
-And nothing comes that is older than a deletion which this site has forgotten.  Among members that follows
-from garbage collection, which waits for all of them.  But a site that took part before this one knew of it
-was not waited for: here its older writes would come back to life, and elsewhere stay dead.
+The topology names the sources of a namespace; a site refuses changes of any other.  It also refuses changes
+older than a deletion that it has collected.  Among members none is older, because garbage collection waits
+for them. But a site that took part before this one knew of it was not waited for: its older writes would come
+back to life here, and stay dead elsewhere.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from floodmark.replication.members import Members
 
 
 class Admission:
-    """Judges what arrives at one site.  Without a topology nobody has promised anything: all is let in."""
+    """Judges the changes that arrive at one site.  A site without a topology applies all of them."""
 
     def __init__(self, node: Node, members: Members, name_of: Callable[[int], str | None]) -> None:
         self._retention = node.retention
@@ -22,7 +22,7 @@ class Admission:
         self._name_of = name_of
 
     def why_refused(self, source: int, namespace: int, begin: Version) -> str | None:
-        """Why changes of a source in a namespace, named by its id, behind a version are not taken in."""
+        """Why the site refuses changes of a source after a version, in a namespace of an id; or None."""
         name = self._name_of(namespace)
         if self._members.topology is None or name is None:
             return None
@@ -32,16 +32,16 @@ class Admission:
         return why_too_old(self._members.name_of(source), name, begin, horizon) if begin < horizon else None
 
     def horizon(self, source: int, namespace: int) -> Version:
-        """Behind which version of a source all must lie that it brings."""
+        """The version of a source after which its changes must begin."""
         name, member = self._name_of(namespace), self._members.find(source)
-        # Of a site that was removed only that is brought which all members have agreed on.
+        # The members have agreed on the changes of a removed site.
         if name is None or member is None or not member.is_active:
             return 0
         return self._retention.collected_horizon(namespace)
 
 
 def why_too_old(source: str, namespace: str, begin: Version, horizon: Version) -> str:
-    """What is wrong with changes that begin before deletions which are forgotten, and what to do."""
+    """The message for changes that begin before collected deletions."""
     return (
         f"they go back to {moment_of(begin).isoformat()}, and deletions up to "
         f"{moment_of(horizon).isoformat()} are forgotten here, because it took part before this site knew; "

@@ -1,7 +1,7 @@
-"""What was applied in a step: how much, how old it was, and the sums that its heartbeats are held against.
+"""The result of a step: the number and age of its changes, and the sums to check against heartbeats.
 
-Tasks that apply parts of one step each hand one back; added up, they go to the target with the step, and into
-the account that it keeps of the link.
+Each task that applies a part of a step returns one.  Their sum goes to the target with the step, and into the
+account that the target keeps of the link.
 """
 
 from typing import Final
@@ -15,12 +15,11 @@ from floodmark.replication.lag import LagCounts
 
 
 class NamespaceApplied(msgspec.Struct, kw_only=True):
-    """What was applied of one namespace, for its account.
+    """The applied changes of one namespace, for its account.
 
-    `tallies` holds, for each `through` of the ordinary heartbeats in `beats`, what was counted up to there
-    from the one before; `rest` is what came after the last.  While something is prepared at the source,
-    several heartbeats go through the same version.  `latest` is the highest version counted.  After a scan
-    the sums prove nothing.
+    `tallies` holds, for each `through` of the ordinary heartbeats in `beats`, the tally since the one before;
+    `rest` is the tally after the last.  While a write is prepared at the source, several heartbeats have the
+    same `through`.  `latest` is the highest version counted.  After a scan the sums prove nothing.
     """
 
     changes: int = 0
@@ -32,13 +31,13 @@ class NamespaceApplied(msgspec.Struct, kw_only=True):
     lags: LagCounts = msgspec.field(default_factory=LagCounts)
 
     def count(self, through: Version, tally: Tally) -> None:
-        """Enter what was counted before a heartbeat; heartbeats come in their order."""
+        """Add the tally before a heartbeat; heartbeats come in their order."""
         if self.tallies and self.tallies[-1][0] == through:
             tally = self.tallies.pop()[1].plus(tally)
         self.tallies.append((through, tally))
 
     def plus(self, other: "NamespaceApplied") -> "NamespaceApplied":
-        """What two parts of one step, of different keys, have done together."""
+        """The sum of two parts of one step, of different keys."""
         beats = {(beat.version, beat.log): beat for beat in [*self.beats, *other.beats]}
         tallies = dict(self.tallies)
         for through, tally in other.tallies:
@@ -56,7 +55,7 @@ class NamespaceApplied(msgspec.Struct, kw_only=True):
         )
 
     def enter(self, account: Account) -> list[Verdict]:
-        """Enter the sums of a whole step in the account of the link, and say what the heartbeats proved."""
+        """Add the sums of a whole step to the account of the link; the verdicts of its heartbeats."""
         verdicts: list[Verdict] = []
         tallies = dict(self.tallies)
         for beat in self.beats:
@@ -75,17 +74,17 @@ class NamespaceApplied(msgspec.Struct, kw_only=True):
 
 
 class Applied(msgspec.Struct):
-    """What was applied in a step, or in a part of one, by namespace."""
+    """The applied changes of a step, or of a part of one, by namespace."""
 
     namespaces: dict[str, NamespaceApplied] = {}
 
     @property
     def changes(self) -> int:
-        """How many changes were applied, those included that lost to newer ones."""
+        """The number of applied changes, including those that lost to newer ones."""
         return sum(namespace.changes for namespace in self.namespaces.values())
 
     def plus(self, other: "Applied") -> "Applied":
-        """What two parts of one step have done together."""
+        """The sum of two parts of one step."""
         return Applied(
             {
                 name: self.namespaces.get(name, _NOTHING).plus(other.namespaces.get(name, _NOTHING))

@@ -1,19 +1,19 @@
-"""Changes of another site, written into this one: whole commits, each at most once in the account.
+"""Applies changes of another site: commits stay whole, and each change counts at most once.
 
-**Commits stay whole.**  What is sent to the target at once becomes one commit in each of its partitions, so a
-batch ends only where a commit of the source ends, however large that is.  A key that was written twice is
-written twice here as well: the batch ends before the second commit.  Whatever does not fit into one commit
-of the target, which may hold less than the source, is sent in smaller pieces: better in parts than never.
+**Commits stay whole.**  A batch becomes one commit in each partition of the target, so it ends only where a
+commit of the source ends, however large that is.  A key that was written twice is written twice here as well:
+the batch ends before the second commit.  A batch that does not fit into one commit of the target, which may
+hold less than the source, is sent in halves.
 
-**Nothing comes late.**  A task may be slow, or its network, and be repeated meanwhile.  What it sends then is
-refused, inside the commit, because the link has moved on: the target has it already, or had it, deleted it,
-and has collected the tombstone that would have kept it dead.
+**No change comes late.**  A slow task may have been repeated meanwhile.  The target refuses its writes,
+inside the commit, because the link has moved on: the target has the changes, or had them, deleted them, and
+has collected the tombstone that would have kept them dead.
 
-**Nothing counts twice.**  Rows at or below the position of the link are dropped, by the version that they
-have at the source: the target has them, and their sums are in its account already.
+**No change counts twice.**  Rows at or below the position of the link are dropped, by their version at the
+source: the account of the target contains their sums already.
 
-The target decides by stamp, in its own commit, so applying again changes nothing.  Each batch is durable when
-it is acknowledged: a target that crashed and came back between two calls has lost nothing that was counted.
+The target decides by stamp, in its own commit, so applying again has no effect.  An acknowledged batch is
+durable: a target that crashes between two calls loses nothing that was counted.
 """
 
 from collections import deque
@@ -44,12 +44,12 @@ from floodmark.replication.step import LinkStep, NamespaceStep
 
 BATCH_ROWS_MAX: Final = 8_192
 BATCH_BYTES_MAX: Final = 4 * MIB
-# Batches that were sent and not acknowledged; they are kept, in case that one does not fit.
+# Batches without an acknowledgement; they are kept, because one may have to be halved.
 UNSETTLED_MAX: Final = 8
 
 
 class Applier:
-    """Applies the rows of a step, or of one range of it, that come in their order.  A context manager."""
+    """Applies the rows of a step, or of one range of it, in their order.  A context manager."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Applier:
         self._sender.close()
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
-        """Take rows as `reading.py` makes them.  A commit may go on in the next batch."""
+        """Apply rows of `reading.py`.  A commit may continue in the next batch."""
         indexes, kinds = rows.column(0).to_numpy(), rows.column(2).to_numpy()
         borders = numpy.flatnonzero((indexes[1:] != indexes[:-1]) | (kinds[1:] != kinds[:-1])) + 1
         for start, end in pairwise([0, *borders.tolist(), rows.num_rows]):
@@ -91,7 +91,7 @@ class Applier:
                 part.applied.scanned = True
 
     def finish(self) -> Applied:
-        """Return when everything is applied and durable."""
+        """Return when all rows are applied and durable."""
         for part in self._parts:
             part.finish()
         self._sender.settle(0)
@@ -99,7 +99,7 @@ class Applier:
 
 
 def run_step(source: SourceSite, target: TargetSite, step: LinkStep) -> Applied:
-    """Take a step: read it, apply it, and let the target take note of it."""
+    """Take a step: read it, apply it, and let the target note it."""
     with Applier(target, step) as applier:
         for rows in read_step(source, step):
             applier.add(rows)
@@ -145,7 +145,7 @@ class _Part:
         self.applied.rest = self._digests.take_tally()
 
     def _within(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """The rows of the step: behind the position of the link, and up to where it goes."""
+        """The rows after the position of the link, up to the end of the step."""
         versions = rows.column(1).to_numpy()
         if versions.min() > self.step.since and versions.max() <= self.step.until:
             return rows
@@ -158,7 +158,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Batch:
-    """Rows of whole commits of the source, in order: what one commit of the target is made of."""
+    """Rows of whole commits of the source, in order, for one commit of the target."""
 
     versions: Versions
     keys: pyarrow.BinaryArray
@@ -166,7 +166,7 @@ class _Batch:
     _pairs: Pairs | None = None
 
     def pairs(self) -> Pairs:
-        """The same in order of keys, as the target stores it."""
+        """The rows in key order, as the target stores them."""
         if self._pairs is None:
             self._pairs = Pairs.sort(self.keys, self.records)
         return self._pairs
@@ -177,7 +177,7 @@ class _Batch:
         return sizes
 
     def halves(self) -> "tuple[_Batch, _Batch] | None":
-        """The same in two, where a commit ends if there are several; None if there is only one row."""
+        """Two halves, cut at the end of a commit if there are several; None for a single row."""
         count = len(self.keys)
         if count < 2:
             return None
@@ -204,7 +204,7 @@ class _Gathered:
         self._bytes += int(piece.sizes().sum())
 
     def take_batches(self, rows_max: int, bytes_max: int, *, complete: bool) -> Iterator[_Batch]:
-        """Batches of whole commits.  Unless all is there, the last commit may go on: it is kept back."""
+        """Batches of whole commits.  Unless `complete`, the last commit is kept back: it may continue."""
         if not self._rows or (not complete and self._rows <= rows_max and self._bytes <= bytes_max):
             return
         whole, total = _join(self._pieces), self._rows
@@ -232,13 +232,13 @@ def _join(pieces: Sequence[_Batch]) -> _Batch:
 
 
 def _commit_end(versions: Versions, start: int, full: int) -> int:
-    """Where a batch ends that begins at `start` and is full at `full`: behind one commit at least."""
+    """The end of a batch from `start` that is full at `full`: after one commit at least."""
     end = int(numpy.searchsorted(versions, versions[full], side="left"))
     return end if end > start else int(numpy.searchsorted(versions, versions[start], side="right"))
 
 
 def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
-    """A batch in pieces in which no key stands twice, cut before the commits that repeat one."""
+    """A batch in pieces without repeated keys, cut before the commits that repeat one."""
     if batch.pairs().is_ordered:
         yield batch
         return
@@ -256,7 +256,7 @@ def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
 
 
 class _Sender:
-    """Sends batches, some at a time, and takes note of how old changes were when they were applied."""
+    """Sends batches, some at a time, and records the age of changes when they were applied."""
 
     def __init__(self, target: TargetSite, step: LinkStep) -> None:
         self._target = target
@@ -274,7 +274,7 @@ class _Sender:
         self.settle(UNSETTLED_MAX)
 
     def settle(self, unsettled_max: int) -> None:
-        """Take note of what was acknowledged; wait while more than so many batches were not."""
+        """Take acknowledgements; wait while more than `unsettled_max` batches have none."""
         while self._sent and (len(self._sent) > unsettled_max or self._sent[0][2].done()):
             batch, lags, answer = self._sent.popleft()
             self._finish(batch, answer)

@@ -1,4 +1,4 @@
-"""How long changes were under way, as a histogram that is small, exact to three digits, and can be added."""
+"""A histogram of the lag of changes: small, exact to three digits, and additive."""
 
 import msgspec
 import numpy
@@ -8,30 +8,30 @@ from floodmark.model.version import COUNTER_BITS
 
 
 class LagCounts(msgspec.Struct):
-    """How many changes had which lag in milliseconds, to three digits."""
+    """The number of changes by lag in milliseconds, to three digits."""
 
     counts: dict[int, float] = {}
 
     def add(self, lag_ms: int, changes: float = 1) -> None:
-        """Count changes that were under way for so long."""
+        """Count changes with this lag."""
         rounded = round_lag(lag_ms)
         self.counts[rounded] = self.counts.get(rounded, 0) + changes
 
     def add_versions(self, versions: NDArray[numpy.uint64], now_ms: int) -> None:
-        """Count changes that were committed at these versions and have arrived now."""
+        """Count changes of these versions that have arrived now."""
         moments, changes = numpy.unique(versions >> numpy.uint64(COUNTER_BITS), return_counts=True)
         for moment_ms, count in zip(moments.tolist(), changes.tolist(), strict=True):
             self.add(max(0, now_ms - moment_ms), count)
 
     def plus(self, other: "LagCounts") -> "LagCounts":
-        """The lags of both."""
+        """The sum of both histograms."""
         both = dict(self.counts)
         for lag_ms, changes in other.counts.items():
             both[lag_ms] = both.get(lag_ms, 0) + changes
         return LagCounts(both)
 
     def percentile(self, share: float) -> int | None:
-        """The lag that a share of the changes did not exceed; None if there were none."""
+        """The lag that a share of the changes did not exceed; None without changes."""
         left = share * sum(self.counts.values())
         for lag_ms in sorted(self.counts):
             left -= self.counts[lag_ms]

@@ -1,15 +1,15 @@
-"""How far a site is with the changes of others: its links, as stored.
+"""The links that end at a site, as stored: their positions and accounts.
 
-For every source and namespace there is one row: the version of the source up to which all is in, and what
-was counted on the way (`accounting/account.py`).  Both are written together, after the changes that they
-cover and above them, so that after a crash neither speaks of anything that is not there.  A step that was
-planned from another position is refused; one that has been noted already does nothing.
+For every source and namespace there is one row: the position, which is the version of the source up to which
+all changes are here, and the account of their heartbeats (`accounting/account.py`).  Both are written
+together, after the changes that they cover and above them, so that after a crash neither covers a change that
+is not here.  A step from another position is refused; a step that was noted before has no effect.
 
     links/ namespace: 3 | source: 1                     position, account, last heartbeat, findings
     marks/ namespace: 3 | source: 1 | ~version: 8       the position, as of a version of this site
 
-The position is the site's *watermark* entry for that source.  What it was at an earlier version stays there
-for as long as the data does, for a reader of the past has to know what that past could contain.
+The position is the site's *watermark* entry for that source.  Earlier positions stay as long as the data
+does, for readers of the past.
 """
 
 import logging
@@ -50,7 +50,7 @@ LinkId: TypeAlias = tuple[int, int]
 
 
 class LinkPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a site is with a namespace of a source, for whoever plans the next step."""
+    """The position of a site in a namespace of a source."""
 
     source_id: int
     namespace: str
@@ -59,7 +59,7 @@ class LinkPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastBeat(msgspec.Struct, frozen=True, array_like=True):
-    """What counts of the last heartbeat that came: when it was written, and how far its site was then."""
+    """The last heartbeat of a source: its time, and the state of its site at that time."""
 
     version: Version
     wall_ms: int
@@ -68,7 +68,7 @@ class LastBeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredFinding(msgspec.Struct, frozen=True, array_like=True):
-    """Something that an account did not agree with, and when that was noticed."""
+    """A finding of an account, and its time."""
 
     at_ms: int
     finding: Finding
@@ -103,7 +103,7 @@ class Links:
         self._name_of = name_of
         self._admission = Admission(node, members, name_of)
         self._site_id = site_id
-        # Replaced as a whole, in the turn, after what is on disk has changed.
+        # Replaced as a whole, in the turn, after the change on disk.
         self._rows: Mapping[LinkId, LinkRow] = {}
         self._recent: dict[LinkId, RecentLink] = {}
         self._load()
@@ -138,9 +138,9 @@ class Links:
         return found
 
     def watermark(self, namespace: int, at: Version | None = None) -> dict[int, Version]:
-        """Up to which of their versions the changes of other sites are in, now or as of a version here.
+        """The versions of other sites up to which their changes are here, now or as of a version here.
 
-        An entry that is missing is 0.  What it was as of a resolved version never changes.
+        A missing entry is 0.  The watermark as of a resolved version never changes.
         """
         sources = {source: row.through for (each, source), row in self._rows.items() if each == namespace}
         if at is None:
@@ -177,7 +177,7 @@ class Links:
             member = members.get(source)
             if each != namespace or row.beat is None or member is None:
                 continue
-            # What a site said in an earlier life was lost with it.
+            # Heartbeats of an earlier incarnation do not count.
             if row.incarnation >= member.incarnation:
                 watermarks[source] = {**row.beat.watermark, source: row.beat.through}
         return settled_version(self._site_id, members, watermarks, sources)
@@ -185,10 +185,10 @@ class Links:
     # Steps
 
     def advance(self, step: LinkStep, applied: Applied) -> None:
-        """Take note of a step whose changes are all applied, and durable.
+        """Note a step whose changes are all applied and durable.  A step that was noted before has no effect.
 
-        Raises StaleLink if the step does not begin where the link stands, and Fenced if its source may not
-        write here any more.  A step that was noted before is left alone.
+        Raises StaleLink if the step does not begin at the position of the link, and Fenced if its source may
+        no longer write here.
         """
         _check_step(step)
         with self._storage.settled():
@@ -209,7 +209,7 @@ class Links:
             self._remember(step, applied, now_ms)
 
     def admit(self, guard: LinkGuard) -> None:
-        """Refuse what comes too late: a step that was noted, planned again, or shut out meanwhile."""
+        """Refuse writes of a step that was noted, planned again, or fenced meanwhile."""
         if guard.source == self._site_id:
             self._require_returning(guard)
             return
@@ -232,15 +232,15 @@ class Links:
             self._require_admitted(guard.source, namespace, begin)
 
     def why_refused(self, source: int, namespace: int) -> str | None:
-        """Why nothing is taken in of a namespace, named by its id, from a source; None if something is."""
+        """Why the site refuses a namespace, named by its id, from a source; None if it does not."""
         return self._admission.why_refused(source, namespace, VERSION_MAX)
 
     def horizon(self, source: int, namespace: int) -> Version:
-        """Behind which version of a source all must lie that is taken in."""
+        """The version of a source after which its changes must begin."""
         return self._admission.horizon(source, namespace)
 
     def _require_returning(self, guard: LinkGuard) -> None:
-        """What this site wrote comes back to it only while it is being restored."""
+        """Refuse this site's own writes, which come back only while it is being restored."""
         if not self._members.is_rejoining or guard.incarnation != self._members.incarnation:
             raise StaleLink(
                 f"what this site wrote before it was restored as incarnation {guard.incarnation} comes too "
@@ -297,10 +297,10 @@ class Links:
     def adopt(
         self, namespace: int, watermark: Mapping[int, Version], horizon: Version, told: Version
     ) -> None:
-        """Go on from where the site stood from which a namespace was loaded.
+        """Take over the positions of the site from which a namespace was loaded.
 
-        Only while no link of the namespace has a position of its own; the same again does nothing.  `told` is
-        the version up to which all others have what this site itself wrote.
+        Raises StaleLink if a link of the namespace has a position of its own; repeating it has no effect.
+        `told` is the version up to which all other sites have this site's own writes.
         """
         with self._storage.settled():
             known = {source: row for (each, source), row in self._rows.items() if each == namespace}
@@ -331,10 +331,10 @@ class Links:
         self._node.committer.store_in_turn(lambda version: [*_stored(rows, version), *others])
         self._rows = {**self._rows, **rows}
 
-    # What is only in memory
+    # In memory only
 
     def stall(self, source: int, namespaces: Sequence[int], reason: str) -> None:
-        """Remember why a link does not go on, until it does."""
+        """Remember why a link does not move, until it does."""
         for namespace in namespaces:
             self._recent_of(namespace, source).stalled = reason
 
@@ -348,7 +348,7 @@ class Links:
     # Garbage
 
     def forgetting(self, namespaces: Sequence[int]) -> list[WriteRow]:
-        """The writes that end the links of namespaces which are shared no longer."""
+        """The writes that end the links of namespaces that are no longer shared."""
         return [
             (META, _LINKS + _name(namespace, source), None)
             for namespace, source in self._rows
@@ -356,7 +356,7 @@ class Links:
         ]
 
     def reload(self) -> None:
-        """Look at what is stored again."""
+        """Load the stored links again."""
         with self._storage.settled():
             self._load()
 

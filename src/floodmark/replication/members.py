@@ -1,11 +1,11 @@
-"""The topology of a site as stored, and what a site's place in it means.
+"""The topology of a site as stored, and the site's part in it.
 
-A site without a topology shares nothing.  One that has a topology knows who else holds each of its
-namespaces, and so whom garbage collection has to wait for, and whose heartbeats are missing.
+A site without a topology shares nothing.  From its topology a site knows the members of each of its
+namespaces: for whom garbage collection waits, and whose heartbeats are missing.
 
-A site also knows which incarnation of itself it is.  If the topology speaks of a later one, the site was
-restored and is *rejoining*: it takes no writes, and tells nobody what it has, until it has got everything
-back that the others know of its earlier life.
+A site also stores which incarnation of itself it is.  If the topology names a later one, the site was
+restored and is *rejoining*: it takes no writes, and announces no positions, until it has fetched all of its
+earlier writes that the other sites hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ _RETURNED: Final = b"returned"
 
 
 class TopologyRow(msgspec.Struct, frozen=True):
-    """A topology as stored, and since when it holds here."""
+    """A topology as stored, and the time when it was put in force here."""
 
     topology: Topology
     set_at_ms: int
 
 
 class Members:
-    """Keeps the topology of one site.  What is in memory is on disk."""
+    """Stores the topology of one site.  The copy in memory equals the one on disk."""
 
     def __init__(self, storage: Storage, time_source: TimeSource, site: str, site_id: int) -> None:
         self.site = site
@@ -71,7 +71,7 @@ class Members:
 
     @property
     def set_at_ms(self) -> int:
-        """Since when the topology is in force; 0 if there is none."""
+        """The time when the topology was put in force; 0 if there is none."""
         row = self._row
         return 0 if row is None else row.set_at_ms
 
@@ -79,22 +79,22 @@ class Members:
 
     @property
     def incarnation(self) -> int:
-        """Which incarnation of this site the topology speaks of; 1 if there is none."""
+        """The incarnation of this site in the topology; 1 if there is none."""
         own = None if self.topology is None else self.topology.sites.get(self.site)
         return 1 if own is None else own.incarnation
 
     @property
     def is_rejoining(self) -> bool:
-        """Whether this site was restored, and has not got everything back yet."""
+        """Whether this site was restored, and has not fetched all of its earlier writes."""
         return self.incarnation > self._incarnation
 
     def is_reborn_by(self, topology: Topology) -> bool:
-        """Whether a topology speaks of a later incarnation of this site, and the one in force does not."""
+        """Whether a topology names a later incarnation of this site than the one in force."""
         own = topology.sites.get(self.site)
         return own is not None and own.incarnation > max(self.incarnation, self._incarnation)
 
     def require_rejoined(self) -> None:
-        """Refuse to go on while the site is rejoining."""
+        """Raise Rejoining while the site is rejoining."""
         if self.is_rejoining:
             raise self._rejoining()
 
@@ -106,17 +106,17 @@ class Members:
         )
 
     def note_rejoined(self, version: Version) -> None:
-        """Let the site take part again.  The caller has the turn, and what came back lies below a version."""
+        """Let the site take part again.  The caller has the turn; the fetched writes lie below a version."""
         incarnation = self.incarnation
         self._storage.store([store_version(_INCARNATION, incarnation), store_version(_RETURNED, version)])
         self._incarnation = incarnation
         self._refuse_writers()
 
     def returned_version(self) -> Version:
-        """Up to here this site's log may hold what it wrote in an earlier life, under the stamps of then.
+        """The version up to which the log may hold writes of an earlier incarnation; 0 if never restored.
 
-        0 if it was never restored.  A link goes past this in one step: whoever has got a part of it would
-        have, as far as versions tell, all that was written before.
+        Their stamps are older than their versions, so a link passes them in one step: a target with a part of
+        them would seem to have all.
         """
         return load_version(self._storage.engine, _RETURNED)
 
@@ -145,7 +145,7 @@ class Members:
         return {site.id: site for site in topology.sources(namespace).values()}
 
     def name_of(self, site_id: int) -> str:
-        """What a site is called; its number, if no topology names it."""
+        """The name of a site; its id as text if no topology names it."""
         topology = self.topology
         return (None if topology is None else topology.name_of(site_id)) or str(site_id)
 
@@ -183,9 +183,9 @@ class Members:
         return True
 
     def store(self, topology: Topology, others: Sequence[WriteRow] = (), *, left: Sequence[int] = ()) -> None:
-        """Put a topology in force; the same one again changes nothing.
+        """Put a topology in force, in one write with other rows; repeating it has no effect.
 
-        Together with other rows, and without the traces of namespaces, named by their ids, that it leaves.
+        Removes the traces of the namespaces that the site leaves, named by their ids.
         """
         with self._storage.settled():
             if not self.check(topology):
@@ -197,7 +197,7 @@ class Members:
             self._row = row
             self._refuse_writers()
 
-    # What was there before it was shared
+    # Data from before the namespace was shared
 
     def note_rewritten(self, namespace: int, since: Version) -> None:
         """Remember that everything in a namespace, named by its id, has a stamp above a version."""
@@ -210,14 +210,14 @@ class Members:
         """All stamps in a namespace lie above this; 0 if it was never rewritten."""
         return load_version(self._storage.engine, _REWRITTEN + encode_namespace(namespace))
 
-    # What was there before the site was restored
+    # Data that no change log tells
 
     def note_told(self, namespace: int, version: Version) -> WriteRow:
-        """The write that remembers up to where all others had what this site wrote in its earlier lives."""
+        """The write that sets the told version."""
         return store_version(_TOLD + encode_namespace(namespace), version)
 
     def told_version(self, namespace: int) -> Version:
-        """What this site wrote up to here is in its data, and was never in its log; 0 if nothing is so."""
+        """The version up to which this site's data is not in its log for new links; 0 if all is."""
         return load_version(self._storage.engine, _TOLD + encode_namespace(namespace))
 
     def forget(self, namespace: int) -> None:
@@ -231,5 +231,5 @@ def active_others(members: Mapping[int, MemberSite], site_id: int) -> list[int]:
 
 
 def _traces(namespace: int) -> list[WriteRow]:
-    """The writes that remove what is remembered of a namespace."""
+    """The writes that remove the traces of a namespace."""
     return [(META, kind + encode_namespace(namespace), None) for kind in (_REWRITTEN, _TOLD)]

@@ -32,7 +32,7 @@ class NamespaceFacts(Protocol):
 
 
 class SourceLinks(Protocol):
-    """What is asked of a source once a step."""
+    """The requests of a step to its source."""
 
     def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]: ...
 
@@ -63,7 +63,7 @@ class LinkPosition(Protocol):
 
 
 class TargetLinks(Protocol):
-    """What is asked of a target once a step."""
+    """The requests of a step to its target."""
 
     def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]: ...
 

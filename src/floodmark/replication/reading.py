@@ -1,17 +1,17 @@
-"""The changes of a step as Arrow batches, which travel from whoever reads the source to whoever applies.
+"""Reads the changes of a step as Arrow batches, which travel from the reading to the applying process.
 
     namespace: uint16 | version: uint64 | kind: uint8 | key: binary | record: binary
 
-A row is a change, a heartbeat, or a note that what came before it was found by a scan:
+A row is a change, a heartbeat, or a mark that a scan found the rows before it:
 
     kind        version         key             record
     CHANGE      its commit's    the user's      the stored value with its origin, (version, source)
     HEARTBEAT   its own         empty           a `NamespaceBeat`
     SCANNED     the step's end  empty           empty
 
-`namespace` is the place of the namespace in the step.  Rows of a namespace stand in the order of their
-versions.  A part that reads only some of the keys still gets all heartbeats, so that its own sums can be
-closed at each of them and the sums of all parts be added.
+`namespace` is the place of the namespace in the step.  Rows of a namespace stand in version order.  A part
+that reads only some of the keys still gets all heartbeats, so that each part closes its own sums at each of
+them, and the sums of all parts can be added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ decode_beat: Final = msgspec.msgpack.Decoder(NamespaceBeat).decode
 
 
 class Kind(IntEnum):
-    """What a row is."""
+    """The kind of a row."""
 
     CHANGE = 0
     HEARTBEAT = 1
@@ -131,7 +131,7 @@ def _rows(index: int, kind: Kind, versions: Any, keys: Any, records: Any) -> pya
 
 
 def _interleave(changes: pyarrow.RecordBatch, beats: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Both in the order of their versions."""
+    """Both batches as one, in version order."""
     both = pyarrow.concat_batches([changes, beats])
     order = numpy.argsort(both.column("version").to_numpy(), kind="stable")
     return both.take(pyarrow.array(order))

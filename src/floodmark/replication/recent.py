@@ -1,6 +1,6 @@
-"""What a site knows of its links in memory only: how old changes were of late, and what stands in the way.
+"""Facts about links that a site keeps in memory only: recent lags, and the reason of a stall.
 
-After a restart it is gone, and within a few heartbeats it is there again.
+After a restart they come back within a few heartbeats.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ _SLOT_MS: Final = 10_000
 class RecentLink:
     """The last minutes of one link and namespace.
 
-    `ahead_ms` is by how much the source's clock runs ahead of this one, at least; `stalled` says why nothing
-    comes, until something does.
+    The source's clock is ahead of this one by at least `ahead_ms`.  `stalled` is the reason why no changes
+    come, until some do.
     """
 
     ahead_ms: int = 0
@@ -28,14 +28,14 @@ class RecentLink:
     _lock: Lock = field(default_factory=Lock)
 
     def add_lags(self, lags: LagCounts, now_ms: int) -> None:
-        """Take note of how long changes were under way that have arrived now."""
+        """Count the lags of changes that have arrived now."""
         slot = now_ms // _SLOT_MS
         with self._lock:
             self._forget(slot)
             self._slots[slot] = self._slots.get(slot, LagCounts()).plus(lags)
 
     def lags(self, now_ms: int) -> LagCounts:
-        """How long the changes of the last minutes were under way."""
+        """The lags of the last minutes."""
         together = LagCounts()
         with self._lock:
             self._forget(now_ms // _SLOT_MS)

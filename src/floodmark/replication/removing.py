@@ -1,12 +1,12 @@
-"""A site goes for good.  What the others have got of it is exchanged among them first.
+"""Removes a site for good, after the other sites have exchanged their parts of its writes.
 
-First the topology calls it removed, which shuts its links out: from now on nothing more of it comes from
-anywhere but the others.  Then each of them gets what any other has.  Then the topology says where the site
-ended, and every link from it goes up to there: garbage collection waits for it no longer.  Its entry stays,
-and so does its id, which stands in the stamps of what it wrote.
+First the topology marks it as removed, which fences its links: its changes now come from the other sites
+only.  Then each of these gets all changes that any of them holds.  Then the topology records the last version
+of the site, and every link from it goes up to there, so that garbage collection no longer waits for it.  Its
+entry and its id stay, because stamps carry the id.
 
-Whoever is interrupted begins again, and comes to the same end.  To do it once more hands what the site wrote
-over to those that have come since.
+An interrupted removal is repeated from the beginning, with the same result.  Repeating a finished one sends
+the site's changes to sites that have joined since.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ class SurvivorSite(HolderSite, Protocol):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """A site that was removed, where it ended, and how many of its records went from one site to another."""
+    """A removed site, its last version, and the number of records that were exchanged."""
 
     site: str
     final: Version
@@ -67,7 +67,7 @@ def remove_site(
 ) -> Removed:
     """Remove a site from a topology; `survivors` are all others that are active, by name.
 
-    `publish` is told each topology that is in force at all of them.
+    `publish` gets each topology that is in force at all of them.
     """
     topology = _newest(topology, survivors)
     removed = topology.sites.get(name)
@@ -90,13 +90,13 @@ def remove_site(
 
 
 def _newest(topology: Topology, survivors: Mapping[str, SurvivorSite]) -> Topology:
-    """A topology, or its successor that is in force somewhere: whoever put it there was interrupted."""
+    """A topology, or a later one that an interrupted removal has put in force somewhere."""
     known = [site.membership.topology() for site in survivors.values()]
     return max([topology, *(each for each in known if each is not None)], key=lambda each: each.epoch)
 
 
 def _exchange(topology: Topology, name: str, survivors: Mapping[str, SurvivorSite]) -> tuple[int, Version]:
-    """Let every site have what any has of one that is gone; how many records, and the last version."""
+    """Exchange the records of a removed site; their number, and its last version."""
     origin = topology.sites[name].id
     records, final = 0, 0
     for namespace in topology.namespaces:
@@ -121,7 +121,7 @@ def _exchange(topology: Topology, name: str, survivors: Mapping[str, SurvivorSit
 
 
 def _end_links(topology: Topology, name: str, survivors: Mapping[str, SurvivorSite], final: Version) -> None:
-    """Let every site know that it has all that there is of one that is gone: a last step, without changes."""
+    """Move every link from a removed site to its last version: a step without changes."""
     removed = topology.sites[name]
     for site in survivors.values():
         shared = [each for each in topology.shared_by(site.identity.site) if name in topology.members(each)]

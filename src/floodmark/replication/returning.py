@@ -1,14 +1,14 @@
-"""A site that has lost its data comes back under its own name, restored from a backup.
+"""Brings a site back under its own name, from a backup, after it has lost its data.
 
-Its earlier life goes on in what the others got of it, which is more than the backup holds, and not the same
-at all of them.  Two things could go wrong.  It could give a stamp away a second time, to something else: so
-its clock is moved past everything that the others know of it.  And what one of the others got and another did
-not would never get there: so whatever not all of them have goes through its change log again, at new
-versions, whether it stands in the backup or comes from one of the others.
+The other sites hold writes of its earlier incarnation: more than the backup, and not all the same.  Two
+things could go wrong.  The site could use a stamp twice: so its clock is moved past all of its writes that
+the other sites hold.  And a write that only some sites hold would never reach the rest: so every write that
+not all of them hold goes through the site's change log again, at a new version, whether it comes from the
+backup or from another site.
 
-All that is done here can be done again.  The site takes no writes, and no link reads it, until it is over.
+Every action here can be repeated.  The site takes no writes, and no link reads it, until it is done.
 
-A site that joins as a new one, from a backup of another, is the simpler case: it has no earlier life.
+A new site that joins from a backup of another is the simpler case: it has no earlier incarnation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ from floodmark.replication.topology import Topology
 
 
 class LinkFacts(Protocol):
-    """All links that end at a site."""
+    """The links that end at a site."""
 
     @property
     def links(self) -> Sequence[LinkPosition]: ...
 
 
 class NamespaceRemembers(Protocol):
-    """How far back a namespace remembers: what it was, and what was deleted."""
+    """The oldest readable version of a namespace, and its collected horizon."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class NamespaceRemembers(Protocol):
 
 
 class SiteRemembers(Protocol):
-    """How far back a site remembers."""
+    """The namespaces of a site, as its statistics tell."""
 
     @property
     def namespaces(self) -> Sequence[NamespaceRemembers]: ...
@@ -92,16 +92,16 @@ class ReturnSite(PeerSite, Protocol):
 
 
 class BackupFacts(NamedTuple):
-    """What a backup of a namespace holds: of which sites the changes up to where, and which deletions."""
+    """The watermark and the collected horizon of a backup of a namespace."""
 
     watermark: Mapping[int, Version]
     collected_horizon: Version
 
 
 class Portion(NamedTuple):
-    """What of each record of a backup is written, and how.
+    """The part of each record of a backup to write.
 
-    To be applied: what a site wrote above a version.  To be loaded: all the rest.
+    Writes of one site above a version are applied, and the rest is loaded.
     """
 
     load: bool
@@ -109,7 +109,7 @@ class Portion(NamedTuple):
     above: Version
 
     def take(self, record: bytes) -> bytes | None:
-        """What belongs to the portion of a stored record that carries its origin; None if nothing does."""
+        """The part of a stored record, with its origin, that belongs to the portion; or None."""
         part, rest = split_record(record, self.site, self.above)
         return rest if self.load else part
 
@@ -121,7 +121,7 @@ _NOBODY = 0
 
 
 def join_namespace(site: ReturnSite, namespace: str, backup: BackupFacts, write: WritePortion) -> None:
-    """Build a namespace of a new site up from a backup of another, whose links then go on from there."""
+    """Build a namespace of a new site from a backup of another; its links continue from there."""
     _require_complete(site, namespace, backup)
     write(Portion(load=True, site=_NOBODY, above=0))
     site.membership.declare_loaded(namespace)
@@ -135,21 +135,21 @@ def return_namespace(
     backup: BackupFacts,
     write: WritePortion,
 ) -> Copied:
-    """Build a namespace up again that a site has lost; what came back from the others.
+    """Rebuild a namespace that a site has lost; the records that came back from the other sites.
 
-    `peers` are all active sites that share it, and shut out the links of the earlier life already.
+    `peers` are all active sites that share it; they fence the links of the earlier incarnation already.
     """
     _require_complete(site, namespace, backup)
     own = site.identity.site_id
     written = backup.watermark.get(own, 0)
     known = prepare_return(site, peers, namespace, backup.watermark)
     write(Portion(load=True, site=own, above=known))
-    # Only now: what follows is told to the others, and they begin to read behind what was loaded.
+    # Links read after this version: the writes that follow go to the other sites.
     site.membership.declare_loaded(namespace)
     if known < written:
         write(Portion(load=False, site=own, above=known))
     copied = bring_back(site, peers, namespace, written)
-    # With its own entry the site remembers what it need not tell anybody who is there now.
+    # Its own entry is the version up to which all present sites have its writes.
     watermark = {**backup.watermark, own: known}
     site.membership.adopt_watermark(namespace, watermark, backup.collected_horizon)
     return copied
@@ -158,11 +158,10 @@ def return_namespace(
 def prepare_return(
     site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, watermark: Mapping[int, Version]
 ) -> Version:
-    """The version up to which all others have what the site wrote in its earlier life.
+    """The version up to which all other sites have the writes of the site's earlier incarnation.
 
-    `watermark` says of each site which of its changes are in the backup.  One that is too old is refused: the
-    others have forgotten deletions that it does not know of, and what was deleted would come back; or they
-    have no longer what was written since, and could not tell it.
+    `watermark` is that of the backup.  Raises VersionCollected for a backup that is too old: the other sites
+    have collected deletions that it lacks, so that deleted keys would come back, or changes made since.
     """
     sources = _sources(site, namespace)
     complete = min(watermark.get(source, 0) for source in sources)
@@ -184,17 +183,17 @@ def prepare_return(
                 facts.oldest_version,
             )
     positions = [_position(peer, namespace, site.identity.site_id) for peer in peers.values()]
-    # If all others are gone, there is nobody who knows more than the backup, or less.
+    # Without other sites, the backup is all that there is.
     positions = positions or [watermark.get(site.identity.site_id, 0)]
     _pass_version(site, max(positions))
     return min(positions)
 
 
 def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> None:
-    """Refuse a backup that was overtaken by garbage collection while it was made.
+    """Refuse a backup that garbage collection overtook while it was made.
 
-    It lacks deletions that are younger than what it has of a site.  What that site wrote before them is still
-    to come, and would be taken for alive.
+    It lacks deletions that are newer than its changes of some site.  Older writes of that site are still to
+    come, and would bring deleted keys back.
     """
     sources = _sources(site, namespace) - {site.identity.site_id}
     entries = [at for source, at in backup.watermark.items() if source in sources]
@@ -203,7 +202,7 @@ def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> 
         raise VersionCollected(
             f"the backup of {namespace!r} has what some site wrote only up to {_show(lowest)}, and lacks "
             f"deletions up to {_show(backup.collected_horizon)} that were forgotten while it was made; make "
-            "another one, now that the site is in the topology and nobody forgets what it has not heard of",
+            "another one, now that the site is in the topology and all sites keep deletions for it",
             namespace=namespace,
             oldest=backup.collected_horizon,
         )
@@ -217,7 +216,7 @@ def _sources(site: ReturnSite, namespace: str) -> set[int]:
 
 
 def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:
-    """Fetch what a site wrote above a version from all others, and move its clock past that."""
+    """Fetch a site's own writes above a version from all other sites, and move its clock past them."""
     topology = site.membership.topology()
     life = 1 if topology is None else topology.sites[site.identity.site].incarnation
     guard = LinkGuard(source=site.identity.site_id, positions={}, incarnation=life)
@@ -228,10 +227,7 @@ def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, 
 
 
 def _pass_version(site: PeerSite, version: Version) -> None:
-    """Let everything that a site writes from now on lie above what others have of it.
-
-    Else they would take it for something that they know.
-    """
+    """Let all later writes of a site lie above those that other sites hold of it."""
     try:
         site.versions.pass_version(version)
     except ClockSkew as error:

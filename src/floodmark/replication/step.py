@@ -1,4 +1,4 @@
-"""A step of a link: which changes of which namespaces are copied next.  Plain data, which travels."""
+"""A step of a link: the range of changes to copy next.  Plain data, which travels."""
 
 import msgspec
 
@@ -8,9 +8,9 @@ from floodmark.model.version import Version
 class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of one namespace in `(since, until]`, versions of the source.
 
-    `since` is the position of the link.  What it needs lies behind `start` as well: where the namespace was
-    shared, or what it was loaded with ends.
-    The ids are those of the namespace at each site: one that was dropped meanwhile is not its successor.
+    `since` is the position of the link.  Reading begins after `start` if that is higher: the version at which
+    the namespace was shared, or the end of the data that it was loaded with.  The ids are those of the
+    namespace at each site: a namespace that was dropped and made anew has another id.
     """
 
     name: str
@@ -22,14 +22,14 @@ class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begin(self) -> Version:
-        """The version behind which reading begins."""
+        """The version after which reading begins."""
         return max(self.since, self.start)
 
 
 class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a target is with a namespace of a source, and the id that the namespace has there.
+    """The position of a target in a namespace of a source, and the namespace's id at the target.
 
-    Nothing is taken in from before the `horizon`, and nothing at all if it is `refused`, for this reason.
+    The target refuses changes from before the `horizon`, and all changes if `refused` gives a reason.
     """
 
     name: str
@@ -40,9 +40,9 @@ class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the next step of a namespace may begin and end at its source, and the id that it has there.
+    """The begin and end of the next step of a namespace, and the namespace's id at the source.
 
-    `changes` is how many lie in between; None if the source cannot tell.  With a `problem` there is no step.
+    `changes` is their number, None if the source does not know it.  With a `problem` there is no step.
     """
 
     name: str
@@ -54,11 +54,11 @@ class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes of some namespaces that were first written at one site, on their way to another.
+    """The changes of some namespaces that were first written at one site, for another.
 
-    `incarnation` counts how often the source was restored: changes of an earlier life are refused.
-    `changes` is about how many there are, and 0 only if there are none; None if the source cannot tell.
-    `stalled` says of namespaces that take no part in it why.
+    `incarnation` counts the restores of the source: a target refuses changes of an earlier incarnation.
+    `changes` is about their number, 0 only if there are none, and None if the source does not know it.
+    `stalled` gives the reasons why other namespaces take no part.
     """
 
     source: str
@@ -70,5 +70,5 @@ class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to go on to."""
+        """Whether no namespace moves."""
         return all(namespace.until <= namespace.since for namespace in self.namespaces)

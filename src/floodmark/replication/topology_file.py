@@ -38,7 +38,7 @@ def render_topology(topology: Topology, before: str = "") -> str:
 
 
 def _change(table: MutableMapping[str, Any], known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Bring a table from what it says to what is wanted; keys that say the same are not touched."""
+    """Set the values of a table; keys whose value does not change keep their text."""
     for key in known.keys() - wanted.keys():
         table.pop(key, None)
     for key, value in wanted.items():
