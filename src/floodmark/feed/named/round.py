@@ -41,7 +41,7 @@ _NO_SINKS: Final = AllowedSinks()
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What the workers of a feed use.
+    """The environment of a feed's workers.
 
     `open_changes` must give a batch at least every second or so, an empty one if need be: that is when a
     reader notices that it is to stop.  `wait` sleeps until the event is set or the seconds are over, and

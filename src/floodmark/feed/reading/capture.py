@@ -6,10 +6,10 @@ holds the same changes at other versions and in another order.  Each change is c
 **Within one feed, versions decide.**  A *reading* is a stretch of one site's feed without gaps: the client
 has every change of that site in `(after, through]`, and what comes again from there is a duplicate.
 
-**Between feeds, stamps decide.**  What a site has of others is said by its heartbeats, and only by them:
-stamps of other sites arrive out of order, so that a high one says nothing about the lower ones.  A
-heartbeat at h that says "all changes of origin O up to w are in" lets the client take the stamps in
-`(after, w]` as had.  The proof, for a reading of site S that began after version `after`:
+**Between feeds, stamps decide.**  Only a site's heartbeats say which changes of other sites it has: stamps of
+other sites arrive out of order, so a high one says nothing about lower ones.  A heartbeat at h that says "all
+changes of origin O up to w are in" lets the client count the stamps in `(after, w]` as had.  The proof, for a
+reading of site S that began after version `after`:
 
 1. At S a change's stamp is at or below its commit version.  S's own changes have equal ones, and S moves
    its clock past the stamp of any other before it commits it.
@@ -21,7 +21,7 @@ heartbeat at h that says "all changes of origin O up to w are in" lets the clien
 At or below `after` the heartbeat claims more than the client has read, and nothing is concluded.  Thus a
 reading that begins too late never makes a change be dropped; spans of several readings are united where
 they touch.  Conversely, everything that was called back is either in a span or remembered stamp by stamp,
-so nothing is called back twice.  What is remembered is small: the next heartbeats cover it.
+so nothing is called back twice.  Few stamps are remembered, because the next heartbeats cover them.
 
 A heartbeat is not held against what follows it in its own feed, where versions decide; but between feeds
 step 2 needs a site not to announce a version as long as it may still commit a stamp at or below it.
@@ -42,8 +42,8 @@ from floodmark.model.change import Change, ChangeType, Heartbeat
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.version import Version
 
-# More spans than this come only from a client that skips again and again; the oldest is then forgotten,
-# and its changes would be called back again.
+# Only a client that skips again and again has more; the oldest span is then dropped, and its changes would be
+# called back again.
 SPANS_MAX: Final = 16
 
 # A namespace, and the id of the site where its changes were first written.
@@ -186,7 +186,7 @@ class ChangeCapture:
         return min(ends, default=0)
 
     def state(self) -> CaptureState:
-        """What the capture knows now.  Within a callback, that does not include the change."""
+        """The state now.  Within a callback, it does not include the change."""
         return CaptureState(
             reading=None if self._reading is None else self._reading.state(),
             had=_list_had(self._spans),
@@ -224,7 +224,7 @@ class ChangeCapture:
             self._seen |= self._reading.seen
 
     def _learn(self, reading: "_Reading", heartbeat: Heartbeat) -> None:
-        """Take from a heartbeat what it covers, and forget the stamps that need no remembering then."""
+        """Take over the watermark of a heartbeat, and forget the stamps that it covers."""
         names, watermark = self._names(reading.site), heartbeat.watermark
         sites = {site for entries in watermark.values() for site in entries}
         # A missing entry is 0: of that site nothing may be in yet.

@@ -36,10 +36,10 @@ from floodmark.model.version import Version, physical_ms
 from floodmark.partition import LogLine
 
 BATCH_BYTES_MAX: Final = PAGE_BYTES_MAX
-# What Python needs for a change beyond its bytes, about.
+# The approximate memory of a change beyond its bytes.
 CHANGE_BYTES: Final = 100
 
-# What is stored under a qualified key at a version; None if its namespace is gone.
+# The record of a qualified key at a version; None if its namespace is gone.
 LookUp = Callable[[bytes, Version], bytes | None]
 Before = Callable[[bytes, Version], bytes | None]
 
@@ -76,7 +76,7 @@ class Columns:
         # From which flags on a value in the log is not the whole record, which is looked up then.
         self._incomplete = _NEVER if partial or keys_only else bytes([HAS_STAMPS])
         self._keys_only = keys_only
-        # What is looked up may be large, and is counted at once.
+        # Looked-up records may be large, and are counted at once.
         self._may_wait = partial and not keys_only and before is None
         # The flags of records that have to be looked into: they came from other sites, if not from this one.
         self._doubtful = _NO_FLAGS if own is None else _WITH_ORIGIN
@@ -89,9 +89,9 @@ class Columns:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was gathered."""
+        """Drop all gathered changes."""
         self._bytes = 0
-        # Lines that wait, and their changes, and what is taken apart already: either arrays or lists.
+        # Lines that wait, the number of their changes, and decoded changes: either arrays or lists.
         self._lines: list[LogLine] = []
         self._waiting = 0
         self._arrays: list[pyarrow.RecordBatch] = []
@@ -103,7 +103,7 @@ class Columns:
 
     @property
     def gathered_bytes(self) -> int:
-        """About how much was gathered; not less, and exactly once it makes a batch."""
+        """The gathered bytes: an upper estimate, exact once they make a batch."""
         if self._bytes >= BATCH_BYTES_MAX:
             self._settle()
         return self._bytes
@@ -177,7 +177,7 @@ class Columns:
         self._arrays = []
 
     def _prepare_lists(self) -> None:
-        """Let what came before be in lists, so that something can be added to these."""
+        """Move earlier changes to lists, to which more can be added."""
         if self._lines:
             self._settle()
         if self._arrays:
@@ -252,7 +252,7 @@ class Columns:
     def _complete(
         self, version: Version, keys: Sequence[bytes], values: Sequence[bytes | None]
     ) -> tuple[list[bytes], list[bytes]]:
-        """Look up what is only named; what is gone with its namespace is left out."""
+        """Look up records that are only named; those of a dropped namespace are left out."""
         complete = [
             (key, stored)
             for key, value in zip(keys, values, strict=True)
@@ -298,7 +298,7 @@ class Columns:
         start = size = since = 0
         befores: list[bytes | None] = []
         versions, last = gathered.versions, len(gathered.keys) - 1
-        # What the changes up to here have stored: a key that is changed again need not be looked up.
+        # The records of earlier changes: a key that is changed again need not be looked up.
         stored: dict[bytes, bytes] = {}
         rows = zip(gathered.keys, versions, gathered.values, strict=True)
         for index, (key, version, value) in enumerate(rows):
@@ -328,7 +328,7 @@ def _alive_at(version: Version, stored: bytes) -> bytes | None:
 
 
 def _pass_over(_key: bytes, _version: Version) -> bytes:
-    """What stands for a value that nobody asked for."""
+    """The placeholder of a value that was not requested."""
     return PLAIN
 
 

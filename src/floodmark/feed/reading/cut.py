@@ -1,11 +1,10 @@
-"""Where a reader that goes in steps ends its next step.
+"""The end of the next step of a reader that works in steps.
 
-A step ends at a version, and every version up to the resolved one will do: a commit has one version, so
-none is ever cut in two.  What there is to choose is how many changes lie in between, and these are counted
-in the change log without looking at a value.
+A step may end at any version up to the resolved one: a commit has one version, so none is cut in two.  The
+changes of a step are counted in the change log, without a look at values.
 
-Where the log was trimmed nobody knows how many there are, though they can still be read, by a scan.  The
-step then ends where the log begins: what follows can be counted again.
+Where the log was trimmed, changes can be read by a scan but not counted.  Such a step ends where the log
+begins.
 """
 
 from collections.abc import Iterator
@@ -22,15 +21,15 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition import Node, version_of
 
-# The keys of someone who only wants heartbeats.
+# The keys of a request for heartbeats only.
 _NO_KEYS = KeyRange(b"", b"")
 
 
 class ChangesCut(msgspec.Struct, frozen=True):
-    """A step: up to which version, with how many changes, and what was resolved when it was chosen.
+    """A step: its last version, its number of changes, and the resolved version when it was chosen.
 
-    `changes` is exact, unless no limit was given: then the first that was found ends the counting.  None
-    means that the change log no longer tells.
+    `changes` is exact if a limit was given; without one, counting ends at the first commit.  None means that
+    the change log was trimmed.
     """
 
     version: Version
@@ -42,9 +41,8 @@ class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A step after `since` in the changes of a namespace, named by its id.
 
     It goes up to `until` or the resolved version, and holds at most `changes_max` changes, but always a
-    whole commit.  With `at_heartbeat` it ends where the last heartbeat in it says that all is there, so
-    that several readers come to the same end; in a step without a heartbeat that changes nothing.  With
-    `own`, only changes that were first written at this site are counted.
+    whole commit.  With `at_heartbeat` it ends at the `through` of its last heartbeat, if it has one, so that
+    several readers come to the same end.  With `own`, only changes first written at this site are counted.
     """
 
     namespace: int
@@ -67,7 +65,7 @@ def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> Cha
     # Nothing is older than the node itself.
     since = max(request.since, node.born_version())
     with safe_points.reading(since, request.namespace):
-        # What was written without waiting for the disk is not published by itself.
+        # Writes that did not wait for the disk are not published without a sync.
         node.committer.sync()
         resolved = node.resolved_version()
         end = resolved if request.until is None else min(resolved, request.until)
@@ -95,7 +93,7 @@ def _cut(
 def _count(
     node: Node, keys: KeyRange, since: Version, end: Version, request: CutRequest
 ) -> tuple[Version, int]:
-    """Go through commits until the next would be too much."""
+    """Count commits until the next would exceed the limit."""
     total, changes_max = 0, request.changes_max
     for version, changes in _commits(node, keys, since, end, own=request.own):
         if changes_max is None:
@@ -109,7 +107,7 @@ def _count(
 def _commits(
     node: Node, keys: KeyRange, since: Version, end: Version, *, own: bool
 ) -> Iterator[tuple[Version, int]]:
-    """The commits with changes of some keys, and how many each has.  A large one has several lines."""
+    """The commits with changes of some keys, and how many.  A large commit has several lines."""
     lines = chain.from_iterable(node.read_log(since, end, keys))
     for version, parts in groupby(lines, version_of):
         counted = [row for _, row, _ in parts if not own or is_own(row, node.site_id)]
@@ -119,14 +117,14 @@ def _commits(
 
 
 def _last_heartbeat(node: Node, since: Version, until: Version) -> Version:
-    """What the last heartbeat in `(since, until]` vouches for; 0 if there is none."""
+    """The `through` of the last heartbeat in `(since, until]`; 0 if there is none."""
     last = None
     try:
         start = max(since, node.retention.trimmed_version())
         for page in node.read_log(start, until, _NO_KEYS, heartbeats=True):
             last = page[-1]
     except VersionCollected:
-        # Trimmed at this moment.  A heartbeat that was found all the same is as good as before.
+        # Trimmed just now.  A heartbeat that was found before is still good.
         pass
     if last is None:
         return 0

@@ -1,7 +1,8 @@
-"""Changes that are damaged: whether a feed stops at one, and which it has left out.
+"""Damaged changes: whether a feed stops at one, and which ones it left out.
 
-What enters a partition is checked, so a damaged record comes from a disk, or from a release that checked
-less.  A reader that must go on leaves it out, and says so: the sink lacks it until the key is written again.
+Records are checked on their way into a partition, so damage comes from a disk, or from a release that checked
+less.  A reader that must go on leaves the change out and reports it: the sink lacks it until the key is
+written again.
 """
 
 import logging
@@ -15,24 +16,24 @@ import msgspec
 from floodmark.model.errors import Corruption
 from floodmark.model.version import Version
 
-# How many of the changes that were left out a feed names; the log names all.
+# How many skipped changes a feed lists; the log has all.
 SKIPPED_KEPT: Final = 100
 _REASON_CHARACTERS_MAX: Final = 200
 
 _log = logging.getLogger("floodmark.feed")
 
-# Told of a change that is damaged and left out; raises to stop there.
+# Called with the error of a damaged change, which is left out unless this raises.
 OnDamaged: TypeAlias = Callable[[Corruption], object]
 
 
 class OnCorrupt(StrEnum):
-    """What becomes of a change that is damaged."""
+    """What a reader does at a damaged change."""
 
     FAIL = "fail"
     """The reader stops at it with `Corruption`."""
 
     REPORT = "report"
-    """It is left out and listed, and that is an error in the log."""
+    """It is left out and listed, with an error in the log."""
 
     SKIP = "skip"
     """It is left out and listed."""
@@ -57,7 +58,7 @@ class SkippedChange(msgspec.Struct, frozen=True):
 
 
 class Damage:
-    """What one range of a feed has left out."""
+    """The damaged changes of one range of a feed."""
 
     def __init__(self, feed: str, policy: OnCorrupt) -> None:
         self._feed = feed
@@ -65,7 +66,7 @@ class Damage:
         self._skipped: deque[SkippedChange] = deque(maxlen=SKIPPED_KEPT)
 
     def __call__(self, error: Corruption) -> None:
-        """Note a damaged change, or stop at it."""
+        """Note a damaged change, or raise its error."""
         if self._policy is OnCorrupt.FAIL:
             raise error
         level = logging.ERROR if self._policy is OnCorrupt.REPORT else logging.INFO
@@ -78,5 +79,5 @@ class Damage:
 
 
 def join_skipped(known: Sequence[SkippedChange], told: Iterable[SkippedChange]) -> list[SkippedChange]:
-    """All changes that were left out, each once; a runner tells what it has told before."""
+    """All skipped changes, each once; a runner reports some repeatedly."""
     return list(dict.fromkeys([*known, *told]))

@@ -26,7 +26,7 @@ _DEAD: Final = Record(b"", deleted=True)
 class Decoder:
     """Makes changes of batches.
 
-    A put whose time to live is over when it is read becomes a delete: whoever copies it must not bring it
+    A put that has expired when it is read becomes a delete, so that a copy does not bring it
     back to life.  Changes of a namespace whose name is no longer known are left out.
     """
 
@@ -146,7 +146,7 @@ class Decoder:
                 continue
             user_key = key[NAMESPACE_BYTES:]
             record = _decode(user_key, version, stored, now_ms, on_damaged)
-            # Who reads just before a change sees what has not expired by then.
+            # A reader just before the change sees records that have not expired by then.
             before_ms = physical_ms(version)
             earlier = _DEAD if before is None else _decode(user_key, version, before, before_ms, on_damaged)
             if record is None:

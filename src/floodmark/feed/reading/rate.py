@@ -1,9 +1,8 @@
-"""A limit to how fast bytes go through: background work must leave the disk to the users.
+"""A rate limit in bytes per second, by which background work leaves the disk to users.
 
-A token bucket.  It fills by the rate, holds at most one second's worth, and starts full; whoever spends
-more than is in it waits until the rest has come in.  So in any stretch of time no more goes through than
-the rate allows for it, plus one full bucket.  An amount larger than the bucket goes through alone, after
-as long a wait as it is worth.
+A token bucket: it fills at the rate, holds one second's worth, and starts full.  A caller that spends more
+than it holds waits for the rest.  So in any interval at most the rate times its length, plus one bucket, goes
+through.  An amount larger than the bucket goes through alone, after a wait in proportion.
 """
 
 from collections.abc import Callable
@@ -17,8 +16,8 @@ _MS: Final = 1000
 class RateLimit:
     """Makes one thread wait, so that it spends at most `bytes_per_second`; None means no limit.
 
-    `wait(seconds)` sleeps; it returns something true if the caller was called off meanwhile, as the `wait`
-    of an event that is set on closing does.
+    `wait(seconds)` sleeps; it returns a true value if the caller was cancelled, as the `wait` of an event
+    that is set on closing does.
 
     >>> limit = RateLimit(100, lambda: 0, print)
     >>> limit.spend(100)
@@ -48,7 +47,7 @@ class RateLimit:
         self._counted_ms = time_source_ms()
 
     def spend(self, amount: int) -> bool:
-        """Wait until `amount` bytes may go through; False if called off, and then nothing was spent."""
+        """Wait until `amount` bytes may go through; False if cancelled, with nothing spent."""
         if self._rate is None:
             return True
         price, full = amount * _MS, self._rate * _MS
@@ -57,7 +56,7 @@ class RateLimit:
             wait_ms = -(-(price - self._balance) // self._rate)
             if self._wait(wait_ms / _MS):
                 return False
-            # The wait has brought in what it lasted, also by a clock that stood still or was set back.
+            # The wait counts in full, even if the clock stood still or was set back.
             income = max(wait_ms, self._elapsed_ms()) * self._rate
             self._balance = min(max(full, price), self._balance + income)
         self._balance -= price

@@ -7,8 +7,8 @@ There are three ways to catch up, and a stream takes the cheapest that still rea
 - a *scan* of all versions of the keys, O(keys), sorted by version.  It serves where the change log was
   trimmed but the versions are still kept.
 
-Behind what garbage collection has kept there is no way, and the reader is told so at once.  A reader that is
-to have every key all the same begins with a snapshot (`snapshot.py`).
+Changes that were collected cannot be read, and a stream that needs them fails at once.  A reader that needs
+every key begins with a snapshot (`snapshot.py`).
 
 A slow reader must cost the writers nothing.  A stream holds one batch in memory, takes no lock that
 writers wait for, and gathers what is committed within a few milliseconds instead of being woken for
@@ -67,15 +67,15 @@ class ChangeReader:
         self._sort_directory = sort_directory
         self._streams: dict[int, _Stream] = {}
         self._tokens = count()
-        # What streams that have ended delivered.
+        # Deliveries of streams that have ended.
         self._delivered = dict.fromkeys(Way, 0)
         # A stream may be collected, and so end, in a thread that is here already.
         self._lock = RLock()
 
     def read(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        """The changes that were asked for; their safe point is held from the call on.
+        """The requested changes; their safe point is held from the call on.
 
-        A stream that follows gives an empty batch now and then, so that its reader can look around.
+        A stream that follows gives an empty batch now and then, so that its reader can stop.
         """
         batches = self._batches(request)
         next(batches)
@@ -109,7 +109,7 @@ class ChangeReader:
                         self._delivered[way] += changes
 
     def _check_snapshot(self, request: ChangesRequest) -> None:
-        """Refuse a snapshot that is not to be had."""
+        """Refuse a snapshot that cannot be read."""
         if request.snapshot is None:
             return
         if request.own or request.keys_only:
@@ -117,7 +117,7 @@ class ChangeReader:
         resolved = self._node.resolved_version()
         if request.since > resolved:
             raise VersionInFuture(
-                f"a snapshot at {request.since} is not to be had yet: the site has only come to {resolved}",
+                f"a snapshot at {request.since} cannot be read yet: the site has only come to {resolved}",
                 version=request.since,
             )
 
@@ -252,7 +252,7 @@ class _Stream:
             yield from self._scan(self._request, since, target, self._seen, self._columns)
 
     def _from_tail(self, since: Version, target: Version) -> list[ChangeBatch] | None:
-        """What comes next, if the tail has it.  Not more: what is kept here is not the tail's to forget."""
+        """The next batch, if the tail has it.  Not more: batches kept here escape the tail's limit."""
         entries = self._node.committer.tail.between(since, target)
         if entries is None:
             return None
@@ -288,6 +288,6 @@ def gather_lines(pages: Iterable[list[LogLine]], target: Version, columns: Colum
 
 
 def _complete_through(line: LogLine, following: LogLine) -> Version:
-    """Up to where a reader has everything who has all lines up to `line`."""
+    """The version through which all is read with the lines up to `line`."""
     version = version_of(line)
     return version if version_of(following) != version else version - 1

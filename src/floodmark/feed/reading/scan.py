@@ -1,7 +1,7 @@
-"""Catching up without a change log: scan all versions of the keys, and sort what is new by version.
+"""Catching up without a change log: scan all versions of the keys, and sort the new ones by version.
 
-It costs O(keys) however few changes there are, so it is rate limited.  Nothing can be delivered before
-the last key was read; the sorter keeps what was found within its quota and spills the rest to disk.
+It costs O(keys) however few changes there are, so it is rate limited.  No change is delivered before the last
+key was read; the sorter keeps rows in memory up to its quota and spills the others to disk.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from floodmark.model.stream import ChangeBatch, Way
 from floodmark.model.version import Version
 from floodmark.partition import Node
 
-# A change's place in the stream: commits follow each other by version, changes within one by key.
+# A change's place in the stream: by version, and by key within a commit.
 Position: TypeAlias = tuple[Version, bytes]
 
 
@@ -31,10 +31,9 @@ def scan_changes(
 ) -> Iterator[ChangeBatch]:
     """The changes of qualified keys in `(since, until]`, in commit order.
 
-    Of a commit that was read in part, what lies at or before the position `seen` is left out.  The caller
-    holds a safe point at `since`, and `until` is resolved: the versions in between stay as
-    they are while they are read.  An empty batch comes after each page, so that a reader who has lost
-    interest can stop.
+    Changes at or before the position `seen` are left out, of a commit that was read in part.  The caller
+    holds a safe point at `since`, and `until` is resolved: the versions in between do not change.  An empty
+    batch comes after each page, so that a reader can stop.
     """
     nothing_yet = ChangeBatch(through=since, way=Way.SCAN)
     for page in node.scan_versions(keys, since, until):
@@ -53,7 +52,7 @@ def scan_changes(
         if (version, key) <= seen:
             continue
         if columns.gathered_bytes >= BATCH_BYTES_MAX:
-            # Only where a commit ends has the reader everything up to it.
+            # A batch goes through the last complete commit.
             yield from columns.drain(last if version != last else last - 1, Way.SCAN)
         columns.add_change(version, partition, key, stored)
         last = version

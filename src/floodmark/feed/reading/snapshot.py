@@ -1,15 +1,15 @@
 """The first part of a stream that begins with a snapshot: every record that lives at one version.
 
-A change log is trimmed in the end, so a reader that is to have every key cannot begin with the first change.
-It begins with the state at a version S instead, in order of keys, and goes on with the changes above S: none
-is missing and none is there twice, because a scan as of S sees every commit at or below S and no other.
+Change logs are trimmed, so a reader that needs every key cannot begin with the first change.  It begins with
+the state at a version S, in order of keys, and goes on with the changes above S: none is missing and none
+comes twice, because a scan as of S sees every commit at or below S and no other.
 
     place        (S, "")  (S, key)  …  (S, key)  S        version …
     delivered    nothing  records up to the key  all      changes up to the version
 
-The place is all that a reader has to keep.  A record that is deleted while the snapshot is read comes in the
-snapshot, and its delete behind it.  Expiry is judged at S, as in every scan as of a version: what is
-delivered depends on S and the keys alone, so that a reader that goes on in the middle finds the same.
+The place is all that a reader stores.  A record that is deleted while the snapshot is read comes in the
+snapshot, and its delete behind it.  Expiry is judged at S, as in every scan as of a version: the rows depend
+on S and the keys alone, so a reader that resumes in the middle finds the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ def snapshot_batches(
     """The records of some namespaces that live at the version `since` of a request, behind its key.
 
     The caller holds a safe point at that version.  A page without a live record is an empty batch, so that a
-    reader that has lost interest can stop.  The last batch is empty, and says that this was all.
+    reader can stop.  The last batch is empty, and ends the snapshot.
     """
     assert request.snapshot is not None
     place = request.snapshot

@@ -1,4 +1,4 @@
-"""What the readers of a site's changes say about themselves."""
+"""The statistics of streams of changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from floodmark.model.version import Version
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderStatistics:
-    """One open stream of changes: how far it is, and by which way it got there.
+    """One open stream of changes.
 
-    `namespace` is an id, None for all; `changes` counts what was delivered by each way.
+    `namespace` is an id, None for all; `changes` counts deliveries by the way they were read.
     """
 
     namespace: int | None
@@ -24,7 +24,7 @@ class ReaderStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeStatistics:
-    """All streams of changes: those that are open, and what was delivered since the site was opened."""
+    """The open streams of changes, and the deliveries of all since the site was opened."""
 
     open: list[ReaderStatistics]
     changes: Mapping[Way, int]

@@ -1,8 +1,7 @@
-"""What a sink's URI says: `scheme:place?name=value&…`.
+"""The URI of a sink: `scheme:place?name=value&…`.
 
-A URI is stored with its feed and shown to everyone who may look at the feed, so it never holds a secret:
-a password or a token stands in a file, and the URI names the file.  What is refused here is therefore not
-repeated in the error either.
+A URI is stored with its feed and shown to every reader of the feed, so it never holds a secret: a password or
+a token stands in a file, and the URI names the file.  Errors do not repeat a refused URI either.
 """
 
 import re
@@ -15,12 +14,12 @@ from floodmark.model.errors import InvalidArgument
 URI_CHARACTERS_MAX: Final = 2_048
 
 _SECRET: Final = re.compile(r"token|password|secret|credential|key", re.IGNORECASE)
-# Parameters that name a file, or that are about keys which are no secret.
+# Parameters that name a file, or keys that are no secret.
 _HARMLESS: Final = re.compile(r".*_(file|path|location)|(start|end)_key", re.IGNORECASE)
 
 
 class SinkAddress(NamedTuple):
-    """A sink's URI, taken apart.  `host` is what follows `//`; `path` has its %-escapes undone."""
+    """The parts of a sink's URI.  `host` follows `//`; `path` is unescaped."""
 
     scheme: str
     host: str
@@ -38,7 +37,7 @@ class SinkAddress(NamedTuple):
         return f"{self.scheme}:{place}{quote(self.path)}{query}"
 
     def require_known(self, known: Iterable[str]) -> None:
-        """Refuse parameters that the sink does not have: a mistyped one must not pass unnoticed."""
+        """Refuse parameters that the sink does not have, such as mistyped ones."""
         names = sorted(known)
         unknown = sorted(self.parameters.keys() - set(names))
         if unknown:
@@ -48,13 +47,13 @@ class SinkAddress(NamedTuple):
             )
 
     def require_empty(self) -> None:
-        """Refuse a place where the sink has none."""
+        """Refuse a host or a path where the sink has none."""
         if self.host or self.path:
             raise InvalidArgument(f"the sink {self.scheme}: takes nothing behind the colon but parameters")
 
 
 def parse_sink(uri: str) -> SinkAddress:
-    """Take a sink's URI apart.
+    """Parse a sink's URI.
 
     >>> parse_sink("kafka://broker:9092/users?password_file=p")
     SinkAddress(scheme='kafka', host='broker:9092', path='/users', parameters={'password_file': 'p'})

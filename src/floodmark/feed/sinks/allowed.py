@@ -1,18 +1,17 @@
-"""Which sinks a runner opens, and what it adds to their addresses.
+"""The sinks that a runner may open, and the parameters that it adds to their addresses.
 
-A caller who may change a feed chooses its sink, and the process that runs the feed opens it with its own
-rights: its files, its network, its tokens.  So a runner has a list of its own.  An entry is the beginning of
-a sink's URI, and covers the same place and everything below it:
+A caller that may change a feed chooses its sink, and the runner opens it with its own rights: its files, its
+network, its tokens.  So a runner has its own list.  An entry is the beginning of a sink's URI, and covers
+that place and everything below it:
 
     parquet:/srv/exports                                     this directory, and directories below it
     kafka://broker:9092?password_file=secret/broker          every topic of this broker
     kafka:                                                   everything of this kind
 
-The parameters of an entry are the runner's: they are added to the address of a sink that the entry covers.
-Files that hold credentials can be named only there.  A feed's own URI that names a file is refused, unless
-the entry names the same one.
+The parameters of an entry are added to the address of a sink that it covers.  Only they may name files with
+credentials: a feed's URI that names a file is refused, unless the entry names the same one.
 
-`stdout:` and `blackhole:` reach nothing that the runner does not show anyway, and need no entry.
+`stdout:` and `blackhole:` need no entry.
 """
 
 import os
@@ -84,7 +83,7 @@ def _covers(entry: SinkAddress, address: SinkAddress) -> bool:
 
 
 def _plain(address: SinkAddress) -> str:
-    """A path without detours.  One without a host is in this machine's file system, where links count."""
+    """A normalised path.  Without a host it is a path of this machine, whose links are resolved."""
     if address.host:
         return posixpath.normpath("/" + address.path.lstrip("/"))
     return os.path.realpath(address.path)

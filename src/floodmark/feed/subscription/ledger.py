@@ -1,12 +1,12 @@
-"""The log of a subscription's pending acknowledgements, and what it holds, in memory.
+"""The logs of pending acknowledgements, and their contents in memory.
 
-An acknowledgement is judged and entered first, so that no other transaction can take the same changes; then
-it is written, without a lock, so that many become one entry; and if it cannot be written, it is taken out
-again.  Until it is durable its transaction counts as being *written*, and is not ended.  All this is done by
-a promise of the log, so that it comes to its end though Ctrl-C ends the wait for it.
+An acknowledgement is checked and entered first, so that no other transaction can take the same changes; then
+it is written without a lock, so that many become one entry; if that fails, it is taken out again.  A promise
+of the log does all this, so that it is completed even if Ctrl-C ends the wait.  Until a record is durable its
+transaction counts as being *written*, and is not ended.
 
-Letting go of records is durable only with the next append (`log/acknowledgement.py`).  So a crash may bring
-those of ended transactions back; when the log is opened, their coordinator is asked for their fates.
+Letting go of records is durable only with the next append (`log/acknowledgement.py`).  A crash may bring back
+those of ended transactions; their coordinator is asked for their fates when the log is opened.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -54,11 +54,11 @@ class PendingLedger:
         log.writer.acknowledge(stale)
 
     def is_writing(self, transaction: str) -> bool:
-        """Whether something that a transaction acknowledged is on its way to the log."""
+        """Whether an acknowledgement of a transaction is on its way to the log."""
         return transaction in self._writing
 
     def wait_written(self, transaction: str) -> None:
-        """Wait until nothing of a transaction is on its way to the log.  Takes the lock."""
+        """Wait until no record of a transaction is on its way to the log.  Takes the lock."""
         with self.lock:
             if self._written.wait_for(lambda: transaction not in self._writing, WRITE_SECONDS_MAX):
                 return
@@ -89,7 +89,7 @@ class PendingLedger:
                 self._end_writing(record)
 
     def let_go(self, transaction: str) -> None:
-        """Forget a transaction that has ended, and its records.  Takes the lock."""
+        """Drop an ended transaction and its records.  Takes the lock."""
         with self.lock:
             self.pending.remove(transaction)
             positions = self._positions.pop(transaction, ())
@@ -187,7 +187,7 @@ class PendingLedgers:
 
     @contextmanager
     def looking(self, name: str) -> Iterator[Pending]:
-        """What is pending on a subscription, while it does not change."""
+        """The pending acknowledgements of a subscription, which do not change meanwhile."""
         found = self._ledgers.get(name)
         if found is None:
             yield Pending(name)
@@ -196,11 +196,11 @@ class PendingLedgers:
                 yield found.pending
 
     def transactions(self) -> list[tuple[str, str]]:
-        """All transactions, each with a subscription of which it has acknowledged something."""
+        """All transactions with pending acknowledgements, each with the subscription."""
         return [(name, each) for name in list(self._ledgers) for each in self.transactions_of(name)]
 
     def transactions_of(self, name: str) -> list[str]:
-        """The transactions that have acknowledged something of a subscription."""
+        """The transactions with pending acknowledgements of a subscription."""
         with self.looking(name) as pending:
             return pending.transactions
 
@@ -209,14 +209,14 @@ class PendingLedgers:
         return {name: found.log for name, found in list(self._ledgers.items())}
 
     def delete(self, name: str) -> None:
-        """Remove the log of a subscription, in which nothing is pending and nothing can be entered."""
+        """Delete the log of a subscription, which must be empty and closed to new records."""
         found = self._ledgers.pop(name, None)
         if found is not None:
             found.log.writer.close()
             found.log.ledger.delete()
 
     def require_none(self, name: str) -> None:
-        """Refuse to go on while something is pending on a subscription."""
+        """Raise `AcknowledgementConflict` while an acknowledgement is pending on a subscription."""
         first = next(iter(self.transactions_of(name)), None)
         if first is not None:
             raise AcknowledgementConflict(

@@ -164,7 +164,7 @@ def _read_snapshot(
 def read_changes_options(
     given: Mapping[str, str], *, streaming: bool = False, counted: bool = False
 ) -> ChangesOptions:
-    """What the options of a change feed say; those of streams are passed over if it may be one."""
+    """The options of a change feed; with `streaming`, options of streams are allowed and ignored."""
     allowed = CHANGES | STREAM if streaming else CHANGES
     options = Options(given, allowed | {HEARTBEATS} if counted else allowed)
     return ChangesOptions(

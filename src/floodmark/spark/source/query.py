@@ -1,7 +1,7 @@
-"""What the driver of a streaming query asks its site, and the safe point that it holds there.
+"""The connection of a streaming query's driver to its site, and the safe point that it holds there.
 
 The safe point keeps everything that the query may still read, also while it is stopped.  It is held before
-anything is read, moves behind what Spark has noted as done, and is renewed for as long as the query runs.
+anything is read, moves behind the batches that Spark has committed, and is renewed while the query runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class Query:
-    """A query's side of the conversation with a site.  Connects at once; close it."""
+    """A query's connection to a site.  Connects at once; close it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Query:
         self._namespace = namespace
         self._monotonic = monotonic
         self._hold_ms = min(HOLD_MS, lifetime // timedelta(milliseconds=RENEWALS_PER_LIFETIME))
-        # The reader whose safe point is held, the version that it needs, and when the site was told.
+        # The reader whose safe point is held, the version that it needs, and when that was last held.
         self._reader: str | None = None
         self._needed: Version = 0
         self._told: Version = 0
@@ -57,7 +57,7 @@ class Query:
         self.site_id = self._site.id
         row = self.ask(lambda host: host.namespaces.find_namespace(namespace))
         self.namespace_id, self._created_at = row.id, row.created_at
-        # Where versions mean something.  A namespace that was dropped and made again is another one.
+        # The place whose versions these are.  A namespace that was dropped and made again is another one.
         self.place = f"namespace {namespace} ({row.id}) of site {self._site.name} ({self.site_id})"
 
     def ask(self, question: Callable[[Host], Result]) -> Result:
@@ -91,21 +91,20 @@ class Query:
             self._hold(reader, self._needed)
 
     def advance(self, reader: str, version: Version) -> None:
-        """The reader needs nothing at or below a version any more."""
+        """Note that the reader needs nothing at or below a version."""
         if self._reader == reader:
             self._needed = max(self._needed, version)
         self.keep(reader, version)
 
     def release(self, reader: str) -> None:
-        """Let go of a safe point that nobody needs."""
+        """Release a safe point.  If that fails, it expires."""
         if self._reader == reader:
             self._reader = None
-        # If this fails it ends by itself.
         with suppress(FloodmarkError):
             self._site.host.retention.release_safe_point(reader)
 
     def cut(self, since: Version, changes_max: int | None, until: Version | None) -> ChangesCut:
-        """How far the next step goes."""
+        """The end of the next step."""
         with self._explained():
             return self.ask(
                 lambda host: host.versions.cut_changes(self._namespace, since, changes_max, until, False)
@@ -116,7 +115,7 @@ class Query:
 
         def cut() -> bytes | None:
             left = rows_max
-            # Digests take the place of values, which need not travel to be counted.
+            # Rows are counted by their digests; values need not travel.
             for page in self._site.host.router.scan_records(keys, at, content=Content.DIGESTS):
                 if page.num_rows >= left:
                     key: bytes = page.column(0)[left - 1].as_py()
@@ -128,9 +127,9 @@ class Query:
             return ask_patiently(cut)
 
     def present(self) -> Version:
-        """The version up to which everything that was acknowledged can be read."""
+        """The version up to which every acknowledged write can be read."""
         resolved = self.ask(lambda host: host.versions.resolved_version())
-        # To cut there also makes durable, and publishes, what was written without waiting for the disk.
+        # The cut also makes durable, and publishes, writes that did not wait for the disk.
         return self.cut(resolved, None, None).resolved
 
     def qualify(self, keys: KeyRange) -> KeyRange:
@@ -145,7 +144,7 @@ class Query:
         return plan_ranges(partitions, keys)
 
     def close(self) -> None:
-        """Hold what is needed now for the time that comes, and let go."""
+        """Move the safe point to the needed version, and close the connection."""
         with suppress(FloodmarkError):
             if self._reader is not None and self._needed > self._told:
                 self._hold(self._reader, self._needed)

@@ -4,11 +4,11 @@ An offset is a version: "everything up to here was read".  A micro-batch ends at
 commit is whole, and is read by key ranges, so that a partition that is split meanwhile does not matter.
 
 Spark asks for the first offset again whenever it runs the first micro-batch, also when it repeats it after a
-crash, and what the first offset is may have changed by then.  So the end of a micro-batch names its beginning
-as well (`since`), and that counts.
+crash, and the first offset may have changed by then.  So the end of a micro-batch names its beginning as well
+(`since`), which counts.
 
-The reader's id travels in the offsets too, and names the safe point that the query finds again when it was
-stopped (`query.py`); and so does the place that the versions belong to.
+Offsets also hold the reader's id, which names the safe point that a restarted query finds again (`query.py`),
+and the place whose versions they are.
 
 A stream that begins with a snapshot at a version S has offsets with `snapshot` until it is read: "the rows up
 to this key of the snapshot at `version` were read", with the key in hexadecimal.  A micro-batch of it names
@@ -63,13 +63,13 @@ OPTIONS: Final = (
     | {"readChangeFeed", "valueFormat", "startingVersion", "startingTimestamp", "beforeImages"}
 )
 
-# An offset moves on after so long, also if nothing was changed, so that the safe point can follow.
+# After so long without a change an offset moves, so that the safe point can follow.
 IDLE_MS: Final = 60_000
-# Who counts goes on soon after changes, past the heartbeats that tell how many they were.
+# A query that counts moves on soon after changes, past the heartbeats that sum them up.
 SETTLE_MS: Final = 2_500
-# Spark asks again at once when there was nothing; the site need not be asked that often.
+# Spark asks again at once when there was nothing; the site is asked less often.
 PAUSE_SECONDS: Final = 0.1
-# After so many pauses without a change each is so much longer: to ask costs Spark more than the site.
+# After so many pauses without a change each is this many times longer.
 QUIET_PAUSES: Final = 30
 QUIET_FACTOR: Final = 5
 
@@ -78,7 +78,7 @@ Offset: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """What a stream reads, and how much at a time."""
+    """The options of a stream."""
 
     address: SiteAddress
     namespace: str
@@ -100,14 +100,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        # Of the driver alone: a reader is pickled for its tasks before it is asked for anything.
+        # Used on the driver only: a reader is pickled for its tasks before its first call.
         self._query: Query | None = None
         self._initial: Offset | None = None
         self._until: Version | None = None
         self._cut: ChangesCut | None = None
-        # How often nothing had changed, since something last had.
+        # Pauses since the last change.
         self._pauses = 0
-        # Whether changes may have been counted that no heartbeat was held against yet.
+        # Whether there may be counted changes that no heartbeat has checked.
         self._is_counting = options.heartbeats
 
     # On the driver
@@ -250,7 +250,7 @@ def open_stream_reader(options: Mapping[str, str], schema: StructType) -> Stream
 
 
 def read_stream_options(given: Mapping[str, str], *, counted: bool) -> StreamOptions:
-    """What the options of a stream say."""
+    """The options of a stream."""
     options = Options(given, OPTIONS | {HEARTBEATS} if counted else OPTIONS)
     if not options.flag("readChangeFeed"):
         raise InvalidOption(
@@ -273,5 +273,5 @@ def read_stream_options(given: Mapping[str, str], *, counted: bool) -> StreamOpt
 
 
 def _place_of(offset: Offset) -> Offset:
-    """What all offsets of a query share."""
+    """The part that all offsets of a query share."""
     return {"reader": offset["reader"], "place": offset["place"]}

@@ -46,7 +46,7 @@ _ONE_TASK: Final = frozenset({"parquet"})
 
 
 class FeedRunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of a feed did, and how it left the feed."""
+    """The result of a run of a feed."""
 
     feed: str
     state: FeedState
