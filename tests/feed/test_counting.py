@@ -14,8 +14,7 @@ from tests.feed.support_feeds import SITE_ID, USERS, World
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks
 from floodmark.accounting.counting import BEATS_MAX, Counting, go_on_with
-from floodmark.feed.named.checks import check
-from floodmark.feed.named.feeds import Feed, RangeProgress
+from floodmark.feed.named.feeds import Feed, RangeProgress, check
 from floodmark.model.change import NamespaceBeat, Tally
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version

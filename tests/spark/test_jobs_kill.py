@@ -106,7 +106,7 @@ def test_a_feed_whose_runner_is_killed_is_taken_over(
 ) -> None:
     files = tmp_path / "files"
     options = SinkOptions(batch_records=100)
-    served.site.feeds.create("copy", "users", f"parquet:{files}", options=options)
+    served.site.feeds.create("copy", "users", f"parquet:{files}", since="beginning", options=options)
     arguments = Arguments(job="feed", url=served.url, target=str(files), feed="copy", point="writing")
     outcome = run_job(arguments)
     assert outcome.killed, outcome.said

@@ -21,8 +21,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks, CheckStatistics
-from floodmark.accounting.counting import Counted
+from floodmark.accounting.counting import Counted, Entry
 from floodmark.clock.backoff import LONGEST_MS
 from floodmark.feed.leased import Lease
 from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
@@ -480,7 +481,37 @@ def _further(progress: RangeProgress, report: RangeProgress) -> RangeProgress:
     )
 
 
-# Checks
+def check(feed: Feed, reports: Sequence[RangeProgress], now_ms: int) -> Feed:
+    """The feed with its ranges as a runner reports them, and with its checks.
+
+    A heartbeat can be checked when all ranges have passed it; until then it is stored with their counts.
+    """
+    moved = advance(feed.ranges, reports)
+    if not feed.spec.is_whole:
+        return msgspec.structs.replace(feed, ranges=moved)
+    reported = {progress.id: progress for progress in reports}
+    checks = feed.checks or Checks()
+    parts: list[list[Entry]] = []
+    for before, after in zip(feed.ranges, moved, strict=True):
+        entries = [] if before.counted is None else before.counted.entries
+        if after.checkpoint > before.checkpoint:
+            counted = reported[after.id].counted
+            if counted is None:
+                checks = checks.doubt_through(after.checkpoint, Doubt.UNCOUNTED)
+            else:
+                fresh = counted.behind(before.checkpoint)
+                checks, entries = checks.hear(fresh), [*entries, *fresh.entries]
+        parts.append(entries)
+    checkpoint = min(progress.checkpoint for progress in moved)
+    settled, left = checks.settle(parts, checkpoint, now_ms)
+    ranges = [
+        msgspec.structs.replace(progress, counted=Counted(entries=entries) if entries else None)
+        for progress, entries in zip(moved, left, strict=True)
+    ]
+    return msgspec.structs.replace(feed, ranges=ranges, checks=settled)
+
+
+# Arguments
 
 
 def _require_between(name: str, number: object, low: int, high: int) -> None:

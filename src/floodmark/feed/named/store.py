@@ -15,7 +15,6 @@ from floodmark.accounting.checks import Checks, report_findings
 from floodmark.clock import TimeSource
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.leased import HOLD_EVERY_MS, LeasedReaders, ReaderKind, RowState
-from floodmark.feed.named.checks import check
 from floodmark.feed.named.feeds import (
     Feed,
     FeedError,
@@ -25,6 +24,7 @@ from floodmark.feed.named.feeds import (
     FeedStatistics,
     FeedUpdate,
     RangeProgress,
+    check,
     cut_ranges,
     measure,
     recut,
