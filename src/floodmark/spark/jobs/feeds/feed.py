@@ -27,7 +27,7 @@ from floodmark.feed.named.round import Counters, Effort, Round
 from floodmark.feed.named.runner import LEASE_SECONDS, REPORT_SECONDS, FeedRunner
 from floodmark.feed.reading.damage import SKIPPED_KEPT, join_skipped
 from floodmark.feed.sinks import AllowedSinks, parse_sink, require_sink
-from floodmark.model.errors import FloodmarkError, InvalidArgument, Terminal, VersionCollected
+from floodmark.model.errors import FloodmarkError, InvalidArgument, LeaseHeld, Terminal, VersionCollected
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
@@ -232,7 +232,7 @@ class SparkRound(Round):
             except VersionCollected as error:
                 self.fail(error, collected=True)
                 return
-            except Terminal:
+            except (LeaseHeld, Terminal):
                 raise
             except FloodmarkError as error:
                 pause_ms, self._problem = 0, error
