@@ -33,7 +33,6 @@ CLASS_METHODS_KNOWN = {
     "History": 27,
     "Links": 27,
     "LocalPartition": 36,
-    "LocalSubscriptionStore": 43,
     "Node": 30,
     "Site": 31,
     "StreamContract": 30,

@@ -206,18 +206,23 @@ class LeasedReaders(Generic[Row, State]):
         self._safe_points = safe_points
         self._load_states = load
         self.states: dict[str, State] = {}
+        self._held_at_ms: dict[str, int] = {}
         self._load()
         storage.on_recovery.append(self._load)
 
     def _load(self) -> None:
         """Make memory what the engine says.  A state that other threads use stays the same object."""
-        found = {state.row.name: state for state in self._load_states(self.storage.engine)}
-        for name, state in found.items():
-            known = self.states.setdefault(name, state)
-            if known is not state:
-                known.adopt(state)
-        for name in self.states.keys() - found.keys():
+        found = list(self._load_states(self.storage.engine))
+        for state in found:
+            self.reload(state)
+        for name in self.states.keys() - {state.row.name for state in found}:
             del self.states[name]
+
+    def reload(self, loaded: State) -> None:
+        """Replace the state of a reader by one that was loaded."""
+        known = self.states.setdefault(loaded.row.name, loaded)
+        if known is not loaded:
+            known.adopt(loaded)
 
     # Rows
 
@@ -288,9 +293,15 @@ class LeasedReaders(Generic[Row, State]):
     def hold(self, row: Row, version: Version) -> None:
         """Keep the changes above a version; `VersionCollected` if some are gone."""
         self._safe_points.hold(self._safe_point(row.name), version, LIFETIME, row.namespace_id)
+        self._held_at_ms[row.name] = self.now_ms()
+
+    def is_held_lately(self, name: str) -> bool:
+        """Whether this process set the safe point within the last minute."""
+        return 0 <= self.now_ms() - self._held_at_ms.get(name, 0) < HOLD_EVERY_MS
 
     def let_go(self, name: str) -> None:
         """Release a safe point.  If that fails, it expires."""
+        self._held_at_ms.pop(name, None)
         with suppress(SafePointNotFound, Retryable, OutcomeUnknown):
             self._safe_points.release(self._safe_point(name))
 
@@ -306,10 +317,11 @@ class LeasedReaders(Generic[Row, State]):
         expires_at_ms = self.now_ms() + lifetime_ms
         return Lease(holder=holder, expires_at_ms=expires_at_ms, lifetime_ms=lifetime_ms, owner=owner)
 
-    def require_free(self, row: Row, own: Callable[[Lease], bool] = lambda _: False) -> None:
-        """Raise `LeaseHeld` while a lease lasts that is not the caller's own."""
+    def require_free(self, row: Row, holder: str | None = None, owner: str = SITE_OWNER) -> None:
+        """Raise `LeaseHeld` while a lease lasts, unless it is that of a given holder and owner."""
         lease = row.lease
-        if lease is not None and not own(lease) and lease.expires_at_ms > self.now_ms():
+        is_own = lease is not None and holder is not None and lease.is_of(holder, owner)
+        if lease is not None and not is_own and lease.expires_at_ms > self.now_ms():
             raise self.kind.lease_held(row, lease)
 
     # Checks

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from floodmark.clock import TimeSource
-from floodmark.feed.leased import HOLD_EVERY_MS, Lease, LeasedReaders
+from floodmark.feed.leased import Lease, LeasedReaders
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Deliveries, Position, Progress
 from floodmark.feed.subscription.ledger import OpenPendingLog, PendingLedger, PendingLedgers, Writing
@@ -99,8 +99,6 @@ class LocalSubscriptionStore:
             load=load_subscriptions,
         )
         self._lock = self._readers.lock
-        # When this process last set each safe point.
-        self._held_at_ms: dict[str, int] = {}
         self._pending = PendingLedgers(open_log)
         epochs = {name: state.row.moved for name, state in self._readers.states.items()}
         self._pending.load(storage.engine, epochs)
@@ -119,9 +117,10 @@ class LocalSubscriptionStore:
         lease = self._readers.new_lease(holder, lease_seconds, owner)
         with self._lock:
             known = self._readers.settled(spec.name)
-            row = known or self._make(spec, start, snapshot=snapshot)
-            self._require_same(row, spec)
-            self._require_free(row, holder, owner)
+            row = known or _new_row(self._readers, spec, start, snapshot=snapshot)
+            _require_same_keys(row, spec)
+            self._readers.require_namespace(row)
+            self._readers.require_free(row, holder, owner)
             # The safe point fails if changes are gone already; once it is set, none go.
             self._hold(row, row.needed_version)
             lease = lease.renewed(self._time_source())
@@ -129,7 +128,7 @@ class LocalSubscriptionStore:
                 return self._readers.enter(SubscriptionState(replace(row, epoch=row.epoch + 1, lease=lease)))
 
             def open_now(row: SubscriptionRow) -> SubscriptionRow:
-                self._require_free(row, holder, owner)
+                self._readers.require_free(row, holder, owner)
                 return replace(row, spec=spec, epoch=row.epoch + 1, lease=lease)
 
             return self._readers.update(spec.name, open_now)
@@ -143,38 +142,17 @@ class LocalSubscriptionStore:
         acknowledged: list[Position] = []
 
         def judge(state: SubscriptionState) -> SubscriptionChange:
-            lease = self._require_lease(state.row, epoch, owner)
-            acknowledged.extend(self._learn(state, progress))
+            lease = _require_lease(state.row, epoch, owner)
+            acknowledged.extend(_learn(state, progress, self._pending))
             return SubscriptionChange(progress, lease.renewed(self._time_source()).expires_at_ms)
 
         self._change(name, judge)
         self._move_on_if_due(name, epoch)
         return acknowledged
 
-    def _learn(self, state: SubscriptionState, progress: Progress) -> list[Position]:
-        """Check a consumer's progress; returns the positions in it that were acknowledged before."""
-        row, deliveries = state.row, state.deliveries
-        if not progress.is_news(deliveries.through):
-            return []
-        unacked_max = max(deliveries.unacked, row.spec.unacked_max)
-        learned = deliveries.copy()
-        learned.learn(progress)
-        learned.require_delivered(progress.acknowledgement)
-        with self._pending.looking(row.name) as pending:
-            pending.require_none(progress.acknowledgement, learned)
-        acknowledged = learned.find_acknowledged(progress.acknowledgement)
-        learned.acknowledge(progress.acknowledgement)
-        if learned.unacked > unacked_max:
-            raise LimitExceeded(
-                f"subscription {row.name!r} keeps at most {unacked_max:,} changes that were delivered and "
-                "not acknowledged; acknowledge some first",
-                subscription=row.name,
-            )
-        return acknowledged
-
     def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         def judge(state: SubscriptionState) -> SubscriptionChange:
-            lease = self._require_lease(state.row, epoch, owner)
+            lease = _require_lease(state.row, epoch, owner)
             nothing = Progress(through=state.deliveries.through)
             return SubscriptionChange(nothing, lease.renewed(self._time_source()).expires_at_ms)
 
@@ -225,9 +203,9 @@ class LocalSubscriptionStore:
         Without an epoch it must have no consumer, and an expired lease is dropped.
         """
         if epoch is not None:
-            self._require_lease(row, epoch, owner)
+            _require_lease(row, epoch, owner)
         else:
-            self._require_free(row, None, owner)
+            self._readers.require_free(row, None, owner)
             row = replace(row, lease=None)
         self._pending.require_none(row.name)
         return row
@@ -250,9 +228,9 @@ class LocalSubscriptionStore:
         transaction ends meanwhile.
         """
         state = self._readers.state(name)
-        if progress.is_news(state.deliveries.through) or self._is_lease_old(state.row):
+        if progress.is_news(state.deliveries.through) or _is_lease_old(state.row, self._time_source()):
             self.acknowledge(name, epoch, progress, owner)
-        self._require_lease(state.row, epoch, owner)
+        _require_lease(state.row, epoch, owner)
         # Nothing was pending when this log was closed, so the transactions in it have ended.
         ledger = self._pending.open(name, epoch + 1)
         with Writing(ledger) as writing:
@@ -275,7 +253,7 @@ class LocalSubscriptionStore:
             if ledger.is_writing(transaction):
                 return False
             # The owner was checked before.
-            self._require_lease(state.row, epoch, SITE_OWNER)
+            _require_lease(state.row, epoch, SITE_OWNER)
             deliveries = state.deliveries
             deliveries.require_delivered(acknowledgement)
             part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
@@ -353,10 +331,6 @@ class LocalSubscriptionStore:
         for log in self.pending_logs().values():
             log.writer.close()
 
-    def _is_lease_old(self, row: SubscriptionRow) -> bool:
-        lease = row.lease
-        return lease is not None and 3 * (lease.expires_at_ms - self._time_source()) < 2 * lease.lifetime_ms
-
     # Administration
 
     def find(self, name: str) -> SubscriptionRow:
@@ -381,7 +355,6 @@ class LocalSubscriptionStore:
                 with state.lock:
                     state.row = row
                 raise
-            self._held_at_ms.pop(name, None)
 
     def statistics(self, name: str) -> SubscriptionStatistics:
         row = self.find(name)
@@ -403,11 +376,10 @@ class LocalSubscriptionStore:
                 "Seek the subscription to a snapshot, which has every key",
                 **{**error.details, "subscription": row.name},
             ) from error
-        self._held_at_ms[row.name] = self._time_source()
 
     def _move_on_if_due(self, name: str, epoch: int) -> None:
         """Move the safe point, but not too often."""
-        if self._is_held_lately(name):
+        if self._readers.is_held_lately(name):
             return
         with self._lock:
             try:
@@ -415,11 +387,8 @@ class LocalSubscriptionStore:
             except FloodmarkError:
                 # The next call tries again.
                 return
-            if row is not None and row.epoch == epoch and not self._is_held_lately(name):
+            if row is not None and row.epoch == epoch and not self._readers.is_held_lately(name):
                 self._move_on(row)
-
-    def _is_held_lately(self, name: str) -> bool:
-        return 0 <= self._time_source() - self._held_at_ms.get(name, 0) < HOLD_EVERY_MS
 
     def _move_on(self, row: SubscriptionRow) -> None:
         """Move the safe point to the version that a stored row needs."""
@@ -433,9 +402,13 @@ class LocalSubscriptionStore:
 
     def _change(self, name: str, judge: Judge) -> None:
         """Change a subscription in a round, and compact its changes when that is due."""
-        step = ChangeStep(
-            self._storage.engine, lambda: self._readers.state(name), judge, lambda: self._reload(name)
-        )
+
+        def reload() -> None:
+            found = load_subscription(self._storage.engine, name)
+            if found is not None:
+                self._readers.reload(found)
+
+        step = ChangeStep(self._storage.engine, lambda: self._readers.state(name), judge, reload)
         self._take(step)
         if step.is_compaction_due:
             try:
@@ -444,50 +417,75 @@ class LocalSubscriptionStore:
                 # The change is stored, and compaction is due again later.
                 _log.warning("the changes of subscription %r could not be compacted: %s", name, error)
 
-    def _reload(self, name: str) -> None:
-        found = load_subscription(self._storage.engine, name)
-        if found is not None:
-            known = self._readers.states.setdefault(name, found)
-            if known is not found:
-                known.adopt(found)
-
-    def _make(self, spec: SubscriptionSpec, start: Version, *, snapshot: bool) -> SubscriptionRow:
-        self._readers.require_room()
-        namespace, created_at = self._readers.resolve_namespace(spec.namespace)
-        self._readers.require_reached(spec.name, start)
-        # Above every epoch of an earlier subscription of this name.
-        epoch = self._readers.resolved_version()
-        row = SubscriptionRow(spec=spec, namespace_id=namespace, through=0, epoch=epoch, moved=epoch)
-        return _begin_at(row, max(start, created_at), snapshot=snapshot)
-
-    def _require_same(self, row: SubscriptionRow, spec: SubscriptionSpec) -> None:
-        if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
-            # The error tells nothing about other namespaces and their keys.
-            reads = f"{row.spec.keys}" if row.spec.namespace == spec.namespace else "another namespace"
-            raise InvalidArgument(
-                f"subscription {row.name!r} reads {reads}; it cannot be opened on {spec.namespace!r}, "
-                f"{spec.keys}. Choose another name, or remove it first",
-                subscription=row.name,
-            )
-        self._readers.require_namespace(row)
-
-    def _require_lease(self, row: SubscriptionRow, epoch: int, owner: str) -> Lease:
-        """The lease of a consumer; `LeaseHeld` if it lost the lease or is not its owner."""
-        if row.lease is None:
-            raise LeaseHeld(
-                f"the lease of subscription {row.name!r} was given back; subscribe again to go on",
-                subscription=row.name,
-                holder=None,
-            )
-        if row.epoch != epoch or not row.lease.belongs_to(owner):
-            raise SUBSCRIPTIONS.lease_held(row, row.lease)
-        return row.lease
-
-    def _require_free(self, row: SubscriptionRow, holder: str | None, owner: str) -> None:
-        self._readers.require_free(row, lambda lease: holder is not None and lease.is_of(holder, owner))
-
     def list(self) -> list[SubscriptionRow]:
         return self._readers.list()
+
+
+def _learn(state: SubscriptionState, progress: Progress, pending: PendingLedgers) -> list[Position]:
+    """Check a consumer's progress; returns the positions in it that were acknowledged before."""
+    row, deliveries = state.row, state.deliveries
+    if not progress.is_news(deliveries.through):
+        return []
+    unacked_max = max(deliveries.unacked, row.spec.unacked_max)
+    learned = deliveries.copy()
+    learned.learn(progress)
+    learned.require_delivered(progress.acknowledgement)
+    with pending.looking(row.name) as acknowledgements:
+        acknowledgements.require_none(progress.acknowledgement, learned)
+    acknowledged = learned.find_acknowledged(progress.acknowledgement)
+    learned.acknowledge(progress.acknowledgement)
+    if learned.unacked > unacked_max:
+        raise LimitExceeded(
+            f"subscription {row.name!r} keeps at most {unacked_max:,} changes that were delivered and "
+            "not acknowledged; acknowledge some first",
+            subscription=row.name,
+        )
+    return acknowledged
+
+
+def _require_lease(row: SubscriptionRow, epoch: int, owner: str) -> Lease:
+    """The lease of a consumer; `LeaseHeld` if it lost the lease or is not its owner."""
+    if row.lease is None:
+        raise LeaseHeld(
+            f"the lease of subscription {row.name!r} was given back; subscribe again to go on",
+            subscription=row.name,
+            holder=None,
+        )
+    if row.epoch != epoch or not row.lease.belongs_to(owner):
+        raise SUBSCRIPTIONS.lease_held(row, row.lease)
+    return row.lease
+
+
+def _is_lease_old(row: SubscriptionRow, now_ms: int) -> bool:
+    lease = row.lease
+    return lease is not None and 3 * (lease.expires_at_ms - now_ms) < 2 * lease.lifetime_ms
+
+
+def _require_same_keys(row: SubscriptionRow, spec: SubscriptionSpec) -> None:
+    if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
+        # The error tells nothing about other namespaces and their keys.
+        reads = f"{row.spec.keys}" if row.spec.namespace == spec.namespace else "another namespace"
+        raise InvalidArgument(
+            f"subscription {row.name!r} reads {reads}; it cannot be opened on {spec.namespace!r}, "
+            f"{spec.keys}. Choose another name, or remove it first",
+            subscription=row.name,
+        )
+
+
+def _new_row(
+    readers: LeasedReaders[SubscriptionRow, SubscriptionState],
+    spec: SubscriptionSpec,
+    start: Version,
+    *,
+    snapshot: bool,
+) -> SubscriptionRow:
+    readers.require_room()
+    namespace, created_at = readers.resolve_namespace(spec.namespace)
+    readers.require_reached(spec.name, start)
+    # Above every epoch of an earlier subscription of this name.
+    epoch = readers.resolved_version()
+    row = SubscriptionRow(spec=spec, namespace_id=namespace, through=0, epoch=epoch, moved=epoch)
+    return _begin_at(row, max(start, created_at), snapshot=snapshot)
 
 
 def _begin_at(row: SubscriptionRow, version: Version, *, snapshot: bool) -> SubscriptionRow:
