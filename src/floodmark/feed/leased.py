@@ -348,8 +348,10 @@ class LeasedReaders(Generic[Row, State]):
         """Refuse a start in the future: the changes up to it would be skipped in silence."""
         if not 0 <= version <= VERSION_MAX:
             raise InvalidVersion(f"{version!r:.60} is not a version")
+        if physical_ms(version) <= self.now_ms():
+            return
         resolved = self.resolved_version()
-        if physical_ms(version) > self.now_ms() and version > resolved:
+        if version > resolved:
             raise VersionInFuture(
                 f"{self.kind.noun} {name!r} cannot begin at {version} ({moment_of(version).isoformat()}): "
                 f"the site has only come to {resolved} ({moment_of(resolved).isoformat()})",
