@@ -30,7 +30,7 @@ def test_the_printed_entry_lets_the_printed_token_in(tmp_path: Path) -> None:
 def test_without_options_it_may_read_everything(tmp_path: Path) -> None:
     made = run("token", "--json").json
     assert made["token_sha256"] == hash_token(made["token"])
-    assert authenticate(tmp_path, made["entry"], made["token"]) == ("somebody", Role.READ, None)
+    assert authenticate(tmp_path, made["entry"], made["token"]) == ("unnamed", Role.READ, None)
 
 
 def test_no_two_tokens_are_the_same() -> None:

@@ -108,7 +108,7 @@ def test_difference_is_told_with_its_part_and_its_stamps(
         (VerifySummary(sites=[], pairs=[pair(lag=1)]), "the sites agree; 1 change under way"),
         (
             VerifySummary(sites=[], pairs=[], doubts=["rome is away"]),
-            "whether the sites agree cannot be told",
+            "unknown: not all sites could be compared",
         ),
         (
             VerifySummary(
@@ -143,7 +143,7 @@ def test_what_is_in_the_past_is_a_finding_too() -> None:
     lines = printed(summary).splitlines()
     assert lines[2].startswith("past   users  ada was lost on its way to rome: written at 2023-11-14")
     assert lines[3] == "past   and 2 more"
-    assert lines[4] == "the sites agree now, and not all that was written had come to all of them"
+    assert lines[4] == "the sites agree now, but some changes had been lost and later written over"
 
 
 def test_programs_get_versions_as_text_and_digests_in_hexadecimal() -> None:
@@ -245,7 +245,7 @@ def test_directory_that_cannot_be_opened_is_a_doubt_like_a_server_that_does_not_
     with floodmark.open(directory):
         text = run("verify", directory, "grpc://127.0.0.1:1", *options).text
     assert f"unsure {directory} cannot be opened: " in text
-    assert text.endswith("whether the sites agree cannot be told\n")
+    assert text.endswith("unknown: not all sites could be compared\n")
 
 
 def test_sites_that_are_left_are_compared_and_the_doubt_stays() -> None:

@@ -1,14 +1,14 @@
-"""What a command says when it fails, and the exit code that tells scripts why.
+"""The message of a command that fails, and its exit code.
 
 0    done
-1    a finding: what was asked for is not there
-2    could not tell: a write of unknown outcome, or a past that is no longer kept
-64   usage: the command cannot be right as it is
-69   unreachable: the site is not there, is in use, does not answer, or its storage refuses; try again
+1    a finding: a check failed, or something was not found
+2    unknown: a write of unknown outcome, or a version that was collected
+64   usage: the command or its arguments are wrong
+69   unreachable: the site does not exist, is in use, does not answer, or its storage fails; try again
 70   a bug in Floodmark
 77   not allowed
 130  interrupted with Ctrl-C
-143  a job on Spark that was ended by SIGTERM
+143  a job on Spark that SIGTERM ended
 """
 
 import re
@@ -35,7 +35,7 @@ INTERRUPTED: Final = 130
 
 
 class Usage(typer.TyperException):
-    """A command that cannot be right as it is, and what to do about it."""
+    """A wrong command line, and what to do about it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ EXIT_CODES: Final[dict[type[BaseException], int]] = {
     errors.CannotOpen: UNREACHABLE,
     errors.SiteMismatch: USAGE,
     errors.InvalidConfiguration: USAGE,
-    # The command may be right: it is the installation here or there that has to change.
+    # The command may be right: one of the two installations has to change.
     errors.WireMismatch: UNREACHABLE,
     typer.TyperException: USAGE,
     PermissionError: NOT_ALLOWED,
@@ -110,7 +110,7 @@ def _say_unreachable(error: errors.FloodmarkError) -> tuple[str, str]:
     return message, hint
 
 
-# Where the library's message speaks of Python, the command speaks of itself.
+# Messages in terms of the command, where the library's are in terms of Python.
 _WORDS: Final[dict[type[errors.FloodmarkError], Say]] = {
     errors.NamespaceNotFound: lambda error: (
         f"no namespace {error.details.get('namespace')!r}",
@@ -168,7 +168,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def report(error: Exception, *, debug: bool) -> int:
-    """Tell the user on stderr, in a line and a hint; the exit code."""
+    """Print the message and a hint to stderr; the exit code."""
     code = exit_code(error)
     message, hint = _words(error, code)
     console = console_on(sys.stderr)

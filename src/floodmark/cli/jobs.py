@@ -1,9 +1,7 @@
-"""Jobs on Spark from the command line: which Spark, where the sites are, and what is shown meanwhile.
+"""Jobs on Spark from the command line: the choice of Spark, the addresses of sites, and progress.
 
-Spark's workers reach a site by its URL.  A directory is served on loopback for as long as the job runs,
-behind a token that nobody else knows, so that jobs work on directories as every command does.
-
-Spark is an extra and takes a second to load: its room is loaded when a job runs, not with the command.
+Spark's workers reach a site by its URL.  A directory is served on loopback while the job runs, behind a
+token of its own.  Spark is an extra and takes a second to load, so its room is imported when a job runs.
 """
 
 import os
@@ -21,12 +19,13 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import floodmark
+from floodmark.cli.arguments import text_option
 from floodmark.cli.connection import ConnectionOptions, connection_options
 from floodmark.cli.credentials import access_entry
 from floodmark.cli.failures import UNREACHABLE, Usage, exit_code
 from floodmark.cli.locations import is_url
 from floodmark.cli.opening import require_site
-from floodmark.cli.render.output import Output, console_on
+from floodmark.cli.render.output import console_on
 from floodmark.cli.signals import on_stop_signal
 from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
@@ -36,26 +35,21 @@ from floodmark.site.address import SiteAddress
 from floodmark.site.connecting import TIMEOUT
 
 EXTRA: Final = "floodmark[spark]"
-# How soon a job is cancelled that is not wanted any more.
+# Poll interval of the thread that cancels a job.
 _CANCEL_SECONDS: Final = 0.2
 
 Master = Annotated[
-    str | None,
-    typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://…; here if not said."),
+    str | None, text_option("--master", "URL", "Where Spark runs: local[4], spark://…; here if not said.")
 ]
-Remote = Annotated[
-    str | None,
-    typer.Option("--remote", metavar="URL", help="A Spark Connect server: sc://host:15002."),
-]
+Remote = Annotated[str | None, text_option("--remote", "URL", "A Spark Connect server: sc://host:15002.")]
 Conf = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be given several times."),
+    list[str] | None, text_option("--conf", "KEY=VALUE", "A setting of Spark; may be given several times.")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkChoice:
-    """What the options about Spark have said."""
+    """The options about Spark."""
 
     master: str | None
     remote: str | None
@@ -76,7 +70,7 @@ class SparkChoice:
 
 @dataclass(frozen=True)
 class Job:
-    """What a job needs besides its own arguments; `stop` is set when the user wants it to end."""
+    """What a job needs besides its own arguments; a signal sets `stop`."""
 
     functions: Any
     session: Any
@@ -86,11 +80,11 @@ class Job:
 
 @contextmanager
 def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iterator[Job]:
-    """A session to run a job in, with progress on stderr; Spark's errors come out as Floodmark's.
+    """A session to run a job in, with progress on stderr; Spark's errors are raised as Floodmark's.
 
-    Ctrl-C and SIGTERM set the job's `stop`.  One that ends `in_order` looks at that, finishes what it is at,
-    and tells what it has done.  Others are cancelled, and the command ends with the signal's exit code.
-    While Spark starts nothing can be cancelled: then this takes until it has started.
+    Ctrl-C and SIGTERM set the job's `stop`.  A job that ends `in_order` polls it, finishes its step, and
+    returns its summary.  Other jobs are cancelled, and the command ends with the signal's exit code.  A Spark
+    that is starting cannot be cancelled: the command ends when it has started.
     """
     spark = load("floodmark.spark")
     functions = load_functions()
@@ -121,10 +115,7 @@ def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iter
 
 @contextmanager
 def _cancelling(cancel: Callable[[], None], stop: Event) -> Iterator[None]:
-    """Cancel all that a job lets Spark do, once it is not wanted any more.
-
-    From another thread, because the one that waits for Spark can say nothing else to it meanwhile.
-    """
+    """Cancel Spark's work when `stop` is set: from another thread, for this one waits for Spark."""
     ended = Event()
 
     def look() -> None:
@@ -149,9 +140,8 @@ def reach(
 ) -> Iterator[list[SiteAddress]]:
     """The addresses of sites, as Spark's workers use them.
 
-    The options before the command hold for all of them, except for the last one if it has its own.  With
-    `doubts`, a directory that cannot be opened is left out, as a server is that does not answer, and why is
-    added to them.
+    The options before the command hold for all sites; `target` replaces them for the last one.  With
+    `doubts`, a directory that cannot be opened is left out, and the reason is added to them.
     """
     with ExitStack() as stack:
         found = []
@@ -172,7 +162,7 @@ def reach(
 
 
 def shared_credentials() -> dict[str, str]:
-    """The files that the options before the command name, for all sites that have none of their own."""
+    """The credential files of the options before the command, for sites without their own."""
     return _files(connection_options.get())
 
 
@@ -200,7 +190,7 @@ def _address(url: str, options: ConnectionOptions) -> SiteAddress:
 
 @contextmanager
 def _serving(location: str) -> Iterator[SiteAddress]:
-    """Serve a directory to this machine alone, and only to those who can read a file of this user."""
+    """Serve a directory on loopback, to callers with a token in a file that only this user can read."""
     with TemporaryDirectory(prefix="floodmark-job-") as directory:
         token = new_token()
         token_file, access = Path(directory, "token"), Path(directory, "access.toml")
@@ -214,7 +204,7 @@ def _serving(location: str) -> Iterator[SiteAddress]:
 
 
 def load_functions() -> Any:
-    """The jobs, and what they tell; Spark has to be installed for that, and is not started."""
+    """The room of jobs.  Raises InvalidConfiguration if Spark is not installed; starts nothing."""
     return load("floodmark.spark.jobs")
 
 
@@ -266,8 +256,3 @@ class Bars:
         if stage not in self._tasks:
             self._tasks[stage] = self._display.add_task(stage, total=total, known=known)
         self._display.update(self._tasks[stage], completed=done, total=total, known=known)
-
-
-def print_summary(output: Output, summary: object) -> None:
-    """What a job has done."""
-    output.report(summary)

@@ -16,10 +16,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from floodmark.cli.arguments import duration_option, text_option
 from floodmark.cli.connection import ConnectionOptions, connection_options, owns_process
 from floodmark.cli.failures import DONE, INTERRUPTED, report
-from floodmark.cli.parsing import parse
-from floodmark.model.text import read_duration
 
 HELP: Final = """Floodmark: a key-value store that remembers every change.
 
@@ -36,7 +35,7 @@ Example:
   floodmark serve data/oslo --listen 127.0.0.1:7100
   floodmark get grpc://127.0.0.1:7100 users ada
 
-Keys and values are UTF-8 text, or hexadecimal behind 0x: 0x00ff. What is shown can be typed.
+Keys and values are UTF-8 text, or hexadecimal behind 0x: 0x00ff. They are printed in the same form.
 Durations are 90s, 30m, 24h, 7d. Every command has --json, and --help with examples.
 
 Options about servers stand before the command. A token is never one of them, because others can read the
@@ -106,7 +105,7 @@ def _build(name: str) -> Any:
 
 @dataclass
 class Session:
-    """What the options before the command have set."""
+    """State of one run of the command."""
 
     debug: bool
 
@@ -129,45 +128,37 @@ def root(
     ] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--token-file", metavar="FILE", envvar="FLOODMARK_TOKEN_FILE", help="A file with the token."
-        ),
+        text_option("--token-file", "FILE", "A file with the token.", envvar="FLOODMARK_TOKEN_FILE"),
     ] = None,
     tls_root: Annotated[
         Path | None,
-        typer.Option(
+        text_option(
             "--tls-root",
-            metavar="FILE",
+            "FILE",
+            "Certificates that vouch for the server; without it, those that the system trusts.",
             envvar="FLOODMARK_TLS_ROOT",
-            help="Certificates that vouch for the server; without it, those that the system trusts.",
         ),
     ] = None,
     tls_certificate: Annotated[
         Path | None,
-        typer.Option(
+        text_option(
             "--tls-certificate",
-            metavar="FILE",
+            "FILE",
+            "Your own certificate, for a server that wants one.",
             envvar="FLOODMARK_TLS_CERTIFICATE",
-            help="Your own certificate, for a server that wants one.",
         ),
     ] = None,
     tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", metavar="FILE", envvar="FLOODMARK_TLS_KEY", help="Its private key."),
+        Path | None, text_option("--tls-key", "FILE", "Its private key.", envvar="FLOODMARK_TLS_KEY")
     ] = None,
     timeout: Annotated[
         timedelta | None,
-        typer.Option(
-            "--timeout",
-            metavar="DURATION",
-            envvar="FLOODMARK_TIMEOUT",
-            parser=parse(read_duration),
-            help="How long to wait for an answer.",
-            show_default="30s",
+        duration_option(
+            "--timeout", "How long to wait for an answer.", envvar="FLOODMARK_TIMEOUT", show_default="30s"
         ),
     ] = None,
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print what `floodmark version` prints.")
+        bool, typer.Option("--version", help="Print the version, as `floodmark version` does.")
     ] = False,
 ) -> None:
     if show_version:
@@ -221,14 +212,14 @@ def _run(arguments: Sequence[str], session: Session) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Python has None for a stream that the shell closed, as in `>&-`: what is printed goes nowhere."""
+    """Send output to the null device where the shell closed a stream, as in `>&-`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def _flush_or_discard() -> None:
-    """Bring out what was printed before an error, unless printing was the error."""
+    """Flush output from before an error, unless printing was the error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -236,7 +227,7 @@ def _flush_or_discard() -> None:
 
 
 def _discard_stdout() -> None:
-    """Let what is still buffered go nowhere, so that the interpreter's last flush does not complain."""
+    """Send buffered output to the null device, so that the interpreter's last flush does not fail."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

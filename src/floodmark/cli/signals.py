@@ -12,12 +12,12 @@ from typing import Final
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # As shells have it: the exit code of what a signal has ended.
 _EXIT_CODES: Final = 128
-# A main thread that can run at all has heard of a signal by then.
+# Within this time a main thread that can run has handled the signal.
 _HANDLED_SECONDS: Final = 0.2
 
 
 class Received:
-    """Which signal has come, if any."""
+    """The signal that has come, if any."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -42,11 +42,10 @@ class Received:
 def on_stop_signal(request_stop: Callable[[], object]) -> Iterator[Received]:
     """Call a function when the user presses Ctrl-C or the system ends the process.
 
-    It is called in a thread of its own, which hears of the signal from the system.  The main thread would
-    hear of it only when it comes to run again, and that may take an hour if it waits, and another thread was
-    the one to be interrupted; and it may hold a lock that the function needs, as `Event.set` does.
+    A thread of its own calls it, woken through a socket.  Python runs handlers in the main thread, which may
+    wait for an hour while another thread got the signal, or hold a lock that the function needs.
 
-    After that the signals have their usual effect again: whoever does not want to wait sends another.
+    After the first signal, signals have their default effect again: a second one ends the process at once.
     """
     received, handled = Received(), SimpleQueue[int]()
     heard, told = socketpair()
@@ -61,7 +60,7 @@ def on_stop_signal(request_stop: Callable[[], object]) -> Iterator[Received]:
     def listen() -> None:
         while number := heard.recv(1):
             if number[0] in _SIGNALS:
-                # Whoever sees that it ends may send the next signal at once.
+                # The user may send the next signal as soon as the command reacts to this one.
                 with suppress(Empty):
                     handled.get(timeout=_HANDLED_SECONDS)
                 received.take(number[0])

@@ -55,8 +55,7 @@ def read_beginning(text: str) -> Since | Position:
 
 _SINCE: Final = "VERSION|POSITION|TIME|snapshot|beginning|now"
 Beginning = Annotated[
-    Any,
-    text_option("--since", _SINCE, "Only changes after this, exclusive.", parser=parse(read_beginning)),
+    Any, text_option("--since", _SINCE, "Only changes after this, exclusive.", parser=parse(read_beginning))
 ]
 Until = Annotated[
     Version | None, version_option("--until", "Only up to this, inclusive; without it, up to the present.")

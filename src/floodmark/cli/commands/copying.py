@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from floodmark.cli.arguments import Json, Location, NamespaceName
+from floodmark.cli.arguments import Json, Location, NamespaceName, text_option, version_option
 from floodmark.cli.connection import ConnectionOptions, connection_options, owns_process
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.jobs import (
@@ -20,38 +20,30 @@ from floodmark.cli.jobs import (
     Master,
     Remote,
     SparkChoice,
-    print_summary,
     reach,
     shared_credentials,
     spark_job,
 )
 from floodmark.cli.opening import read_topology
-from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
 from floodmark.links.driver import TopologySummary, run_links, site_addresses
 from floodmark.links.pair import Pair
 from floodmark.links.process import ProcessRunner
 from floodmark.model import Version
-from floodmark.model.text import read_at
 from floodmark.replication.topology import Topology
 from floodmark.site.address import SiteAddress
 
 TargetTokenFile = Annotated[
-    Path | None,
-    typer.Option("--target-token-file", metavar="FILE", help="The token for the target, if it has its own."),
+    Path | None, text_option("--target-token-file", "FILE", "The token for the target, if it has its own.")
 ]
 TargetTlsRoot = Annotated[
-    Path | None,
-    typer.Option("--target-tls-root", metavar="FILE", help="Certificates that vouch for the target."),
+    Path | None, text_option("--target-tls-root", "FILE", "Certificates that vouch for the target.")
 ]
 TargetTlsCertificate = Annotated[
-    Path | None,
-    typer.Option("--target-tls-certificate", metavar="FILE", help="Your own certificate for the target."),
+    Path | None, text_option("--target-tls-certificate", "FILE", "Your own certificate for the target.")
 ]
-TargetTlsKey = Annotated[
-    Path | None, typer.Option("--target-tls-key", metavar="FILE", help="Its private key.")
-]
+TargetTlsKey = Annotated[Path | None, text_option("--target-tls-key", "FILE", "Its private key.")]
 Once = Annotated[bool, typer.Option("--once", help="End when all present changes have arrived.")]
 
 PROCESS: Final = "process"
@@ -62,27 +54,25 @@ _NO_CHECKPOINT: Final = "--checkpoint is no longer used: the target stores the p
 
 def replicate(
     source: Annotated[
-        str | None,
-        typer.Argument(metavar="[SOURCE", help="A site: its directory, or its server's URL."),
+        str | None, typer.Argument(metavar="[SOURCE", help="A site: its directory, or its server's URL.")
     ] = None,
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET]", help="Another site, which gets the changes of SOURCE.")
     ] = None,
     topology: Annotated[
-        Path | None,
-        typer.Option("--topology", metavar="FILE", help="The sites and the namespaces they share, in TOML."),
+        Path | None, text_option("--topology", "FILE", "The sites and the namespaces they share, in TOML.")
     ] = None,
     namespace: Annotated[
         list[str] | None,
-        typer.Option("--namespace", metavar="NAMESPACE", help="May be given several times; all by default."),
+        text_option("--namespace", "NAMESPACE", "May be given several times; all by default."),
     ] = None,
     once: Once = False,
     runner: Annotated[
         str | None,
-        typer.Option(
+        text_option(
             "--runner",
-            metavar="spark|process",
-            help="Run links on Spark (the default where it is installed), or in this process.",
+            "spark|process",
+            "Run links on Spark (the default where it is installed), or in this process.",
         ),
     ] = None,
     target_token_file: TargetTokenFile = None,
@@ -127,7 +117,7 @@ def replicate(
         with reach(source, target, target=_target_options(*own)) as (source_site, target_site):
             pair = Pair.of(source_site, target_site, namespace or ())
             summary = _run(pair.topology, pair.addresses, chosen, choice, once=once)
-    print_summary(Output(json=json), summary)
+    Output(json=json).report(summary)
     if summary.wrong:
         raise typer.Exit(FINDING)
 
@@ -188,24 +178,14 @@ def export(
     target: Annotated[
         str, typer.Argument(metavar="TABLE", help="The table's directory; made if it is missing.")
     ],
-    table_format: Annotated[
-        str, typer.Option("--format", metavar="delta|parquet", help="The kind of table.")
-    ] = "delta",
+    table_format: Annotated[str, text_option("--format", "delta|parquet", "The kind of table.")] = "delta",
     view: Annotated[
-        str,
-        typer.Option(
-            "--view", metavar="history|current", help="Every change a row, or one row for every live key."
-        ),
+        str, text_option("--view", "history|current", "Every change a row, or one row for every live key.")
     ] = "history",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as changes come, until Ctrl-C.")
     ] = False,
-    until: Annotated[
-        Version | None,
-        typer.Option(
-            "--until", metavar="VERSION|TIME", parser=parse(read_at), help="Only what came up to this."
-        ),
-    ] = None,
+    until: Annotated[Version | None, version_option("--until", "Only what came up to this.")] = None,
     at_heartbeats: Annotated[
         bool,
         typer.Option(
@@ -249,6 +229,6 @@ def export(
             progress=job.progress,
             stop=job.stop,
         )
-    print_summary(Output(json=json), summary)
+    Output(json=json).report(summary)
     if summary.wrong:
         raise typer.Exit(FINDING)

@@ -171,8 +171,8 @@ def delete(
 ) -> None:
     """Delete a key, and print the version of the deletion.
 
-    It is no error if the key is not there. Older versions can still be read
-    with --at until they are collected.
+    It is no error if the key does not exist. Older versions can still be read with --at until
+    they are collected.
 
     \b
     Examples:

@@ -31,7 +31,7 @@ from floodmark.model.version import physical_ms
 from floodmark.site.opening import open_accepting
 
 _AFTER_LOSS: Final = (
-    "compare the site with a peer, floodmark verify --repair, or take what is missing from a backup "
+    "compare the site with a peer, floodmark verify --repair, or restore the missing records from a backup "
     "(docs/operations/damage.md)"
 )
 
@@ -66,14 +66,14 @@ def doctor(
 ) -> None:
     """Check a site, and say what to do.
 
-    Looks at its format, clock, disk, lock, heartbeats, partitions, safe points, feeds and
+    Checks its format, clock, disk, lock, heartbeats, partitions, safe points, feeds and
     subscriptions, names what has held the resolved version back for more than two seconds, and
     reads every record and every row of the change log. Changes nothing, unless a loss or the
     clock is accepted. A server is examined while it serves; a large one may need floodmark
     --timeout 1h doctor.
 
-    The exit code is 0 if all is well, 1 if there is a finding, and 2 if it could not be told, as
-    when another process has the directory open.
+    The exit code is 0 if the site is healthy, 1 if there is a finding, and 2 if the site could not
+    be examined, as when another process has the directory open.
 
     \b
     Examples:
@@ -88,13 +88,8 @@ def doctor(
     code = judge(findings)
     output = Output(json=json)
     if json:
-        output.object(
-            {
-                **location_fields(location),
-                "healthy": code == DONE,
-                "findings": [plain(finding) for finding in findings],
-            }
-        )
+        shown = [plain(finding) for finding in findings]
+        output.object({**location_fields(location), "healthy": code == DONE, "findings": shown})
     else:
         _print(output, findings)
     if code != DONE:
@@ -102,7 +97,7 @@ def doctor(
 
 
 def judge(findings: Sequence[Finding]) -> int:
-    """The exit code: what is wrong counts more than what could not be told."""
+    """The exit code: a problem or warning counts more than an unknown."""
     severities = {finding.severity for finding in findings}
     if severities & {Severity.PROBLEM, Severity.WARNING}:
         return FINDING
@@ -110,7 +105,7 @@ def judge(findings: Sequence[Finding]) -> int:
 
 
 def accept_losses(location: str) -> list[Finding]:
-    """Make a site open again that has lost acknowledged writes; what is missing, as a finding."""
+    """Open a site without the acknowledged writes that it has lost; a finding that names them."""
     directory = require_site(location)
     try:
         floodmark.open(directory, background=False).close()
@@ -121,13 +116,13 @@ def accept_losses(location: str) -> list[Finding]:
         open_accepting(directory, loss=True).close()
         return [Finding("loss", Severity.WARNING, f"accepted: {missing}", _AFTER_LOSS)]
     except FloodmarkError:
-        # The examination meets it too, and tells.
+        # The examination reports it.
         return []
     return [Finding("loss", Severity.OK, "no acknowledged write is known to be missing")]
 
 
 def accept_time(location: str) -> list[Finding]:
-    """Let a site go on from this machine's time; whether it would not have, as a finding."""
+    """Let a site go on from this machine's time; a finding that says whether it had refused it."""
     directory = require_site(location)
     try:
         with floodmark.open(directory, background=False) as site:
@@ -139,13 +134,13 @@ def accept_time(location: str) -> list[Finding]:
         message = f"accepted: this machine's time, {hours:,} hours after the last version"
         return [Finding("clock", Severity.WARNING, message, "check that it is right: there is no way back")]
     except FloodmarkError:
-        # The examination meets it too, and tells.
+        # The examination reports it.
         return []
     return [Finding("clock", Severity.OK, "this machine's time is believed")]
 
 
 def examine_site(location: str, *, quick: bool) -> list[Finding]:
-    """All findings about a site.  One that cannot be opened is a finding if that says something about it."""
+    """All findings about a site; damage that keeps it from being opened is a finding too."""
     try:
         with open_site(location) as site:
             return _examine_open(site, location, quick=quick)
@@ -182,7 +177,7 @@ def _examine_open(site: floodmark.Site, location: str, *, quick: bool) -> list[F
 
 
 def compare_clocks(site: floodmark.Site, time_source: TimeSource) -> Finding:
-    """How far a server's time is from this machine's, apart from the time that the question took."""
+    """Compare a server's time with this machine's, allowing for the time of the call."""
     before_ms = time_source()
     server_ms = physical_ms(site.now())
     after_ms = time_source()

@@ -25,7 +25,7 @@ from floodmark.model import Version
 from floodmark.model.errors import Closed, VersionCollected
 
 SHOW_MS: Final = 1_000
-# How soon --once notices that it is done.
+# Poll interval of --once.
 _LOOK_SECONDS: Final = 0.1
 _SOUND: Final = (FeedState.NORMAL, FeedState.STOPPED, FeedState.FINISHED)
 
@@ -42,7 +42,7 @@ def run_feed(
     on_corrupt: OnCorrupt | None,
     json: bool,
 ) -> int:
-    """Run a feed until it is told to stop, and say how it went; the exit code."""
+    """Run a feed until a signal stops it, and print its end; the exit code."""
     spec = site.feeds.show(name).spec
     scheme = parse_sink(spec.sink).scheme
     # A sink that writes to stdout has it for itself.
@@ -59,7 +59,7 @@ def run_feed(
         try:
             _oversee(runner, running, target, show)
         finally:
-            # Also when nobody reads what is shown any more: leaving the block waits for the runner.
+            # Leaving the block waits for the runner, also after a broken pipe.
             runner.request_stop()
         state = _result(running)
     statistics = runner.statistics()
@@ -74,7 +74,7 @@ def run_feed(
 def run_feed_on_spark(
     location: str, name: str, choice: SparkChoice, *, sinks: Sequence[str], once: bool, json: bool
 ) -> int:
-    """Run a feed as a Spark query until it is told to stop, and say how it went; the exit code."""
+    """Run a feed as a Spark query until a signal stops it, and print its end; the exit code."""
     with reach(location) as (source,), spark_job(choice, "feed", in_order=True) as job:
         summary = job.functions.run_feed(
             source, name, sinks=sinks, once=once, spark=job.session, progress=job.progress, stop=job.stop
@@ -102,7 +102,7 @@ def _result(running: "Future[FeedState]") -> FeedState:
         note("the feed has failed: give it an empty sink, then feed resume it --since snapshot")
         raise
     except Closed as error:
-        # Whoever read what a sink prints has seen enough, as in `| head`.
+        # The reader of a sink on stdout has closed the pipe, as in `| head`.
         if isinstance(error.__cause__, BrokenPipeError):
             raise error.__cause__ from None
         raise
@@ -146,9 +146,9 @@ def _print_end(output: Output, statistics: RunnerStatistics, state: FeedState) -
         f"{statistics.feed} is {state}: {delivered} delivered, up to {show_version(statistics.checkpoint)}"
     )
     if state is FeedState.STOPPED:
-        note(f"somebody paused it; floodmark feed resume lets {statistics.feed} go on")
+        note(f"the feed was paused; floodmark feed resume lets {statistics.feed} go on")
     elif statistics.problem is not None:
-        note(f"it was in trouble at the end: {statistics.problem}")
+        note(f"the last error: {statistics.problem}")
 
 
 def _fields(statistics: RunnerStatistics) -> dict[str, object]:

@@ -333,7 +333,7 @@ def run(
     credentials are named here as well, and not by the feed: kafka://…?password_file=FILE, and
     likewise tls_root_file, tls_certificate_file and tls_key_file.
 
-    Ctrl-C and SIGTERM end it cleanly: what is being written is finished, and the checkpoint is
+    Ctrl-C and SIGTERM end it cleanly: the current batch is finished, and the checkpoint is
     stored. One process at a time runs a feed; another waits, and takes over when the first is
     gone. With --json, a line a second says how far it is. The sink stdout: has stdout for
     itself, and everything else then goes to stderr.

@@ -7,7 +7,7 @@ import typer
 from msgspec import UNSET
 
 import floodmark
-from floodmark.cli.arguments import Json, Location, NamespaceName, Retention, Ttl
+from floodmark.cli.arguments import Json, Location, NamespaceName, Retention, Ttl, text_option
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.opening import open_site
 from floodmark.cli.render.fields import plain
@@ -22,10 +22,8 @@ commands = typer.Typer(help="Create, list, show, change, rewrite and drop namesp
 
 Merge = Annotated[
     str,
-    typer.Option(
-        "--merge",
-        metavar="POLICY",
-        help="How concurrent writes of several sites merge: last_write, fields, counter.",
+    text_option(
+        "--merge", "POLICY", "How concurrent writes of several sites merge: last_write, fields, counter."
     ),
 ]
 

@@ -9,12 +9,10 @@ from typing import Annotated, Final, cast
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Directory, InsecureMetrics, Json
+from floodmark.cli.arguments import Directory, InsecureMetrics, Json, duration_option, text_option
 from floodmark.cli.opening import require_directory, require_site
-from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
-from floodmark.model.text import read_duration
 from floodmark.server import Listen, Server, ServerOptions, configure_logging
 from floodmark.server import serve as serve_site
 from floodmark.site.arguments import Durability
@@ -27,34 +25,26 @@ _log = logging.getLogger("floodmark.server")
 
 
 SiteName = Annotated[
-    str | None,
-    typer.Option("--site", metavar="NAME", help="The site's name; it is made if the directory is empty."),
+    str | None, text_option("--site", "NAME", "The site's name; it is made if the directory is empty.")
 ]
 ListenOn = Annotated[
-    str,
-    typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes any that is free."),
+    str, text_option("--listen", "HOST:PORT", "Where to listen; port 0 takes any that is free.")
 ]
 Metrics = Annotated[
     str | None,
-    typer.Option(
-        "--metrics", metavar="HOST:PORT", help="Where to serve /metrics, /healthz and /readyz over HTTP."
-    ),
+    text_option("--metrics", "HOST:PORT", "Where to serve /metrics, /healthz and /readyz over HTTP."),
 ]
 TlsCertificate = Annotated[
-    Path | None, typer.Option("--tls-certificate", metavar="FILE", help="The server's certificate chain.")
+    Path | None, text_option("--tls-certificate", "FILE", "The server's certificate chain.")
 ]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key.")]
+TlsKey = Annotated[Path | None, text_option("--tls-key", "FILE", "Its private key.")]
 TlsClientRoot = Annotated[
     Path | None,
-    typer.Option(
-        "--tls-client-root",
-        metavar="FILE",
-        help="Ask every client for a certificate that one of these has signed.",
+    text_option(
+        "--tls-client-root", "FILE", "Ask every client for a certificate that one of these has signed."
     ),
 ]
-AccessFile = Annotated[
-    Path | None, typer.Option("--access", metavar="FILE", help="Who may do what: see floodmark token.")
-]
+AccessFile = Annotated[Path | None, text_option("--access", "FILE", "Who may do what: see floodmark token.")]
 Insecure = Annotated[
     bool,
     typer.Option(
@@ -68,17 +58,13 @@ Relay = Annotated[
         help="Check what clients send before gRPC takes it in. On beyond this machine, and with --access.",
     ),
 ]
-LogLevel = Annotated[str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
-DurabilityOption = Annotated[
-    str, typer.Option("--durability", metavar="fsync|async", help="For writes that name none.")
-]
+LogLevel = Annotated[str, text_option("--log-level", "LEVEL", "debug, info, warning or error.")]
+DurabilityOption = Annotated[str, text_option("--durability", "fsync|async", "For writes that name none.")]
 LogRetention = Annotated[
     timedelta | None,
-    typer.Option(
+    duration_option(
         "--log-retention",
-        metavar="DURATION",
-        parser=parse(read_duration),
-        help="Keep the change log only so long; later readers scan. Without it, as long as the versions.",
+        "Keep the change log only so long; later readers scan. Without it, as long as the versions.",
     ),
 ]
 
@@ -103,7 +89,7 @@ def serve(
     """Serve a site to other processes and machines.
 
     Prints one line when it is ready; logs are JSON lines on stderr. Ctrl-C and SIGTERM end it
-    cleanly: what is under way is finished, and no acknowledged write is lost. A second signal ends
+    cleanly: calls in flight are finished, and no acknowledged write is lost. A second signal ends
     it at once.
 
     Beyond this machine it needs --tls-certificate, --tls-key and --access, or --insecure.
@@ -138,7 +124,7 @@ def serve(
             undo_logging = configure_logging(site=opened.name, level=log_level)
             with serve_site(opened, listen, options) as server:
                 _announce(Output(json=json, flush=True), opened, server)
-                # Not without end: Python handles a signal that another thread got only when this one moves.
+                # Python handles signals when the main thread runs, so it must not wait for ever.
                 while not stopping.wait(_LOOK_SECONDS):
                     pass
                 _log.info("stopping, as a signal has asked")
@@ -150,19 +136,17 @@ def serve(
 def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
     metrics = server.metrics_address
     _log.info("serving site %s on %s", site.name, server.url)
-    if output.json:
-        output.object(
-            {
-                "site": site.name,
-                "site_id": site.id,
-                "address": _show(server.address),
-                "url": server.url,
-                "metrics": None if metrics is None else _show(metrics),
-            }
-        )
-        return
     pages = "" if metrics is None else f", metrics on http://{_show(metrics)}/metrics"
-    output.line(f"serving site {site.name} on {server.url}{pages}")
+    output.result(
+        {
+            "site": site.name,
+            "site_id": site.id,
+            "address": _show(server.address),
+            "url": server.url,
+            "metrics": None if metrics is None else _show(metrics),
+        },
+        f"serving site {site.name} on {server.url}{pages}",
+    )
 
 
 def _show(listen: Listen) -> str:

@@ -2,10 +2,8 @@
 
 from typing import Annotated
 
-import typer
-
 import floodmark
-from floodmark.cli.arguments import Directory, Json, Location
+from floodmark.cli.arguments import Directory, Json, Location, text_option
 from floodmark.cli.locations import location_fields, show_location
 from floodmark.cli.opening import holds_site, open_site, require_directory
 from floodmark.cli.render.fields import plain
@@ -17,17 +15,16 @@ from floodmark.cli.render.text import show_count, show_time
 def init(
     directory: Directory,
     site: Annotated[
-        str | None,
-        typer.Option("--site", metavar="NAME", help="The site's name; without it, the directory's."),
+        str | None, text_option("--site", "NAME", "The site's name; without it, the directory's.")
     ] = None,
     site_id: Annotated[
         int | None,
-        typer.Option(
+        text_option(
             "--site-id",
-            metavar="NUMBER",
+            "NUMBER",
+            "An id that no other site has; without it, one that follows from the name.",
             min=1,
             max=255,
-            help="An id that no other site has; without it, one that follows from the name.",
         ),
     ] = None,
     json: Json = False,
@@ -52,7 +49,7 @@ def init(
 
 
 def gc(location: Location, json: Json = False) -> None:
-    """Collect garbage: remove versions that are older than the retention.
+    """Collect garbage: remove versions older than the retention.
 
     Safe points hold it back: see `floodmark safepoint list`. An open site collects garbage by
     itself every ten minutes.

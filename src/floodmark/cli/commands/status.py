@@ -1,4 +1,4 @@
-"""status: how a site is, at this moment or from second to second."""
+"""status: the state of a site, now or every second."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,10 +71,10 @@ def status(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show how a site is, now or from second to second.
+    """Show the state of a site, now or every second.
 
     With --json, all of its statistics; counters such as `commits` begin when a process opens
-    the site, so they are small for a directory. With --watch, a server shows how busy it is.
+    the site, so they are small for a directory. With --watch, a server shows its rates.
 
     \b
     Examples:
@@ -87,11 +87,12 @@ def status(
         if watch:
             _watch(output, site, location)
         else:
-            _print(output, location, look_at(site))
+            look = look_at(site)
+            output.result(_fields(location, look), _pairs(location, look))
 
 
 def look_at(site: floodmark.Site) -> Look:
-    """Ask a site for all that is shown."""
+    """Read all that is shown from a site."""
     statistics = site.statistics()
     resolved, now_ms = statistics.resolved_version, site.host.physical_ms()
     return Look(
@@ -105,20 +106,13 @@ def look_at(site: floodmark.Site) -> Look:
     )
 
 
-def _print(output: Output, location: str, look: Look) -> None:
-    if output.json:
-        output.object(_fields(location, look))
-    else:
-        output.fields(_pairs(location, look))
-
-
 def _watch(output: Output, site: floodmark.Site, location: str) -> None:
-    """Look again each second.  Only an interruption, or an error, ends it."""
+    """Print or draw the site every second, until an interruption or an error."""
     pause = Event()
     look = look_at(site)
     if output.json or not output.is_terminal:
         while True:
-            _print(output, location, look)
+            output.result(_fields(location, look), _pairs(location, look))
             pause.wait(REFRESH_SECONDS)
             look = look_at(site)
             if not output.json:
@@ -189,7 +183,7 @@ def _link_pairs(replication: ReplicationStatistics) -> list[tuple[str, str]]:
 
 
 def _show_links(links: Sequence[LinkStatistics]) -> str:
-    """The worst of the namespaces that come from one site."""
+    """The links from one site in a line, with the worst figure of its namespaces."""
     ages = [link.heartbeat_age_ms for link in links if link.heartbeat_age_ms is not None]
     heartbeat = f"heartbeat {show_lag(max(ages))} ago" if len(ages) == len(links) else "no heartbeat yet"
     parts = [f"{len(links):,} namespaces" if len(links) > 1 else links[0].namespace, heartbeat]
@@ -203,7 +197,7 @@ def _show_links(links: Sequence[LinkStatistics]) -> str:
 
 
 def _link_rows(links: Sequence[LinkStatistics]) -> list[Sequence[str]]:
-    """Links in trouble first, then those that are furthest behind."""
+    """Links with alarms first, then by backlog."""
 
     def lag(lag_ms: int | None) -> str:
         return "-" if lag_ms is None else show_lag(lag_ms)
@@ -230,7 +224,7 @@ def _show_readers(readers: Sequence[ReaderStatistics]) -> str:
 
 
 def draw(location: str, before: Look, look: Look, bars: str) -> list[Line]:
-    """What a terminal shows of a site, with the rates between two looks."""
+    """The lines that a terminal shows, with the rates between two looks."""
     pairs = [*_pairs(location, look), *_rates(before, look), ("lag", show_lag(look.lag_ms))]
     width = max(len(name) for name, _ in pairs) + 2
     lines: list[Line] = [[(name.ljust(width), "dim"), value] for name, value in pairs]

@@ -27,7 +27,7 @@ def list_subscriptions(location: Location, json: Json = False) -> None:
     Example:
       floodmark subscription list data/oslo
     """
-    with open_site(location) as site, progress("counting what is left"):
+    with open_site(location) as site, progress("counting backlogs"):
         found = [(row, site.subscriptions.statistics(row.name)) for row in site.subscriptions.list()]
     specs = {row.name: row for row, _ in found}
     Output(json=json).rows(

@@ -1,12 +1,10 @@
-"""token: make a credential for those who connect to a server."""
+"""token: make a credential for the clients of a server."""
 
 import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from floodmark.cli.arguments import Json
+from floodmark.cli.arguments import Json, text_option
 from floodmark.cli.credentials import access_entry
 from floodmark.cli.failures import Usage
 from floodmark.cli.render.output import Output, note
@@ -17,25 +15,23 @@ from floodmark.server.access import NAME_CHARACTERS_MAX
 
 def token(
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Whose token it is; the server's log says so.")
-    ] = "somebody",
-    role: Annotated[
-        str, typer.Option("--role", metavar="ROLE", help="read, write, replicate or admin.")
-    ] = "read",
+        str, text_option("--name", "NAME", "Whose token it is; the server's log says so.")
+    ] = "unnamed",
+    role: Annotated[str, text_option("--role", "ROLE", "read, write, replicate or admin.")] = "read",
     namespace: Annotated[
         list[str] | None,
-        typer.Option(
+        text_option(
             "--namespace",
-            metavar="NAMESPACE",
-            help="Only this one; may be given several times. Without it, the whole site.",
+            "NAMESPACE",
+            "Only this one; may be given several times. Without it, the whole site.",
         ),
     ] = None,
     output_file: Annotated[
         Path | None,
-        typer.Option(
+        text_option(
             "--output",
-            metavar="FILE",
-            help="Write the token to a new file that only you can read, and print only the entry.",
+            "FILE",
+            "Write the token to a new file that only you can read, and print only the entry.",
         ),
     ] = None,
     json: Json = False,
@@ -57,15 +53,12 @@ def token(
     if output_file is not None:
         _write_secret(output_file, text)
     output = Output(json=json)
-    if json:
-        shown = {} if output_file is not None else {"token": text}
-        output.object({**shown, "name": name, "role": role, "token_sha256": digest, "entry": entry})
-        return
-    if output_file is None:
+    if output_file is None and not json:
         output.line(text)
         output.line()
-        note("the line above is the token, and is not shown again; what follows goes into the access file")
-    output.line(entry)
+        note("the line above is the token, which is not shown again; add the entry to the access file")
+    shown = {} if output_file is not None else {"token": text}
+    output.result({**shown, "name": name, "role": role, "token_sha256": digest, "entry": entry}, entry)
 
 
 def _require_possible(name: str, role: str) -> None:
@@ -81,10 +74,10 @@ def _require_possible(name: str, role: str) -> None:
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """Write a file that nobody else can read, not even for a moment, and that was not there before."""
+    """Create a file that only this user can ever read; refuse one that exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise Usage(f"{path} is already there", "choose another file; nothing was changed") from None
+        raise Usage(f"{path} exists", "choose another file; nothing was changed") from None
     with open(descriptor, "w", encoding="ascii") as file:
         file.write(text + "\n")

@@ -46,10 +46,10 @@ def set_topology(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The topology, in TOML.")],
     json: Json = False,
 ) -> None:
-    """Put a topology in force at a site.  Do it at each of them, a new site's peers first.
+    """Set the topology of a site.  Do it at each of them, a new site's peers first.
 
-    Namespaces that are missing there are made. One that holds data from before is refused:
-    see `floodmark namespace rewrite`. Each change of the topology counts `epoch` up; to set
+    Namespaces that do not exist there are created. One that holds data from before is refused:
+    see `floodmark namespace rewrite`. Each change of the topology increments `epoch`; setting
     the same one again does nothing.
 
     \b
@@ -60,11 +60,10 @@ def set_topology(
     with open_site(location) as site:
         site.set_topology(topology)
         name, shared = site.name, topology.shared_by(site.name)
-    output = Output(json=json)
-    if json:
-        output.object({"site": name, "epoch": topology.epoch, "namespaces": shared})
-    else:
-        output.line(f"{name} follows topology {topology.epoch} and shares: {', '.join(shared) or 'nothing'}")
+    Output(json=json).result(
+        {"site": name, "epoch": topology.epoch, "namespaces": shared},
+        f"{name} follows topology {topology.epoch} and shares: {', '.join(shared) or 'nothing'}",
+    )
 
 
 @commands.command()
@@ -75,12 +74,12 @@ def remove(
     ],
     json: Json = False,
 ) -> None:
-    """Remove a site for good.  All others must be there, the site itself need not.
+    """Remove a site for good.  All others must be reachable, the site itself need not.
 
-    Its links are shut out first; then the others exchange what they got of it, until each has
-    what any has. Its entry stays in the topology, and its id is never used again. Stop
-    replication before, and start it again with the new topology. A removal that was cut off
-    is taken up again by the same command.
+    Its links are closed first; then the others exchange its changes, until all sites hold the
+    same. Its entry stays in the topology, and its id is never used again. Stop replication
+    before, and start it again with the new topology. Comments in the file stay. The same command
+    resumes a removal that was interrupted.
 
     \b
     Example:
@@ -96,15 +95,12 @@ def remove(
 
     with open_members(topology, without=name) as members:
         removed = remove_site(topology, name, {each: site.host for each, site in members.items()}, publish)
-    output = Output(json=json)
-    if json:
-        output.object(plain(removed))
-        return
-    output.fields(
+    Output(json=json).result(
+        plain(removed),
         [
             ("removed", removed.site),
             ("its last version", show_version(removed.final)),
             ("exchanged", f"{removed.records_copied:,} records"),
             ("topology", f"{removed.epoch}, in {file}"),
-        ]
+        ],
     )

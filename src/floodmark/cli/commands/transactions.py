@@ -19,7 +19,7 @@ from floodmark.model.transaction import Participant, ParticipantKind, Transactio
 from floodmark.model.version import COUNTER_BITS
 
 commands = typer.Typer(help="List, show and abort transactions, and see how their logs are written.")
-logs = typer.Typer(help="See what is in the logs of transactions.")
+logs = typer.Typer(help="List and show the logs of transactions.")
 commands.add_typer(logs, name="log")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id, as `txn list` shows it.")]
@@ -105,17 +105,14 @@ def batch_log(
         bool, typer.Option("--status", help="Show each log, and whether batched entries are left in it.")
     ] = False,
     max_records: Annotated[
-        int | None, typer.Option("--max-records", metavar="N", help="Records in an entry at most.")
+        int | None, text_option("--max-records", "N", "Records in an entry at most.")
     ] = None,
-    max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", metavar="N", help="Bytes in an entry at most.")
-    ] = None,
+    max_bytes: Annotated[int | None, text_option("--max-bytes", "N", "Bytes in an entry at most.")] = None,
     max_delay_ms: Annotated[
-        int | None, typer.Option("--max-delay-ms", metavar="N", help="When a wait counts as long.")
+        int | None, text_option("--max-delay-ms", "N", "When a wait counts as long.")
     ] = None,
     max_bytes_in_flight: Annotated[
-        int | None,
-        typer.Option("--max-bytes-in-flight", metavar="N", help="Bytes on their way before others wait."),
+        int | None, text_option("--max-bytes-in-flight", "N", "Bytes on their way before others wait.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -161,7 +158,7 @@ def batch_log(
 
 @logs.command("list")
 def list_logs(location: Location, json: Json = False) -> None:
-    """List the logs, how large they are, and what is still needed.
+    """List the logs, their sizes, and how much of each is still needed.
 
     \b
     Example:
@@ -324,7 +321,7 @@ def _print_batching(output: Output, found: _Batching, kinds: list[LogKind], *, s
 
 
 def _say_readable(found: _Batching) -> str:
-    """Whether a reader of bare entries can read all logs from now on, and if not, what is missing."""
+    """Whether a reader of bare entries can read all logs from now on; if not, what to do first."""
     enabled = [f"disable {kind} as well" for kind, each in found.settings.items() if each.enabled]
     left = any(report.holds_batches for report in found.reports)
     missing = enabled + ["wait until the transactions have ended"] * left

@@ -1,4 +1,4 @@
-"""What `verify --watch` has found so far, for Prometheus: made at the moment when somebody asks."""
+"""The findings of `verify --watch` so far, as Prometheus metrics that are made when it scrapes."""
 
 from collections.abc import Iterator
 from threading import Lock
@@ -20,7 +20,7 @@ _DRIFT: Final = tuple(verdict for verdict in Verdict if verdict.is_drift)
 
 
 class VerifyMetrics(Collector):
-    """Takes in summaries, and shows what the last one said and what all of them add up to."""
+    """Metrics of the last pass, and totals of all passes."""
 
     def __init__(self, time_source: TimeSource = monotonic_ms) -> None:
         self._time_source = time_source
@@ -33,7 +33,7 @@ class VerifyMetrics(Collector):
         self._registry.register(self)
 
     def add(self, summary: "VerifySummary") -> None:
-        """Take in what a pass has found."""
+        """Take in the summary of a pass."""
         with self._lock:
             self._last = summary
             self._passes[summary.whole] += 1
@@ -48,7 +48,7 @@ class VerifyMetrics(Collector):
         return generate_latest(self._registry)
 
     def find_alarms(self) -> list[str]:
-        """What somebody should look at."""
+        """The alarms: drift and doubts of the last pass."""
         last = self._last
         if last is None:
             return []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from floodmark.cli.arguments import InsecureMetrics, Json
+from floodmark.cli.arguments import InsecureMetrics, Json, duration_option, text_option
 from floodmark.cli.commands.verify_metrics import VerifyMetrics
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
 from floodmark.cli.jobs import (
@@ -25,11 +25,9 @@ from floodmark.cli.jobs import (
     spark_job,
 )
 from floodmark.cli.opening import read_topology
-from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.verification import print_verification
 from floodmark.divergence.outcome import Outcome
-from floodmark.model.text import read_duration
 from floodmark.replication.topology import Topology
 from floodmark.server.access import require_safe_metrics
 from floodmark.server.health import HealthServer
@@ -45,19 +43,15 @@ SITES_MIN: Final = 2
 EXIT_CODES: Final = {Outcome.AGREE: DONE, Outcome.DRIFT: FINDING, Outcome.UNKNOWN: UNKNOWN}
 
 Locations = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="SITE", help="Sites: their directories, or their servers' URLs."),
+    list[str] | None, typer.Argument(metavar="SITE", help="Sites: their directories, or their servers' URLs.")
 ]
 TopologyFile = Annotated[
-    Path | None,
-    typer.Option("--topology", metavar="FILE", help="Compare all sites of a topology, in TOML."),
+    Path | None, text_option("--topology", "FILE", "Compare all sites of a topology, in TOML.")
 ]
 Namespaces = Annotated[
     list[str] | None,
-    typer.Option(
-        "--namespace",
-        metavar="NAMESPACE",
-        help="May be given several times; all that the sites share if not said.",
+    text_option(
+        "--namespace", "NAMESPACE", "May be given several times; all that the sites share if not said."
     ),
 ]
 Repair = Annotated[bool, typer.Option("--repair", help="Give every key that has drifted its winner back.")]
@@ -65,19 +59,14 @@ History = Annotated[
     bool, typer.Option("--history", help="Walk the change logs too, for what was lost and written over.")
 ]
 Report = Annotated[
-    str | None,
-    typer.Option("--report", metavar="DIRECTORY", help="Parquet with a row for each key that has drifted."),
+    str | None, text_option("--report", "DIRECTORY", "Parquet with a row for each key that has drifted.")
 ]
-Sample = Annotated[
-    int, typer.Option("--sample", metavar="N", min=0, help="Print so many keys that have drifted.")
-]
+Sample = Annotated[int, text_option("--sample", "N", "Print so many keys that have drifted.", min=0)]
 MaxLag = Annotated[
     timedelta | None,
-    typer.Option(
+    duration_option(
         "--max-lag",
-        metavar="DURATION",
-        parser=parse(read_duration),
-        help="Lag is not believed where a site has not heard of another for so long.",
+        "Lag is not believed where a site has not heard of another for so long.",
         show_default="60s",
     ),
 ]
@@ -86,29 +75,15 @@ Watch = Annotated[
 ]
 Every = Annotated[
     timedelta | None,
-    typer.Option(
-        "--every",
-        metavar="DURATION",
-        parser=parse(read_duration),
-        help="With --watch: the pause between two passes.",
-        show_default="10s",
-    ),
+    duration_option("--every", "With --watch: the pause between two passes.", show_default="10s"),
 ]
 WholeEvery = Annotated[
     timedelta | None,
-    typer.Option(
-        "--whole-every",
-        metavar="DURATION",
-        parser=parse(read_duration),
-        help="With --watch: how often everything is read.",
-        show_default="24h",
-    ),
+    duration_option("--whole-every", "With --watch: how often everything is read.", show_default="24h"),
 ]
 Metrics = Annotated[
     str | None,
-    typer.Option(
-        "--metrics", metavar="HOST:PORT", help="With --watch: where to serve /metrics and /health over HTTP."
-    ),
+    text_option("--metrics", "HOST:PORT", "With --watch: where to serve /metrics and /health over HTTP."),
 ]
 
 
@@ -184,12 +159,12 @@ def verify(
 
 @contextmanager
 def _telling_of_repairs(repair: bool) -> Iterator[None]:
-    """Say what may have been done by one that was ended before it could tell."""
+    """Warn of keys that a repair may have changed before a signal ended it."""
     try:
         yield
     except typer.Exit:
         if repair:
-            note("some keys may have been repaired already; verify again to see what is left")
+            note("some keys may have been repaired already; verify again to see which are left")
         raise
 
 
@@ -208,17 +183,17 @@ def _member_addresses(job: Job, members: Topology) -> list["SiteAddress"]:
 
 
 def _given(**options: timedelta | None) -> dict[str, Any]:
-    """The options that were said; the job knows what holds for the others."""
+    """The options that were given; the job has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _with(doubts: list[str], summary: "VerifySummary") -> "VerifySummary":
-    """What was found, with doubts about sites that nobody could ask."""
+    """A summary with the doubts about sites that could not be opened."""
     return msgspec.structs.replace(summary, doubts=[*doubts, *summary.doubts])
 
 
 def _tell_doubts(output: Output, doubts: list[str]) -> int:
-    """Say why nothing can be compared; the exit code."""
+    """Print why no sites can be compared; the exit code."""
     summary = load_functions().VerifySummary(sites=[], pairs=[], doubts=doubts)
     print_verification(output, summary)
     return EXIT_CODES[summary.outcome]
@@ -231,7 +206,7 @@ def _watch(
     stop: Event,
     doubts: list[str],
 ) -> Outcome:
-    """Print pass after pass; what the last one said that came to its end."""
+    """Print pass after pass; the outcome of the last complete one."""
     outcome = None
     try:
         with closing(passes):

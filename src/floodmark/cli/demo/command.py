@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from floodmark.cli.arguments import JSON_HELP
+from floodmark.cli.arguments import JSON_HELP, text_option
 from floodmark.cli.demo.stage import Stage
 from floodmark.cli.failures import DONE, FINDING, Usage
 from floodmark.cli.jobs import load
@@ -19,15 +19,15 @@ _STORY: Final = "floodmark.cli.demo.story"
 def demo(
     directory: Annotated[
         Path | None,
-        typer.Option(
+        text_option(
             "--directory",
-            metavar="DIRECTORY",
-            help="Make the sites here, and keep them; without it, in a temporary directory.",
+            "DIRECTORY",
+            "Make the sites here, and keep them; without it, in a temporary directory.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print only a summary. " + JSON_HELP)] = False,
 ) -> None:
-    """Show two sites that lose a change, find it and mend it.
+    """Show two sites that lose a change, find it and repair it.
 
     Two servers on this machine, messages at both, Spark between them. It takes about a minute,
     and nothing in it is staged: every claim is checked, and the exit code is 1 if one fails.

@@ -1,4 +1,4 @@
-"""The account of the demo: what is shown, what is claimed, and whether it held."""
+"""The account of the demo: its steps, their claims, and whether they held."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -83,7 +83,7 @@ class Stage:
         if not self._console.is_terminal:
             self._console.print(Text.assemble("    ", mark, " " if mark else "", *parts))
             return
-        # What is longer than a line goes on below its beginning.
+        # A long line goes on below its beginning.
         line = Table.grid(padding=(0, 1, 0, 0) if mark else 0)
         line.add_row(*([Text.assemble(mark)] if mark else []), Text.assemble(*parts))
         self._console.print(Padding(line, (0, 0, 0, 4), expand=False), soft_wrap=False)

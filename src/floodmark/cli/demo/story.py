@@ -306,17 +306,18 @@ def copy_both_ways(stage: Stage, pair: Pair) -> None:
 
 def show_links(stage: Stage, pair: Pair) -> None:
     """What each site tells of what came to it."""
-    header = ("from", "namespace", "copied", "lag p50", "lag p99", "backlog", "checked", "wrong")
-    Quoted(stage).table(
-        header,
-        [
-            (
-                *(entry.source, entry.namespace, f"{entry.changes:,}"),
-                *(show_lag(lag or 0) for lag in (entry.lag_ms_p50, entry.lag_ms_p99, entry.backlog_ms)),
-                *(f"{number:,}" for number in (entry.intervals_checked, entry.intervals_wrong)),
-            )
-            for entry in pair.entries()
-        ],
+    Quoted(stage).rows(
+        pair.entries(),
+        {
+            "from": "source",
+            "namespace": "namespace",
+            "copied": "changes",
+            "lag p50": "lag_ms_p50",
+            "lag p99": "lag_ms_p99",
+            "backlog": "backlog_ms",
+            "checked": "intervals_checked",
+            "wrong": "intervals_wrong",
+        },
     )
 
 
@@ -435,6 +436,7 @@ class Quoted(Output):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(json=False)
+        self.is_terminal = False
         self._stage = stage
 
     def line(self, *parts: Part) -> None:

@@ -1,6 +1,6 @@
-"""Structures and dataclasses as JSON fields and as text, whatever their shape.
+"""Structures and dataclasses as JSON fields and as text, by their shape.
 
-A field's name tells what its number is: `_version` and others are versions, `_ms` a time, `_bytes` a size.
+A field's name tells what its number is: `_version` a version, `_ms` a length of time, `_bytes` a size.
 A version becomes a string in JSON, because many readers round numbers above 2**53.
 """
 
@@ -100,7 +100,7 @@ def show_value(name: str, value: object) -> str:
             return show_duration(value)
         case str() if value.isdigit() and len(value) > 12:
             return show_version(int(value))
-        case int() | float() if name.endswith("_ms"):
+        case int() | float() if "_ms" in name:
             return show_lag(round(value))
         case int() if name.endswith("_bytes"):
             return show_size(value)
@@ -127,4 +127,4 @@ def _lines(name: str, value: object) -> list[str]:
 
 
 def _words(name: object) -> str:
-    return str(name).removesuffix("_ms").replace("_", " ")
+    return str(name).replace("_ms", "").replace("_", " ")

@@ -1,6 +1,6 @@
 """From bytes, versions and durations to text.
 
-What is shown to people can be pasted back (`model/text.py`): bytes that are not plain printable text, or
+Text for people can be pasted back (`model/text.py`): bytes that are not plain printable text, or
 that would be mistaken for hexadecimal, are shown as `0x…`.
 
 In JSON, bytes that are UTF-8 stand as text under their name (`key`), all others as base64 under the name
@@ -170,7 +170,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def draw_bar(value: float, top: float, width: int, bars: str = BARS) -> str:
-    """A bar as long as the value's share of the top.  Whatever is not nothing can be seen.
+    """A bar as long as the value's share of the top; a value above 0 has at least one cell.
 
     >>> draw_bar(3, 4, 8), draw_bar(1, 1000, 8), draw_bar(0, 4, 8)
     ('██████', '█', '')

@@ -1,9 +1,9 @@
-"""What verify prints: a table for people, an object for programs."""
+"""The summary of verify: a table for people, an object for programs."""
 
 from typing import TYPE_CHECKING, Final
 
 from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output
+from floodmark.cli.render.output import Column, Output
 from floodmark.cli.render.text import json_bytes, show_bytes, show_count, show_time
 from floodmark.divergence import Difference, DifferenceKind, Drift, DriftSide, RepairSummary, Verdict
 from floodmark.divergence.outcome import Outcome
@@ -12,27 +12,27 @@ from floodmark.model.change import Stamp
 if TYPE_CHECKING:
     from floodmark.spark.jobs import PairSummary, VerifySummary
 
-_HEADER: Final = (
-    "namespace",
-    "left",
-    "right",
-    "compared",
-    "agree",
-    "lag",
-    "differ",
-    "missing left",
-    "missing right",
-)
+_COLUMNS: Final[dict[str, Column["PairSummary"]]] = {
+    "namespace": "namespace",
+    "left": "left",
+    "right": "right",
+    "compared": "compared",
+    "agree": "agree",
+    "lag": "lag",
+    "differ": "value_mismatch",
+    "missing left": "missing_left",
+    "missing right": "missing_right",
+}
 _STYLES: Final = {Outcome.AGREE: "green", Outcome.DRIFT: "bold red", Outcome.UNKNOWN: "magenta"}
 
 
 def print_verification(output: Output, summary: "VerifySummary") -> None:
-    """What a comparison has found."""
+    """Print the summary of a comparison."""
     if output.json:
         output.object(verify_fields(summary))
         return
     if summary.pairs:
-        output.table(_HEADER, map(_cells, summary.pairs))
+        output.rows(summary.pairs, _COLUMNS)
     for found in summary.sample:
         output.line(("drift  ", "red"), f"{found.namespace}  {_describe_drift(found.drift)}")
     more = summary.drift - len(summary.sample)
@@ -52,7 +52,7 @@ def print_verification(output: Output, summary: "VerifySummary") -> None:
 
 
 def verify_fields(summary: "VerifySummary") -> dict[str, object]:
-    """What a comparison has found, for programs."""
+    """The summary of a comparison, for programs."""
     return {
         "outcome": str(summary.outcome),
         **plain(summary),
@@ -63,18 +63,6 @@ def verify_fields(summary: "VerifySummary") -> dict[str, object]:
             {"namespace": found.namespace, **plain(found.difference)} for found in summary.differences
         ],
     }
-
-
-def _cells(pair: "PairSummary") -> list[str]:
-    numbers = (
-        pair.compared,
-        pair.agree,
-        pair.lag,
-        pair.value_mismatch,
-        pair.missing_left,
-        pair.missing_right,
-    )
-    return [pair.namespace, pair.left, pair.right, *(f"{number:,}" for number in numbers)]
 
 
 def _drift_fields(drift: Drift) -> dict[str, object]:
@@ -152,8 +140,8 @@ def _conclude(summary: "VerifySummary") -> str:
             under_way = f"; {show_count(summary.lag, 'change')} under way" if summary.lag else ""
             return f"the sites agree{under_way}"
         case Outcome.DRIFT if not summary.drift_left:
-            return "the sites agree now, and not all that was written had come to all of them"
+            return "the sites agree now, but some changes had been lost and later written over"
         case Outcome.DRIFT:
             return "the sites have drifted apart"
         case Outcome.UNKNOWN:
-            return "whether the sites agree cannot be told"
+            return "unknown: not all sites could be compared"
