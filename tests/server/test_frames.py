@@ -1,10 +1,14 @@
 """What a client sends is read along: the sizes of messages, however they are cut, and what is refused."""
 
+from contextlib import suppress
+
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.server.frames import PREFACE, STREAMS_OPEN_MAX, Messages, Refused
+from floodmark.server.bodies import Refused
+from floodmark.server.frames import PREFACE, STREAMS_OPEN_MAX, Messages
 
 LIMIT = 1_000
 
@@ -13,9 +17,44 @@ def frame(kind: int, stream: int, payload: bytes, flags: int = 0) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
+def varint(number: int, size: int = 1) -> bytes:
+    """A number in at least so many bytes."""
+    groups = [number >> shift & 0x7F for shift in range(0, max(7 * size, number.bit_length()), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
+
+
+def field(number: int, content: bytes, *, length_bytes: int = 1) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content), length_bytes) + content
+
+
+def columns(compression: str | None) -> tuple[bytes, bytes]:
+    """The header and the columns of a batch."""
+    batch = pyarrow.record_batch({"key": [b"a" * 100], "value": [b"b" * 100]})
+    written = batch.serialize()
+    if compression is not None:
+        sink = pyarrow.BufferOutputStream()
+        options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+        with pyarrow.ipc.new_stream(sink, batch.schema, options=options) as stream:
+            stream.write_batch(batch)
+        found = list(pyarrow.ipc.MessageReader.open_stream(sink.getvalue()))[1]
+    else:
+        found = pyarrow.ipc.read_message(written)
+    return bytes(found.metadata), bytes(found.body)
+
+
+def send(content: bytes, pieces: int) -> None:
+    """Let one message come, in pieces of some size."""
+    wire = PREFACE + frame(0, 1, b"\0" + len(content).to_bytes(4, "big") + content)
+    messages = Messages(100_000)
+    for start in range(0, len(wire), pieces):
+        messages.feed(wire[start : start + pieces])
+    assert messages._streams == {1: b""}
+
+
 def message(size: int, *, compressed: bool = False) -> bytes:
-    # Bytes that would be refused if they were taken for a header.
-    return bytes([compressed]) + size.to_bytes(4, "big") + b"\xff" * size
+    # If there is room for a field, it holds bytes that would be refused if they were taken for a header.
+    content = b"\x1a\x80\x00"[:size] if size < 4 else field(3, b"\xff" * (size - 4), length_bytes=3)
+    return bytes([compressed]) + size.to_bytes(4, "big") + content
 
 
 @given(
@@ -85,3 +124,43 @@ def test_streams_are_limited() -> None:
     messages.feed(PREFACE + b"".join(frame(0, stream, b"\0") for stream in range(1, STREAMS_OPEN_MAX + 1)))
     with pytest.raises(Refused, match="streams"):
         messages.feed(frame(0, STREAMS_OPEN_MAX + 1, b"\0"))
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 100_000])
+def test_columns_pass_if_they_are_not_compressed(pieces: int) -> None:
+    header, body = columns(None)
+    send(field(1, b"descriptor") + field(2, header) + field(3, b"note") + field(1000, body), pieces)
+    # An action may hold whatever it likes, as none has columns.
+    send(field(1, b"type") + field(2, columns("zstd")[0]), pieces)
+    send(field(1, b"type") + field(2, b"x" * 90_000), pieces)
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 100_000])
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_columns_are_refused_before_their_message_is_whole(compression: str, pieces: int) -> None:
+    header, body = columns(compression)
+    plain = columns(None)[0]
+    for content in (
+        field(2, header) + field(1000, body),
+        field(2, plain) + field(2, header) + field(1000, body),
+        field(1000, body),
+        field(2, bytes(10)) + field(1000, body),
+        field(2, plain + bytes(80_000)) + field(1000, body),
+    ):
+        with pytest.raises(Refused, match="compressed columns"):
+            send(content, pieces)
+    with pytest.raises(Refused, match="behind its columns"):
+        send(field(2, plain) + field(1000, body) + field(2, header), pieces)
+
+
+@pytest.mark.parametrize("content", [bytes(20), b"\x08\x01" * 100, b"\x1a\x7f", b"\xff" * 20, b"\x0b\x01"])
+def test_fields_that_flight_does_not_write_are_refused(content: bytes) -> None:
+    with pytest.raises(Refused, match="sends a message"):
+        send(content, 100_000)
+
+
+def test_header_of_columns_need_not_be_sound() -> None:
+    header, body = columns(None)
+    for place in range(len(header)):
+        with suppress(Refused):
+            send(field(2, header[:place] + b"\xff" + header[place + 1 :]) + field(1000, body), 100_000)

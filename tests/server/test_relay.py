@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.server.support import (
     write_access,
     write_roles,
 )
-from tests.server.test_frames import frame
+from tests.server.test_frames import frame, varint
 
 from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError, NotAuthenticated, Unreachable, WireMismatch
@@ -132,6 +132,20 @@ def test_a_compressed_message_is_refused(server: Server, token: str | None) -> N
     assert cuts
 
 
+def test_compressed_columns_are_refused_before_arrow_takes_them_in(server: Server) -> None:
+    cuts = count_cuts(server)
+    batch = pyarrow.record_batch([[b"key"], [bytes(MIB)]], schema=PAIRS)
+    descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
+    with closing(client_of(server)) as client:
+        writer, reader = client.do_exchange(descriptor, raw_options(token=ADMIN))
+        writer.begin(PAIRS, options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
+        with suppress(flight.FlightError):
+            writer.write_batch(batch)
+        with pytest.raises(flight.FlightUnavailableError):
+            reader.read_chunk()
+    assert cuts
+
+
 def test_the_port_behind_the_relay_serves_nobody(server: Server) -> None:
     client = flight.FlightClient(f"grpc://127.0.0.1:{server.service.port}")
     with closing(client), pytest.raises(flight.FlightServerError) as refused:
@@ -210,7 +224,10 @@ def test_newcomers_have_few_places() -> None:
 
 def test_a_newcomer_may_send_little_until_it_is_known() -> None:
     body = bytes(16_000)
-    wire = frame(0, 1, b"\0" + (len(body) * 300 - 5).to_bytes(4, "big") + body[5:]) + frame(0, 1, body) * 299
+    size = len(body) * 300 - 5
+    # A message of one field, whose number and length are five bytes.
+    content = b"\x1a" + varint(size - 5, 4) + body[10:]
+    wire = frame(0, 1, b"\0" + size.to_bytes(4, "big") + content) + frame(0, 1, body) * 299
     with relaying(newcomer_bytes_max=1_000) as (relay, target), newcomer(relay) as client:
         inner, peer = accept(target)
         with inner:
@@ -255,12 +272,12 @@ def test_what_a_client_does_not_read_waits_at_the_server() -> None:
 
 
 def test_a_channel_with_rows_is_ended(server: Server) -> None:
-    """Arrow has undone their compression by then; they are let go of, and no more are taken."""
+    """The rows are let go of, and no more are taken."""
     descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
     batch = pyarrow.record_batch([[b"key"], [bytes(MIB)]], schema=PAIRS)
     with closing(client_of(server)) as client:
         writer, reader = client.do_exchange(descriptor, raw_options(token=token_of(Role.READ)))
-        writer.begin(PAIRS, options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
+        writer.begin(PAIRS)
         writer.write_batch(batch)
         with pytest.raises(flight.FlightError) as refused:
             reader.read_chunk()

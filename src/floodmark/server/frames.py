@@ -8,10 +8,12 @@ frames, of which only those with data matter:
     message    compressed: 1 byte | length: 4 bytes | message         in the data of one stream, across frames
 
 Nothing is kept but how much is missing of each message.  What is not as our own clients write it (padding,
-compressed messages) is refused.
+compressed messages, compressed columns) is refused.
 """
 
 from typing import Final
+
+from floodmark.server.bodies import Fields, Refused
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 STREAMS_OPEN_MAX: Final = 10_000
@@ -20,10 +22,6 @@ _FRAME_HEADER_BYTES: Final = 9
 _MESSAGE_HEADER_BYTES: Final = 5
 _DATA, _HEADERS, _RESET = 0x0, 0x1, 0x3
 _END_STREAM, _PADDED = 0x1, 0x8
-
-
-class Refused(Exception):
-    """The client sends what it may not; the connection has to be cut."""
 
 
 class Messages:
@@ -48,8 +46,8 @@ class Messages:
         self._frame_left = 0
         self._stream = 0
         self._is_ending = False
-        # What is missing of each stream's message, or the beginning of the header of its next one.
-        self._streams: dict[int, int | bytes] = {}
+        # The message of each stream, or the beginning of the header of its next one.
+        self._streams: dict[int, Fields | bytes] = {}
 
     def feed(self, data: bytes) -> None:
         """Take note of bytes that came; `Refused` before they may be passed on."""
@@ -100,21 +98,20 @@ class Messages:
     def _read_data(self, data: bytes, position: int, end: int) -> None:
         state = self._streams[self._stream]
         while position < end:
-            if isinstance(state, int):
-                taken = min(state, end - position)
-                position += taken
-                state -= taken
-                if not state:
+            if isinstance(state, Fields):
+                position = state.feed(data, position, end)
+                if not state.left:
                     state = b""
                 continue
             taken = min(_MESSAGE_HEADER_BYTES - len(state), end - position)
             state += data[position : position + taken]
             position += taken
             if len(state) == _MESSAGE_HEADER_BYTES:
-                state = self._begin_message(state) or b""
+                message = self._begin_message(state)
+                state = message if message.left else b""
         self._streams[self._stream] = state
 
-    def _begin_message(self, header: bytes) -> int:
+    def _begin_message(self, header: bytes) -> Fields:
         length = int.from_bytes(header[1:], "big")
         if header[0]:
             raise Refused("it sends a compressed message; messages must not be compressed")
@@ -122,4 +119,4 @@ class Messages:
             raise Refused(
                 f"it sends a message of {length:,} bytes; at most {self._message_bytes_max:,} are allowed"
             )
-        return length
+        return Fields(length)

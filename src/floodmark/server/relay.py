@@ -22,7 +22,8 @@ from threading import Thread
 from typing import Any, Final, NamedTuple
 
 from floodmark.model.limits import NEWCOMER_BYTES_MAX, NEWCOMER_TIME_MAX, NEWCOMERS_MAX
-from floodmark.server.frames import Messages, Refused
+from floodmark.server.bodies import Refused
+from floodmark.server.frames import Messages
 
 # What waits in the relay for a side that does not read, before the other side has to wait.
 _BUFFER_BYTES_MAX: Final = 256 * 1024
