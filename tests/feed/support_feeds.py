@@ -19,7 +19,7 @@ from floodmark.model.change import Change
 from floodmark.model.errors import NamespaceNotFound
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import Version
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES, EngineBound, Node
 from floodmark.routing import Router
 from floodmark.testing import SimulatedTime
@@ -84,7 +84,7 @@ class World:
         resolved = self.node.resolved_version()
         with self.node.storage.settled(), self.safe_points.lock:
             self.node.retention.declare_collected({USERS: self.safe_points.lowest(USERS, resolved)})
-        self.node.retention.collect(USERS, lambda: True)
+        self.node.retention.collect(USERS, lambda: True, told_through=VERSION_MAX)
         return self.node.retention.collected_version(USERS)
 
     def changes(self) -> list[Change]:

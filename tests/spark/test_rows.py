@@ -180,6 +180,23 @@ def test_change_rows_are_the_changes_that_a_site_gives(
     assert pyarrow.Table.from_batches([made]).to_pylist() == to_table(expected).to_pylist()
 
 
+def test_expiry_is_a_delete_also_where_the_clock_is_a_little_behind() -> None:
+    record = encode_value(b"1", expires_at=5, origin=Stamp(7, 2))
+    versions = [compose(moment_ms, 0) for moment_ms in (4_000, 5_000)]
+    batch = ChangeBatch(
+        through=versions[-1],
+        versions=versions,
+        partitions=[1, 1],
+        keys=[NAMESPACE + b"ada"] * 2,
+        values=[record] * 2,
+        befores=[None, record],
+    )
+    made = change_rows(batch, RowFormat(CHANGES, None, SITE_ID), 4_800).to_pylist()
+    assert [(row["_change_type"], row["value"]) for row in made] == [("insert", b"1"), ("delete", b"1")]
+    expected = Decoder(SITE_ID, lambda: {1: "users"}, lambda: 4_800).decode(batch)
+    assert made == to_table(expected).to_pylist()
+
+
 # JSON
 
 PAIRS_OF_A_MAP = [("a", 9007199254740993), ("b", None)]

@@ -41,6 +41,7 @@ STATE_KINDS: Final = (FIELDS, COUNTER, EXPIRING_FIELDS)
 STAMPS_LENGTH_BYTES: Final = 4
 
 _EXPIRY: Final = Struct(">Q")
+EXPIRY_BYTES: Final = _EXPIRY.size
 _ORIGIN: Final = Struct(">QB")
 _LENGTH: Final = Struct(">I")
 

@@ -1,4 +1,4 @@
-"""What a site does by itself: a heartbeat each second, and garbage collection now and then."""
+"""What a site does by itself: heartbeats and expiries each second, and garbage collection now and then."""
 
 import logging
 import shutil
@@ -91,6 +91,7 @@ class Background:
         self._node.holds.look()
         if not full:
             self._node.heartbeat()
+            self._node.expiries.tell()
         now_ms = self._node.clock.time_source()
         if now_ms - self._collected_at_ms >= self._collect_every_ms:
             self._collected_at_ms = now_ms

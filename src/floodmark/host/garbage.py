@@ -46,6 +46,7 @@ class GarbageCollection:
     def run(self, pause: Callable[[], bool] = lambda: True) -> GarbageReport:
         """Collect in all namespaces.  `pause` is called between pages and ends the run if False."""
         with self._lock:
+            self._tell_expiries(pause)
             rows, safe_points = self._raise_safe_points()
             read = removed = keys = namespaces = 0
             damage: Corruption | None = None
@@ -60,7 +61,10 @@ class GarbageCollection:
                     continue
                 try:
                     settled = self._settled_version(row)
-                    collected = self._node.retention.collect(row.id, pause, settled)
+                    told_through = self._node.expiries.told_through
+                    collected = self._node.retention.collect(
+                        row.id, pause, settled, told_through=told_through
+                    )
                     if row.merge != LAST_WRITE:
                         prune_namespace(self._node, row.id, settled, pause)
                 except Corruption as error:
@@ -93,6 +97,13 @@ class GarbageCollection:
             if damage is not None:
                 raise damage
             return report
+
+    def _tell_expiries(self, pause: Callable[[], bool]) -> None:
+        """Let followers know of expired records before these are removed."""
+        expiries = self._node.expiries
+        expiries.index_older(pause)
+        while not expiries.tell(anew=True) and not self._node.storage.is_unusual and pause():
+            pass
 
     def _settled_version(self, row: NamespaceRow) -> Version:
         """What was deleted at or below this need not be remembered: nothing older can come any more.

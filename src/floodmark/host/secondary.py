@@ -288,8 +288,8 @@ class DirectoryReader:
         for each in live if namespace is None else [namespace]:
             require_kept(since, self._collected_version(encode_namespace(each)))
 
-    def _find_before(self, key: bytes, version: Version) -> bytes | None:
-        return find_before(self._engine, key, version)
+    def _find_before(self, key: bytes, version: Version, at_ms: int) -> bytes | None:
+        return find_before(self._engine, key, version, at_ms)
 
     def _look_up(self, key: bytes, version: Version) -> bytes | None:
         try:

@@ -76,6 +76,9 @@ NEWCOMER_TIME_MAX: Final = timedelta(seconds=10)
 
 TTL_MAX: Final = timedelta(days=36_500)
 
+# One commit tells of so many expiries, so that writers wait for it some milliseconds.
+EXPIRIES_PER_COMMIT_MAX: Final = 256
+
 # A change-log row holds values up to this size; larger ones are read from the data they name.
 LOG_INLINE_VALUE_BYTES_MAX: Final = 4 * KIB
 # A commit whose change-log entry is larger is cut into several rows of about this size.

@@ -20,6 +20,7 @@ from typing import Final
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single, pack_log_key
 from floodmark.codec.ordered import encode_version
+from floodmark.codec.values import HAS_EXPIRY
 from floodmark.engine import WriteRow
 from floodmark.model.errors import (
     ClockSkew,
@@ -40,6 +41,7 @@ from floodmark.partition.commit.commit import (
     encode_commit_rows,
     tally_one,
 )
+from floodmark.partition.commit.expiry_index import index_row
 from floodmark.partition.commit.storage import Storage, refused, unknown
 from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.commit.turn import chain, wake
@@ -131,7 +133,13 @@ class Committer:
                 version = clock.now()
                 tally = tally_one(version, self._site_id, key, value)
                 log_key, row = pack_log_key(writer.log_id, version, 0), encode_single(key, value)
-                engine.write(((DATA, prefix + encode_version(version), value), (LOG, log_key, row)))
+                engine_key = prefix + encode_version(version)
+                if value[-1] & HAS_EXPIRY:
+                    engine.write(
+                        ((DATA, engine_key, value), (LOG, log_key, row), index_row(engine_key, value))
+                    )
+                else:
+                    engine.write(((DATA, engine_key, value), (LOG, log_key, row)))
                 if durable:
                     engine.sync()
                 if self.tail.is_open:

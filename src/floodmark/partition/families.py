@@ -25,3 +25,6 @@ NEXT_ID: Final = b"next-id"
 COLLECTED: Final = b"collected/"
 HORIZON: Final = b"horizon/"
 LOADED: Final = b"loaded/"
+EXPIRING: Final = b"expiring/"
+# Whether all records that expire are in the index.
+EXPIRING_INDEXED: Final = b"expiring-indexed"

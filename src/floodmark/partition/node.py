@@ -19,10 +19,8 @@ from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.commit.commit import Step
 from floodmark.partition.commit.storage import Storage, unknown
 from floodmark.partition.committer import Committer
-from floodmark.partition.families import (
-    CLOCK_BOUND,
-    LOG,
-)
+from floodmark.partition.expiring import Expiries
+from floodmark.partition.families import CLOCK_BOUND, EXPIRING_INDEXED, LOG, META
 from floodmark.partition.heartbeat import drain_sums, fold_tallies
 from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
@@ -102,6 +100,7 @@ class Node:
         self.site_id = site_id
         self.holds = Holds(self.committer, clock)
         self.retention = Retention(self.storage)
+        self.expiries = Expiries(self.committer, clock, lambda: self.map)
         # The version up to which heartbeats have counted; 0 if unknown.
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
@@ -128,6 +127,7 @@ class Node:
                 store_log(heartbeats),
                 *open_partition(partition_id, log_id, KeyRange(), version, ()),
                 store_next_id(partition_id + 1),
+                (META, EXPIRING_INDEXED, b""),
             ]
         )
         self.engine.sync()
@@ -370,9 +370,9 @@ class Node:
             self.retention.collected_horizon(namespace)
         )
 
-    def find_before(self, key: bytes, version: Version) -> bytes | None:
-        """The stored record of a qualified key just before `version`."""
-        return find_before(self.engine, key, version)
+    def find_before(self, key: bytes, version: Version, at_ms: int) -> bytes | None:
+        """The stored record of a qualified key just before `version`, if it is alive at a time."""
+        return find_before(self.engine, key, version, at_ms)
 
     def look_up_value(self, key: bytes, version: Version) -> bytes:
         """The stored value of a change whose row in the change log has only the key, because it is large."""
@@ -440,11 +440,11 @@ class Node:
 
 
 def _commit_limits(engine: Engine) -> CommitLimits:
-    """A change is written twice, as a record and in the log, and its key grows when it is encoded."""
+    """A change is a record, a part of the log and perhaps a row by expiry; its key grows when encoded."""
     limits = engine.limits
     return CommitLimits(
         bytes_max=min(COMMIT_BYTES_MAX, limits.batch_bytes_max // 4),
-        changes_max=limits.batch_rows_max // 2,
+        changes_max=limits.batch_rows_max // 3,
     )
 
 

@@ -23,6 +23,9 @@ reading that begins too late never makes a change be dropped; spans of several r
 they touch.  Conversely, everything that was called back is either in a span or remembered stamp by stamp,
 so nothing is called back twice.  Few stamps are remembered, because the next heartbeats cover them.
 
+Each site writes the expiry of a record by itself, under the stamp of the record, and heartbeats say nothing
+of it.  So an expiry is called back once for each feed that is read: after a switch it may come again.
+
 A heartbeat is not held against what follows it in its own feed, where versions decide; but between feeds
 step 2 needs a site not to announce a version as long as it may still commit a stamp at or below it.
 
@@ -58,12 +61,13 @@ class Span(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A change that was called back, by namespace, stamp and key."""
+    """A change that was called back, by namespace, stamp and key.  An expiry has the stamp of its record."""
 
     namespace: str
     site: int
     version: Version
     key: bytes
+    is_expiry: bool = False
 
 
 class Had(msgspec.Struct, frozen=True):
@@ -195,7 +199,8 @@ class ChangeCapture:
 
     def _accept_change(self, reading: "_Reading", change: Change) -> bool:
         stamp = change.stamp
-        seen = Seen(change.namespace, stamp.site, stamp.version, change.key)
+        is_expiry = change.type is ChangeType.DELETE and change.expires_at is not None
+        seen = Seen(change.namespace, stamp.site, stamp.version, change.key, is_expiry)
         is_new = not (reading.has(change.version, seen) or self._had_before(seen))
         if is_new:
             self._owed = change
@@ -208,7 +213,7 @@ class ChangeCapture:
         return is_new
 
     def _had_before(self, seen: Seen) -> bool:
-        spans = self._spans.get((seen.namespace, seen.site), ())
+        spans = () if seen.is_expiry else self._spans.get((seen.namespace, seen.site), ())
         return any(span.after < seen.version <= span.through for span in spans) or seen in self._seen
 
     def _continues(self, site_id: int, since: Version) -> bool:

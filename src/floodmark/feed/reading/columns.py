@@ -25,7 +25,7 @@ from floodmark.codec.changelog import (
 from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.codec.stamps import is_first_written_at
 from floodmark.codec.unpacking import Commits, decode_commits
-from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS, PLAIN, decode_value
+from floodmark.codec.values import EXPIRY_BYTES, HAS_EXPIRY, HAS_ORIGIN, HAS_STAMPS, PLAIN, decode_value
 from floodmark.columns.column import Column
 from floodmark.columns.packed import numbers_to_arrow, pack
 from floodmark.model.change import Heartbeat
@@ -41,7 +41,8 @@ CHANGE_BYTES: Final = 100
 
 # The record of a qualified key at a version; None if its namespace is gone.
 LookUp = Callable[[bytes, Version], bytes | None]
-Before = Callable[[bytes, Version], bytes | None]
+# What a reader just before a version, whose expiries are judged at some milliseconds, found under a key.
+Before = Callable[[bytes, Version, int], bytes | None]
 
 
 # Above all flags.
@@ -303,7 +304,8 @@ class Columns:
         rows = zip(gathered.keys, versions, gathered.values, strict=True)
         for index, (key, version, value) in enumerate(rows):
             earlier = stored.get(key)
-            image = before(key, version) if earlier is None else _alive_at(version, earlier)
+            at_ms = moment_before(version, value)
+            image = before(key, version, at_ms) if earlier is None else _alive_at(at_ms, earlier)
             if self._is_whole:
                 stored[key] = value
             befores.append(image)
@@ -320,11 +322,23 @@ def _size(column: pyarrow.BinaryArray) -> int:
     return size
 
 
-def _alive_at(version: Version, stored: bytes) -> bytes | None:
-    """A stored record, if a reader just before `version` finds it alive."""
+def moment_before(version: Version, stored: bytes) -> int:
+    """When a reader just before a change reads, in unix milliseconds.
+
+    If the change is an expiry, that is just before the moment of it, and the reader finds the record alive.
+    """
+    at_ms = physical_ms(version)
+    if not stored[-1:] or not stored[-1] & HAS_EXPIRY:
+        return at_ms
+    expires_at = int.from_bytes(stored[-1 - EXPIRY_BYTES : -1], "big")
+    return min(at_ms, expires_at * 1000 - 1)
+
+
+def _alive_at(at_ms: int, stored: bytes) -> bytes | None:
+    """A stored record, if a reader at that time finds it alive."""
     if stored[-1:] == PLAIN:
         return stored
-    return None if decode_value(stored).is_dead_at(physical_ms(version)) else stored
+    return None if decode_value(stored).is_dead_at(at_ms) else stored
 
 
 def _pass_over(_key: bytes, _version: Version) -> bytes:

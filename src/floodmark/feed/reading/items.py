@@ -6,9 +6,11 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
+from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.codec.states import render_value
 from floodmark.codec.values import PLAIN, decode_value
+from floodmark.feed.reading.columns import moment_before
 from floodmark.feed.reading.damage import OnDamaged
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import Corruption
@@ -26,8 +28,9 @@ _DEAD: Final = Record(b"", deleted=True)
 class Decoder:
     """Makes changes of batches.
 
-    A put that has expired when it is read becomes a delete, so that a copy does not bring it
-    back to life.  Changes of a namespace whose name is no longer known are left out.
+    A put that has expired when it is read becomes a delete, as does the expiry itself: a reader that copies
+    them must not bring the record back to life.  Such a delete has an `expires_at`.  Changes of a namespace
+    whose name is no longer known are left out.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Decoder:
         on_damaged: OnDamaged | None,
     ) -> Change | None:
         """A change, or with `at` a row of the snapshot at that version; None if it is damaged."""
+        now_ms = judged_ms(version, now_ms)
         record = _decode(user_key, version, stored, now_ms, on_damaged)
         if record is None:
             return None
@@ -145,16 +149,16 @@ class Decoder:
             if name is None:
                 continue
             user_key = key[NAMESPACE_BYTES:]
-            record = _decode(user_key, version, stored, now_ms, on_damaged)
-            # A reader just before the change sees records that have not expired by then.
-            before_ms = physical_ms(version)
+            at_ms = judged_ms(version, now_ms)
+            record = _decode(user_key, version, stored, at_ms, on_damaged)
+            before_ms = moment_before(version, stored)
             earlier = _DEAD if before is None else _decode(user_key, version, before, before_ms, on_damaged)
             if record is None:
                 continue
             # Of what is damaged there is no image.
             earlier = earlier or _DEAD
             stamp = record.origin or Stamp(version, self._site_id)
-            if record.is_dead_at(now_ms):
+            if record.is_dead_at(at_ms):
                 images: _Images = ((ChangeType.DELETE, earlier),)
             elif earlier.deleted:
                 images = ((ChangeType.INSERT, record),)
@@ -179,6 +183,15 @@ class Decoder:
             self._names.update(known)
             self._names.setdefault(encoded, None)
         return self._names[encoded]
+
+
+def judged_ms(version: Version, now_ms: int) -> int:
+    """When the expiry of a change is judged: now, or at its version if the reader's clock is a little behind.
+
+    >>> judged_ms(5_000 << COUNTER_BITS, 4_800), judged_ms(5_000 << COUNTER_BITS, 6_000)
+    (5000, 6000)
+    """
+    return max(now_ms, min(physical_ms(version), now_ms + SKEW_MS_MAX))
 
 
 def _snapshot_version(batch: ChangeBatch) -> Version | None:

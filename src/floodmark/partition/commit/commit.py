@@ -14,6 +14,7 @@ from floodmark.codec.stamps import digest_copies
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import Version
+from floodmark.partition.commit.expiry_index import index_rows, may_expire
 from floodmark.partition.commit.turn import Waiter
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.heat import Heat
@@ -163,7 +164,7 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterab
     suffix = encode_version(version)
     keys, values, changes = writes.keys, writes.values, writes.changes
     if writes.loaded:
-        return _data_rows(writes, suffix)
+        return chain(_data_rows(writes, suffix), _index_rows(writes, suffix))
     if writes.copies is not None:
         copies = writes.copies
         commit.tallies = ((version, keys[0][:NAMESPACE_BYTES], len(keys), copies.digest(), False),)
@@ -184,13 +185,21 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterab
         return [
             (DATA, writes.prefixes[0] + suffix, values[0]),
             (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], changes[0])),
+            *_index_rows(writes, suffix),
         ]
-    return chain(_data_rows(writes, suffix), _log_rows(writer, version, encode_commit(keys, changes)))
+    log_rows = _log_rows(writer, version, encode_commit(keys, changes))
+    return chain(_data_rows(writes, suffix), log_rows, _index_rows(writes, suffix))
 
 
 def _data_rows(writes: Writes, suffix: bytes) -> Iterator[WriteRow]:
     engine_keys = map(add, writes.prefixes, repeat(suffix))
     return zip(repeat(DATA, len(writes.prefixes)), engine_keys, writes.values, strict=True)
+
+
+def _index_rows(writes: Writes, suffix: bytes) -> Sequence[WriteRow]:
+    if writes.copies is not None or not may_expire(writes.values):
+        return ()
+    return index_rows(map(add, writes.prefixes, repeat(suffix)), writes.values)
 
 
 def _log_rows(writer: Writer, version: Version, rows: Sequence[bytes]) -> list[WriteRow]:

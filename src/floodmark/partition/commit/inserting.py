@@ -40,6 +40,7 @@ from floodmark.model.limits import (
 from floodmark.model.ranges import after
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, tally_one
+from floodmark.partition.commit.expiry_index import index_rows
 from floodmark.partition.commit.merging import is_state, kind_of
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.read.records import find_stored
@@ -112,7 +113,8 @@ class Insertion:
         rows = self._rows + self._log.rewritten(self.corrections)
         for chunk, row in enumerate(encode_commit(keys, self.logged)):
             rows.append((LOG, encode_log_key(self._log_id, self._version, chunk), row))
-        return rows
+        stored = [(engine_key, value) for _, engine_key, value in self._rows if value is not None]
+        return rows + index_rows(*zip(*stored, strict=True))
 
     def _correct(self, version: Version, key: bytes, before: bytes | None, after: bytes | None) -> None:
         if before is not None:

@@ -56,8 +56,8 @@ def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Vers
     return None if row is None else (decode_version(row[0]), row[1])
 
 
-def find_before(engine: Engine, key: bytes, version: Version) -> bytes | None:
-    """The stored record of a qualified key just before `version`."""
+def find_before(engine: Engine, key: bytes, version: Version, at_ms: int) -> bytes | None:
+    """The stored record of a qualified key just before `version`, if it is alive at a time."""
     prefix = encode_prefix(key)
     found = find_stored(engine, prefix, version - 1)
     if found is None:
@@ -65,7 +65,7 @@ def find_before(engine: Engine, key: bytes, version: Version) -> bytes | None:
     if found[1][-1:] == PLAIN:
         return found[1]
     record = decode_record(prefix + encode_version(found[0]), found[1])
-    return None if record.is_dead_at(physical_ms(version)) else found[1]
+    return None if record.is_dead_at(at_ms) else found[1]
 
 
 def read_record(engine_key: bytes, stored: bytes, physical_ms: int) -> tuple[Record, bytes] | None:

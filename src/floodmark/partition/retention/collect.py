@@ -46,6 +46,7 @@ class Collector:
         safe_point: Version,
         settled: Version,
         horizon: Version,
+        told_through: int,
         pause: Callable[[], bool],
     ) -> None:
         self._storage = storage
@@ -53,6 +54,8 @@ class Collector:
         self._safe_point = safe_point
         # Tombstones above this may still be needed to hide something older from another site.
         self._settled = settled
+        # A record that expires later is still to be told of (`expiring.py`).
+        self._judged_ms = min(physical_ms(safe_point), told_through * 1000)
         self._pause = pause
         self._prefix = b""
         self._found_newest = False
@@ -92,7 +95,7 @@ class Collector:
         self._found_newest = True
         record = decode_record(engine_key, stored)
         stamp_version = record.origin.version if record.origin else version
-        if record.is_dead_at(physical_ms(self._safe_point)) and stamp_version <= self._settled:
+        if record.is_dead_at(self._judged_ms) and stamp_version <= self._settled:
             self._dead = engine_key
             self.horizon = max(self.horizon, stamp_version)
 

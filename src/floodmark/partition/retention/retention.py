@@ -88,10 +88,13 @@ class Retention:
             )
             self.collected.update(raised)
 
-    def collect(self, namespace: int, pause: Callable[[], bool], settled: Version = SETTLED) -> Collected:
+    def collect(
+        self, namespace: int, pause: Callable[[], bool], settled: Version = SETTLED, *, told_through: int
+    ) -> Collected:
         """Remove the rows that no reader at or above the namespace's collected version can see.
 
-        A dead record with a stamp above `settled` stays, since an older change may still arrive.
+        A dead record with a stamp above `settled` stays, since an older change may still arrive.  So does a
+        record that has expired after the second `told_through`.
         """
         encoded = encode_namespace(namespace)
         collector = Collector(
@@ -100,6 +103,7 @@ class Retention:
             safe_point=self.collected.get(encoded, 0),
             settled=settled,
             horizon=self.collected_horizon(namespace),
+            told_through=told_through,
             pause=pause,
         )
         return collector.run(*_namespace_bounds(encoded))

@@ -18,11 +18,13 @@ from floodmark.codec.columns import StoredColumns, has_expiring_fields, split_va
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.states import live_value
 from floodmark.codec.values import TOMBSTONE, decode_value
+from floodmark.feed.reading.columns import moment_before
+from floodmark.feed.reading.items import judged_ms
 from floodmark.model.change import ChangeType
 from floodmark.model.errors import SchemaMismatch
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.stream import ChangeBatch
-from floodmark.model.version import COUNTER_BITS, MOMENT_SECONDS_MAX, Version, physical_ms
+from floodmark.model.version import COUNTER_BITS, MOMENT_SECONDS_MAX, Version
 from floodmark.spark.source.fields import find_first, read_fields
 from floodmark.spark.source.schemas import (
     CHANGE_DIGEST,
@@ -135,7 +137,7 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
     bring it back.
     """
     qualified, values = pyarrow.array(batch.keys, _BINARY), pyarrow.array(batch.values, _BINARY)
-    stored, dead = _split_at(values, rows, now_ms)
+    stored, dead = _split_at(values, rows, now_ms, batch.versions)
     columns = _columns_of(
         compute.binary_slice(qualified, NAMESPACE_BYTES, _QUALIFIED_BYTES_MAX),
         pyarrow.array(batch.versions, pyarrow.uint64()),
@@ -173,14 +175,14 @@ def snapshot_change_rows(
 
 
 def _split_at(
-    values: pyarrow.BinaryArray, rows: RowFormat, now_ms: int
+    values: pyarrow.BinaryArray, rows: RowFormat, now_ms: int, versions: Sequence[Version] | None = None
 ) -> tuple[StoredColumns, pyarrow.BooleanArray]:
     """Stored values in their parts, and which of them are dead at a moment; whole records do not expire."""
     if rows.whole:
         stored = split_values(values, None)
         return stored, stored.deleted
     stored = split_values(values, now_ms)
-    return stored, _dead(stored, now_ms)
+    return stored, _dead(stored, now_ms, versions)
 
 
 def _split_befores(batch: ChangeBatch) -> StoredColumns:
@@ -189,7 +191,7 @@ def _split_befores(batch: ChangeBatch) -> StoredColumns:
     columns = split_values(befores)
     if not has_expiring_fields(befores):
         return columns
-    moments = [physical_ms(version) for version in batch.versions]
+    moments = list(map(moment_before, batch.versions, batch.values))
     values = [
         live_value(before, moment) or b"" for before, moment in zip(befores.to_pylist(), moments, strict=True)
     ]
@@ -310,10 +312,16 @@ _MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
 }
 
 
-def _dead(stored: StoredColumns, now_ms: int) -> pyarrow.BooleanArray:
+def _dead(
+    stored: StoredColumns, now_ms: int, versions: Sequence[Version] | None = None
+) -> pyarrow.BooleanArray:
+    """Which records are deleted or have expired, now or at the versions of their changes."""
     if stored.expires_at.null_count == len(stored.expires_at):
         return stored.deleted
-    expired = compute.fill_null(compute.less_equal(stored.expires_at, now_ms // 1000), False)
+    second: pyarrow.Array | int = now_ms // 1000
+    if versions is not None:
+        second = pyarrow.array([judged_ms(version, now_ms) // 1000 for version in versions], _LONG)
+    expired = compute.fill_null(compute.less_equal(stored.expires_at, second), False)
     return compute.or_(stored.deleted, expired)
 
 

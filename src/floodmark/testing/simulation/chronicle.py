@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
 from floodmark.codec.states import decode_state
+from floodmark.codec.values import decode_value
 from floodmark.merge.states import live_value, merge_states, stamps_of
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
@@ -167,7 +168,7 @@ class Chronicle:
                     keys=[seen.key],
                     version=version,
                 )
-            if origin and self.copies_are_whole and _is_of(seen, origin):
+            if origin and self.copies_are_whole and _is_of(seen, origin) and not _is_expiry(seen):
                 self._check_copy(seen, origin)
 
     def _check_copy(self, seen: Seen, origin: bytes) -> None:
@@ -219,7 +220,8 @@ class Chronicle:
         """On each key commit order is stamp order, where a record has one stamp."""
         if POLICIES[seen.key.namespace] != "last_write":
             return
-        if stamp <= self._stamps.get(seen.key, b""):
+        standing = self._stamps.get(seen.key, b"")
+        if stamp < standing or (stamp == standing and not _is_expiry(seen)):
             raise Violation(
                 "2",
                 self.site,
@@ -274,6 +276,12 @@ def _joined(seen: Seen, record: bytes | None) -> bytes:
 
 def _show(seen: Seen) -> str:
     return f"{seen.key} {seen.stored!r} at {show_version(seen.version)}"
+
+
+def _is_expiry(seen: Seen) -> bool:
+    """Whether a record had expired when it was stored: an expiry is the record once more, under its stamp."""
+    record = decode_value(seen.stored)
+    return not record.deleted and record.is_dead_at(physical_ms(seen.version))
 
 
 def _is_of(seen: Seen, origin: bytes) -> bool:

@@ -14,7 +14,7 @@ from floodmark.codec.values import decode_value, encode_value
 from floodmark.merge.pruning import prune_state
 from floodmark.merge.states import live_value, merge_states, stamps_of
 from floodmark.model.change import Stamp
-from floodmark.model.version import VERSION_MAX, Version, compose
+from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
 from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, Chronicle, qualified
 from floodmark.testing.simulation.copies import Copy
 from floodmark.testing.simulation.history import Key, Violation, show_version
@@ -58,7 +58,9 @@ def check_convergence(
 
 def _find_stored(site: SimulatedSite, key: Key, now_ms: int) -> bytes | None:
     present = compose(now_ms, 0)
-    return site.call_host(lambda host: embedded(host).node.find_before(qualified(key), present))
+    return site.call_host(
+        lambda host: embedded(host).node.find_before(qualified(key), present, physical_ms(present))
+    )
 
 
 def _essence(stored: bytes, now_ms: int) -> bytes:

@@ -1,0 +1,189 @@
+"""Expiry as a change, so that a follower that saw a record alive is told when its time is over.
+
+When a record has expired, the node writes it once more, unchanged, at a new commit version and under the
+stamp that it always had.  That is all.  A reader finds a record that is dead at its own version, which every
+reader takes for a delete; versions and positions, the tail, the log, scans and sums treat it as any change.
+The stamp decides between sites as before, so a put that another site made before the expiry and that arrives
+after it still wins.  An ordinary delete, with a stamp of that moment, would win over it.
+
+A record is written again only while it is the newest of its key, which is asked inside the commit.  The row
+of the index goes in the same write, so an expiry is written once, also over restarts.  Garbage collection
+leaves an expired record until then (`told_through`).  Only a record that had expired when it was committed is
+left out: no reader saw it alive.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from floodmark.clock import HybridClock
+from floodmark.codec.changelog import encode_commit, encode_log_key
+from floodmark.codec.ordered import (
+    VERSION_BYTES,
+    decode_key,
+    decode_version,
+    encode_namespace,
+    encode_prefix,
+    encode_version,
+)
+from floodmark.codec.stamps import digest_copies
+from floodmark.codec.values import HAS_EXPIRY, decode_value, encode_value
+from floodmark.engine import Engine, WriteRow
+from floodmark.model.change import Stamp
+from floodmark.model.errors import Corruption
+from floodmark.model.limits import EXPIRIES_PER_COMMIT_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.partition import PartitionMap
+from floodmark.model.ranges import after
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition.commit.commit import Mint, Step
+from floodmark.partition.commit.expiry_index import Expiring, decode_index_key, index_range, index_rows
+from floodmark.partition.committer import Committer
+from floodmark.partition.families import DATA, EXPIRING_INDEXED, LOG, META
+from floodmark.partition.partition import LocalPartition
+from floodmark.partition.prepared.steps import Place
+
+# Commits of one call: the caller has other work, too.
+COMMITS_MAX: Final = 200
+
+# The partitions of the node, which a split replaces.
+Serving = Callable[[], PartitionMap[LocalPartition]]
+
+
+class Expiries:
+    """Writes the expiries of a node's records when they come due."""
+
+    def __init__(self, committer: Committer, clock: HybridClock, serving: Serving) -> None:
+        # The expiries at or below this second are written; garbage collection goes no further.
+        self.told_through = 0
+        self._committer = committer
+        self._place = committer.place
+        self._clock = clock
+        self._serving = serving
+
+    def tell(self, *, anew: bool = False) -> bool:
+        """Write the expiries that have come due; whether none is left.
+
+        It goes on where the last call ended, or begins `anew` with the first row of the index.  While the
+        storage refuses writes, it does nothing.
+        """
+        if self._place.storage.is_unusual:
+            return False
+        now_ms = self._clock.physical_ms()
+        # What was committed since with an earlier second had expired by then, unless the clock was set back.
+        first = 0 if anew or now_ms // 1000 < self.told_through else self.told_through
+        for _ in range(COMMITS_MAX):
+            step = Expire(self._place, self._serving, first, now_ms)
+            self._committer.commit(step)
+            if not step.rows_read:
+                self.told_through = now_ms // 1000
+                return True
+        return False
+
+    def index_older(self, pause: Callable[[], bool]) -> None:
+        """Index the records of a release that had no index, once.  A `pause` that is False ends it early."""
+        storage, engine = self._place.storage, self._place.engine
+        if engine.get(META, EXPIRING_INDEXED) is not None:
+            return
+        start = b""
+        while page := engine.scan(DATA, start, None, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+            rows = index_rows(*zip(*page, strict=True))
+            if rows:
+                storage.remove(rows)
+            if not pause():
+                return
+            start = after(page[-1][0])
+        with storage.settled():
+            storage.store([(META, EXPIRING_INDEXED, b"")])
+
+
+class Expire(Step):
+    """Write the first expiries that are due, at one version."""
+
+    is_commit = True
+
+    def __init__(self, place: Place, serving: Serving, first: int, now_ms: int) -> None:
+        super().__init__(None)
+        self.rows_read = 0
+        self._place = place
+        self._serving = serving
+        self._first = first
+        self._now_ms = now_ms
+        # Qualified keys in order and their records, by partition.
+        self._written: dict[LocalPartition, tuple[list[bytes], list[bytes]]] = {}
+
+    def take(self, mint: Mint) -> Sequence[WriteRow]:
+        engine = self._place.engine
+        start, end = index_range(self._first, self._now_ms // 1000)
+        page = engine.scan(META, start, end, rows_max=EXPIRIES_PER_COMMIT_MAX, bytes_max=PAGE_BYTES_MAX)
+        records: dict[bytes, bytes] = {}
+        rows: list[WriteRow] = []
+        size = 0
+        for key, _ in page:
+            rows.append((META, key, None))
+            found = self._find(engine, decode_index_key(key))
+            if found is not None:
+                records[found[0]] = found[1]
+                size += len(found[1])
+                if size >= PAGE_BYTES_MAX:
+                    break
+        self.rows_read = len(rows)
+        if records:
+            self.version = mint()
+            rows += self._encode(records)
+        return rows
+
+    def _find(self, engine: Engine, row: Expiring) -> tuple[bytes, bytes] | None:
+        """The qualified key of an expired record, and the record with its stamp; None if it is gone."""
+        prefix, version = row.engine_key[:-VERSION_BYTES], decode_version(row.engine_key)
+        newest = engine.ceiling(DATA, prefix, prefix)
+        if newest is None or newest[0] != row.engine_key or not newest[1][-1] & HAS_EXPIRY:
+            return None
+        try:
+            record = decode_value(newest[1])
+        except Corruption:
+            # Every reader of the record says so; the other expiries must not wait for it.
+            return None
+        if not record.is_dead_at(self._now_ms) or record.expires_at != row.second:
+            return None
+        namespace, user_key, _ = decode_key(row.engine_key)
+        encoded = encode_namespace(namespace)
+        if encoded in self._place.storage.dropped:
+            return None
+        if row.second * 1000 <= physical_ms(version) <= self._now_ms:
+            # It was dead when it came.
+            return None
+        origin = record.origin or Stamp(version, self._place.site)
+        value = encode_value(
+            record.value, record.expires_at, record.deleted, origin=origin, stamps=record.stamps
+        )
+        return encoded + user_key, value
+
+    def _encode(self, records: dict[bytes, bytes]) -> list[WriteRow]:
+        """The data and the change-log rows, and what is published when they are written."""
+        suffix = encode_version(self.version)
+        rows: list[WriteRow] = []
+        for key in sorted(records):
+            keys, values = self._written.setdefault(self._serving().route(key), ([], []))
+            keys.append(key)
+            values.append(records[key])
+            rows.append((DATA, encode_prefix(key) + suffix, records[key]))
+        for partition, (keys, values) in self._written.items():
+            for chunk, row in enumerate(encode_commit(keys, values)):
+                rows.append((LOG, encode_log_key(partition.log_id, self.version, chunk), row))
+        return rows
+
+    def is_written(self) -> bool:
+        log = next(iter(self._written)).log_id
+        return self._place.engine.get(LOG, encode_log_key(log, self.version)) is not None
+
+    def finish(self) -> None:
+        tail = self._place.tail
+        if tail.is_open:
+            for partition, (keys, values) in self._written.items():
+                tail.add(self.version, partition.id, keys, values)
+
+    def count(self, uncounted_through: Version) -> bool:
+        for partition, (keys, values) in self._written.items():
+            for namespace, changes, digest, own in digest_copies(keys, values, self._place.site):
+                partition.tallies.append((self.version, namespace, changes, digest, own))
+            partition.heat.add_writes(len(keys), sum(map(len, values)))
+        return True
