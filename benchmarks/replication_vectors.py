@@ -36,7 +36,7 @@ from floodmark.codec.values import PLAIN
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.replication.applying import Applier
 from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import Kind, read_step
+from floodmark.replication.reading import RowKind, read_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site
 
@@ -217,6 +217,8 @@ class Ingestion:
 
 def _records(rows: pyarrow.RecordBatch) -> list[bytes]:
     """The records of a batch that are changes."""
-    changes = pyarrow.compute.equal(rows.column("kind"), pyarrow.scalar(Kind.CHANGE.value, pyarrow.uint8()))
+    changes = pyarrow.compute.equal(
+        rows.column("kind"), pyarrow.scalar(RowKind.CHANGE.value, pyarrow.uint8())
+    )
     records: list[bytes] = rows.column("record").filter(changes).to_pylist()
     return records

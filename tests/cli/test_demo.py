@@ -20,14 +20,14 @@ from tests.sizes import only
 from tests.test_readme import shown_on_the_picture
 
 from floodmark.cli.demo import story
-from floodmark.cli.demo.servers import Server
+from floodmark.cli.demo.servers import DemoServer
 from floodmark.cli.demo.stage import Stage
 from floodmark.cli.demo.story import (
     LOST_KEY,
     MESSAGES,
     PEOPLE,
     UNREAD,
-    Pair,
+    DemoPair,
     check_unread,
     find_the_loss,
     serve_two_sites,
@@ -45,17 +45,17 @@ HANG_SECONDS = 60.0
 STEPS = ["serve", "crash", "copy", "verify", "loss", "find", "repair"]
 
 
-def claim(stage: Stage, _pair: Pair, *, holds: bool = True) -> None:
+def claim(stage: Stage, _pair: DemoPair, *, holds: bool = True) -> None:
     stage.begin("claim", "Something about water")
     stage.check("water flows down", holds)
     stage.sum_up("water was watched", drops=3)
 
 
-def claim_wrongly(stage: Stage, pair: Pair) -> None:
+def claim_wrongly(stage: Stage, pair: DemoPair) -> None:
     claim(stage, pair, holds=False)
 
 
-def claim_nothing(stage: Stage, _pair: Pair) -> None:
+def claim_nothing(stage: Stage, _pair: DemoPair) -> None:
     stage.begin("empty", "Nothing at all")
 
 
@@ -66,9 +66,9 @@ def on_stage(**options: Any) -> tuple[Stage, io.StringIO]:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(tmp_path: Path) -> Iterator[DemoPair]:
     with ExitStack() as ending:
-        yield Pair(tmp_path, ending)
+        yield DemoPair(tmp_path, ending)
 
 
 # As a whole
@@ -178,7 +178,7 @@ def test_demo_without_spark_says_how_to_get_it() -> None:
 # The servers
 
 
-def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_truth(pair: Pair) -> None:
+def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_truth(pair: DemoPair) -> None:
     stage, shown = on_stage()
     serve_two_sites(stage, pair)
     survive_a_kill(stage, pair)
@@ -199,13 +199,13 @@ def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_trut
 
 def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = Server("oslo", tmp_path, "127.0.0.1:{1}".format(*taken.getsockname()))
+        server = DemoServer("oslo", tmp_path, "127.0.0.1:{1}".format(*taken.getsockname()))
         with pytest.raises(CannotOpen, match=rf"oslo did not start on {server.listen}: .*{server.listen}"):
             server.start()
         server.stop()
 
 
-def test_a_server_that_ends_by_itself_is_missed(pair: Pair) -> None:
+def test_a_server_that_ends_by_itself_is_missed(pair: DemoPair) -> None:
     server = pair.servers["oslo"]
     server.start()
     assert server.process is not None
@@ -244,7 +244,7 @@ sys.exit(main(["demo", "--json"]))
 
 @pytest.mark.parametrize(("sent", "drift", "passed"), [(3, 1, True), (0, 1, False), (3, 2, False)])
 def test_the_loss_is_found_only_if_somebody_wrote_meanwhile_and_nothing_else_is_reported(
-    sent: int, drift: int, passed: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    sent: int, drift: int, passed: bool, pair: DemoPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = DriftSide("oslo", 1, Stamp(1, 1), {}, 7, False), DriftSide("rome", 0, None, {}, None, False)
     counts = PairSummary(
@@ -260,7 +260,7 @@ def test_the_loss_is_found_only_if_somebody_wrote_meanwhile_and_nothing_else_is_
     )
     lost = DriftFound(MESSAGES, Drift(LOST_KEY, Verdict.MISSING_RIGHT, *sides))
 
-    def compare(_stage: Stage, pair: Pair) -> VerifySummary:
+    def compare(_stage: Stage, pair: DemoPair) -> VerifySummary:
         pair.sent["grace"] += sent
         return VerifySummary(sites=["oslo", "rome"], pairs=[counts], sample=[lost])
 

@@ -12,7 +12,7 @@ import floodmark
 from floodmark.cli.commands.doctor import compare_clocks, judge
 from floodmark.codec.ordered import encode_key
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.examination import Finding, Severity
+from floodmark.host.examination import CheckResult, Severity
 from floodmark.model.version import compose
 from floodmark.partition.families import DATA
 
@@ -179,4 +179,4 @@ def test_clocks_that_differ_are_a_warning(server_ms: int, severity: Severity, wo
     ],
 )
 def test_what_is_wrong_counts_more_than_what_could_not_be_told(severities: list[Severity], code: int) -> None:
-    assert judge([Finding("check", severity, "words") for severity in severities]) == code
+    assert judge([CheckResult("check", severity, "words") for severity in severities]) == code

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, running
 
 import floodmark
-from floodmark.cli.commands.status import Look, draw, look_at
+from floodmark.cli.commands.status import SiteLook, draw, look_at
 from floodmark.cli.render.text import BARS
 from floodmark.feed import ChangeStatistics, ReaderStatistics
 from floodmark.host.statistics import PartitionHeat
@@ -17,12 +17,12 @@ from floodmark.model.stream import Way
 from floodmark.partition import HeatSample
 
 
-def look(directory: Path) -> Look:
+def look(directory: Path) -> SiteLook:
     with floodmark.open(directory, background=False) as site:
         return look_at(site)
 
 
-def drawn(before: Look, now: Look) -> list[str]:
+def drawn(before: SiteLook, now: SiteLook) -> list[str]:
     """What a terminal shows, without its styles."""
     lines = draw("data/oslo", before, now, BARS)
     return ["".join(part if isinstance(part, str) else part[0] for part in line) for line in lines]

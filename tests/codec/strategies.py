@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from floodmark.codec.states import DELETE_HERE, HERE, CounterState, Entry, Field, FieldsState, State
+from floodmark.codec.states import DELETE_HERE, HERE, CounterEntry, CounterState, Field, FieldsState, State
 from floodmark.model.change import Stamp
 from floodmark.model.version import VERSION_MAX
 
@@ -39,7 +39,9 @@ def counter_states(draw: st.DrawFn) -> CounterState:
     return CounterState(
         deleted,
         tuple(
-            Entry(site, draw(st.integers(lowest, VERSION_MAX)), draw(st.integers(-TOTAL_MAX - 1, TOTAL_MAX)))
+            CounterEntry(
+                site, draw(st.integers(lowest, VERSION_MAX)), draw(st.integers(-TOTAL_MAX - 1, TOTAL_MAX))
+            )
             for site in sites
         ),
     )
@@ -60,7 +62,7 @@ def unstamped_fields(draw: st.DrawFn) -> FieldsState:
 
 
 UNSTAMPED_COUNTERS = st.just(CounterState(DELETE_HERE, ())) | st.builds(
-    lambda total: CounterState(None, (Entry(0, 0, total),)), st.integers(-TOTAL_MAX, TOTAL_MAX)
+    lambda total: CounterState(None, (CounterEntry(0, 0, total),)), st.integers(-TOTAL_MAX, TOTAL_MAX)
 )
 STAMPED: st.SearchStrategy[State] = fields_states() | counter_states()
 UNSTAMPED: st.SearchStrategy[State] = unstamped_fields() | UNSTAMPED_COUNTERS

@@ -11,8 +11,8 @@ from tests.codec.strategies import STAMPED, STAMPS, STATES, UNSTAMPED, fields_st
 from floodmark.codec.states import (
     DELETE_HERE,
     HERE,
+    CounterEntry,
     CounterState,
-    Entry,
     Field,
     FieldsState,
     State,
@@ -43,7 +43,7 @@ PROFILE = FieldsState(
         Field("zip", None, ROME),
     ),
 )
-VISITS = CounterState(Stamp(3, 2), (Entry(1, 7, 40), Entry(2, 8, -2)))
+VISITS = CounterState(Stamp(3, 2), (CounterEntry(1, 7, 40), CounterEntry(2, 8, -2)))
 
 
 def fields(*states: Field, deleted: Stamp | None = None) -> bytes:
@@ -114,11 +114,11 @@ def test_value_is_the_object_of_the_present_fields(state: FieldsState) -> None:
 @pytest.mark.parametrize(
     ("state", "value"),
     [
-        (CounterState(None, (Entry(1, 1, 0),)), b"0"),
-        (CounterState(None, (Entry(1, 1, -5), Entry(9, 1, 3))), b"-2"),
+        (CounterState(None, (CounterEntry(1, 1, 0),)), b"0"),
+        (CounterState(None, (CounterEntry(1, 1, -5), CounterEntry(9, 1, 3))), b"-2"),
         # The sum over the sites may be larger than any of them can count.
         (
-            CounterState(None, tuple(Entry(site, 1, (1 << 63) - 1) for site in (1, 2))),
+            CounterState(None, tuple(CounterEntry(site, 1, (1 << 63) - 1) for site in (1, 2))),
             b"18446744073709551614",
         ),
         (CounterState(Stamp(3, 1), ()), b""),
@@ -248,7 +248,7 @@ BROKEN_COUNTERS = {
 @pytest.mark.parametrize("damage", BROKEN_COUNTERS)
 def test_damaged_counters_are_refused(damage: str) -> None:
     assert decode_state(encode_value(b"5", stamps=COUNTER_HEAD + ENTRY)) == CounterState(
-        None, (Entry(1, 7, 5),)
+        None, (CounterEntry(1, 7, 5),)
     )
     with pytest.raises(Corruption):
         decode_state(encode_value(b"5", stamps=BROKEN_COUNTERS[damage]))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.codec.strategies import STAMPS, counter_states, fields_states
 
 from floodmark.codec.digest import SEED, hash_bytes
-from floodmark.codec.states import CounterState, Entry, Field, FieldsState, decode_state, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, decode_state, encode_state
 from floodmark.codec.thin import digest_record, thin_record
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.model.change import Stamp
@@ -61,7 +61,7 @@ def test_a_thin_record_is_small_however_large_the_value() -> None:
 
 
 def test_a_counter_stays_as_it_is() -> None:
-    stored = encode_state(CounterState(None, (Entry(1, 7, 40), Entry(2, 5, 2))), Stamp(7, 1))
+    stored = encode_state(CounterState(None, (CounterEntry(1, 7, 40), CounterEntry(2, 5, 2))), Stamp(7, 1))
     assert thin_record(stored)[0] == stored
 
 

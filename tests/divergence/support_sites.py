@@ -30,7 +30,7 @@ from floodmark.partition import FAMILIES
 from floodmark.partition.families import DATA
 from floodmark.replication.applying import Applier
 from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import Kind, read_step
+from floodmark.replication.reading import RowKind, read_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
@@ -161,7 +161,7 @@ class Sites:
 
 def _without(rows: pyarrow.RecordBatch, key: bytes) -> pyarrow.RecordBatch:
     is_lost = pyarrow.compute.and_(
-        pyarrow.compute.equal(rows.column("kind"), pyarrow.scalar(Kind.CHANGE.value, pyarrow.uint8())),
+        pyarrow.compute.equal(rows.column("kind"), pyarrow.scalar(RowKind.CHANGE.value, pyarrow.uint8())),
         pyarrow.compute.equal(rows.column("key"), pyarrow.scalar(key, pyarrow.binary())),
     )
     return rows.filter(pyarrow.compute.invert(is_lost))

@@ -9,7 +9,7 @@ import pytest
 from floodmark.codec.columns import RECORDS_WITH_DIGESTS
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import encode_value
-from floodmark.divergence import Drift, Lag, Pair, Tally, Vantage, Verdict, compare, comparing
+from floodmark.divergence import ComparedTally, Drift, Lag, Pair, Vantage, Verdict, compare, comparing
 from floodmark.divergence.alignment import align
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, Unreachable
@@ -67,7 +67,9 @@ def test_every_key_is_counted_once_and_differences_are_told() -> None:
     }
     assert [each for each in found if isinstance(each, Lag)] == [Lag(b"late", "oslo", "rome")]
     assert comparison.tallies == {
-        Pair("oslo", "rome"): Tally(5, agree=1, lag=1, value_mismatch=1, missing_left=1, missing_right=1)
+        Pair("oslo", "rome"): ComparedTally(
+            5, agree=1, lag=1, value_mismatch=1, missing_left=1, missing_right=1
+        )
     }
 
 
@@ -97,9 +99,9 @@ def test_of_three_sites_each_is_compared_with_each() -> None:
     found = [(each.left.site, each.right.site) for each in comparison if isinstance(each, Drift)]
     assert sorted(found) == [("oslo", "bonn"), ("rome", "bonn")]
     assert comparison.tallies == {
-        Pair("oslo", "rome"): Tally(2, agree=2),
-        Pair("oslo", "bonn"): Tally(2, agree=1, missing_right=1),
-        Pair("rome", "bonn"): Tally(2, agree=1, missing_right=1),
+        Pair("oslo", "rome"): ComparedTally(2, agree=2),
+        Pair("oslo", "bonn"): ComparedTally(2, agree=1, missing_right=1),
+        Pair("rome", "bonn"): ComparedTally(2, agree=1, missing_right=1),
     }
 
 
@@ -176,7 +178,7 @@ def test_a_site_that_fails_hides_nothing_of_the_others_and_is_told_of_at_the_end
     drifted = {each.key: (each.left.site, each.right.site) for each in found if isinstance(each, Drift)}
     assert drifted == dict.fromkeys((b"altered", b"deleted", b"missing"), ("oslo", "rome"))
     assert comparison.tallies[Pair("oslo", "rome")].compared == 5
-    assert comparison.tallies[Pair("oslo", "bonn")] == Tally(1, agree=1)
+    assert comparison.tallies[Pair("oslo", "bonn")] == ComparedTally(1, agree=1)
     assert [*comparison.failures] == ["bonn"]
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from floodmark.divergence import Pair, Tally, Vantage
+from floodmark.divergence import ComparedTally, Pair, Vantage
 from floodmark.divergence.outcome import Outcome, conclude, find_overdue
 from floodmark.model.version import Version, compose
 
@@ -35,7 +35,7 @@ def test_drift_outweighs_doubt(drift: int, doubts: list[str], outcome: Outcome) 
 
 def test_lag_is_believed_while_sites_hear_of_each_other() -> None:
     sites = [vantage("oslo", 1, {2: at(59)}), vantage("rome", 2, {1: at(60)})]
-    lagging = {Pair("oslo", "rome"): Tally(9, agree=8, lag=1)}
+    lagging = {Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)}
     assert find_overdue("users", sites, lagging, MINUTE) == []
 
 
@@ -44,13 +44,13 @@ def test_lag_is_believed_while_sites_hear_of_each_other() -> None:
 )
 def test_lag_of_a_site_that_has_not_heard_for_long_is_not_believed(mark: Version, said: str) -> None:
     sites = [vantage("oslo", 1, {2: at(0)}), vantage("rome", 2, {1: mark})]
-    (doubt,) = find_overdue("users", sites, {Pair("oslo", "rome"): Tally(9, agree=8, lag=1)}, MINUTE)
+    (doubt,) = find_overdue("users", sites, {Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)}, MINUTE)
     assert doubt.startswith(f"rome has the changes in 'users' of oslo {said}")
 
 
 def test_where_nothing_lags_nobody_has_to_hear_of_anybody() -> None:
     sites = [vantage("oslo", 1, {2: 0}), vantage("rome", 2, {1: 0})]
-    assert find_overdue("users", sites, {Pair("oslo", "rome"): Tally(9, agree=9)}, MINUTE) == []
+    assert find_overdue("users", sites, {Pair("oslo", "rome"): ComparedTally(9, agree=9)}, MINUTE) == []
 
 
 def test_only_sites_that_lag_are_asked_whom_they_have_heard() -> None:
@@ -60,11 +60,11 @@ def test_only_sites_that_lag_are_asked_whom_they_have_heard() -> None:
         vantage("bonn", 3, {1: at(0), 2: at(0)}),
     ]
     tallies = {
-        Pair("oslo", "rome"): Tally(9, agree=9),
-        Pair("oslo", "bonn"): Tally(9, agree=9),
-        Pair("rome", "bonn"): Tally(9, agree=8, lag=1),
+        Pair("oslo", "rome"): ComparedTally(9, agree=9),
+        Pair("oslo", "bonn"): ComparedTally(9, agree=9),
+        Pair("rome", "bonn"): ComparedTally(9, agree=8, lag=1),
     }
     assert find_overdue("users", sites, tallies, MINUTE) == []
-    stopped = {**tallies, Pair("oslo", "rome"): Tally(9, agree=8, lag=1)}
+    stopped = {**tallies, Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)}
     (doubt,) = find_overdue("users", sites, stopped, MINUTE)
     assert doubt.startswith("oslo has the changes in 'users' of bonn only up to")

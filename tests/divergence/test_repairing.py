@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from tests.divergence.worlds import KEYS, Site, World, visible
 
-from floodmark.codec.states import CounterState, Entry, Field, FieldsState, decode_state, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, decode_state, encode_state
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence import (
@@ -77,16 +77,16 @@ def test_without_the_origin_it_cannot_be_known_which_bytes_are_right() -> None:
 
 
 def test_records_of_different_kinds_are_left_alone() -> None:
-    counter = encode_state(CounterState(None, (Entry(1, 9, 5),)))
+    counter = encode_state(CounterState(None, (CounterEntry(1, 9, 5),)))
     assert choose_repair([Copy(1, 20, counter), Copy(2, 21, put(b"5", Stamp(9, 1)))]).stored is None
 
 
 def test_states_are_joined() -> None:
-    oslo = encode_state(CounterState(None, (Entry(1, 9, 5), Entry(2, 3, 1))))
-    rome = encode_state(CounterState(None, (Entry(1, 4, 2), Entry(2, 8, 7))))
+    oslo = encode_state(CounterState(None, (CounterEntry(1, 9, 5), CounterEntry(2, 3, 1))))
+    rome = encode_state(CounterState(None, (CounterEntry(1, 4, 2), CounterEntry(2, 8, 7))))
     chosen = choose_repair([Copy(1, 20, oslo), Copy(2, 21, rome)]).stored
     assert chosen is not None
-    assert decode_state(chosen) == CounterState(None, (Entry(1, 9, 5), Entry(2, 8, 7)))
+    assert decode_state(chosen) == CounterState(None, (CounterEntry(1, 9, 5), CounterEntry(2, 8, 7)))
     assert decode_value(chosen).origin == Stamp(9, 1)
 
 
@@ -136,14 +136,16 @@ def test_of_a_damaged_merged_record_only_what_cannot_be_gives_way() -> None:
     damaged = Copy(
         1,
         20,
-        encode_state(CounterState(None, (Entry(1, 9, 5), Entry(3, 1 << 62, 99)))),
+        encode_state(CounterState(None, (CounterEntry(1, 9, 5), CounterEntry(3, 1 << 62, 99)))),
         mark={1: 30, 2: 10, 3: 20},
     )
-    other = Copy(2, 12, encode_state(CounterState(None, (Entry(2, 8, 7), Entry(3, 11, 1)))))
+    other = Copy(2, 12, encode_state(CounterState(None, (CounterEntry(2, 8, 7), CounterEntry(3, 11, 1)))))
     assert choose_repair([damaged, other._replace(mark={1: 30, 2: 40, 3: 19})]).stored is None
     chosen = choose_repair([damaged, other._replace(mark={1: 30, 2: 40, 3: 20})]).stored
     assert chosen is not None
-    assert decode_state(chosen) == CounterState(None, (Entry(1, 9, 5), Entry(2, 8, 7), Entry(3, 11, 1)))
+    assert decode_state(chosen) == CounterState(
+        None, (CounterEntry(1, 9, 5), CounterEntry(2, 8, 7), CounterEntry(3, 11, 1))
+    )
 
 
 def test_what_only_a_lagging_site_has_is_believed_if_it_was_written_there_or_its_origin_has_it() -> None:
@@ -159,34 +161,36 @@ def test_what_only_a_lagging_site_has_is_believed_if_it_was_written_there_or_its
 
 
 def test_of_a_merged_record_what_only_a_lagging_site_has_is_left_out_unless_it_is_confirmed() -> None:
-    def state(*entries: Entry, deleted: Stamp | None = None) -> bytes:
+    def state(*entries: CounterEntry, deleted: Stamp | None = None) -> bytes:
         return encode_state(CounterState(deleted, entries))
 
-    named = Copy(1, 20, state(Entry(1, 9, 5)))
-    lagging = Copy(2, 21, state(Entry(2, 8, 7), Entry(3, 11, 1), deleted=Stamp(4, 3)), is_named=False)
+    named = Copy(1, 20, state(CounterEntry(1, 9, 5)))
+    lagging = Copy(
+        2, 21, state(CounterEntry(2, 8, 7), CounterEntry(3, 11, 1), deleted=Stamp(4, 3)), is_named=False
+    )
     chosen = choose_repair([named, lagging]).stored
     assert chosen is not None
-    assert decode_state(chosen) == CounterState(None, (Entry(1, 9, 5), Entry(2, 8, 7)))
-    origin = Copy(3, 12, state(Entry(3, 11, 1), deleted=Stamp(4, 3)), is_named=False)
+    assert decode_state(chosen) == CounterState(None, (CounterEntry(1, 9, 5), CounterEntry(2, 8, 7)))
+    origin = Copy(3, 12, state(CounterEntry(3, 11, 1), deleted=Stamp(4, 3)), is_named=False)
     chosen = choose_repair([named, lagging, origin]).stored
     assert chosen is not None
     assert decode_state(chosen) == CounterState(
-        Stamp(4, 3), (Entry(1, 9, 5), Entry(2, 8, 7), Entry(3, 11, 1))
+        Stamp(4, 3), (CounterEntry(1, 9, 5), CounterEntry(2, 8, 7), CounterEntry(3, 11, 1))
     )
 
 
-@pytest.mark.parametrize("altered", [Entry(3, 22, 1), Entry(130, 9, 1)])
-def test_a_merged_record_with_a_stamp_that_cannot_be_is_not_written_over(altered: Entry) -> None:
+@pytest.mark.parametrize("altered", [CounterEntry(3, 22, 1), CounterEntry(130, 9, 1)])
+def test_a_merged_record_with_a_stamp_that_cannot_be_is_not_written_over(altered: CounterEntry) -> None:
     copies = [
         Copy(site, 21, encode_state(CounterState(None, entries)))
-        for site, entries in ((1, (Entry(1, 9, 5),)), (2, (Entry(2, 8, 7), altered)))
+        for site, entries in ((1, (CounterEntry(1, 9, 5),)), (2, (CounterEntry(2, 8, 7), altered)))
     ]
     assert choose_repair(copies, {1, 2, 3}).stored is None
     # Nor is it a source if it is not to be written over.
     unnamed = [copies[0], copies[1]._replace(is_named=False)]
     chosen = choose_repair(unnamed, {1, 2, 3}).stored
     assert chosen is not None
-    assert decode_state(chosen) == CounterState(None, (Entry(1, 9, 5),))
+    assert decode_state(chosen) == CounterState(None, (CounterEntry(1, 9, 5),))
 
 
 # Whole sites

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, State, encode_state
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import encode_value
 from floodmark.divergence import Evidence, Judgement, Side, Verdict, covers, evidence_of, judge, verdict
@@ -42,7 +42,7 @@ def fields(deleted: Stamp | None = None, **texts: tuple[bytes | None, Stamp]) ->
     return encode_state(FieldsState(deleted, tuple(found)))
 
 
-def counter(*entries: Entry, deleted: Stamp | None = None) -> bytes:
+def counter(*entries: CounterEntry, deleted: Stamp | None = None) -> bytes:
     return encode_state(CounterState(deleted, entries))
 
 
@@ -193,8 +193,8 @@ def test_a_field_that_is_not_there_falls_under_the_rule_of_absence() -> None:
 
 
 def test_each_sites_count_is_judged_by_itself() -> None:
-    left = side(counter(Entry(1, 9, 5), Entry(2, 4, 1)), {2: 9})
-    behind = counter(Entry(1, 7, 3), Entry(2, 4, 1))
+    left = side(counter(CounterEntry(1, 9, 5), CounterEntry(2, 4, 1)), {2: 9})
+    behind = counter(CounterEntry(1, 7, 3), CounterEntry(2, 4, 1))
     assert both_ways(left, side(behind, {1: 8}, site=2)) is Verdict.LAG
     assert judge(left, side(behind, {1: 9}, site=2)) == Judgement(
         Verdict.VALUE_MISMATCH, 1, Stamp(9, 1), Stamp(7, 1)
@@ -202,14 +202,14 @@ def test_each_sites_count_is_judged_by_itself() -> None:
 
 
 def test_a_count_as_old_as_the_delete_is_deleted() -> None:
-    left = side(counter(Entry(2, 12, 1), deleted=Stamp(9, 1)), {2: 12})
-    lost = side(counter(Entry(1, 9, 5), Entry(2, 12, 1)), {1: 9}, site=2)
+    left = side(counter(CounterEntry(2, 12, 1), deleted=Stamp(9, 1)), {2: 12})
+    lost = side(counter(CounterEntry(1, 9, 5), CounterEntry(2, 12, 1)), {1: 9}, site=2)
     assert judge(left, lost).left == Stamp(9, 1)
     assert both_ways(left, lost) is Verdict.VALUE_MISMATCH
 
 
 def test_a_merged_record_that_is_missing_is_called_missing() -> None:
-    left = side(counter(Entry(1, 9, 5)), {2: 9})
+    left = side(counter(CounterEntry(1, 9, 5)), {2: 9})
     assert both_ways(left, side(None, {1: 9}, site=2)) is Verdict.MISSING_RIGHT
     assert both_ways(left, side(counter(deleted=Stamp(7, 2)), {1: 9}, site=2)) is Verdict.MISSING_RIGHT
 
@@ -218,7 +218,7 @@ def test_a_merged_record_that_is_missing_is_called_missing() -> None:
 def test_records_of_different_kinds_have_drifted_if_each_site_has_all_that_the_other_is_made_of(
     other: bytes,
 ) -> None:
-    left = side(counter(Entry(1, 9, 5), Entry(3, 7, 1)), {2: 9, 3: 7})
+    left = side(counter(CounterEntry(1, 9, 5), CounterEntry(3, 7, 1)), {2: 9, 3: 7})
     assert both_ways(left, side(other, {1: 9, 3: 7}, site=2)) is Verdict.VALUE_MISMATCH
     assert both_ways(left, side(other, {1: 9, 3: 6}, site=2)) is Verdict.LAG
     lagging = side(other, {1: 8, 3: 7}, site=2)
@@ -234,7 +234,10 @@ def test_records_of_different_kinds_have_drifted_if_each_site_has_all_that_the_o
     [
         (last(b"a", Stamp(41, 1)), last(b"a", Stamp(40, 1))),
         (tombstone(Stamp(41, 3)), tombstone(Stamp(40, 3))),
-        (counter(Entry(1, 9, 5), Entry(3, 41, 1)), counter(Entry(1, 9, 5), Entry(3, 40, 1))),
+        (
+            counter(CounterEntry(1, 9, 5), CounterEntry(3, 41, 1)),
+            counter(CounterEntry(1, 9, 5), CounterEntry(3, 40, 1)),
+        ),
         (fields(city=(b"1", Stamp(41, 3))), fields(city=(b"1", Stamp(40, 3)))),
     ],
     ids=["value", "tombstone", "counter", "fields"],
@@ -280,5 +283,5 @@ def test_a_mark_covers_a_vector(mark: dict[int, int], vector: dict[int, int], ex
 
 
 def test_evidence_of_a_state_has_its_stamps() -> None:
-    state: State = CounterState(None, (Entry(1, 9, 5),))
+    state: State = CounterState(None, (CounterEntry(1, 9, 5),))
     assert evidence_of(12, 2, *thin_record(encode_state(state, Stamp(9, 1)))).state == state

@@ -12,9 +12,9 @@ from floodmark.clock import HybridClock
 from floodmark.feed.safepoints import SafePoints
 from floodmark.feed.subscription.acknowledgement import (
     Acknowledgement,
+    ChangePosition,
     Deliveries,
     LiveCommit,
-    Position,
     Progress,
 )
 from floodmark.feed.subscription.bookkeeping import SendIn
@@ -111,21 +111,23 @@ class Desk:
     def epoch(self) -> int:
         return self.store.find(NAME).epoch
 
-    def deliver(self, *counts: int, after: Version = 0) -> list[Position]:
+    def deliver(self, *counts: int, after: Version = 0) -> list[ChangePosition]:
         """Tell of commits 10, 20, … behind a version, with so many changes each; all positions."""
         commits = [
             LiveCommit(after + 10 * number, count, [0, count]) for number, count in enumerate(counts, start=1)
         ]
         progress = Progress(through=after + 10 * len(counts), delivered=commits)
         self.store.acknowledge(NAME, self.epoch, progress)
-        return [Position(commit.version, index) for commit in commits for index in range(commit.count)]
+        return [ChangePosition(commit.version, index) for commit in commits for index in range(commit.count)]
 
-    def acknowledge(self, *positions: Position, through: Position | None = None) -> None:
+    def acknowledge(self, *positions: ChangePosition, through: ChangePosition | None = None) -> None:
         self.store.acknowledge(
             NAME, self.epoch, self.progress(Acknowledgement(positions=list(positions), through=through))
         )
 
-    def acknowledge_in(self, transaction: str, *positions: Position, through: Position | None = None) -> None:
+    def acknowledge_in(
+        self, transaction: str, *positions: ChangePosition, through: ChangePosition | None = None
+    ) -> None:
         acknowledgement = Acknowledgement(positions=list(positions), through=through)
         self.store.acknowledge_in(transaction, NAME, self.epoch, self.progress(), acknowledgement)
 
@@ -134,11 +136,11 @@ class Desk:
 
     # What there is
 
-    def live(self) -> list[Position]:
+    def live(self) -> list[ChangePosition]:
         row = self.store.find(NAME)
         return list(Deliveries(row.through, row.live).live_positions())
 
-    def pending(self) -> dict[str, list[Position]]:
+    def pending(self) -> dict[str, list[ChangePosition]]:
         """By transaction, the live changes that are pending in it."""
         row = self.store.find(NAME)
         deliveries = Deliveries(row.through, row.live)

@@ -8,7 +8,7 @@ from typing import Final
 from tests.site.support import host_of
 
 from floodmark.engine import MemoryEngine
-from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.feed.subscription.consumer import (
     Delivery,
     Since,
@@ -134,10 +134,10 @@ def cut_batches(batches: Iterator[ChangeBatch], size: int) -> Iterator[ChangeBat
             )
 
 
-def write(users: Namespace, *keys: bytes) -> list[Position]:
+def write(users: Namespace, *keys: bytes) -> list[ChangePosition]:
     """Put keys in one commit; the positions of its changes."""
     version = users.put_many({key: b"value of " + key for key in keys})
-    return [Position(version, index) for index in range(len(set(keys)))]
+    return [ChangePosition(version, index) for index in range(len(set(keys)))]
 
 
 def take(subscription: Subscription, count: int) -> list[Delivery]:
@@ -149,5 +149,5 @@ def keys_of(deliveries: list[Delivery]) -> list[bytes]:
     return [delivery.change.key for delivery in deliveries]
 
 
-def positions_of(deliveries: list[Delivery]) -> list[Position]:
+def positions_of(deliveries: list[Delivery]) -> list[ChangePosition]:
     return [delivery.position for delivery in deliveries]

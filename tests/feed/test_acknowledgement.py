@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.sizes import SEARCH
 
 from floodmark.feed.subscription.acknowledgement import (
-    Account,
     Acknowledgement,
+    ChangePosition,
     Deliveries,
+    DeliveryAccount,
     LiveCommit,
-    Position,
     Progress,
 )
 from floodmark.model.errors import InvalidArgument
@@ -24,16 +24,16 @@ INDEXES = st.integers(0, 12)
 
 
 def one(version: int, index: int) -> Acknowledgement:
-    return Acknowledgement(positions=[Position(version, index)])
+    return Acknowledgement(positions=[ChangePosition(version, index)])
 
 
 def through(version: int, index: int) -> Acknowledgement:
-    return Acknowledgement(through=Position(version, index))
+    return Acknowledgement(through=ChangePosition(version, index))
 
 
-def live_positions(deliveries: Deliveries) -> list[Position]:
+def live_positions(deliveries: Deliveries) -> list[ChangePosition]:
     return [
-        Position(commit.version, index)
+        ChangePosition(commit.version, index)
         for commit in deliveries.live()
         for index in range(commit.count)
         if commit.is_live(index)
@@ -87,7 +87,7 @@ def test_a_commit_that_grows_keeps_what_is_known_of_its_first_changes(
 def delivered(*positions: tuple[int, int], complete: int = 0) -> Deliveries:
     deliveries = Deliveries(0)
     for version, index in positions:
-        deliveries.deliver(Position(version, index))
+        deliveries.deliver(ChangePosition(version, index))
     deliveries.complete(complete)
     return deliveries
 
@@ -95,7 +95,7 @@ def delivered(*positions: tuple[int, int], complete: int = 0) -> Deliveries:
 def test_a_commit_is_complete_when_the_next_one_begins() -> None:
     deliveries = delivered((5, 0), (5, 1))
     assert deliveries.through == 4
-    deliveries.deliver(Position(9, 0))
+    deliveries.deliver(ChangePosition(9, 0))
     assert deliveries.through == 8
 
 
@@ -103,17 +103,17 @@ def test_a_commit_that_is_being_delivered_is_remembered_even_if_nothing_of_it_is
     deliveries = delivered((5, 0), (5, 1))
     deliveries.acknowledge(through(5, 1))
     assert deliveries.live() == [LiveCommit(5, 2, [])]
-    assert deliveries.is_delivered(Position(5, 1))
-    assert not deliveries.is_delivered(Position(5, 2))
+    assert deliveries.is_delivered(ChangePosition(5, 1))
+    assert not deliveries.is_delivered(ChangePosition(5, 2))
     deliveries.complete(5)
     assert deliveries.live() == []
-    assert deliveries.is_delivered(Position(5, 1))
+    assert deliveries.is_delivered(ChangePosition(5, 1))
 
 
 def test_acknowledging_through_a_position_leaves_what_comes_after_it() -> None:
     deliveries = delivered((3, 0), (5, 0), (5, 1), (5, 2), (6, 0), complete=6)
     assert deliveries.acknowledge(through(5, 1)) == 3
-    assert live_positions(deliveries) == [Position(5, 2), Position(6, 0)]
+    assert live_positions(deliveries) == [ChangePosition(5, 2), ChangePosition(6, 0)]
     assert deliveries.unacked == 2
 
 
@@ -129,8 +129,10 @@ def test_what_was_acknowledged_before_is_found_so_that_a_transaction_can_refuse_
     deliveries = delivered((3, 0), (5, 0), (5, 1), complete=5)
     deliveries.acknowledge(one(3, 0))
     deliveries.acknowledge(one(5, 0))
-    both = Acknowledgement(positions=[Position(5, 0), Position(5, 1)], through=Position(5, 0))
-    assert deliveries.find_acknowledged(both) == [Position(5, 0), Position(5, 0)]
+    both = Acknowledgement(
+        positions=[ChangePosition(5, 0), ChangePosition(5, 1)], through=ChangePosition(5, 0)
+    )
+    assert deliveries.find_acknowledged(both) == [ChangePosition(5, 0), ChangePosition(5, 0)]
     assert deliveries.find_acknowledged(through(5, 1)) == []
 
 
@@ -168,9 +170,9 @@ def test_the_last_commit_may_be_incomplete() -> None:
 
 
 def test_a_consumer_that_acknowledges_one_after_the_other_tells_only_how_far_it_is() -> None:
-    account = Account(0)
+    account = DeliveryAccount(0)
     for version in range(10, 1_000, 10):
-        account.deliver(Position(version, 0))
+        account.deliver(ChangePosition(version, 0))
         account.acknowledge(one(version, 0))
     account.deliveries.complete(1_000)
     assert account.take() == Progress(through=1_000)
@@ -178,21 +180,21 @@ def test_a_consumer_that_acknowledges_one_after_the_other_tells_only_how_far_it_
 
 
 def test_only_what_the_site_knows_of_is_acknowledged_by_position() -> None:
-    account = Account(0)
-    account.deliver(Position(5, 0))
+    account = DeliveryAccount(0)
+    account.deliver(ChangePosition(5, 0))
     account.take()
-    account.deliver(Position(5, 1))
-    account.deliver(Position(5, 2))
+    account.deliver(ChangePosition(5, 1))
+    account.deliver(ChangePosition(5, 2))
     for index in range(2):
         account.acknowledge(one(5, index))
     progress = account.take()
     assert progress is not None
     assert progress.delivered == [LiveCommit(5, 3, [2, 3])]
-    assert progress.acknowledgement.positions == [Position(5, 0)]
+    assert progress.acknowledgement.positions == [ChangePosition(5, 0)]
 
 
 def test_an_acknowledgement_that_changes_nothing_is_not_told() -> None:
-    account = Account(9)
+    account = DeliveryAccount(9)
     account.acknowledge(one(5, 0))
     account.acknowledge(through(9, 3))
     assert account.untold == 0
@@ -201,9 +203,9 @@ def test_an_acknowledgement_that_changes_nothing_is_not_told() -> None:
 
 def test_the_most_that_a_consumer_can_have_to_tell_fits_into_one_request() -> None:
     first, step = (1 << 63) + 1, 1 << 20
-    account = Account(first)
+    account = DeliveryAccount(first)
     for number in range(2 * UNACKED_MAX):
-        account.deliver(Position(first + number * step, 0))
+        account.deliver(ChangePosition(first + number * step, 0))
         if number == UNACKED_MAX - 1:
             account.take()
             # Acknowledged one by one while the site cannot be reached.
@@ -220,19 +222,19 @@ class Telling(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.account = Account(0)
+        self.account = DeliveryAccount(0)
         self.site = Deliveries(0)
         self.unanswered: Progress | None = None
-        self.last = Position(0, 0)
-        self.delivered: list[Position] = []
-        self.live: set[Position] = set()
+        self.last = ChangePosition(0, 0)
+        self.delivered: list[ChangePosition] = []
+        self.live: set[ChangePosition] = set()
 
     @rule(step=st.integers(0, 2))
     def deliver(self, step: int) -> None:
         if step or self.last.version <= self.account.deliveries.through:
-            self.last = Position(max(self.last.version, self.account.deliveries.through) + step + 1, 0)
+            self.last = ChangePosition(max(self.last.version, self.account.deliveries.through) + step + 1, 0)
         else:
-            self.last = Position(self.last.version, self.last.index + 1)
+            self.last = ChangePosition(self.last.version, self.last.index + 1)
         self.account.deliver(self.last)
         self.delivered.append(self.last)
         self.live.add(self.last)
@@ -297,25 +299,25 @@ TestTelling = Telling.TestCase
 TestTelling.settings = settings(stateful_step_count=30)
 
 
-def forget_positions(account: Account) -> None:
+def forget_positions(account: DeliveryAccount) -> None:
     account._positions = []
 
 
-def forget_deliveries(account: Account) -> None:
+def forget_deliveries(account: DeliveryAccount) -> None:
     account._grown = {}
 
 
 @pytest.mark.parametrize("forget", [forget_positions, forget_deliveries])
 def test_the_machine_notices_a_consumer_that_forgets(
-    forget: Callable[[Account], None], monkeypatch: pytest.MonkeyPatch
+    forget: Callable[[DeliveryAccount], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = Account.take
+    take = DeliveryAccount.take
 
-    def take_less(account: Account) -> Progress | None:
+    def take_less(account: DeliveryAccount) -> Progress | None:
         forget(account)
         return take(account)
 
-    monkeypatch.setattr(Account, "take", take_less)
+    monkeypatch.setattr(DeliveryAccount, "take", take_less)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Telling, settings=SEARCH)
 
@@ -324,9 +326,9 @@ def test_what_was_taken_in_or_handed_out_does_not_change() -> None:
     given = [LiveCommit(5, 3, [0, 3]), LiveCommit(10, 1, [0, 1])]
     deliveries = Deliveries(9, given)
     handed_out, copied = deliveries.live(), deliveries.copy()
-    deliveries.deliver(Position(10, 1))
+    deliveries.deliver(ChangePosition(10, 1))
     deliveries.learn(Progress(through=9, delivered=[LiveCommit(10, 4, [2, 4])]))
-    deliveries.acknowledge(Acknowledgement(positions=[Position(5, 1)], through=Position(5, 0)))
+    deliveries.acknowledge(Acknowledgement(positions=[ChangePosition(5, 1)], through=ChangePosition(5, 0)))
     assert deliveries.live() == [LiveCommit(5, 3, [2, 3]), LiveCommit(10, 4, [0, 4])]
     for kept in (given, handed_out, copied.live()):
         assert kept == [LiveCommit(5, 3, [0, 3]), LiveCommit(10, 1, [0, 1])]
@@ -340,22 +342,22 @@ def test_a_commit_is_copied_once_after_it_was_handed_out_however_much_is_deliver
         before = deliveries.find(5)
         hand_out()
         count = before.count if before is not None else 0
-        deliveries.deliver(Position(5, count))
+        deliveries.deliver(ChangePosition(5, count))
         own = deliveries.find(5)
         assert own is not before
         for index in range(count + 1, count + 10):
-            deliveries.deliver(Position(5, index))
-            deliveries.acknowledge(Acknowledgement(positions=[Position(5, index)]))
+            deliveries.deliver(ChangePosition(5, index))
+            deliveries.acknowledge(Acknowledgement(positions=[ChangePosition(5, index)]))
         assert deliveries.find(5) is own
     assert given == LiveCommit(5, 10, list(range(10)))
     assert deliveries.unacked == 5 + 3
 
 
 def test_an_account_forgets_what_it_told_of_commits_that_are_done_with() -> None:
-    account = Account(0)
+    account = DeliveryAccount(0)
     for version in range(1, 1_001):
-        account.deliver(Position(version, 0))
+        account.deliver(ChangePosition(version, 0))
         account.take()
-        account.acknowledge(Acknowledgement(positions=[Position(version, 0)]))
+        account.acknowledge(Acknowledgement(positions=[ChangePosition(version, 0)]))
         account.take()
     assert len(account._told) <= 3

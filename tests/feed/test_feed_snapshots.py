@@ -13,7 +13,7 @@ from tests.feed.test_runner_processes import runner_process
 from tests.server.support import serving
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.named.buffer import Batch, RangeBuffer
+from floodmark.feed.named.buffer import RangeBatch, RangeBuffer
 from floodmark.feed.named.feeds import FeedState, RangeProgress, SinkOptions, advance, recut
 from floodmark.feed.sinks import SinkContext
 from floodmark.feed.sinks.parquet import ParquetSink
@@ -115,21 +115,21 @@ def test_snapshot_is_taken_in_batches_that_end_behind_any_key() -> None:
     rows = [row(b"a"), row(b"b"), row(b"c")]
     assert not buffer.has_more
     buffer.put(rows, AT, PREFIX + b"c")
-    assert buffer.take(2) == Batch(AT, rows[:2], AT, PREFIX + b"b")
+    assert buffer.take(2) == RangeBatch(AT, rows[:2], AT, PREFIX + b"b")
     change = row(b"a", AT + 3, snapshot=False)
     buffer.put([], AT)
     buffer.put([change], AT + 3)
-    assert buffer.take(2) == Batch(AT, rows[2:], AT, PREFIX + b"c")
-    assert buffer.take(2) == Batch(AT, [change], AT + 3)
+    assert buffer.take(2) == RangeBatch(AT, rows[2:], AT, PREFIX + b"c")
+    assert buffer.take(2) == RangeBatch(AT, [change], AT + 3)
     assert not buffer.has_more
 
 
 def test_pages_without_a_live_record_move_the_place_on() -> None:
     buffer = RangeBuffer(AT, b"", prefix=PREFIX)
     buffer.put([], AT, PREFIX + b"m")
-    assert buffer.take(10) == Batch(AT, [], AT, PREFIX + b"m")
+    assert buffer.take(10) == RangeBatch(AT, [], AT, PREFIX + b"m")
     buffer.put([], AT)
-    assert buffer.take(10) == Batch(AT, [], AT)
+    assert buffer.take(10) == RangeBatch(AT, [], AT)
 
 
 def test_snapshot_waits_when_the_buffer_is_full() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, settler
 
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
 from floodmark.feed.subscription.pending import PENDING_LEDGERS, PendingRecord, decode_pending
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.log import BatchSettings, list_ledgers
@@ -19,9 +19,9 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Decision
 
-A, B, C = (Position(10, index) for index in range(3))
-D, E = (Position(20, index) for index in range(2))
-F, G, H = (Position(30, index) for index in range(3))
+A, B, C = (ChangePosition(10, index) for index in range(3))
+D, E = (ChangePosition(20, index) for index in range(2))
+F, G, H = (ChangePosition(30, index) for index in range(3))
 EVERYTHING = [A, B, C, D, E, F, G, H]
 
 SETTINGS = pytest.mark.parametrize("settings", [BATCHED, BARE], ids=["batched", "bare"])
@@ -92,7 +92,7 @@ def test_the_same_again_changes_nothing(desk: Desk) -> None:
     desk.acknowledge_in("t", A, C)
     desk.acknowledge_in("t", through=C)
     desk.acknowledge_in("t", through=B)
-    desk.acknowledge_in("t", B, through=Position(10, 1_000))
+    desk.acknowledge_in("t", B, through=ChangePosition(10, 1_000))
     desk.acknowledge_in("t")
     assert desk.records() == ["t", "t", "t"]
     assert desk.pending() == {"t": [A, B, C]}
@@ -108,7 +108,7 @@ def test_a_transaction_may_go_on_with_all_up_to_a_later_position(desk: Desk) -> 
 
 
 def test_what_a_consumer_tells_along_is_stored(desk: Desk) -> None:
-    position = Position(40, 1)
+    position = ChangePosition(40, 1)
     progress = Progress(
         through=40,
         delivered=[LiveCommit(40, 2, [0, 2])],
@@ -116,7 +116,7 @@ def test_what_a_consumer_tells_along_is_stored(desk: Desk) -> None:
     )
     desk.store.acknowledge_in("t", NAME, desk.epoch, progress, Acknowledgement(positions=[position]))
     desk.power_cut()
-    assert desk.live() == [*EVERYTHING[1:], Position(40, 0), position]
+    assert desk.live() == [*EVERYTHING[1:], ChangePosition(40, 0), position]
     assert desk.pending() == {"t": [position]}
 
 
@@ -281,8 +281,8 @@ def test_only_the_consumer_acknowledges_and_only_what_it_got(desk: Desk) -> None
     with pytest.raises(SubscriptionNotFound):
         desk.store.pending("nobody")
     for acknowledgement in (
-        Acknowledgement(positions=[A, Position(40, 0)]),
-        Acknowledgement(through=Position(40, 0)),
+        Acknowledgement(positions=[A, ChangePosition(40, 0)]),
+        Acknowledgement(through=ChangePosition(40, 0)),
     ):
         with pytest.raises(InvalidArgument, match="was not delivered"):
             desk.store.acknowledge_in("t", NAME, desk.epoch, desk.progress(), acknowledgement)
@@ -411,7 +411,7 @@ def test_a_transaction_costs_the_same_however_much_is_unacknowledged(
     unacked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = make_desk(counts=(1,) * unacked)
-    desk.acknowledge_in("s", Position(10, 0))
+    desk.acknowledge_in("s", ChangePosition(10, 0))
     touched: list[LiveCommit] = []
     copy, count_unacked = LiveCommit.copy, LiveCommit.unacked.fget  # type: ignore[attr-defined]
 
@@ -428,10 +428,10 @@ def test_a_transaction_costs_the_same_however_much_is_unacknowledged(
     monkeypatch.setattr(LiveCommit, "unacked", property(noting_unacked))
     desk.acknowledge_in("t", D)
     desk.store.commit_pending(NAME, "t")
-    desk.acknowledge_in("u", Position(30, 0))
+    desk.acknowledge_in("u", ChangePosition(30, 0))
     desk.store.abort_pending(NAME, "u")
     assert {commit.version for commit in touched} == {D.version}
-    assert desk.pending() == {"s": [Position(10, 0)]}
+    assert desk.pending() == {"s": [ChangePosition(10, 0)]}
     assert D not in desk.live()
 
 

@@ -15,7 +15,7 @@ from tests.feed.support_subscription import (
 )
 
 from floodmark.feed.subscription import consumer as subscription_module
-from floodmark.feed.subscription.acknowledgement import Position, Progress
+from floodmark.feed.subscription.acknowledgement import ChangePosition, Progress
 from floodmark.feed.subscription.consumer import Delivery, SubscriptionOptions
 from floodmark.feed.subscription.pending import PendingAcknowledgement
 from floodmark.feed.subscription.subscriptions import SubscriptionStore
@@ -183,7 +183,9 @@ def test_a_delivery_of_before_a_move_is_refused(world: World) -> None:
 def test_a_position_that_was_not_delivered_is_refused(world: World) -> None:
     send = world.desk.store.acknowledge_in
     with pytest.raises(InvalidArgument, match="was not delivered"):
-        world.subscription.acknowledge_in(send, "t", [Position(world.stage.site.now(), 0)], through=False)
+        world.subscription.acknowledge_in(
+            send, "t", [ChangePosition(world.stage.site.now(), 0)], through=False
+        )
     world.subscription.acknowledge_in(send, "t", [], through=True)
     assert world.desk.pending() == {}
 
@@ -284,7 +286,7 @@ def test_an_acknowledgement_tells_of_deliveries_only_if_its_own_are_not_known(wo
         def __getattr__(self, name: str) -> object:
             return getattr(world.desk.store, name)
 
-        def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
+        def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[ChangePosition]:
             told.append(progress)
             return world.desk.store.acknowledge(name, epoch, progress)
 

@@ -13,7 +13,7 @@ from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, set
 from tests.log.support import PATIENCE_SECONDS
 
 from floodmark.engine import WriteRow
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
 from floodmark.feed.subscription.ledger import PendingLedger, Writing
 from floodmark.feed.subscription.pending import PendingRecord
 from floodmark.feed.subscription.rows import Judge, SubscriptionChange, SubscriptionState
@@ -24,9 +24,9 @@ from floodmark.model.partition import Decision
 from floodmark.model.version import Version
 from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, SimulatedCrash
 
-A, B, C = (Position(10, index) for index in range(3))
-D, E = (Position(20, index) for index in range(2))
-NEW: Final = Position(30, 0)
+A, B, C = (ChangePosition(10, index) for index in range(3))
+D, E = (ChangePosition(20, index) for index in range(2))
+NEW: Final = ChangePosition(30, 0)
 MINE: Final = [A, B]
 OTHERS: Final = {"other": [D]}
 STEPS_MAX: Final = 50
@@ -75,7 +75,7 @@ def check_acknowledged(desk: Desk, known: str) -> None:
     # Records of one that has ended may come back.
     pending.pop("ended", None)
     assert pending == OTHERS
-    allowed: dict[str, list[list[Position] | None]] = {
+    allowed: dict[str, list[list[ChangePosition] | None]] = {
         "done": [MINE],
         "not done": [None],
         "unknown": [None, MINE],

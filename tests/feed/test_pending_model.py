@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, settler
 from tests.sizes import SEARCH, scaled
 
-from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.feed.subscription.ledger import PendingLedger
 from floodmark.feed.subscription.pending import Pending
 from floodmark.log import BatchSettings
@@ -35,11 +35,11 @@ TRANSACTIONS = st.sampled_from(["t", "u", "v"])
 class Open:
     """What a transaction has, as the model knows it."""
 
-    named: set[Position] = field(default_factory=set)
-    through: Position | None = None
+    named: set[ChangePosition] = field(default_factory=set)
+    through: ChangePosition | None = None
     records: int = 0
 
-    def has(self, position: Position) -> bool:
+    def has(self, position: ChangePosition) -> bool:
         return position in self.named or (self.through is not None and position <= self.through)
 
 
@@ -50,8 +50,8 @@ class Acknowledging(RuleBasedStateMachine):
     def begin(self, batching: BatchSettings) -> None:
         self.desk: Desk = Desk(settings=batching)
         self.desk.open()
-        self.delivered: list[Position] = []
-        self.live: set[Position] = set()
+        self.delivered: list[ChangePosition] = []
+        self.live: set[ChangePosition] = set()
         self.open: dict[str, Open] = {}
         # How transactions of this name ended last, for those who ask after a crash.
         self.ended: dict[str, Decision] = {}
@@ -117,7 +117,7 @@ class Acknowledging(RuleBasedStateMachine):
         below = {position for position in self.delivered if position <= through}
         self._acknowledge(below, lambda: self.desk.acknowledge(through=through))
 
-    def _acknowledge(self, positions: set[Position], run: Callable[[], None]) -> None:
+    def _acknowledge(self, positions: set[ChangePosition], run: Callable[[], None]) -> None:
         live = positions & self.live
         if any(each.has(position) for each in self.open.values() for position in live):
             self._refused(run)

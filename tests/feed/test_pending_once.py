@@ -12,7 +12,7 @@ from tests.feed.support_pending import BARE, BATCHED, NAME, losing, make_consume
 from tests.feed.support_subscription import positions_of, write
 
 from floodmark.feed.subscription import bookkeeping
-from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.feed.subscription.bookkeeping import SendIn
 from floodmark.feed.subscription.consumer import Subscription
 from floodmark.feed.subscription.store import LocalSubscriptionStore
@@ -27,9 +27,9 @@ class Work:
     def __init__(self, seed: int, settings: BatchSettings) -> None:
         self.chance = Random(seed)
         self.stage, self.desk = make_consumer_stage(settings)
-        self.written: list[Position] = []
+        self.written: list[ChangePosition] = []
         self.fates: dict[str, Decision] = {}
-        self.effects: list[Position] = []
+        self.effects: list[ChangePosition] = []
         self.consumer: Subscription = self._subscribe()
 
     def run(self, steps: int) -> None:
@@ -93,7 +93,7 @@ class Work:
             decision = self.chance.choice([Decision.COMMIT, Decision.COMMIT, Decision.ABORT])
             self._end(transaction, decision, covered)
 
-    def _end(self, transaction: str, decision: Decision, covered: list[Position]) -> None:
+    def _end(self, transaction: str, decision: Decision, covered: list[ChangePosition]) -> None:
         """Decide; then tell the site, the consumer, both or neither."""
         if self.chance.random() < 0.1:
             return

@@ -11,15 +11,15 @@ from tests.feed.support_subscription import HANG_SECONDS, write
 from tests.log.support import PATIENCE_SECONDS, interrupt_at, run_threads
 
 from floodmark.feed.subscription import ledger as pending_ledger
-from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.log import Promise
 from floodmark.model.errors import AcknowledgementConflict, Retryable
 from floodmark.partition import FAMILIES
 from floodmark.testing import FaultyEngine
 
-A, B, C = (Position(10, index) for index in range(3))
-D, E = (Position(20, index) for index in range(2))
-F, G, H = (Position(30, index) for index in range(3))
+A, B, C = (ChangePosition(10, index) for index in range(3))
+D, E = (ChangePosition(20, index) for index in range(2))
+F, G, H = (ChangePosition(30, index) for index in range(3))
 EVERYTHING = [A, B, C, D, E, F, G, H]
 
 
@@ -96,7 +96,7 @@ def test_transactions_that_acknowledge_together_share_an_entry() -> None:
 
 
 @pytest.mark.parametrize(("end", "left"), [("commit_pending", EVERYTHING[1:]), ("abort_pending", EVERYTHING)])
-def test_a_transaction_is_not_ended_while_it_is_written(end: str, left: list[Position]) -> None:
+def test_a_transaction_is_not_ended_while_it_is_written(end: str, left: list[ChangePosition]) -> None:
     shut = Shut()
     shut.run(lambda: getattr(shut.desk.store, end)(NAME, "t"))
     shut.run(lambda: getattr(shut.desk.store, end)(NAME, "t"))
@@ -119,11 +119,11 @@ def test_waiting_for_the_log_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_threads_of_a_consumer_deal_with_each_change_once() -> None:
     stage, desk = make_consumer_stage()
-    written: list[Position] = []
+    written: list[ChangePosition] = []
     for number in range(20):
         written += write(stage.users, *[b"%d-%d" % (number, each) for each in range(8)])
     subscription = stage.subscribe()
-    effects: list[Position] = []
+    effects: list[ChangePosition] = []
 
     def work(thread: int) -> None:
         for round_number, delivery in enumerate(subscription):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.feed.support_feeds import Task
 from tests.feed.support_runner import Stage
 
-from floodmark.feed.named.buffer import Batch, RangeBuffer, weigh
+from floodmark.feed.named.buffer import RangeBatch, RangeBuffer, weigh
 from floodmark.feed.named.feeds import FeedState
 from floodmark.feed.reading import reader
 from floodmark.feed.reading.damage import OnDamaged
@@ -17,7 +17,7 @@ from floodmark.model.stream import ChangeBatch
 from floodmark.testing.sinks import HANG_SECONDS, SINCE, change
 
 
-def drain(buffer: RangeBuffer, records_max: int) -> list[Batch]:
+def drain(buffer: RangeBuffer, records_max: int) -> list[RangeBatch]:
     buffer.finish()
     batches = []
     while (batch := buffer.take(records_max)) is not None:
@@ -69,9 +69,9 @@ def test_the_beginning_of_a_commit_waits_for_its_end() -> None:
     buffer = RangeBuffer(SINCE)
     first, second, third = change(1, b"a"), change(2, b"b"), change(2, b"c")
     buffer.put([first, second], SINCE + 1)
-    assert buffer.take(10) == Batch(SINCE, [first], SINCE + 1)
+    assert buffer.take(10) == RangeBatch(SINCE, [first], SINCE + 1)
     buffer.put([third], SINCE + 2)
-    assert buffer.take(10) == Batch(SINCE + 1, [second, third], SINCE + 2)
+    assert buffer.take(10) == RangeBatch(SINCE + 1, [second, third], SINCE + 2)
 
 
 def test_the_beginning_of_a_commit_is_forgotten_if_its_end_does_not_come() -> None:
@@ -80,7 +80,7 @@ def test_the_beginning_of_a_commit_is_forgotten_if_its_end_does_not_come() -> No
     buffer.put([first, second], SINCE + 1)
     buffer.forget_incomplete()
     buffer.put([second, third], SINCE + 2)
-    assert drain(buffer, 10) == [Batch(SINCE, [first, second, third], SINCE + 2)]
+    assert drain(buffer, 10) == [RangeBatch(SINCE, [first, second, third], SINCE + 2)]
 
 
 def test_a_commit_larger_than_the_buffer_comes_through() -> None:
@@ -89,7 +89,7 @@ def test_a_commit_larger_than_the_buffer_comes_through() -> None:
     for each in commit[:-1]:
         assert buffer.put([each], SINCE)
     assert buffer.put(commit[-1:], SINCE + 1)
-    assert drain(buffer, 1) == [Batch(SINCE, commit, SINCE + 1)]
+    assert drain(buffer, 1) == [RangeBatch(SINCE, commit, SINCE + 1)]
 
 
 def test_a_full_buffer_lets_the_reader_wait() -> None:
@@ -113,7 +113,7 @@ def test_a_batch_that_may_linger_waits_until_it_is_full() -> None:
     for number in range(1, 4):
         buffer.put([change(number, b"a")], SINCE + number)
     batch = taking.result()
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, RangeBatch)
     assert (batch.since, len(batch.changes), batch.through) == (SINCE, 3, SINCE + 3)
 
 
@@ -122,22 +122,22 @@ def test_a_batch_that_may_linger_does_not_wait_for_what_will_not_come() -> None:
     finished.put([change(1, b"a")], SINCE + 1)
     taking = Task(lambda: finished.take(3, HOURS))
     finished.finish()
-    assert taking.result() == Batch(SINCE, [change(1, b"a")], SINCE + 1)
+    assert taking.result() == RangeBatch(SINCE, [change(1, b"a")], SINCE + 1)
     full = RangeBuffer(SINCE, bytes_max=1)
     full.put([change(1, b"a")], SINCE + 1)
-    assert full.take(3, HOURS) == Batch(SINCE, [change(1, b"a")], SINCE + 1)
+    assert full.take(3, HOURS) == RangeBatch(SINCE, [change(1, b"a")], SINCE + 1)
 
 
 def test_a_checkpoint_does_not_linger_where_there_are_no_changes() -> None:
     buffer = RangeBuffer(SINCE)
     buffer.put([], SINCE + 5)
-    assert buffer.take(3, HOURS) == Batch(SINCE, [], SINCE + 5)
+    assert buffer.take(3, HOURS) == RangeBatch(SINCE, [], SINCE + 5)
 
 
 def test_a_batch_lingers_no_longer_than_it_may() -> None:
     buffer = RangeBuffer(SINCE)
     buffer.put([change(1, b"a")], SINCE + 1)
-    assert buffer.take(3, 0.001) == Batch(SINCE, [change(1, b"a")], SINCE + 1)
+    assert buffer.take(3, 0.001) == RangeBatch(SINCE, [change(1, b"a")], SINCE + 1)
 
 
 def test_closing_sends_everyone_away() -> None:

@@ -18,7 +18,7 @@ from tests.site.support import host_of
 
 import floodmark
 from floodmark.feed.subscription import subscriptions
-from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
 from floodmark.model.change import ChangeType
 from floodmark.model.errors import (
@@ -110,7 +110,7 @@ def test_a_commit_that_is_larger_than_a_batch_is_one_commit(stage: Stage) -> Non
     assert sum(version in batch.versions for batch in batches) > 1, "the commit was not cut"
     subscription = stage.subscribe()
     deliveries = take(subscription, 5_500)
-    assert positions_of(deliveries) == [Position(version, index) for index in range(5_500)]
+    assert positions_of(deliveries) == [ChangePosition(version, index) for index in range(5_500)]
     subscription.acknowledge_through(deliveries[5_000])
     deliveries[5_100].acknowledge()
     subscription.flush()
@@ -191,7 +191,7 @@ def test_a_position_can_be_acknowledged_by_whoever_has_it(stage: Stage) -> None:
     positions = write(stage.users, b"a", b"b")
     with stage.subscribe() as subscription:
         list(subscription)
-        subscription.acknowledge(Position(positions[0].version, 0))
+        subscription.acknowledge(ChangePosition(positions[0].version, 0))
     assert positions_of(list(stage.subscribe())) == [positions[1]]
 
 

@@ -12,7 +12,7 @@ from tests.site.support import HANG_SECONDS, WatchedLine
 
 from floodmark.engine import Guard, WriteRow
 from floodmark.feed.subscription import rows as subscription_changes
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.model.errors import Corruption, FloodmarkError, LeaseHeld
 from floodmark.model.limits import PAGE_BYTES_MAX
@@ -21,8 +21,8 @@ from floodmark.partition import FAMILIES, META
 from floodmark.testing import Fault, FaultPlan, FaultyEngine, SimulatedCrash
 
 MANY: Final = 29_000
-A, B, C = (Position(10, index) for index in range(3))
-D, E = (Position(20, index) for index in range(2))
+A, B, C = (ChangePosition(10, index) for index in range(3))
+D, E = (ChangePosition(20, index) for index in range(2))
 
 
 class MeasuredEngine(FaultyEngine):
@@ -100,7 +100,7 @@ def test_what_a_transaction_acknowledges_is_written_and_not_what_others_left() -
     epoch = desk.store.open(spec, 0, "one", 30.0).epoch
     delivered = [LiveCommit(version, 1, [0, 1]) for version in range(1, MANY + 1)]
     desk.store.acknowledge(NAME, epoch, Progress(through=MANY, delivered=delivered))
-    desk.acknowledge_in("mine", Position(7, 0))
+    desk.acknowledge_in("mine", ChangePosition(7, 0))
     before = engine.bytes
     desk.store.commit_pending(NAME, "mine")
     assert 0 < engine.bytes - before < 1_000
@@ -111,7 +111,7 @@ def test_changes_are_compacted_before_there_are_many(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subscription_changes, "CHANGES_MAX", 5)
     desk = make_desk(counts=(30,))
     for index in range(30):
-        desk.acknowledge(Position(10, index))
+        desk.acknowledge(ChangePosition(10, index))
         assert len(change_rows(desk)) < 5
         assert desk.image(0).store.find(NAME) == desk.store.find(NAME)
     assert desk.live() == []
@@ -121,7 +121,7 @@ def test_changes_are_compacted_before_they_are_long(monkeypatch: pytest.MonkeyPa
     desk = make_desk(counts=(30,))
     monkeypatch.setattr(subscription_changes, "CHANGES_BYTES_MAX", 500)
     for index in range(30):
-        desk.acknowledge(Position(10, index))
+        desk.acknowledge(ChangePosition(10, index))
         assert sum(len(value) for _, value in change_rows(desk)) < 500
         assert desk.image(0).store.find(NAME) == desk.store.find(NAME)
 
@@ -211,7 +211,7 @@ def test_a_consumer_that_comes_while_another_takes_over_is_refused() -> None:
 # A failure at each write, where each change is compacted
 
 
-def steps() -> Iterator[tuple[str, Callable[[Desk], None], list[Position]]]:
+def steps() -> Iterator[tuple[str, Callable[[Desk], None], list[ChangePosition]]]:
     yield "acknowledge", lambda desk: desk.acknowledge(A, D), [B, C, E]
     yield "commit", lambda desk: desk.store.commit_pending(NAME, "mine"), [A, B, C, E]
     yield "renew", lambda desk: desk.store.renew(NAME, desk.epoch), [A, B, C, D, E]
@@ -222,7 +222,7 @@ def steps() -> Iterator[tuple[str, Callable[[Desk], None], list[Position]]]:
 def test_a_change_is_there_whole_or_not_at_all(
     operation: str,
     run: Callable[[Desk], None],
-    after: list[Position],
+    after: list[ChangePosition],
     kind: Fault,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

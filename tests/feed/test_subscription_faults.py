@@ -14,7 +14,7 @@ import pytest
 from tests.feed.support_subscription import Stage, make_stage, positions_of, take, write
 
 from floodmark.feed.leased import LeasedReaders
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
 from floodmark.feed.subscription.rows import SubscriptionState
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionSpec
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
@@ -82,7 +82,7 @@ def acknowledge(stage: Stage) -> object:
     row = stage.subscriptions.find("indexer")
     first, last = row.live
     assert (first.count, last.count) == (2, 2)
-    acknowledgement = Acknowledgement(positions=[Position(first.version, 1)])
+    acknowledgement = Acknowledgement(positions=[ChangePosition(first.version, 1)])
     progress = Progress(
         through=last.version,
         delivered=[LiveCommit(last.version, 3, [2, 3])],

@@ -23,7 +23,13 @@ from hypothesis.stateful import (
 from tests.feed.support_subscription import BY_HAND, Stage, make_stage, positions_of, write
 from tests.sizes import SEARCH, scaled
 
-from floodmark.feed.subscription.acknowledgement import Account, Deliveries, LiveCommit, Position, Progress
+from floodmark.feed.subscription.acknowledgement import (
+    ChangePosition,
+    Deliveries,
+    DeliveryAccount,
+    LiveCommit,
+    Progress,
+)
 from floodmark.feed.subscription.consumer import Delivery, Since, Subscription, SubscriptionOptions
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.ranges import KeyRange
@@ -41,7 +47,7 @@ class Known:
     """How far a subscription is, as somebody knows it: the changes taken, and those of them still live."""
 
     taken: int = 0
-    live: set[Position] = field(default_factory=set)
+    live: set[ChangePosition] = field(default_factory=set)
 
     def copy(self) -> "Known":
         return Known(self.taken, set(self.live))
@@ -58,7 +64,7 @@ class Consuming(RuleBasedStateMachine):
     def begin(self, cut: int | None, flush_count: int, log_retention: timedelta | None) -> None:
         self.stage: Stage = make_stage(FaultyEngine(FAMILIES), cut=cut, log_retention=log_retention)
         self.options = SubscriptionOptions(follow=False, background=False, flush_count=flush_count)
-        self.written: list[Position] = []
+        self.written: list[ChangePosition] = []
         self.seen: list[Delivery] = []
         self.consumer, self.told, self.untold = Known(), Known(), 0
         self.reopen()
@@ -66,7 +72,7 @@ class Consuming(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.subscription: Subscription = self.stage.subscribe(keys=KEYS, options=self.options)
         self.consumer, self.untold = self.told.copy(), 0
-        self.again: list[Position] | None = None
+        self.again: list[ChangePosition] | None = None
         self.again_is_due = True
         self.seen = []
 
@@ -79,7 +85,7 @@ class Consuming(RuleBasedStateMachine):
 
     def _note_written(self, keys: list[bytes], version: Version) -> None:
         subscribed = {key for key in keys if key >= b"b"}
-        self.written += [Position(version, index) for index in range(len(subscribed))]
+        self.written += [ChangePosition(version, index) for index in range(len(subscribed))]
 
     @rule()
     def collect_garbage(self) -> None:
@@ -119,7 +125,7 @@ class Consuming(RuleBasedStateMachine):
         self.consumer.taken += 1
         self.consumer.live.add(delivery.position)
 
-    def _left_again(self) -> list[Position]:
+    def _left_again(self) -> list[ChangePosition]:
         """What is to be delivered again, of what is still live."""
         if self.again_is_due:
             self.again, self.again_is_due = sorted(self.consumer.live), False
@@ -141,7 +147,7 @@ class Consuming(RuleBasedStateMachine):
             {position for position in self.consumer.live if position <= delivery.position}
         )
 
-    def _note_acknowledged(self, positions: set[Position]) -> None:
+    def _note_acknowledged(self, positions: set[ChangePosition]) -> None:
         self.untold += len(positions & self.consumer.live)
         self.consumer.live -= positions
         if self.untold >= self.options.flush_count:
@@ -193,7 +199,7 @@ class Consuming(RuleBasedStateMachine):
             return
         row = self.stage.subscriptions.find("indexer")
         live = {
-            Position(commit.version, index)
+            ChangePosition(commit.version, index)
             for commit in row.live
             for index in range(commit.count)
             if commit.is_live(index)
@@ -222,13 +228,13 @@ def lose_a_live_change(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = Account.take
+    take = DeliveryAccount.take
 
-    def forgetful(account: Account) -> Progress | None:
+    def forgetful(account: DeliveryAccount) -> Progress | None:
         account._positions = account._positions[1:]
         return take(account)
 
-    monkeypatch.setattr(Account, "take", forgetful)
+    monkeypatch.setattr(DeliveryAccount, "take", forgetful)
 
 
 def skip_a_commit_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.feed.support_subscription import Stage, keys_of, make_stage, take, write
 from tests.site.support import HookedEngine, open_memory
 
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, LiveCommit, Position, Progress
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
 from floodmark.feed.subscription.consumer import Subscription
 from floodmark.feed.subscription.rows import SUBSCRIPTIONS
 from floodmark.feed.subscription.subscriptions import (
@@ -199,8 +199,8 @@ def test_a_smaller_limit_takes_nothing_away(stage: Stage) -> None:
     again.flush()
     assert keys_of(list(stage.subscribe(unacked_max=1))) == [b"a", b"c"]
     assert (first.position, third.position) == (
-        Position(first.position.version, 0),
-        Position(first.position.version, 2),
+        ChangePosition(first.position.version, 0),
+        ChangePosition(first.position.version, 2),
     )
 
 
@@ -382,7 +382,7 @@ def test_every_call_can_travel() -> None:
     progress = Progress(
         through=9,
         delivered=[LiveCommit(7, 3, [0, 1, 2, 3])],
-        acknowledgement=Acknowledgement(positions=[Position(7, 1)], through=Position(5, 0)),
+        acknowledgement=Acknowledgement(positions=[ChangePosition(7, 1)], through=ChangePosition(5, 0)),
     )
     arguments: dict[str, tuple[object, ...]] = {
         "open": (SPEC, 7, "one", 30.0),
@@ -407,7 +407,7 @@ def test_every_call_can_travel() -> None:
         ("find", row),
         ("list", [row]),
         ("statistics", stage.subscriptions.statistics("indexer")),
-        ("acknowledge", [Position(7, 1)]),
+        ("acknowledge", [ChangePosition(7, 1)]),
     ):
         method = specs[f"subscriptions.{name}"].method
         assert method.decode_reply(method.encode_reply(reply)) == reply

@@ -11,7 +11,7 @@ import pytest
 from tests.feed.support_subscription import HANG_SECONDS, Stage, make_stage, positions_of, write
 from tests.site.support import run_threads
 
-from floodmark.feed.subscription.acknowledgement import Position, Progress
+from floodmark.feed.subscription.acknowledgement import ChangePosition, Progress
 from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
 from floodmark.feed.subscription.subscriptions import SubscriptionStore
 from floodmark.model.errors import LeaseHeld, StorageFailed
@@ -82,7 +82,7 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[Position]:
+    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[ChangePosition]:
         if self.failing.is_set():
             self.acknowledged.set()
             raise StorageFailed("planned: storage is away")
@@ -194,7 +194,7 @@ def test_acknowledgements_come_from_many_threads(stage: Stage) -> None:
     options = SubscriptionOptions(follow=False, background=False, flush_count=10)
     subscription = stage.subscribe(unacked_max=100, options=options)
     work: Queue[Delivery | None] = Queue()
-    seen: list[Position] = []
+    seen: list[ChangePosition] = []
 
     def deliver() -> None:
         for delivery in subscription:
@@ -219,7 +219,7 @@ def test_several_threads_share_the_changes(stage: Stage) -> None:
     count, threads = 600, 4
     write(stage.users, *[b"%05d" % number for number in range(count)])
     subscription = stage.subscribe()
-    seen: Queue[Position] = Queue()
+    seen: Queue[ChangePosition] = Queue()
     together = Barrier(threads)
 
     def consume_some() -> None:

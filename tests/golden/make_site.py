@@ -17,7 +17,7 @@ from typing import Any, Final, NotRequired, TypedDict
 
 import floodmark
 from floodmark import Namespace, Site, Stamp, SubscriptionOptions
-from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, State, encode_state
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.ports.transactions import BatchUpdate, LogKind
 from floodmark.model.format import FORMAT
@@ -330,7 +330,7 @@ def _write_counters(author: Author) -> None:
         author.note("counts", key, counts.add(key, number), total)
     author.pass_time()
     author.note("counts", b"deleted", counts.delete(b"deleted"), None)
-    entry = Entry(ROME, author.now_ms << 18, 5)
+    entry = CounterEntry(ROME, author.now_ms << 18, 5)
     author.copy("counts", b"home", entry.version, CounterState(None, (entry,)), b"42")
 
 

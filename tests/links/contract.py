@@ -18,7 +18,7 @@ from tests.links.support import (
 from tests.server.processes import wait_until
 
 from floodmark.links.driver import TopologySummary, site_addresses
-from floodmark.links.pair import Pair
+from floodmark.links.pair import LinkPair
 from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.replication.applying import run_step
 from floodmark.replication.planning import plan_step
@@ -125,14 +125,14 @@ class RunnerContract:
         source, target = (SiteAddress(location=each.url) for each in (oslo, rome))
         for number in range(2):
             users.put(b"new-%d" % number, b"x")
-            pair = Pair.of(source, target)
+            pair = LinkPair.of(source, target)
             summary = run_links(pair.topology, pair.addresses, once=True)
             assert [(link.source, link.target, link.wrong) for link in summary.links] == [("oslo", "rome", 0)]
             copy = rome.site.namespace("users")
             assert dict(copy.scan()) == dict(users.scan())
         copy.put(b"own", b"of rome")
         copy.put(b"1", b"newer")
-        pair = Pair.of(source, target)
+        pair = LinkPair.of(source, target)
         assert pair.topology.epoch == 1
         run_links(pair.topology, pair.addresses, once=True)
         assert (users.get(b"own"), users.get(b"1"), copy.get(b"1")) == (None, b"before", b"newer")

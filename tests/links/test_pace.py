@@ -3,7 +3,7 @@
 import pytest
 
 from floodmark.host.linking import HEARTBEAT_MS_MAX
-from floodmark.links.planning import BEAT_MS, QUIET_BEAT_MS, QUIET_STEPS, Pace
+from floodmark.links.planning import BEAT_MS, QUIET_BEAT_MS, QUIET_STEPS, LinkPace
 from floodmark.model.version import compose
 from floodmark.replication.step import LinkStep, NamespaceStep
 
@@ -16,7 +16,7 @@ def step(since_ms: int, until_ms: int, changes: int | None) -> LinkStep:
     return LinkStep(source="oslo", source_id=1, namespaces=(namespace,), changes=changes)
 
 
-def run(pace: Pace, seconds: int, changes: int | None = 0) -> int:
+def run(pace: LinkPace, seconds: int, changes: int | None = 0) -> int:
     """How many steps are taken of a link that is planned ten times a second."""
     position_ms = taken = 0
     for now_ms in range(100, 1_000 * seconds + 1, 100):
@@ -26,7 +26,7 @@ def run(pace: Pace, seconds: int, changes: int | None = 0) -> int:
 
 
 def test_heartbeats_are_passed_on_each_second_at_first_and_less_often_where_nothing_changes() -> None:
-    pace = Pace()
+    pace = LinkPace()
     assert run(pace, QUIET_STEPS) == QUIET_STEPS
     assert pace.is_quiet
     assert run(pace, 60) == 60_000 // QUIET_BEAT_MS == 15
@@ -34,7 +34,7 @@ def test_heartbeats_are_passed_on_each_second_at_first_and_less_often_where_noth
 
 @pytest.mark.parametrize("changes", [1, None])
 def test_changes_are_passed_on_at_once_and_the_heartbeats_behind_them_soon(changes: int | None) -> None:
-    pace = Pace()
+    pace = LinkPace()
     run(pace, 60)
     assert run(pace, 1, changes) == 10
     assert not pace.is_quiet

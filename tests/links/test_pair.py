@@ -9,7 +9,7 @@ from tests.replication.support_links import RETENTION, open_one
 
 from floodmark.engine import MemoryEngine
 from floodmark.links.driver import run_links
-from floodmark.links.pair import Pair, begin_copy, pair_topology
+from floodmark.links.pair import LinkPair, begin_copy, pair_topology
 from floodmark.links.process import ProcessRunner
 from floodmark.model.errors import (
     Fenced,
@@ -196,7 +196,7 @@ def test_a_pair_is_made_with_the_settings_of_the_source(serve_site: ServeSite) -
     orders = oslo.create_namespace("orders", retention=RETENTION)
     orders.put(b"1", b"x")
     source, target = (SiteAddress(location=each.url) for each in served)
-    pair = Pair.of(source, target, ["orders"])
+    pair = LinkPair.of(source, target, ["orders"])
     run_links(pair.topology, pair.addresses, ProcessRunner(), once=True)
     assert rome.namespace("orders").settings == orders.settings
     assert dict(rome.namespace("orders").scan()) == {b"1": b"x"}
@@ -206,14 +206,14 @@ def test_impossible_pairs_are_refused_and_change_nothing(serve_site: ServeSite) 
     served = [serve_site(name) for name in ("oslo", "rome")]
     oslo, rome = (SiteAddress(location=each.url) for each in served)
     with pytest.raises(InvalidArgument, match="no namespace to copy"):
-        Pair.of(oslo, rome)
+        LinkPair.of(oslo, rome)
     served[0].site.create_namespace("users")
     with pytest.raises(InvalidArgument, match="one site"):
-        Pair.of(oslo, oslo)
+        LinkPair.of(oslo, oslo)
     with pytest.raises(NamespaceNotFound):
-        Pair.of(oslo, rome, ["nothing"])
+        LinkPair.of(oslo, rome, ["nothing"])
     with pytest.raises(InvalidArgument, match="once"):
-        Pair.of(oslo, rome, ["users", "users"])
+        LinkPair.of(oslo, rome, ["users", "users"])
     with pytest.raises(InvalidOption, match="not replicated to"):
-        Pair.of(oslo, SiteAddress(location=str(served[1].directory)))
+        LinkPair.of(oslo, SiteAddress(location=str(served[1].directory)))
     assert [each.site.topology() for each in served] == [None, None]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from floodmark.codec.states import CounterState, Entry, decode_state, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import decode_value
 from floodmark.merge.counter import add_to_counter, merge_counters, stamp_counter
 from floodmark.merge.states import delete_record
@@ -22,7 +22,7 @@ def counter(stored: bytes) -> CounterState:
 
 @pytest.mark.parametrize("number", [0, 1, -1, COUNTER_TOTAL_MAX, -COUNTER_TOTAL_MAX])
 def test_addition_waits_for_its_commit(number: int) -> None:
-    assert counter(add_to_counter(number)) == CounterState(None, (Entry(0, 0, number),))
+    assert counter(add_to_counter(number)) == CounterState(None, (CounterEntry(0, 0, number),))
     assert decode_value(add_to_counter(number)).value == b"%d" % number
 
 
@@ -39,21 +39,27 @@ def test_numbers_that_no_total_holds_are_refused(number: int) -> None:
 
 
 def test_commit_adds_to_the_total_of_its_own_site() -> None:
-    current = CounterState(Stamp(3, 9), (Entry(1, 7, 40), Entry(2, 8, 100)))
-    assert stamp_counter(counter(add_to_counter(2)), current, 9, 1) == CounterState(None, (Entry(1, 9, 42),))
-    assert stamp_counter(counter(add_to_counter(2)), current, 9, 3) == CounterState(None, (Entry(3, 9, 2),))
-    assert stamp_counter(counter(add_to_counter(2)), None, 9, 1) == CounterState(None, (Entry(1, 9, 2),))
+    current = CounterState(Stamp(3, 9), (CounterEntry(1, 7, 40), CounterEntry(2, 8, 100)))
+    assert stamp_counter(counter(add_to_counter(2)), current, 9, 1) == CounterState(
+        None, (CounterEntry(1, 9, 42),)
+    )
+    assert stamp_counter(counter(add_to_counter(2)), current, 9, 3) == CounterState(
+        None, (CounterEntry(3, 9, 2),)
+    )
+    assert stamp_counter(counter(add_to_counter(2)), None, 9, 1) == CounterState(
+        None, (CounterEntry(1, 9, 2),)
+    )
 
 
 def test_commit_of_a_delete_carries_nothing_but_its_stamp() -> None:
-    current = CounterState(None, (Entry(1, 7, 40),))
+    current = CounterState(None, (CounterEntry(1, 7, 40),))
     delete = counter(delete_record("counter"))
     assert stamp_counter(delete, current, 9, 1) == CounterState(Stamp(9, 1), ())
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_total_stays_within_its_bytes(sign: int) -> None:
-    current = CounterState(None, (Entry(1, 7, sign * COUNTER_TOTAL_MAX),))
+    current = CounterState(None, (CounterEntry(1, 7, sign * COUNTER_TOTAL_MAX),))
     with pytest.raises(LimitExceeded, match=r"total of site 1.*Delete"):
         stamp_counter(counter(add_to_counter(sign)), current, 8, 1)
     # What another site has counted does not matter.
@@ -65,19 +71,19 @@ def test_total_stays_within_its_bytes(sign: int) -> None:
 @pytest.mark.parametrize(
     ("entry", "deleted", "lives"),
     [
-        (Entry(1, 7, 5), Stamp(6, 9), True),
-        (Entry(1, 7, 5), Stamp(7, 1), False),
-        (Entry(2, 7, 5), Stamp(7, 1), True),
-        (Entry(1, 7, 5), Stamp(7, 2), False),
-        (Entry(9, 6, 5), Stamp(7, 1), False),
+        (CounterEntry(1, 7, 5), Stamp(6, 9), True),
+        (CounterEntry(1, 7, 5), Stamp(7, 1), False),
+        (CounterEntry(2, 7, 5), Stamp(7, 1), True),
+        (CounterEntry(1, 7, 5), Stamp(7, 2), False),
+        (CounterEntry(9, 6, 5), Stamp(7, 1), False),
     ],
 )
-def test_entry_is_gone_at_or_below_the_delete(entry: Entry, deleted: Stamp, lives: bool) -> None:
+def test_entry_is_gone_at_or_below_the_delete(entry: CounterEntry, deleted: Stamp, lives: bool) -> None:
     record, delete = CounterState(None, (entry,)), CounterState(deleted, ())
     for merged in (merge_counters(record, delete), merge_counters(delete, record)):
         assert merged == CounterState(deleted, (entry,) if lives else ())
 
 
 def test_younger_entry_of_a_site_replaces_the_older() -> None:
-    old, new = CounterState(None, (Entry(1, 7, 5),)), CounterState(None, (Entry(1, 8, 3),))
+    old, new = CounterState(None, (CounterEntry(1, 7, 5),)), CounterState(None, (CounterEntry(1, 8, 3),))
     assert merge_counters(old, new) == merge_counters(new, old) == new

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.states import (
+    CounterEntry,
     CounterState,
-    Entry,
     Field,
     FieldsState,
     State,
@@ -44,7 +44,7 @@ def fields_states(draw: st.DrawFn) -> FieldsState:
 def counter_states(draw: st.DrawFn) -> CounterState:
     deleted = draw(st.none() | stamps)
     entries = [
-        Entry(site, version, draw(st.integers(-5, 5)))
+        CounterEntry(site, version, draw(st.integers(-5, 5)))
         for site in (1, 2, 3)
         for version in [draw(st.integers(0, 9))]
         if version and (deleted is None or Stamp(version, site) > deleted)
@@ -135,7 +135,7 @@ def test_the_delete_of_a_put_stays_as_long_as_a_field_of_it(
 
 
 def test_the_delete_of_a_counter_goes() -> None:
-    state = CounterState(Stamp(5, 1), (Entry(1, 6, 3),))
+    state = CounterState(Stamp(5, 1), (CounterEntry(1, 6, 3),))
     assert prune_state(state, 5, 0) == CounterState(None, state.entries)
     assert prune_state(state, 4, 0) == state
 

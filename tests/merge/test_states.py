@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.states import (
+    CounterEntry,
     CounterState,
-    Entry,
     Field,
     FieldsState,
     State,
@@ -54,7 +54,7 @@ def write_fields(stamp: Stamp) -> bytes:
 def write_counter(stamp: Stamp) -> bytes:
     if (stamp.version + stamp.site) % 4 == 0:
         return stamp_state(delete_record("counter"), None, stamp.version, stamp.site)
-    entry = Entry(stamp.site, stamp.version, stamp.version * 10 - stamp.site)
+    entry = CounterEntry(stamp.site, stamp.version, stamp.version * 10 - stamp.site)
     return encode_state(CounterState(None, (entry,)))
 
 
@@ -143,7 +143,10 @@ def test_stamps_are_those_of_delete_fields_and_entries() -> None:
     fields = FieldsState(Stamp(1, 1), (Field("a", b"1", Stamp(3, 1)), Field("b", None, Stamp(2, 2))))
     assert stamps_of(fields) == [Stamp(1, 1), Stamp(3, 1), Stamp(2, 2)]
     assert newest_stamp(fields) == Stamp(3, 1)
-    assert stamps_of(CounterState(None, (Entry(2, 7, 1), Entry(3, 6, 1)))) == [Stamp(7, 2), Stamp(6, 3)]
+    assert stamps_of(CounterState(None, (CounterEntry(2, 7, 1), CounterEntry(3, 6, 1)))) == [
+        Stamp(7, 2),
+        Stamp(6, 3),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["fields", "counter"])

@@ -17,8 +17,8 @@ from floodmark.engine.rocks import RocksEngine
 from floodmark.model.errors import OutcomeUnknown, PartitionStopped, Retryable, StorageFailed, StorageFull
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, META, Node
-from floodmark.partition.commit.commit import Commit, Mint, Step, Writes
-from floodmark.partition.commit.turn import Token
+from floodmark.partition.commit.commit import Commit, Mint, RoundStep, Writes
+from floodmark.partition.commit.turn import TurnToken
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 
@@ -107,7 +107,7 @@ def test_writer_that_looked_before_another_failed_recovers_first(
             users.put(b"dark", b"1")
         engine.before = operations.append
 
-    def slow_take() -> Token | None:
+    def slow_take() -> TurnToken | None:
         monkeypatch.setattr(turn, "try_take", take)
         fail_another()
         return take()
@@ -276,7 +276,7 @@ def test_rocksdb_recovers_with_what_was_written(tmp_path: Path) -> None:
         assert [change.version for change in site.changes("users")] == versions
 
 
-class Freeing(Step):
+class Freeing(RoundStep):
     """A step that lets something be freed, such as an acknowledgement."""
 
     frees = True

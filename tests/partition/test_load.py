@@ -6,7 +6,7 @@ import pytest
 from tests.partition.test_apply import Foreign, apply, newest, qualify, stamp
 from tests.site.support import HookedEngine, node_of
 
-from floodmark.codec.states import CounterState, Entry, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, encode_state
 from floodmark.model.errors import InvalidArgument, OutcomeUnknown, Retryable, StorageFailed
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
@@ -59,7 +59,7 @@ def test_newer_stamp_wins_in_either_order(site: Site, users: Namespace) -> None:
 def test_states_are_merged(site: Site) -> None:
     counts = site.create_namespace("counts", merge="counter")
     counts.add(b"all", 2)
-    there = CounterState(None, (Entry(stamp(1).site, stamp(1).version, 40),))
+    there = CounterState(None, (CounterEntry(stamp(1).site, stamp(1).version, 40),))
     site.host.router.load({qualify(counts, b"all"): encode_state(there, stamp(1))}, durable=True)
     assert counts.get(b"all") == b"42"
     assert len(list(site.changes("counts"))) == 1

@@ -16,21 +16,21 @@ from tests.site.support import HANG_SECONDS, HookedEngine, run_threads, watch_li
 
 from floodmark.model.errors import OutcomeUnknown, PartitionStopped
 from floodmark.partition.commit import turn as turn_module
-from floodmark.partition.commit.turn import Token, Turn, Waiter, chain, wake
+from floodmark.partition.commit.turn import Turn, TurnToken, Waiter, chain, wake
 from floodmark.site import Namespace, Site
 
 # How often a signal is sent until it has come through.
 SIGNAL_SECONDS = 0.01
 
 
-class TrickMail(SimpleQueue[Token | None]):
+class TrickMail(SimpleQueue[TurnToken | None]):
     """A mailbox at which something happens to the one who waits, before or after it has taken its mail."""
 
     def __init__(self, meanwhile: Callable[[], object], *, takes: bool) -> None:
         self._meanwhile = meanwhile
         self._takes = takes
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
+    def get(self, block: bool = True, timeout: float | None = None) -> TurnToken | None:
         self._meanwhile()
         if self._takes:
             super().get(timeout=1)
@@ -68,7 +68,7 @@ def stand_behind(turn: Turn[Waiter]) -> Waiter:
     return waiter
 
 
-def leads(turn: Turn[Waiter], waiter: Waiter) -> Token | None:
+def leads(turn: Turn[Waiter], waiter: Waiter) -> TurnToken | None:
     """The turn, if someone in line has got it."""
     if waiter.mail.empty():
         return None
@@ -191,8 +191,8 @@ def test_one_who_was_never_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> No
     turn = led.turn
     served, leading = Waiter(), Waiter()
 
-    class DoneUnheard(SimpleQueue[Token | None]):
-        def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
+    class DoneUnheard(SimpleQueue[TurnToken | None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> TurnToken | None:
             turn.take_line(lambda _: True)
             served.served = True
             return super().get(block, timeout)
@@ -201,8 +201,8 @@ def test_one_who_was_never_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(turn_module, "SimpleQueue", DoneUnheard)
         assert turn.wait(served) is None
 
-    class GivenBackUnheard(SimpleQueue[Token | None]):
-        def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
+    class GivenBackUnheard(SimpleQueue[TurnToken | None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> TurnToken | None:
             if led._tokens:
                 turn.give_back(led._tokens.pop())
             return super().get(block, timeout)
@@ -227,8 +227,8 @@ def test_waiting_too_long_for_work_that_has_begun_is_an_unknown_outcome(
     led = Led(wait_seconds_max=0.001)
     turn = led.turn
 
-    class Taken(SimpleQueue[Token | None]):
-        def get(self, block: bool = True, timeout: float | None = None) -> Token | None:
+    class Taken(SimpleQueue[TurnToken | None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> TurnToken | None:
             turn.take_line(lambda _: True)
             return super().get(block, timeout)
 

@@ -11,7 +11,7 @@ from floodmark.codec.values import decode_value
 from floodmark.model.change import Stamp, Tally
 from floodmark.model.ranges import KeyRange
 from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import ROWS, Kind, decode_beat, read_part, read_step
+from floodmark.replication.reading import ROWS, RowKind, decode_beat, read_part, read_step
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def test_rows_carry_keys_records_with_origin_and_the_versions_of_their_commits(m
     third = users.delete(b"a")
     rows = rows_of(read_step(mesh["oslo"].host, mesh.plan("oslo", "rome")))
     assert [(row["namespace"], row["kind"], row["version"], row["key"]) for row in rows] == [
-        (0, Kind.CHANGE, first, b"a"),
-        (0, Kind.CHANGE, first, b"b"),
-        (0, Kind.CHANGE, second, b"c"),
-        (0, Kind.CHANGE, third, b"a"),
+        (0, RowKind.CHANGE, first, b"a"),
+        (0, RowKind.CHANGE, first, b"b"),
+        (0, RowKind.CHANGE, second, b"c"),
+        (0, RowKind.CHANGE, third, b"a"),
     ]
     records = [decode_value(row["record"]) for row in rows]
     assert [record.origin for record in records] == [Stamp(v, 1) for v in (first, first, second, third)]
@@ -62,10 +62,15 @@ def test_heartbeats_stand_at_their_places_and_tell_of_their_namespace(mesh: Mesh
     mesh.beat("oslo")
     mesh.put("oslo", b"b")
     rows = rows_of(read_step(mesh["oslo"].host, mesh.plan("oslo", "rome")))
-    assert [row["kind"] for row in rows] == [Kind.HEARTBEAT, Kind.CHANGE, Kind.HEARTBEAT, Kind.CHANGE]
+    assert [row["kind"] for row in rows] == [
+        RowKind.HEARTBEAT,
+        RowKind.CHANGE,
+        RowKind.HEARTBEAT,
+        RowKind.CHANGE,
+    ]
     versions = [row["version"] for row in rows]
     assert versions == sorted(versions)
-    beats = [decode_beat(row["record"]) for row in rows if row["kind"] == Kind.HEARTBEAT]
+    beats = [decode_beat(row["record"]) for row in rows if row["kind"] == RowKind.HEARTBEAT]
     assert [(beat.site, beat.version, beat.own.changes) for beat in beats] == [
         (1, versions[0], 0),
         (1, versions[2], 1),

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.server.support import connected, qualify, serving
 
-from floodmark.codec.states import DELETE_HERE, HERE, CounterState, Entry, Field, FieldsState, encode_state
+from floodmark.codec.states import (
+    DELETE_HERE,
+    HERE,
+    CounterEntry,
+    CounterState,
+    Field,
+    FieldsState,
+    encode_state,
+)
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.merge.states import add_to_counter, delete_record, update_fields
 from floodmark.model.change import Stamp
@@ -95,7 +103,10 @@ def test_state_that_nobody_may_write_is_refused(site: Site, state: FieldsState) 
 
 
 def test_counter_entry_of_another_site_is_refused(site: Site) -> None:
-    assert send(site, "merge", "visits", encode_state(CounterState(None, (Entry(3, 7, 1),)))) is InvalidValue
+    assert (
+        send(site, "merge", "visits", encode_state(CounterState(None, (CounterEntry(3, 7, 1),))))
+        is InvalidValue
+    )
     assert send(site, "merge", "visits", encode_state(CounterState(None, ()))) is InvalidValue
 
 

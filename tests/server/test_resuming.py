@@ -17,7 +17,7 @@ from tests.server.support import (
     serving,
 )
 
-from floodmark.host.remote import Holds
+from floodmark.host.remote import ReaderHolds
 from floodmark.model.errors import (
     Closed,
     NamespaceNotFound,
@@ -122,7 +122,7 @@ def is_reachable(namespace: Namespace) -> bool:
 
 def hold_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients hold what they read after a moment, and not only after seconds."""
-    defaults: Any = Holds.__init__.__kwdefaults__
+    defaults: Any = ReaderHolds.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "hold_seconds", 0.05)
 
 

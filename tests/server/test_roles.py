@@ -28,7 +28,7 @@ from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import Topology
 from floodmark.server import Server, ServerOptions
 from floodmark.server.data import DataPlane
-from floodmark.server.guard import Guard
+from floodmark.server.guard import AccessGuard
 from floodmark.server.leases import Leases
 from floodmark.site import Site
 from floodmark.wire import call_specs
@@ -287,7 +287,7 @@ def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
     nothing: Any = None
     offered = {
         handler.method.name
-        for handler in DataPlane(nothing, Guard(nothing), Leases(nothing, nothing)).handlers()
+        for handler in DataPlane(nothing, AccessGuard(nothing), Leases(nothing, nothing)).handlers()
     }
     assert offered | {"scan", "changes", "write_stream", "load_stream"} == DATA.keys() | OPEN.keys()
 

@@ -11,7 +11,7 @@ from tests.sizes import only
 from floodmark.codec.states import remembers_deletes
 from floodmark.codec.values import decode_value
 from floodmark.host import garbage
-from floodmark.testing.simulation.copies import Copy, DistantMember, Nearby, take_copy
+from floodmark.testing.simulation.copies import DistantMember, Nearby, SiteCopy, take_copy
 from floodmark.testing.simulation.verifiers import check_agreement
 from floodmark.testing.simulation.workload import TTL_SECONDS
 from floodmark.testing.simulation.world import STEPS
@@ -21,7 +21,7 @@ SHORT_STEPS = 40
 SOAK_SEEDS = 500
 
 
-def forget(stage: Stage) -> list[Copy]:
+def forget(stage: Stage) -> list[SiteCopy]:
     """Let all that was deleted be forgotten; what each site holds then, tombstones included."""
     stage.world.time.advance(1_000 * max(TTL_SECONDS))
     stage.collect()

@@ -10,12 +10,12 @@ from floodmark.engine import WriteRow
 from floodmark.model.errors import Unreachable
 from floodmark.model.ranges import KeyRange
 from floodmark.testing import SimulatedTime
-from floodmark.testing.simulation.chronicle import Chronicle, Intent, Outcome, Seen
+from floodmark.testing.simulation.chronicle import Chronicle, Intent, SeenChange, WriteOutcome
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.disk import SimulatedDisk
-from floodmark.testing.simulation.history import History, Key, Violation
+from floodmark.testing.simulation.history import Key, RunHistory, Violation
 from floodmark.testing.simulation.network import Network, Weather
-from floodmark.testing.simulation.witness import Witness
+from floodmark.testing.simulation.witness import VersionWitness
 
 ADA, BEN = Key("users", b"ada"), Key("users", b"ben")
 
@@ -24,11 +24,13 @@ def log_row(version: int) -> WriteRow:
     return "log", encode_log_key(7, version), b"row"
 
 
-def put(version: int, key: Key, value: bytes = b"1") -> Seen:
-    return Seen(version, key, encode_value(value), 64, exact=True)
+def put(version: int, key: Key, value: bytes = b"1") -> SeenChange:
+    return SeenChange(version, key, encode_value(value), 64, exact=True)
 
 
-def intent(key: Key, low: int, high: int, outcome: Outcome = Outcome.DONE, *, durable: bool = True) -> Intent:
+def intent(
+    key: Key, low: int, high: int, outcome: WriteOutcome = WriteOutcome.DONE, *, durable: bool = True
+) -> Intent:
     return Intent(
         operation="put",
         outcome=outcome,
@@ -58,21 +60,21 @@ class Nobody:
 
 
 def test_a_version_must_lie_above_all_that_were_written() -> None:
-    witness = Witness("oslo")
+    witness = VersionWitness("oslo")
     witness.writing([log_row(5), log_row(6)])
     with pytest.raises(Violation, match="promise 2"):
         witness.writing([log_row(6)])
 
 
 def test_nothing_may_be_written_at_or_below_a_resolved_version() -> None:
-    witness = Witness("oslo")
+    witness = VersionWitness("oslo")
     witness.announce(9, [])
     with pytest.raises(Violation, match="promise 3"):
         witness.writing([log_row(9)])
 
 
 def test_what_is_resolved_must_be_synced() -> None:
-    witness = Witness("oslo")
+    witness = VersionWitness("oslo")
     witness.announce(9, [log_row(10)])
     with pytest.raises(Violation, match="promise 1"):
         witness.announce(10, [log_row(10)])
@@ -92,7 +94,7 @@ def test_a_reading_that_tells_the_same_is_fine() -> None:
     ("told", "promise"),
     [([], "4"), ([put(6, BEN, b"2")], "4"), ([put(5, BEN)], "4"), ([put(6, BEN), put(7, BEN)], "3")],
 )
-def test_a_reading_that_tells_something_else_is_found(told: list[Seen], promise: str) -> None:
+def test_a_reading_that_tells_something_else_is_found(told: list[SeenChange], promise: str) -> None:
     book = chronicle(intent(BEN, 5, 6))
     book.extend([put(6, BEN)], 10)
     with pytest.raises(Violation, match=f"promise {promise}"):
@@ -106,7 +108,7 @@ def test_an_acknowledged_write_that_is_missing_is_found() -> None:
 
 def test_a_refused_write_that_is_there_is_found() -> None:
     with pytest.raises(Violation, match="a refused write left"):
-        chronicle(intent(ADA, 0, 5, Outcome.REFUSED)).extend([put(5, ADA)], 10)
+        chronicle(intent(ADA, 0, 5, WriteOutcome.REFUSED)).extend([put(5, ADA)], 10)
 
 
 def test_of_asynchronous_writes_only_the_last_may_be_missing() -> None:
@@ -175,7 +177,7 @@ def test_a_disk_that_starts_again_has_what_was_synced_and_as_much_more_as_was_ke
 
 
 def test_the_history_of_a_finding_leaves_out_other_keys() -> None:
-    history = History()
+    history = RunHistory()
     history.add(1, "oslo", "started")
     history.add(2, "oslo", "put", keys=[ADA], version=5)
     history.add(3, "oslo", "put", keys=[BEN], version=6)

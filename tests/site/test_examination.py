@@ -14,7 +14,7 @@ from floodmark.engine import MemoryEngine, WriteRow
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.feed.named.feeds import FeedError
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
-from floodmark.host.examination import EXAMPLES_MAX, Examination, Finding, Severity, examine
+from floodmark.host.examination import EXAMPLES_MAX, CheckResult, Examination, Severity, examine
 from floodmark.model.errors import OutcomeUnknown, StorageFull
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
 from floodmark.model.partition import Decision, Fate, HoldKind
@@ -41,13 +41,13 @@ CHECKS = [
 ]
 
 
-def findings(site: Site, *, quick: bool = False) -> list[Finding]:
+def findings(site: Site, *, quick: bool = False) -> list[CheckResult]:
     """What is not well."""
     found = Examination(host_of(site)).run(quick=quick)
     return [finding for finding in found if finding.severity is not Severity.OK]
 
 
-def only(site: Site, *, quick: bool = False) -> Finding:
+def only(site: Site, *, quick: bool = False) -> CheckResult:
     (finding,) = findings(site, quick=quick)
     return finding
 
@@ -104,7 +104,7 @@ def test_a_quick_examination_does_not_read_the_data(site: Site, users: Namespace
 
 def test_findings_are_plain_data_that_can_travel(site: Site) -> None:
     found = examine(host_of(site), quick=True)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=list[Finding]) == found
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=list[CheckResult]) == found
 
 
 def test_pages_are_told_as_they_are_read(site: Site, users: Namespace) -> None:
@@ -368,7 +368,7 @@ def test_a_disk_that_is_nearly_full_is_told_by_its_figures(tmp_path: Path) -> No
 
 
 def test_little_room_is_a_warning_before_writes_are_refused(site: Site, tmp_path: Path) -> None:
-    def disk(reserve: int) -> Finding:
+    def disk(reserve: int) -> CheckResult:
         found = Examination(host_of(site), disk=tmp_path, disk_reserve_bytes=reserve).run(quick=True)
         (finding,) = (finding for finding in found if finding.check == "disk")
         return finding

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from tests.links.support import POLICIES, Served, ServeSite, share
 
 from floodmark.codec.ordered import encode_key
-from floodmark.codec.states import CounterState, Entry, decode_state, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.states import newest_stamp
@@ -190,7 +190,7 @@ def lose_increment(world: World) -> Planted:
     return Planted("counts", b"visits", "value_mismatch")
 
 
-def entries_of(stored: bytes) -> tuple[Entry, ...]:
+def entries_of(stored: bytes) -> tuple[CounterEntry, ...]:
     """What each site has added to a counter."""
     state = decode_state(stored)
     assert isinstance(state, CounterState)

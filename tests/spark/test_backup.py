@@ -41,7 +41,7 @@ from floodmark.spark.jobs.backups.check import check_backup
 from floodmark.spark.jobs.backups.manifest import (
     FORMAT,
     MANIFEST,
-    Kind,
+    PartKind,
     Plan,
     encode_document,
     read_manifests,
@@ -114,7 +114,7 @@ def test_a_manifest_tells_everything_that_a_restore_needs(
     before = datetime.now(UTC)
     summary = backup(address_of(served.url), "users", str(target), spark=spark)
     (manifest,) = list_backups(str(target))
-    assert (manifest.format, manifest.kind, manifest.since) == (FORMAT, Kind.FULL, 0)
+    assert (manifest.format, manifest.kind, manifest.since) == (FORMAT, PartKind.FULL, 0)
     assert (manifest.site, manifest.site_id) == (served.site.name, served.site.id)
     assert manifest.namespace.name == "users"
     assert manifest.namespace.settings == users.settings
@@ -232,7 +232,7 @@ def test_position_of_a_backup_has_the_watermark_as_of_its_version() -> None:
 # Plans
 
 
-def leave_plan(site: Site, target: Path, kind: Kind, version: int, safe_point: str | None = None) -> Plan:
+def leave_plan(site: Site, target: Path, kind: PartKind, version: int, safe_point: str | None = None) -> Plan:
     """What a backup that was killed leaves behind."""
     plan = Plan(
         id=uuid4().hex,
@@ -252,7 +252,7 @@ def leave_plan(site: Site, target: Path, kind: Kind, version: int, safe_point: s
 def test_a_plan_whose_version_was_collected_is_given_up_and_that_is_said(
     spark: SparkSession, served: Served, users: Namespace, target: Path
 ) -> None:
-    plan = leave_plan(served.site, target, Kind.FULL, served.site.now())
+    plan = leave_plan(served.site, target, PartKind.FULL, served.site.now())
     users.put(b"later", b"1")
     collect(served.site)
     summary = backup(address_of(served.url), "users", str(target), spark=spark)
@@ -266,7 +266,7 @@ def test_a_plan_whose_version_was_collected_is_given_up_and_that_is_said(
 def test_a_plan_of_another_kind_is_given_up_and_that_is_said(
     spark: SparkSession, oslo: Served, target: Path
 ) -> None:
-    leave_plan(oslo.site, target, Kind.CHANGES, oslo.site.now())
+    leave_plan(oslo.site, target, PartKind.CHANGES, oslo.site.now())
     summary = backup(address_of(oslo.url), "users", str(target), spark=spark)
     assert summary.kind == "full"
     assert summary.note is not None
@@ -278,7 +278,7 @@ def test_a_plan_that_was_carried_out_does_not_stand_in_for_another_kind_of_backu
     spark: SparkSession, oslo: Served, target: Path
 ) -> None:
     full = backup(address_of(oslo.url), "users", str(target), spark=spark)
-    leave_plan(oslo.site, target, Kind.FULL, full.version, full.safe_point)
+    leave_plan(oslo.site, target, PartKind.FULL, full.version, full.safe_point)
     changes = backup(address_of(oslo.url), "users", str(target), incremental=True, spark=spark)
     assert (changes.kind, changes.since, changes.note) == ("changes", full.version, None)
     assert held_for(oslo.site, "spark/backup-") == {changes.safe_point: changes.version}

@@ -13,7 +13,7 @@ from floodmark.model.errors import (
     StorageFull,
     Unreachable,
 )
-from floodmark.spark.source.delivery import BATCHES_IN_FLIGHT_MAX, Delivery
+from floodmark.spark.source.delivery import BATCHES_IN_FLIGHT_MAX, BatchSender
 
 Rows = Mapping[bytes, bytes]
 
@@ -47,7 +47,7 @@ def accept(rows: Rows, future: "Future[int]") -> None:
 
 def test_batches_without_a_common_key_are_on_their_way_together() -> None:
     stream = ScriptedStream()
-    delivery = Delivery(stream, in_order=True)
+    delivery = BatchSender(stream, in_order=True)
     for number in range(BATCHES_IN_FLIGHT_MAX - 1):
         delivery.send({b"%d" % number: b"x"})
     assert len(stream.sent) == BATCHES_IN_FLIGHT_MAX - 1
@@ -70,7 +70,7 @@ def test_a_batch_waits_until_one_with_the_same_key_is_stored() -> None:
             future.set_exception(outcome)
 
     stream.answer = answer
-    delivery = Delivery(stream, in_order=True, wait=lambda _: None)
+    delivery = BatchSender(stream, in_order=True, wait=lambda _: None)
     later, earlier = {b"a": b"last", b"b": b""}, {b"a": b"first", b"c": b""}
     delivery.send(later)
     delivery.send(earlier)
@@ -80,7 +80,7 @@ def test_a_batch_waits_until_one_with_the_same_key_is_stored() -> None:
 
 def test_batches_that_stamps_decide_about_need_not_wait_for_each_other() -> None:
     stream = ScriptedStream()
-    delivery = Delivery(stream, in_order=False)
+    delivery = BatchSender(stream, in_order=False)
     delivery.send({b"a": b"1"})
     delivery.send({b"a": b"2"})
     assert len(stream.sent) == 2
@@ -92,7 +92,7 @@ def test_what_may_succeed_later_is_sent_again_after_a_pause(error: FloodmarkErro
     stream.refusing = [error, error]
     stream.answer = accept
     pauses: list[float] = []
-    delivery = Delivery(stream, in_order=True, pauses=(1.0, 2.0, 3.0), wait=pauses.append)
+    delivery = BatchSender(stream, in_order=True, pauses=(1.0, 2.0, 3.0), wait=pauses.append)
     delivery.send({b"a": b"1"})
     delivery.finish()
     assert pauses == [1.0, 2.0]
@@ -102,7 +102,7 @@ def test_what_may_succeed_later_is_sent_again_after_a_pause(error: FloodmarkErro
 def test_after_too_many_attempts_the_error_says_how_many_there_were() -> None:
     stream = ScriptedStream()
     stream.answer = lambda _, future: future.set_exception(Unreachable("no answer from oslo", server="oslo"))
-    delivery = Delivery(stream, in_order=True, pauses=(1.0, 2.0), wait=lambda _: None)
+    delivery = BatchSender(stream, in_order=True, pauses=(1.0, 2.0), wait=lambda _: None)
     delivery.send({b"a": b"1"})
     with pytest.raises(Unreachable, match=r"sent 3 times over 3 s: no answer from oslo\. ") as caught:
         delivery.finish()
@@ -114,7 +114,7 @@ def test_after_too_many_attempts_the_error_says_how_many_there_were() -> None:
 def test_what_will_fail_again_is_not_repeated(error: FloodmarkError) -> None:
     stream = ScriptedStream()
     stream.answer = lambda _, future: future.set_exception(error)
-    delivery = Delivery(stream, in_order=True)
+    delivery = BatchSender(stream, in_order=True)
     delivery.send({b"a": b"1"})
     with pytest.raises(type(error)):
         delivery.finish()

@@ -28,7 +28,7 @@ from floodmark.model.errors import InvalidArgument, InvalidVersion, LeaseHeld
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import ExportSummary, common_cut, export
 from floodmark.spark.jobs.exports.delta import DeltaTarget
-from floodmark.spark.jobs.exports.state import ExportIdentity, View
+from floodmark.spark.jobs.exports.state import ExportIdentity, ExportView
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_history_holds_every_change_once_and_its_log_says_how_far_it_is(
 
 def test_a_step_that_was_committed_is_not_committed_again(tmp_path: Path) -> None:
     identity = ExportIdentity(
-        id="x", site="oslo", site_id=1, namespace="users", namespace_id=1, view=View.HISTORY, since=1
+        id="x", site="oslo", site_id=1, namespace="users", namespace_id=1, view=ExportView.HISTORY, since=1
     )
     target = directory_at(str(tmp_path))
     one, other = DeltaTarget(target, identity), DeltaTarget(target, identity)

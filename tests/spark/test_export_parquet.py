@@ -43,9 +43,9 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import common_cut, export, read_export
-from floodmark.spark.jobs.exports.files import DataFile, FileWriter
+from floodmark.spark.jobs.exports.files import ExportFile, FileWriter
 from floodmark.spark.jobs.exports.parquet import ParquetTarget
-from floodmark.spark.jobs.exports.state import ExportIdentity, View, only_writer
+from floodmark.spark.jobs.exports.state import ExportIdentity, ExportView, only_writer
 
 
 @pytest.fixture
@@ -224,18 +224,18 @@ def test_two_exports_to_one_target_do_not_run_at_once(
 
 def test_a_full_disk_is_named_and_the_file_that_was_begun_is_gone(tmp_path: Path) -> None:
     batch = pyarrow.RecordBatch.from_pylist(
-        [make_row(View.HISTORY, version, os.urandom(1000)) for version in range(1, 500)],
-        schema=View.HISTORY.schema,
+        [make_row(ExportView.HISTORY, version, os.urandom(1000)) for version in range(1, 500)],
+        schema=ExportView.HISTORY.schema,
     )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(StorageFull, match=re.escape(str(tmp_path))):
-            list(FileWriter(str(tmp_path), View.HISTORY.schema, "step-")([batch]))
+            list(FileWriter(str(tmp_path), ExportView.HISTORY.schema, "step-")([batch]))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
-    (report,) = FileWriter(str(tmp_path), View.HISTORY.schema, "step-")([batch])
+    (report,) = FileWriter(str(tmp_path), ExportView.HISTORY.schema, "step-")([batch])
     (file,) = tmp_path.iterdir()
     size = file.stat().st_size
     assert report.to_pylist() == [
@@ -265,11 +265,11 @@ class Crashing:
         return counted
 
 
-def identify(view: View) -> ExportIdentity:
+def identify(view: ExportView) -> ExportIdentity:
     return ExportIdentity(id="x", site="oslo", site_id=1, namespace="users", namespace_id=1, view=view)
 
 
-def make_row(view: View, version: Version, value: bytes = b"") -> dict[str, object]:
+def make_row(view: ExportView, version: Version, value: bytes = b"") -> dict[str, object]:
     row = {
         "key": b"%d" % version,
         "value": value,
@@ -285,18 +285,20 @@ def make_row(view: View, version: Version, value: bytes = b"") -> dict[str, obje
     return {name: row[name] for name in view.schema.names}
 
 
-def write_rows(place: Path, view: View, versions: range) -> list[DataFile]:
+def write_rows(place: Path, view: ExportView, versions: range) -> list[ExportFile]:
     """Files as tasks write them, a row in each."""
     files = []
     for version in versions:
         table = pyarrow.Table.from_pylist([make_row(view, version)], schema=view.schema)
         pyarrow.parquet.write_table(table, place / f"{version}.parquet")
-        files.append(DataFile(name=f"{version}.parquet", rows=1, bytes=1, first=version, last=version))
+        files.append(ExportFile(name=f"{version}.parquet", rows=1, bytes=1, first=version, last=version))
     return files
 
 
-@pytest.mark.parametrize("view", View)
-def test_a_crash_before_any_step_of_a_commit_loses_and_doubles_nothing(view: View, tmp_path: Path) -> None:
+@pytest.mark.parametrize("view", ExportView)
+def test_a_crash_before_any_step_of_a_commit_loses_and_doubles_nothing(
+    view: ExportView, tmp_path: Path
+) -> None:
     survived, is_through = 0, False
     while not is_through:
         directory = tmp_path / str(survived)
@@ -318,7 +320,7 @@ def test_a_crash_before_any_step_of_a_commit_loses_and_doubles_nothing(view: Vie
     assert survived > 3
 
 
-def commit_versions(directory: Path, view: View, versions: range) -> None:
+def commit_versions(directory: Path, view: ExportView, versions: range) -> None:
     target = ParquetTarget(directory_at(str(directory)), identify(view))
     place = target.prepare()
     added = write_rows(place.path, view, versions)

@@ -10,7 +10,7 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.spark import SiteAddress
 from floodmark.spark.jobs.verifying import histories
-from floodmark.spark.jobs.verifying.comparing import NamespaceViews, RangeWork, SiteView, walk_range
+from floodmark.spark.jobs.verifying.comparing import NamespaceViews, RangeComparison, SiteView, walk_range
 
 
 def walk(
@@ -28,7 +28,7 @@ def walk(
         )
         for site in sites.sites.values()
     ]
-    work = RangeWork(namespace=NamespaceViews(namespace=namespace, views=views), keys=KeyRange())
+    work = RangeComparison(namespace=NamespaceViews(namespace=namespace, views=views), keys=KeyRange())
     hosts = [site.host for site in sites.sites.values()]
     return list(walk_range(work, hosts, since, changes_max=changes_max))
 

@@ -26,9 +26,9 @@ from floodmark.spark.jobs.backups.manifest import (
     FORMAT,
     MANIFEST,
     ColumnType,
-    Kind,
     Manifest,
     PartFile,
+    PartKind,
     RowCounts,
     RowSums,
     choose_chain,
@@ -47,7 +47,7 @@ def manifest_of(since: Version, version: Version) -> Manifest:
     """A part with changes, or a full one if it is since 0."""
     return Manifest(
         id=f"{since}-{version}",
-        kind=Kind.CHANGES if since else Kind.FULL,
+        kind=PartKind.CHANGES if since else PartKind.FULL,
         site="oslo",
         site_id=1,
         namespace=NAMESPACE,
@@ -87,8 +87,8 @@ def test_a_manifest_is_read_as_it_was_written(target: Directory) -> None:
 
 
 def test_a_part_without_manifest_is_not_complete(target: Directory) -> None:
-    target.directory(part_name(Kind.FULL, 0, 9)).publish("rows", b"")
-    assert read_manifest(target, part_name(Kind.FULL, 0, 9)) is None
+    target.directory(part_name(PartKind.FULL, 0, 9)).publish("rows", b"")
+    assert read_manifest(target, part_name(PartKind.FULL, 0, 9)) is None
     assert read_manifests(target) == []
 
 
@@ -114,7 +114,7 @@ def test_a_format_that_is_not_known_is_refused_by_its_number() -> None:
 
 
 def test_a_manifest_in_the_directory_of_another_part_is_refused(target: Directory) -> None:
-    name = part_name(Kind.FULL, 0, 10)
+    name = part_name(PartKind.FULL, 0, 10)
     target.directory(name).publish(MANIFEST, encode_document(manifest_of(0, 9)))
     with pytest.raises(Corruption, match=f"{name} holds the manifest of full-0+9"):
         read_manifest(target, name)

@@ -21,7 +21,7 @@ from tests.spark.support_write import Pairs, batches_of
 
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.site import Namespace, Site
-from floodmark.spark.source.writing import StreamWriter, Written, open_stream_writer
+from floodmark.spark.source.writing import StreamWriter, TaskResult, open_stream_writer
 
 PAIRS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 
@@ -32,10 +32,10 @@ def users(site: Site) -> Namespace:
 
 
 @pytest.fixture
-def run_epoch(url: str) -> Iterator[Callable[..., Written]]:
+def run_epoch(url: str) -> Iterator[Callable[..., TaskResult]]:
     """Runs a task of a query's micro-batch, as Spark would."""
 
-    def run(epoch: int, *batches: Pairs, query: str = "q") -> Written:
+    def run(epoch: int, *batches: Pairs, query: str = "q") -> TaskResult:
         context = TaskContext._getOrCreate()
         context._localProperties = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(epoch)}
         return make_writer(url).write(batches_of(*batches))
@@ -56,7 +56,7 @@ def contents(namespace: Namespace) -> dict[bytes, bytes]:
 
 
 def test_an_epoch_that_is_run_again_changes_nothing_and_the_next_one_overwrites(
-    users: Namespace, site: Site, run_epoch: Callable[..., Written]
+    users: Namespace, site: Site, run_epoch: Callable[..., TaskResult]
 ) -> None:
     assert run_epoch(0, [(b"a", b"1"), (b"b", b"1")]).stored == 2
     users.put(b"a", b"somebody's")
@@ -68,7 +68,7 @@ def test_an_epoch_that_is_run_again_changes_nothing_and_the_next_one_overwrites(
     assert contents(users) == {b"a": b"2", b"b": b"2"}
 
 
-def test_an_epoch_is_drawn_for_each_query(users: Namespace, run_epoch: Callable[..., Written]) -> None:
+def test_an_epoch_is_drawn_for_each_query(users: Namespace, run_epoch: Callable[..., TaskResult]) -> None:
     assert run_epoch(0, [(b"a", b"1")]).stored == 1
     assert run_epoch(0, [(b"a", b"2")], query="another").stored == 1
     assert run_epoch(0, [(b"a", b"3")]).stored == 0

@@ -22,7 +22,7 @@ from floodmark.model.record import Repair
 from floodmark.spark import SiteAddress
 from floodmark.spark.jobs import verify
 from floodmark.spark.jobs.verifying import comparing as verifying
-from floodmark.spark.jobs.verifying.comparing import REPORT, Comparing, RangeReport, RangeWork
+from floodmark.spark.jobs.verifying.comparing import REPORT, Comparing, ComparisonReport, RangeComparison
 from floodmark.spark.jobs.verifying.sites import ComparedSites
 from floodmark.spark.jobs.verifying.verify import Verification
 from floodmark.spark.jobs.verifying.watch import Watcher
@@ -38,22 +38,24 @@ def world(serve_site: ServeSite) -> World:
     return world
 
 
-def plan(sites: ComparedSites, namespace: str = "users") -> list[RangeWork]:
+def plan(sites: ComparedSites, namespace: str = "users") -> list[RangeComparison]:
     """A range that is the whole namespace."""
     look = sites.look(namespace, sites.sites)
     assert look is not None
-    return [RangeWork(namespace=sites.views(look, history=True), keys=KeyRange())]
+    return [RangeComparison(namespace=sites.views(look, history=True), keys=KeyRange())]
 
 
-def run_task(ranges: Sequence[RangeWork], *, repair: bool = False, rows: bool = False) -> RangeReport:
+def run_task(
+    ranges: Sequence[RangeComparison], *, repair: bool = False, rows: bool = False
+) -> ComparisonReport:
     """What a task says of whole namespaces, in this process."""
     task = Comparing(ranges=ranges, sample=20, repair=repair, rows=rows)
     batches = list(task([pyarrow.RecordBatch.from_pydict({"id": [0]})]))
     (told,) = [row for batch in batches for row in batch.column(REPORT).to_pylist() if row is not None]
-    return msgspec.msgpack.decode(told, type=RangeReport)
+    return msgspec.msgpack.decode(told, type=ComparisonReport)
 
 
-def drifts_of(report: RangeReport) -> dict[tuple[str, str], int]:
+def drifts_of(report: ComparisonReport) -> dict[tuple[str, str], int]:
     return {pair: tally.drift for pair, tally in report.tallies.items()}
 
 
@@ -249,10 +251,10 @@ def test_a_site_that_leaves_before_the_tasks_begin_is_in_doubt_and_the_others_ar
     world.forget("rome", "users", b"oslo-07")
     divide = ComparedSites.plan
 
-    def plan_and_leave(self: ComparedSites, *arguments: object, **options: object) -> list[RangeWork]:
+    def plan_and_leave(self: ComparedSites, *arguments: object, **options: object) -> list[RangeComparison]:
         ranges = divide(self, *arguments, **options)  # type: ignore[arg-type]
         world.served["bonn"].server.close()
-        return [RangeWork(namespace=ranges[0].namespace, keys=KeyRange())]
+        return [RangeComparison(namespace=ranges[0].namespace, keys=KeyRange())]
 
     monkeypatch.setattr(ComparedSites, "plan", plan_and_leave)
     summary = verify(world.addresses, ["users"], max_lag=MAX_LAG, spark=spark)

@@ -27,8 +27,8 @@ from floodmark.model.transaction import Participant
 from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, FaultyEngine, SimulatedCrash
 from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import Held
-from floodmark.transaction.steps import Step
+from floodmark.transaction.held import HeldTransaction
+from floodmark.transaction.steps import TransactionStep
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")
 SHORT = timedelta(seconds=1)
@@ -280,13 +280,13 @@ def test_a_decision_of_unknown_outcome_is_taken_back_by_the_other_one() -> None:
 
 
 def forgive_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Step, "fail", lambda step, _: step.complete(Position(1 << 40, 1, 0)))
+    monkeypatch.setattr(TransactionStep, "fail", lambda step, _: step.complete(Position(1 << 40, 1, 0)))
 
 
 def let_go_early(monkeypatch: pytest.MonkeyPatch) -> None:
     tell = Ending.tell
 
-    def and_let_go(ending: Ending, decided: Iterable[Held]) -> None:
+    def and_let_go(ending: Ending, decided: Iterable[HeldTransaction]) -> None:
         telling = list(decided)
         ending._log.acknowledge(position for held in telling for position in held.positions)
         tell(ending, telling)

@@ -24,9 +24,9 @@ from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision
 from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import PAUSE_MS_FIRST, Held
+from floodmark.transaction.held import PAUSE_MS_FIRST, HeldTransaction
 from floodmark.transaction.records import Begun
-from floodmark.transaction.steps import Step
+from floodmark.transaction.steps import TransactionStep
 
 P, Q = partition("0a"), partition("0b")
 
@@ -41,7 +41,7 @@ class Interrupted(World):
     def interrupt(self, step: Callable[[], object]) -> None:
         """Take a step behind another one, with Ctrl-C while it waits; then let the log go on."""
         with self._busy(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Step, "result", _interrupt)
+            patch.setattr(TransactionStep, "result", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 step()
         assert self.coordinator.log.flush(PATIENCE_SECONDS)
@@ -136,7 +136,7 @@ def test_what_was_decided_is_carried_out_though_the_one_who_did_it_was_interrupt
     world.coordinator.join(transaction, Q)
     tell = Ending._tell
 
-    def tell_and_interrupt(ending: Ending, held: Held) -> bool:
+    def tell_and_interrupt(ending: Ending, held: HeldTransaction) -> bool:
         tell(ending, held)
         raise KeyboardInterrupt
 

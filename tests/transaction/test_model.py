@@ -39,7 +39,7 @@ from floodmark.testing import FaultyEngine
 from floodmark.transaction import coordinator
 from floodmark.transaction.book import TransactionBook
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import PAUSE_MS_MAX, Held
+from floodmark.transaction.held import PAUSE_MS_MAX, HeldTransaction
 
 COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 PARTICIPANTS = [partition("0a"), partition("0b"), subscription("indexer")]
@@ -349,7 +349,7 @@ def forget_at_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave_open_at_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Held, "wrote", property(lambda _: False))
+    monkeypatch.setattr(HeldTransaction, "wrote", property(lambda _: False))
 
 
 def tell_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

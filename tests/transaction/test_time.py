@@ -27,7 +27,7 @@ from floodmark.model.transaction import Participant, TransactionState, Transacti
 from floodmark.testing import Fault, FaultPlan, FaultyEngine
 from floodmark.transaction import TransactionCoordinator, start_sweeping
 from floodmark.transaction.agenda import NEVER_MS, Agenda
-from floodmark.transaction.held import Held
+from floodmark.transaction.held import HeldTransaction
 
 P, Q = partition("0a"), partition("0b")
 SECOND, HOUR_MS = timedelta(seconds=1), 3_600_000
@@ -175,16 +175,16 @@ def test_nobody_waits_while_they_are_listed(world: World, monkeypatch: pytest.Mo
     """Steps are taken while rows are made, and those that have ended meanwhile are left out."""
     coordinator = world.coordinator
     first, second, third = (coordinator.begin(LONG) for _ in range(3))
-    make, calls = Held.statistics, count()
+    make, calls = HeldTransaction.statistics, count()
 
-    def work_meanwhile(held: Held, number: int, now_ms: int) -> TransactionStatistics:
+    def work_meanwhile(held: HeldTransaction, number: int, now_ms: int) -> TransactionStatistics:
         if next(calls) == 0:
             coordinator.commit(second, 5)
             decide(coordinator, third, 6)
             coordinator.begin(LONG)
         return make(held, number, now_ms)
 
-    monkeypatch.setattr(Held, "statistics", work_meanwhile)
+    monkeypatch.setattr(HeldTransaction, "statistics", work_meanwhile)
     listed = [(each.id, each.state, each.version) for each in coordinator.transactions()]
     assert listed == [(first, OPEN, 0), (third, COMMITTING, 6)]
 
@@ -331,7 +331,7 @@ def test_the_sweeper_tells_again_until_a_participant_is_back(sweeping: Sweeping)
 # The agenda
 
 
-def agenda_of(held: dict[str, Held]) -> Agenda:
+def agenda_of(held: dict[str, HeldTransaction]) -> Agenda:
     agenda = Agenda(held)
     for each in held.values():
         agenda.note(each)
@@ -340,7 +340,8 @@ def agenda_of(held: dict[str, Held]) -> Agenda:
 
 def test_transactions_come_in_the_order_of_their_dues_and_as_many_as_asked_for() -> None:
     held = {
-        name: Held(name, 0, expires_ms) for name, expires_ms in [("a", 30), ("b", 10), ("c", 20), ("d", 40)]
+        name: HeldTransaction(name, 0, expires_ms)
+        for name, expires_ms in [("a", 30), ("b", 10), ("c", 20), ("d", 40)]
     }
     agenda = agenda_of(held)
     assert agenda.first_ms() == 10
@@ -350,7 +351,7 @@ def test_transactions_come_in_the_order_of_their_dues_and_as_many_as_asked_for()
 
 
 def test_what_was_put_off_comes_later_and_what_was_brought_forward_sooner() -> None:
-    held = {name: Held(name, 0, 100) for name in "abc"}
+    held = {name: HeldTransaction(name, 0, 100) for name in "abc"}
     agenda = agenda_of(held)
     held["a"].retried_ms = 200
     held["b"].expires_ms = 50
@@ -364,7 +365,7 @@ def test_what_was_put_off_comes_later_and_what_was_brought_forward_sooner() -> N
 
 
 def test_one_that_somebody_works_on_comes_when_it_is_noted_again() -> None:
-    held = {"a": Held("a", 0, 100)}
+    held = {"a": HeldTransaction("a", 0, 100)}
     agenda = agenda_of(held)
     held["a"].parts = 1
     assert agenda.take(100, 9) == []

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from floodmark.accounting.account import Account, AccountState, Checked, Doubt, Finding, Unchecked, Verdict
-from floodmark.accounting.counting import Counted, Entry, compact, go_on_with, join_beats, thin
+from floodmark.accounting.counting import Counted, CountedRun, compact, go_on_with, join_beats, thin
 from floodmark.model.change import NamespaceBeat
 from floodmark.model.version import Version
 
@@ -70,7 +70,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     beats: tuple[NamespaceBeat, ...] = ()
     doubted: Version = 0
     doubt: Doubt = Doubt.SCAN
-    rest: tuple[Entry, ...] = ()
+    rest: tuple[CountedRun, ...] = ()
     checked: int = 0
     unchecked: int = 0
     wrong: int = 0
@@ -92,8 +92,8 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, account=AccountState(), beats=(), doubted=0, rest=())
 
     def settle(
-        self, parts: Sequence[Sequence[Entry]], through: Version, now_ms: int
-    ) -> "tuple[Checks, list[list[Entry]]]":
+        self, parts: Sequence[Sequence[CountedRun]], through: Version, now_ms: int
+    ) -> "tuple[Checks, list[list[CountedRun]]]":
         """Compare the counts of all parts with the heartbeats up to the version that all have reached.
 
         Returns the checks after that, and the unchecked entries of each part.
@@ -194,7 +194,7 @@ class CheckStatistics(msgspec.Struct, frozen=True, kw_only=True):
         return f"{late[-1].text}; compare its sink with the site" if late else None
 
 
-def _is_dividing(beat: NamespaceBeat, parts: Sequence[Sequence[Entry]]) -> bool:
+def _is_dividing(beat: NamespaceBeat, parts: Sequence[Sequence[CountedRun]]) -> bool:
     return any(entry.first <= beat.through < entry.last for part in parts for entry in part)
 
 
@@ -208,7 +208,7 @@ def _join_with_next(beats: list[NamespaceBeat]) -> bool:
     return True
 
 
-def _enter(account: Account, part: Sequence[Entry], through: Version) -> list[Entry]:
+def _enter(account: Account, part: Sequence[CountedRun], through: Version) -> list[CountedRun]:
     """Enter a part's counts up to a version into the account; returns the entries above it."""
     for entry in part:
         if entry.last <= through:

@@ -43,7 +43,7 @@ _NONE: Final[Versions] = numpy.zeros(0, numpy.uint64)
 _flags: Final = itemgetter(-1)
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class CountedRun(msgspec.Struct, frozen=True, array_like=True):
     """Changes counted together, with versions from `first` to `last`.
 
     The digest is None for whole records of which only parts were written.
@@ -59,10 +59,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         """The changes as a heartbeat sums them."""
         return Tally(self.changes, self.digest or 0)
 
-    def plus(self, other: "Entry") -> "Entry":
+    def plus(self, other: "CountedRun") -> "CountedRun":
         """Both as one."""
         known = self.digest is not None and other.digest is not None
-        return Entry(
+        return CountedRun(
             min(self.first, other.first),
             max(self.last, other.last),
             self.changes + other.changes,
@@ -76,7 +76,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     Some changes at or below `scanned` were found by a scan.
     """
 
-    entries: list[Entry] = []
+    entries: list[CountedRun] = []
     beats: list[NamespaceBeat] = []
     scanned: Version = 0
 
@@ -212,7 +212,7 @@ class RowCounting:
         """The counts of all rows."""
         return self._counted.then(Counted(entries=self._cut(None))).thinned()
 
-    def _cut(self, through: Version | None) -> list[Entry]:
+    def _cut(self, through: Version | None) -> list[CountedRun]:
         versions, digests = self._rows.take(through)
         return list(_entry(versions, versions, digests))
 
@@ -303,7 +303,7 @@ def slim_beat(heartbeat: Heartbeat, site_id: int, namespace: int) -> NamespaceBe
 
 def _cut(
     delivered: Versions, read: Digests, beats: Iterable[NamespaceBeat], through: Version
-) -> Iterator[Entry]:
+) -> Iterator[CountedRun]:
     """The entries of a delivery up to a version, one for each interval that has changes."""
     done = 0
     for end in [*_ends(beats), through]:
@@ -315,23 +315,23 @@ def _cut(
         yield from _entry(delivered[done:], _NONE, _NONE)
 
 
-def _entry(delivered: Versions, read: Versions, digests: Versions | None) -> Iterator[Entry]:
+def _entry(delivered: Versions, read: Versions, digests: Versions | None) -> Iterator[CountedRun]:
     """An entry with the count of the delivered and the digests of the read changes, if there are any."""
     counted = [each for each in (delivered, read) if len(each)]
     if counted:
         first, last = min(each[0] for each in counted), max(each[-1] for each in counted)
-        yield Entry(int(first), int(last), len(delivered), _combine(digests))
+        yield CountedRun(int(first), int(last), len(delivered), _combine(digests))
 
 
-def compact(entries: Sequence[Entry], beats: Sequence[NamespaceBeat]) -> list[Entry]:
+def compact(entries: Sequence[CountedRun], beats: Sequence[NamespaceBeat]) -> list[CountedRun]:
     """The entries that lie between the same heartbeats as one.
 
     >>> beat = NamespaceBeat(site=1, node=0, version=9, wall_ms=0, since=2, through=8)
-    >>> compact([Entry(3, 4, 2, 5), Entry(6, 6, 1, 3), Entry(9, 9, 1, 7)], [beat])
+    >>> compact([CountedRun(3, 4, 2, 5), CountedRun(6, 6, 1, 3), CountedRun(9, 9, 1, 7)], [beat])
     [Entry(first=3, last=6, changes=3, digest=6), Entry(first=9, last=9, changes=1, digest=7)]
     """
     ends = _ends(beats)
-    merged: dict[int, Entry] = {}
+    merged: dict[int, CountedRun] = {}
     for entry in sorted(entries, key=_last):
         place = bisect_left(ends, entry.last)
         merged[place] = merged[place].plus(entry) if place in merged else entry
@@ -419,7 +419,7 @@ def _order(beat: NamespaceBeat) -> tuple[Version, int]:
     return beat.version, -1 if beat.log is None else beat.log
 
 
-def _last(entry: Entry) -> Version:
+def _last(entry: CountedRun) -> Version:
     return entry.last
 
 

@@ -87,7 +87,7 @@ class FieldsState(msgspec.Struct, frozen=True):
     fields: tuple[Field, ...]
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class CounterEntry(msgspec.Struct, frozen=True, gc=False):
     """What a site has added to a counter, in all, up to a version of its own."""
 
     site: int
@@ -104,7 +104,7 @@ class CounterState(msgspec.Struct, frozen=True):
     """A counter by its sites, in the order of their ids.  Each entry is younger than `deleted`."""
 
     deleted: Stamp | None
-    entries: tuple[Entry, ...]
+    entries: tuple[CounterEntry, ...]
 
 
 State: TypeAlias = FieldsState | CounterState
@@ -125,7 +125,7 @@ def encode_state(state: State, origin: Stamp | None = None) -> bytes:
     >>> state = FieldsState(None, (Field("city", b'"Oslo"', Stamp(7, 1)), Field("zip", None, Stamp(8, 1))))
     >>> decode_value(encode_state(state)).value
     b'{"city":"Oslo"}'
-    >>> decode_value(encode_state(CounterState(None, (Entry(1, 7, 40), Entry(2, 5, 2))))).value
+    >>> decode_value(encode_state(CounterState(None, (CounterEntry(1, 7, 40), CounterEntry(2, 5, 2))))).value
     b'42'
     """
     if isinstance(state, FieldsState):
@@ -136,7 +136,7 @@ def encode_state(state: State, origin: Stamp | None = None) -> bytes:
 def decode_state(stored: bytes) -> State:
     """Undo `encode_state`; the origin is left out.
 
-    >>> decode_state(encode_state(CounterState(Stamp(3, 2), (Entry(1, 7, -4),)), Stamp(7, 1)))
+    >>> decode_state(encode_state(CounterState(Stamp(3, 2), (CounterEntry(1, 7, -4),)), Stamp(7, 1)))
     CounterState(deleted=Stamp(version=3, site=2), entries=(Entry(site=1, version=7, total=-4),))
     """
     record = decode_value(stored)
@@ -291,7 +291,7 @@ def _encode_counter(state: CounterState, origin: Stamp | None) -> bytes:
     return encode_value(value, None, not value, origin=origin, stamps=b"".join(parts))
 
 
-def _sum(entries: Sequence[Entry]) -> bytes:
+def _sum(entries: Sequence[CounterEntry]) -> bytes:
     """The value of a counter; empty if no site counts."""
     return b"%d" % sum([entry.total for entry in entries]) if entries else b""
 
@@ -299,7 +299,7 @@ def _sum(entries: Sequence[Entry]) -> bytes:
 def _decode_counter(record: Record, body: bytes) -> CounterState:
     _, version, site, count = _COUNTER_HEAD.unpack_from(body)
     deleted = Stamp(version, site) if version or site else None
-    entries = tuple([Entry(*entry) for entry in _ENTRY.iter_unpack(body[_COUNTER_HEAD.size :])])
+    entries = tuple([CounterEntry(*entry) for entry in _ENTRY.iter_unpack(body[_COUNTER_HEAD.size :])])
     sites = [entry.site for entry in entries]
     stamps = [Stamp(entry.version, entry.site) for entry in entries]
     fits = (

@@ -8,12 +8,12 @@ from floodmark.divergence.bounds import (
     verdict_bounded,
 )
 from floodmark.divergence.comparing import (
+    ComparedTally,
     Comparison,
     Drift,
     DriftSide,
     Lag,
     Pair,
-    Tally,
     Vantage,
     compare,
 )
@@ -50,7 +50,7 @@ __all__ = [
     "RepairSummary",
     "RepairedSite",
     "Side",
-    "Tally",
+    "ComparedTally",
     "Vantage",
     "Verdict",
     "choose_repair",

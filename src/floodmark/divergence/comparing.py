@@ -91,7 +91,7 @@ class Lag(msgspec.Struct, frozen=True):
 Finding: TypeAlias = Drift | Lag
 
 
-class Tally(msgspec.Struct, frozen=True):
+class ComparedTally(msgspec.Struct, frozen=True):
     """How many keys of two sites were compared, and what came of it."""
 
     compared: int = 0
@@ -106,14 +106,14 @@ class Tally(msgspec.Struct, frozen=True):
         """How many keys have drifted, in whatever way."""
         return self.value_mismatch + self.missing_left + self.missing_right
 
-    def plus(self, other: "Tally") -> "Tally":
+    def plus(self, other: "ComparedTally") -> "ComparedTally":
         """The tally of two disjoint sets of keys.
 
-        >>> Tally(2, agree=1, lag=1).plus(Tally(3, agree=2, missing_left=1))
+        >>> ComparedTally(2, agree=1, lag=1).plus(ComparedTally(3, agree=2, missing_left=1))
         Tally(compared=5, agree=3, lag=1, value_mismatch=0, missing_left=1, missing_right=0)
         """
         names = self.__struct_fields__
-        return Tally(*(getattr(self, name) + getattr(other, name) for name in names))
+        return ComparedTally(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 class Comparison:
@@ -139,10 +139,10 @@ class Comparison:
         self._known = frozenset[int]().union(*(vantage.mark for vantage in vantages))
 
     @property
-    def tallies(self) -> dict[Pair, Tally]:
+    def tallies(self) -> dict[Pair, ComparedTally]:
         """What was counted so far, for every two sites in the order in which they were given."""
         return {
-            name: Tally(
+            name: ComparedTally(
                 compared=self._compared[pair],
                 **{str(verdict): number for verdict, number in self._numbers[pair].items()},
             )

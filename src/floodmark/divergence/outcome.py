@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 
-from floodmark.divergence.comparing import Pair, Tally, Vantage
+from floodmark.divergence.comparing import ComparedTally, Pair, Vantage
 from floodmark.model.version import Version, moment_of, physical_ms
 
 
@@ -32,7 +32,7 @@ def conclude(drift: int, doubts: Sequence[str]) -> Outcome:
 
 
 def find_overdue(
-    namespace: str, vantages: Sequence[Vantage], tallies: Mapping[Pair, Tally], max_lag: timedelta
+    namespace: str, vantages: Sequence[Vantage], tallies: Mapping[Pair, ComparedTally], max_lag: timedelta
 ) -> list[str]:
     """Why differences that count as lag may be more than that: from whom a site has not heard for long."""
     lagging = {site for pair, tally in tallies.items() if tally.lag for site in pair}

@@ -7,18 +7,9 @@ stands below `host` and says only what it uses.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from floodmark.model.names import SiteIdentity
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.version import Version
-
-
-class SiteIdentity(Protocol):
-    """Who a site is."""
-
-    @property
-    def site(self) -> str: ...
-
-    @property
-    def site_id(self) -> int: ...
 
 
 class MemberFacts(Protocol):

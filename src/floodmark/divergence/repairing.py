@@ -21,7 +21,15 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from floodmark.codec.states import CounterState, Entry, Field, FieldsState, State, decode_state, encode_state
+from floodmark.codec.states import (
+    CounterEntry,
+    CounterState,
+    Field,
+    FieldsState,
+    State,
+    decode_state,
+    encode_state,
+)
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence.comparing import Drift
@@ -50,7 +58,7 @@ _OF_ONE_KEY: Final = (ClockSkew, Corruption, InvalidArgument, LimitExceeded, Out
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Part: TypeAlias = Field | Entry
+Part: TypeAlias = Field | CounterEntry
 
 
 class Copy(NamedTuple):
@@ -405,7 +413,7 @@ def _name_of(part: Part) -> str | int:
 def _with_parts(state: State, deleted: Stamp | None, parts: Sequence[Part]) -> State:
     if isinstance(state, FieldsState):
         return FieldsState(deleted, tuple(part for part in parts if isinstance(part, Field)))
-    return CounterState(deleted, tuple(part for part in parts if isinstance(part, Entry)))
+    return CounterState(deleted, tuple(part for part in parts if isinstance(part, CounterEntry)))
 
 
 _NOT_POSSIBLE: Final = (

@@ -55,7 +55,7 @@ ADVICE: Final = (
 )
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ManifestMark(msgspec.Struct, frozen=True):
     """How far RocksDB's list of its own files went."""
 
     name: str
@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True):
 class Files(msgspec.Struct, frozen=True):
     """What can be seen of a database from outside."""
 
-    manifest: Manifest
+    manifest: ManifestMark
     logs: dict[str, int]
 
 
@@ -151,7 +151,7 @@ def _decode_slot(content: bytes) -> tuple[int, Witness | None]:
     return 0, None
 
 
-def read_files(path: Path, known: Manifest | None = None) -> Files:
+def read_files(path: Path, known: ManifestMark | None = None) -> Files:
     """Look at a database's files.  The MANIFEST is synced; the logs are not, so look before you sync them.
 
     `known` saves reading the part of the MANIFEST that was read before.
@@ -258,7 +258,7 @@ def read_boot() -> str:
         return ""
 
 
-def _read_manifest(path: Path, name: str, known: Manifest | None) -> Manifest:
+def _read_manifest(path: Path, name: str, known: ManifestMark | None) -> ManifestMark:
     file = path / name
     size = file.stat().st_size
     if known is not None and (known.name, known.size) == (name, size):
@@ -269,7 +269,7 @@ def _read_manifest(path: Path, name: str, known: Manifest | None) -> Manifest:
     with file.open("rb") as stream:
         checksum = _checksum(stream.fileno(), start, size, checksum)
         os.fsync(stream.fileno())
-    return Manifest(name=name, size=size, checksum=checksum)
+    return ManifestMark(name=name, size=size, checksum=checksum)
 
 
 def _require_manifest(path: Path, witness: Witness) -> int:

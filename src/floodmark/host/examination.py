@@ -76,7 +76,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check, and what to do about it; nothing, if the advice is empty."""
 
     check: str
@@ -85,7 +85,7 @@ class Finding:
     advice: str = ""
 
 
-class Judgement(NamedTuple):
+class CheckOutcome(NamedTuple):
     """A finding of a check that does not say its own name."""
 
     severity: Severity
@@ -109,7 +109,7 @@ class Examined(Protocol):
 OnPage = Callable[[str, int, int], object]
 
 
-def examine(host: Examined, quick: bool, *, disk: Path | None = None) -> list[Finding]:
+def examine(host: Examined, quick: bool, *, disk: Path | None = None) -> list[CheckResult]:
     """Examine a site that others use meanwhile.  A quick examination does not read all of its data."""
     resting = Event()
     return Examination(host, disk=disk, on_page=lambda *_: resting.wait(PAUSE_SECONDS)).run(quick=quick)
@@ -132,9 +132,9 @@ class Examination:
         self._disk_reserve_bytes = disk_reserve_bytes
         self._on_page = on_page
 
-    def run(self, *, quick: bool) -> list[Finding]:
+    def run(self, *, quick: bool) -> list[CheckResult]:
         """The findings of all checks, in the order in which they are best read."""
-        checks: list[tuple[str, Callable[[], Iterator[Judgement]]]] = [
+        checks: list[tuple[str, Callable[[], Iterator[CheckOutcome]]]] = [
             ("format", self._check_format),
             ("clock", self._check_clock),
             ("disk", self._check_disk),
@@ -155,11 +155,11 @@ class Examination:
 
     # The process and its surroundings
 
-    def _check_format(self) -> Iterator[Judgement]:
+    def _check_format(self) -> Iterator[CheckOutcome]:
         identity = self._host.identity
         yield _ok(f"site {identity.site!r} has format {identity.format}")
 
-    def _check_clock(self) -> Iterator[Judgement]:
+    def _check_clock(self) -> Iterator[CheckOutcome]:
         # Raises ClockSkew if the machine's clock is not believed.
         self._node.clock.time_source()
         ahead_ms = self._node.clock.ahead_ms()
@@ -173,7 +173,7 @@ class Examination:
         else:
             yield _ok("versions keep to this machine's time")
 
-    def _check_disk(self) -> Iterator[Judgement]:
+    def _check_disk(self) -> Iterator[CheckOutcome]:
         # Raises StorageFull if writes are refused.
         self._node.storage.require_wanted()
         if self._disk is None:
@@ -186,7 +186,7 @@ class Examination:
         else:
             yield _ok(room)
 
-    def _check_storage(self) -> Iterator[Judgement]:
+    def _check_storage(self) -> Iterator[CheckOutcome]:
         storage = self._node.storage
         if storage.stopped:
             yield _problem(
@@ -201,7 +201,7 @@ class Examination:
         else:
             yield _ok("no write has failed")
 
-    def _check_background(self) -> Iterator[Judgement]:
+    def _check_background(self) -> Iterator[CheckOutcome]:
         error = self._host.background.error
         if error is not None:
             yield _problem(
@@ -211,7 +211,7 @@ class Examination:
         else:
             yield _ok("no background work has failed")
 
-    def _check_heartbeat(self) -> Iterator[Judgement]:
+    def _check_heartbeat(self) -> Iterator[CheckOutcome]:
         last = self._node.last_heartbeat
         if last is None:
             yield _ok("none yet since the site was opened")
@@ -227,12 +227,12 @@ class Examination:
 
     # What the site keeps about itself
 
-    def _check_resolved(self) -> Iterator[Judgement]:
+    def _check_resolved(self) -> Iterator[CheckOutcome]:
         for hold in self._node.holds.long():
             yield _warning(str(hold), _HOLD_ADVICE[hold.kind].format(transaction=hold.transaction))
         yield _ok("nothing holds the resolved version back")
 
-    def _check_partitions(self) -> Iterator[Judgement]:
+    def _check_partitions(self) -> Iterator[CheckOutcome]:
         with self._node.storage.exclusive():
             # Raises Corruption if two neighbours do not meet.
             rows = load_partitions(self._node.engine)
@@ -245,7 +245,7 @@ class Examination:
                 yield _problem(f"partition {row.id} has no log that fits it", _RESTORE)
         yield _ok(f"{len(rows):,} in the map, without holes")
 
-    def _check_retention(self) -> Iterator[Judgement]:
+    def _check_retention(self) -> Iterator[CheckOutcome]:
         retention = self._node.retention
         gone = {
             f"namespace {row.name!r} was collected": retention.collected_version(row.id)
@@ -260,7 +260,7 @@ class Examination:
         since = moment_of(trimmed).isoformat() if trimmed else "the beginning"
         yield _ok(f"the change log goes back to {since}")
 
-    def _check_safe_points(self) -> Iterator[Judgement]:
+    def _check_safe_points(self) -> Iterator[CheckOutcome]:
         rows = self._host.catalog.live()
         points = self._host.safe_points.list()
         now_ms = self._node.clock.time_source()
@@ -277,7 +277,7 @@ class Examination:
 
     # Those who read
 
-    def _check_feeds(self) -> Iterator[Judgement]:
+    def _check_feeds(self) -> Iterator[CheckOutcome]:
         feeds, now_ms = self._host.feeds.list(), self._node.clock.time_source()
         resolved = self._node.resolved_version()
         for feed in feeds:
@@ -285,7 +285,7 @@ class Examination:
             yield from _judge_feed(feed, measure(feed, resolved, now_ms), collected)
         yield _ok(f"{len(feeds):,} in all")
 
-    def _check_subscriptions(self) -> Iterator[Judgement]:
+    def _check_subscriptions(self) -> Iterator[CheckOutcome]:
         rows, now_ms = self._host.subscriptions.list(), self._node.clock.time_source()
         for row in rows:
             collected = self._node.retention.collected_version(row.namespace_id)
@@ -293,9 +293,9 @@ class Examination:
         yield _ok(f"{len(rows):,} in all")
 
 
-def _findings(name: str, check: Callable[[], Iterator[Judgement]]) -> list[Finding]:
+def _findings(name: str, check: Callable[[], Iterator[CheckOutcome]]) -> list[CheckResult]:
     """What a check finds.  That all is well is said only if it is."""
-    judgements: list[Judgement] = []
+    judgements: list[CheckOutcome] = []
     try:
         # One by one, so that what was found before an error counts.
         for judgement in check():
@@ -305,22 +305,22 @@ def _findings(name: str, check: Callable[[], Iterator[Judgement]]) -> list[Findi
     except FloodmarkError as error:
         judgements.append(_problem(str(error)))
     bad = [judgement for judgement in judgements if judgement.severity is not Severity.OK]
-    return [Finding(name, *judgement) for judgement in bad or judgements]
+    return [CheckResult(name, *judgement) for judgement in bad or judgements]
 
 
-def _ok(message: str) -> Judgement:
-    return Judgement(Severity.OK, message)
+def _ok(message: str) -> CheckOutcome:
+    return CheckOutcome(Severity.OK, message)
 
 
-def _warning(message: str, advice: str) -> Judgement:
-    return Judgement(Severity.WARNING, message, advice)
+def _warning(message: str, advice: str) -> CheckOutcome:
+    return CheckOutcome(Severity.WARNING, message, advice)
 
 
-def _problem(message: str, advice: str = "") -> Judgement:
-    return Judgement(Severity.PROBLEM, message, advice)
+def _problem(message: str, advice: str = "") -> CheckOutcome:
+    return CheckOutcome(Severity.PROBLEM, message, advice)
 
 
-def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> Iterator[Judgement]:
+def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> Iterator[CheckOutcome]:
     name, lag_ms = feed.name, statistics.checkpoint_lag_ms
     behind = f"feed {name!r} is {_show_age(lag_ms)} behind"
     rebuild = f"copy a snapshot to the sink, and feed resume {name} --since its version; or feed remove"
@@ -344,7 +344,7 @@ def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> I
         yield _warning(behind, advice)
 
 
-def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -> Iterator[Judgement]:
+def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -> Iterator[CheckOutcome]:
     age_ms = now_ms - physical_ms(row.needed_version)
     if row.needed_version < collected:
         yield _problem(
@@ -363,7 +363,7 @@ def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -
 
 
 @dataclass
-class Damage:
+class DamageReport:
     """What was found wrong: how often, and the first few cases in words."""
 
     count: int = 0
@@ -388,9 +388,9 @@ class Walk:
         self._catalog = host.catalog
         self._on_page = on_page
 
-    def check_records(self) -> Iterator[Judgement]:
+    def check_records(self) -> Iterator[CheckOutcome]:
         """Whether every record can be read, is of a namespace, and is not of the future."""
-        damage, strays, count = Damage(), Damage(), 0
+        damage, strays, count = DamageReport(), DamageReport(), 0
         namespaces = self._names()
         for page in self._pages(DATA, "records"):
             count += len(page)
@@ -418,9 +418,9 @@ class Walk:
             )
         yield _ok(f"{count:,} read, and all are whole")
 
-    def check_logs(self) -> Iterator[Judgement]:
+    def check_logs(self) -> Iterator[CheckOutcome]:
         """Whether every row of the change logs can be read, and says the same as the data."""
-        damage, count = Damage(), 0
+        damage, count = DamageReport(), 0
         logs = {log.id: log for log in load_logs(self._node.engine)}
         previous = _Place(0, 0, 0)
         for page in self._pages(LOG, "change-log rows"):

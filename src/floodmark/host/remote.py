@@ -73,7 +73,7 @@ class RemoteHost:
             setattr(self, port.attribute, RemoteCalls(connection, specs))
         self.namespaces = RemoteNamespaces(self.namespaces)
         self.router = Router(RemotePartitionMaps(connection))
-        self._holds = Holds(connection)
+        self._holds = ReaderHolds(connection)
 
     def physical_ms(self) -> int:
         return self._clock.physical_ms()
@@ -190,7 +190,7 @@ class ServerClock:
         return self._monotonic() + self._offset_ms
 
 
-class Hold:
+class ReaderHold:
     """A version that a reader of this process needs, and the server's lease on it, if there is one."""
 
     def __init__(self, version: Version, namespace: int) -> None:
@@ -201,7 +201,7 @@ class Hold:
         self.looks = 0
 
 
-class Holds:
+class ReaderHolds:
     """Keeps the versions of open readers held at the server.
 
     Most readers are done before it is worth a request.  One thread looks after those that are not; it
@@ -211,15 +211,15 @@ class Holds:
     def __init__(self, connection: Connection, *, hold_seconds: float = HOLD_SECONDS) -> None:
         self._connection = connection
         self._hold_seconds = hold_seconds
-        self._open: set[Hold] = set()
+        self._open: set[ReaderHold] = set()
         self._changed = Condition()
         self._keeper: Thread | None = None
         self._closed = False
 
     @contextmanager
-    def holding(self, version: Version, namespace: int, *, at_once: bool) -> Iterator[Hold]:
+    def holding(self, version: Version, namespace: int, *, at_once: bool) -> Iterator[ReaderHold]:
         """Hold a version in the block; the reader may move it on."""
-        hold = Hold(version, namespace)
+        hold = ReaderHold(version, namespace)
         if at_once:
             self._renew(hold, HOLD)
         with self._changed:
@@ -255,11 +255,11 @@ class Holds:
                     with suppress(FloodmarkError):
                         self._renew(hold, HOLD_ON)
 
-    def _renew(self, hold: Hold, method: Method[HoldRequest, int]) -> None:
+    def _renew(self, hold: ReaderHold, method: Method[HoldRequest, int]) -> None:
         request = HoldRequest(hold.version, hold.namespace, hold.lease)
         hold.lease = self._connection.invoke(method, request)
 
-    def _release(self, hold: Hold) -> None:
+    def _release(self, hold: ReaderHold) -> None:
         if hold.lease is not None and not self._closed:
             # A lease that is not released ends by itself.
             with suppress(FloodmarkError):

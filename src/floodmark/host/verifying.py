@@ -12,7 +12,7 @@ from floodmark.codec.ordered import decode_version, encode_namespace
 from floodmark.codec.thin import thin_record
 from floodmark.feed import at_present
 from floodmark.host.catalog import Catalog
-from floodmark.host.examination import Finding
+from floodmark.host.examination import CheckResult
 from floodmark.model.errors import (
     Corruption,
     FloodmarkError,
@@ -38,7 +38,7 @@ class LocalVerification:
     """The port to the records of a site of this process, key by key."""
 
     def __init__(
-        self, node: Node, catalog: Catalog, members: Members, examine: Callable[[bool], list[Finding]]
+        self, node: Node, catalog: Catalog, members: Members, examine: Callable[[bool], list[CheckResult]]
     ) -> None:
         self._examine = examine
         self._node = node
@@ -102,7 +102,7 @@ class LocalVerification:
             raise partly_done(len(stored), error) from error
         return [key in stored for key in wanted]
 
-    def examine(self, quick: bool) -> list[Finding]:
+    def examine(self, quick: bool) -> list[CheckResult]:
         return self._examine(quick)
 
     def _each_partition(

@@ -29,7 +29,7 @@ LOOK_SECONDS: Final = 0.2
 STANDSTILL_MS_MAX: Final = 120_000
 
 
-class Progress(Protocol):
+class LinkProgress(Protocol):
     """Gets reports of how far the links are."""
 
     def report(self, stage: str, done: int, total: int | None) -> None:
@@ -88,7 +88,7 @@ def run_links(
     runner: AbstractContextManager[Runner],
     *,
     once: bool = False,
-    progress: Progress | None = None,
+    progress: LinkProgress | None = None,
     stop: Event | None = None,
 ) -> TopologySummary:
     """Run all links between the sites that have an address, until `stop` is set.
@@ -213,7 +213,7 @@ class _Link:
 class _Work:
     """Starts the runner and supervises it."""
 
-    def __init__(self, runner: Runner, links: Sequence[_Link], progress: Progress | None) -> None:
+    def __init__(self, runner: Runner, links: Sequence[_Link], progress: LinkProgress | None) -> None:
         self._runner = runner
         self._links = links
         self._progress = progress

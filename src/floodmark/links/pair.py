@@ -39,14 +39,14 @@ _TOPOLOGIES: Final = "docs/operations/replication.md"
 
 
 @dataclass(frozen=True)
-class Pair:
+class LinkPair:
     """The topology of a pair, and the addresses of its two sites by name."""
 
     topology: Topology
     addresses: dict[str, SiteAddress]
 
     @classmethod
-    def of(cls, source: SiteAddress, target: SiteAddress, namespaces: Sequence[str] = ()) -> "Pair":
+    def of(cls, source: SiteAddress, target: SiteAddress, namespaces: Sequence[str] = ()) -> "LinkPair":
         """Make a pair of two sites that answer: put its topology in force, and begin with snapshots.
 
         Copies all namespaces of the source unless some are named.  The target gets the settings of those that

@@ -78,7 +78,7 @@ class Planned(NamedTuple):
     shares: list[list[Piece]]
 
 
-class Pace:
+class LinkPace:
     """Decides whether to take a step now: one with changes always, heartbeats less often on an idle link."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Planner:
         self._held_at_ms: int | None = None
         # Whether its step was among the largest of the last batch, and so decided the batch's duration.
         self.leads = True
-        self.pace = Pace()
+        self.pace = LinkPace()
         # The wanted duration of the batch.
         self.step_ms = STEP_MS
 

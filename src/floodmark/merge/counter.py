@@ -6,7 +6,7 @@ nothing is counted twice, however often and in whatever order the sites hear of 
 away the entries that are not younger than it, and the sites begin again at 0.
 """
 
-from floodmark.codec.states import CounterState, Entry, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, encode_state
 from floodmark.merge.fields import later_delete
 from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidValue, LimitExceeded
@@ -17,7 +17,7 @@ from floodmark.model.version import Version
 def merge_counters(current: CounterState, incoming: CounterState) -> CounterState:
     """The join of two states: of each site the younger entry, above the higher delete.
 
-    >>> old, new, other = Entry(1, 7, 5), Entry(1, 8, 6), Entry(2, 3, -4)
+    >>> old, new, other = CounterEntry(1, 7, 5), CounterEntry(1, 8, 6), CounterEntry(2, 3, -4)
     >>> merge_counters(CounterState(None, (old, other)), CounterState(None, (new,))).entries == (new, other)
     True
     """
@@ -49,7 +49,7 @@ def stamp_counter(
             f"adding {added.total:,} would make the total of site {site} {total:,}; it may be at most "
             f"{COUNTER_TOTAL_MAX:,}, above or below zero. Delete the counter to begin anew"
         )
-    return CounterState(None, (Entry(site, version, total),))
+    return CounterState(None, (CounterEntry(site, version, total),))
 
 
 def add_to_counter(number: int) -> bytes:
@@ -58,4 +58,4 @@ def add_to_counter(number: int) -> bytes:
         raise InvalidValue(f"only a whole number can be added to a counter, not {number!r:.60}")
     if abs(number) > COUNTER_TOTAL_MAX:
         raise LimitExceeded(f"at most {COUNTER_TOTAL_MAX:,} can be added to a counter, above or below zero")
-    return encode_state(CounterState(None, (Entry(0, 0, number),)))
+    return encode_state(CounterState(None, (CounterEntry(0, 0, number),)))

@@ -34,9 +34,9 @@ from floodmark.model.version import Version
 from floodmark.partition.commit.commit import (
     Commit,
     CommitTally,
+    CommittingPartition,
     Mint,
-    Step,
-    Writer,
+    RoundStep,
     Writes,
     encode_commit_rows,
     tally_one,
@@ -107,7 +107,7 @@ class Committer:
         return commit.version
 
     def commit_one(
-        self, writer: Writer, key: bytes, prefix: bytes, value: bytes, *, durable: bool
+        self, writer: CommittingPartition, key: bytes, prefix: bytes, value: bytes, *, durable: bool
     ) -> Version:
         """`commit` of one key, in the same steps but without lists, while no thread waits."""
         turn, clock, engine, storage = self._turn, self._clock, self._engine, self._storage
@@ -293,7 +293,7 @@ class Committer:
         def fits(commit: Commit) -> bool:
             nonlocal size
             size += commit.writes.size if commit.writes else 0
-            has_work = commit.writer is not None or isinstance(commit, Step)
+            has_work = commit.writer is not None or isinstance(commit, RoundStep)
             return has_work and size <= self._round_bytes_max
 
         batch += self._turn.take_line(fits)
@@ -316,7 +316,7 @@ class Committer:
             if self.tail.is_open:
                 self._enter_tail(batch)
             for commit in batch:
-                if isinstance(commit, Step) and commit.version:
+                if isinstance(commit, RoundStep) and commit.version:
                     commit.finish()
             self._settle_floors(synced=durable)
         else:
@@ -355,7 +355,7 @@ class Committer:
                 rows = []
             mint = Mint(self._clock.now)
             try:
-                if isinstance(commit, Step):
+                if isinstance(commit, RoundStep):
                     if taken := commit.take(mint):
                         rows.append(taken)
                     durable = durable or commit.version != 0
@@ -398,12 +398,12 @@ class Committer:
                 commit.writer.heat.add_writes(len(commit.writes.keys), commit.writes.size)
                 counters.commits += 1
         for commit in batch:
-            if isinstance(commit, Step) and commit.version and commit.error is None:
+            if isinstance(commit, RoundStep) and commit.version and commit.error is None:
                 counters.commits += commit.is_commit
                 if not commit.count(self.uncounted_through):
                     self._lose_count()
 
-    def _fold(self, writer: Writer) -> None:
+    def _fold(self, writer: CommittingPartition) -> None:
         """Fold the tallies of a partition, and again when there are twice as many."""
         fold_tallies((writer,), self.prepared.versions())
         self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
@@ -450,7 +450,7 @@ class Committer:
                 elif not commit.version and commit.error is None:
                     commit.error = refused(failure)
             for commit in batch:
-                if isinstance(commit, Step):
+                if isinstance(commit, RoundStep):
                     commit.undo()
             # Before the prepared writes are loaded: those that ended are published from then on.
             self._forget_tail()
@@ -476,7 +476,7 @@ class Committer:
         return commit.version
 
     def _is_written(self, commit: Commit) -> bool:
-        if isinstance(commit, Step):
+        if isinstance(commit, RoundStep):
             return commit.is_written()
         assert commit.writer is not None
         assert commit.writes is not None
@@ -500,7 +500,7 @@ class Committer:
             self.tail.reset(self._clock.latest)
 
 
-def moved(writer: Writer) -> PartitionMoved:
+def moved(writer: CommittingPartition) -> PartitionMoved:
     """The error for a partition that no longer exists."""
     return PartitionMoved(
         f"partition {writer.id} was split, merged or moved; ask for the map again",

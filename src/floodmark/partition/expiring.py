@@ -34,7 +34,7 @@ from floodmark.model.limits import EXPIRIES_PER_COMMIT_MAX, PAGE_BYTES_MAX, PAGE
 from floodmark.model.partition import PartitionMap
 from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
-from floodmark.partition.commit.commit import Mint, Step
+from floodmark.partition.commit.commit import Mint, RoundStep
 from floodmark.partition.commit.expiry_index import Expiring, decode_index_key, index_range, index_rows
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import DATA, EXPIRING_INDEXED, LOG, META
@@ -95,7 +95,7 @@ class Expiries:
             storage.store([(META, EXPIRING_INDEXED, b"")])
 
 
-class Expire(Step):
+class Expire(RoundStep):
     """Write the first expiries that are due, at one version."""
 
     is_commit = True

@@ -7,10 +7,10 @@ from operator import xor
 
 from floodmark.model.change import Sums, Tally
 from floodmark.model.version import Version
-from floodmark.partition.commit.commit import CommitTally, Writer
+from floodmark.partition.commit.commit import CommitTally, CommittingPartition
 
 
-def drain_sums(partitions: Iterable[Writer], through: Version) -> dict[int, Sums]:
+def drain_sums(partitions: Iterable[CommittingPartition], through: Version) -> dict[int, Sums]:
     """Take the tallies at or below `through` out of the partitions, summed by namespace."""
     sums: dict[int, Sums] = {}
     for partition in partitions:
@@ -24,7 +24,7 @@ def drain_sums(partitions: Iterable[Writer], through: Version) -> dict[int, Sums
     return sums
 
 
-def fold_tallies(partitions: Iterable[Writer], borders: Sequence[Version]) -> None:
+def fold_tallies(partitions: Iterable[CommittingPartition], borders: Sequence[Version]) -> None:
     """Fold tallies between borders, which are the ordered versions of prepared writes.
 
     While something is prepared, heartbeats count only up to it, and tallies above must not pile up.  A

@@ -16,7 +16,7 @@ from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
-from floodmark.partition.commit.commit import Step
+from floodmark.partition.commit.commit import RoundStep
 from floodmark.partition.commit.storage import Storage, unknown
 from floodmark.partition.committer import Committer
 from floodmark.partition.expiring import Expiries
@@ -398,7 +398,7 @@ class Node:
         if isinstance(self.map, ClosedMap):
             raise self.map.refusal.again()
 
-    def take(self, step: Step) -> None:
+    def take(self, step: RoundStep) -> None:
         """Take a step that writes no records in the next round; returns when it is durable."""
         self.require_open()
         self.committer.commit(step)

@@ -36,7 +36,7 @@ from floodmark.partition.commit.entering import (
     PLAIN_BYTES_MAX,
     QUALIFIED_BYTES_MAX,
     Entrance,
-    Kind,
+    WriteKind,
     check_fits,
     check_keys,
 )
@@ -243,15 +243,15 @@ class LocalPartition:
                 and NAMESPACE_BYTES < len(key) <= QUALIFIED_BYTES_MAX
                 and len(value) <= PLAIN_BYTES_MAX
             ):
-                self._entrance.check(keys, values, Kind.PUT)
+                self._entrance.check(keys, values, WriteKind.PUT)
             return self._committer.commit_one(self, key, encode_bytes(b"r" + key), value, durable=durable)
-        return self._committer.commit(Commit(self, self._enter(keys, values, Kind.PUT), durable=durable))
+        return self._committer.commit(Commit(self, self._enter(keys, values, WriteKind.PUT), durable=durable))
 
     def _enter(
         self,
         keys: Sequence[bytes],
         values: Sequence[bytes],
-        kind: Kind,
+        kind: WriteKind,
         *,
         own: bool = True,
         loaded: bool = False,
@@ -263,7 +263,7 @@ class LocalPartition:
         return writes
 
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        writes = self._enter(keys, values, Kind.MERGE)
+        writes = self._enter(keys, values, WriteKind.MERGE)
 
         def decide(mint: Mint) -> Writes | None:
             return self._merged(writes, write_at(mint(), self._site_id))
@@ -271,7 +271,7 @@ class LocalPartition:
         return self._commit_decided(decide, durable=durable)[0]
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
-        writes = self._enter([key], [value], Kind.WRITE)
+        writes = self._enter([key], [value], WriteKind.WRITE)
 
         def decide(mint: Mint) -> Writes | None:
             if self.get(key) != expected:
@@ -358,10 +358,10 @@ class LocalPartition:
         durable: bool,
         admit: Callable[[], None] | None = None,
     ) -> Version:
-        return self._apply(self._enter(keys, values, Kind.COPY, own=False), admit, durable=durable)
+        return self._apply(self._enter(keys, values, WriteKind.COPY, own=False), admit, durable=durable)
 
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        writes = self._enter(keys, values, Kind.COPY, own=False, loaded=True)
+        writes = self._enter(keys, values, WriteKind.COPY, own=False, loaded=True)
         return self._apply(writes, None, durable=durable)
 
     def _apply(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
@@ -406,7 +406,7 @@ class LocalPartition:
 
         0 stands for no record.  Returns the keys that were stored.
         """
-        writes = self._enter(keys, values, Kind.COPY, own=False)
+        writes = self._enter(keys, values, WriteKind.COPY, own=False)
         self._committer.observe(stamp_version(max(find_origins(writes.values))))
         versions = [seen[key] for key in writes.keys]
         decide = write_where_seen(self._engine, writes, versions, self._site_id)
@@ -416,7 +416,7 @@ class LocalPartition:
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
-        writes = self._enter(keys, values, Kind.WRITE)
+        writes = self._enter(keys, values, WriteKind.WRITE)
         self._committer.observe(since)
         # The highest stamp of that version, of whichever site.
         unchanged = encode_stamp(since, SITE_IDS_MAX)
@@ -433,7 +433,7 @@ class LocalPartition:
     # Prepared writes
 
     def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
-        writes = self._enter(keys, values, Kind.WRITE)
+        writes = self._enter(keys, values, WriteKind.WRITE)
         require_preparable(self, writes)
         lines = self._prepared.lines
         # Transactions in line may wait for what this one has prepared.

@@ -39,7 +39,7 @@ from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.lag import LagCounts
 from floodmark.replication.ports import SourceSite, TargetSite
-from floodmark.replication.reading import Kind, decode_beat, read_step
+from floodmark.replication.reading import RowKind, decode_beat, read_step
 from floodmark.replication.step import LinkStep, NamespaceStep
 
 BATCH_ROWS_MAX: Final = 8_192
@@ -83,9 +83,9 @@ class Applier:
             if start == end:
                 continue
             part, run = self._parts[indexes[start]], rows.slice(start, end - start)
-            if kinds[start] == Kind.CHANGE:
+            if kinds[start] == RowKind.CHANGE:
                 part.add_changes(run)
-            elif kinds[start] == Kind.HEARTBEAT:
+            elif kinds[start] == RowKind.HEARTBEAT:
                 part.add_beats(run)
             else:
                 part.applied.scanned = True

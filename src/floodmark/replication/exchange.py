@@ -23,10 +23,11 @@ from floodmark.feed import at_present
 from floodmark.merge.origins import split_record
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
+from floodmark.model.names import SiteIdentity
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
-from floodmark.replication.ports import NamespaceFacts, SiteIdentity
+from floodmark.replication.ports import NamespaceIdentity
 
 BATCH_ROWS_MAX: Final = 4_096
 BATCH_BYTES_MAX: Final = 4 * MIB
@@ -45,7 +46,7 @@ class Records(Protocol):
 class HolderNamespaces(Protocol):
     """The namespaces of a site."""
 
-    def find_namespace(self, namespace: str) -> NamespaceFacts: ...
+    def find_namespace(self, namespace: str) -> NamespaceIdentity: ...
 
 
 class HolderVersions(Protocol):

@@ -7,6 +7,7 @@ stands below `host` and says only what it uses.
 from collections.abc import Iterator
 from typing import Protocol
 
+from floodmark.model.names import SiteIdentity
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
@@ -14,17 +15,7 @@ from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
 
 
-class SiteIdentity(Protocol):
-    """Who a site is."""
-
-    @property
-    def site(self) -> str: ...
-
-    @property
-    def site_id(self) -> int: ...
-
-
-class NamespaceFacts(Protocol):
+class NamespaceIdentity(Protocol):
     """A namespace at one of the sites.  A name that was dropped and made anew has another id."""
 
     @property
@@ -49,7 +40,7 @@ class SourceSite(Protocol):
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]: ...
 
 
-class LinkPosition(Protocol):
+class LinkState(Protocol):
     """How far a target is with a namespace of a source."""
 
     @property

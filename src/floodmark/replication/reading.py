@@ -49,7 +49,7 @@ encode_beat: Final = msgspec.msgpack.Encoder().encode
 decode_beat: Final = msgspec.msgpack.Decoder(NamespaceBeat).decode
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """The kind of a row."""
 
     CHANGE = 0
@@ -89,7 +89,7 @@ def read_part(
         if rows.num_rows:
             yield rows
     if scanned:
-        yield _special_rows(index, Kind.SCANNED, [namespace.until], [b""])
+        yield _special_rows(index, RowKind.SCANNED, [namespace.until], [b""])
 
 
 def _qualify(namespace: int, keys: KeyRange) -> KeyRange:
@@ -102,23 +102,23 @@ def _encode_changes(batch: ChangeBatch, index: int, source_id: int) -> pyarrow.R
     qualified = pyarrow.array(batch.keys, _BINARY)
     stored = pyarrow.array(batch.values, _BINARY)
     keys = pyarrow.compute.binary_slice(qualified, NAMESPACE_BYTES, NAMESPACE_BYTES + KEY_BYTES_MAX)
-    return _rows(index, Kind.CHANGE, versions, keys, add_origins(stored, versions, source_id))
+    return _rows(index, RowKind.CHANGE, versions, keys, add_origins(stored, versions, source_id))
 
 
 def _encode_beats(beats: Sequence[NamespaceBeat], index: int) -> pyarrow.RecordBatch:
     return _special_rows(
-        index, Kind.HEARTBEAT, [beat.version for beat in beats], [encode_beat(beat) for beat in beats]
+        index, RowKind.HEARTBEAT, [beat.version for beat in beats], [encode_beat(beat) for beat in beats]
     )
 
 
 def _special_rows(
-    index: int, kind: Kind, versions: Sequence[int], records: Sequence[bytes]
+    index: int, kind: RowKind, versions: Sequence[int], records: Sequence[bytes]
 ) -> pyarrow.RecordBatch:
     keys = pyarrow.array([b""] * len(records), _BINARY)
     return _rows(index, kind, numpy.array(versions, numpy.uint64), keys, pyarrow.array(records, _BINARY))
 
 
-def _rows(index: int, kind: Kind, versions: Any, keys: Any, records: Any) -> pyarrow.RecordBatch:
+def _rows(index: int, kind: RowKind, versions: Any, keys: Any, records: Any) -> pyarrow.RecordBatch:
     count = len(versions)
     columns = [
         pyarrow.array(numpy.full(count, index, numpy.uint16)),

@@ -19,7 +19,7 @@ from floodmark.model.errors import ClockSkew, VersionCollected
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version, moment_of
 from floodmark.replication.exchange import Copied, HolderSite, HolderVersions, copy_origin
-from floodmark.replication.ports import LinkPosition
+from floodmark.replication.ports import LinkState
 from floodmark.replication.topology import Topology
 
 
@@ -27,7 +27,7 @@ class LinkFacts(Protocol):
     """The links that end at a site."""
 
     @property
-    def links(self) -> Sequence[LinkPosition]: ...
+    def links(self) -> Sequence[LinkState]: ...
 
 
 class NamespaceRemembers(Protocol):

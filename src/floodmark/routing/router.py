@@ -18,7 +18,7 @@ from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMove
 from floodmark.model.partition import Content, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
-from floodmark.partition.commit.entering import Entrance, Kind
+from floodmark.partition.commit.entering import Entrance, WriteKind
 
 # A key may change hands this often under one call; more means that something is wrong.
 ROUTES_MAX: Final = 100
@@ -95,7 +95,9 @@ class Router:
         """
         return max(
             self._commit_groups(
-                rows, Kind.PUT, lambda partition, keys, values: partition.put(keys, values, durable=durable)
+                rows,
+                WriteKind.PUT,
+                lambda partition, keys, values: partition.put(keys, values, durable=durable),
             ),
             default=0,
         )
@@ -105,7 +107,7 @@ class Router:
         return max(
             self._commit_groups(
                 rows,
-                Kind.MERGE,
+                WriteKind.MERGE,
                 lambda partition, keys, values: partition.merge(keys, values, durable=durable),
             ),
             default=0,
@@ -119,7 +121,7 @@ class Router:
         return max(
             self._commit_groups(
                 rows,
-                Kind.COPY,
+                WriteKind.COPY,
                 lambda partition, keys, values: partition.apply(keys, values, durable=durable, admit=admit),
                 rank=_highest_stamp,
             ),
@@ -131,7 +133,7 @@ class Router:
         return max(
             self._commit_groups(
                 rows,
-                Kind.COPY,
+                WriteKind.COPY,
                 lambda partition, keys, values: partition.load(keys, values, durable=durable),
                 rank=_highest_stamp,
             ),
@@ -143,7 +145,7 @@ class Router:
         return sum(
             self._commit_groups(
                 rows,
-                Kind.WRITE,
+                WriteKind.WRITE,
                 lambda partition, keys, values: partition.put_unchanged(keys, values, since, durable=durable),
             )
         )
@@ -151,7 +153,7 @@ class Router:
     def _commit_groups(
         self,
         rows: Rows,
-        kind: Kind,
+        kind: WriteKind,
         commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], int],
         rank: Callable[[Rows], int] | None = None,
     ) -> list[int]:

@@ -20,7 +20,7 @@ REST_MS_MAX: Final = CLOSE_AFTER_MS + 2_000
 _log: Final = logging.getLogger("floodmark.server")
 
 
-class Channels:
+class ChannelService:
     """Answers calls on channels."""
 
     def __init__(

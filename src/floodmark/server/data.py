@@ -18,7 +18,7 @@ from floodmark.server.checks import (
     check_size,
     check_version,
 )
-from floodmark.server.guard import Guard
+from floodmark.server.guard import AccessGuard
 from floodmark.server.leases import Leases
 from floodmark.server.logs import log_action
 from floodmark.wire.messages import (
@@ -109,7 +109,7 @@ def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> lis
 class DataPlane:
     """Answers what is asked all the time."""
 
-    def __init__(self, host: Host, guard: Guard, leases: Leases) -> None:
+    def __init__(self, host: Host, guard: AccessGuard, leases: Leases) -> None:
         self._host = host
         self._guard = guard
         self._leases = leases

@@ -16,7 +16,7 @@ from floodmark.partition.commit.entering import namespaces_of
 from floodmark.server.access import Caller
 
 
-class Guard:
+class AccessGuard:
     """Stands before a site's data.  Safe to use from many threads."""
 
     def __init__(self, host: Host) -> None:

@@ -37,7 +37,7 @@ class Headers(flight.ServerMiddlewareFactory):
         return self._by_thread.pop(get_ident(), {})
 
 
-class Identity:
+class CallerIdentity:
     """Somebody at the other end of a request, who can be asked again who they are."""
 
     def __init__(

@@ -19,10 +19,10 @@ from floodmark.model.limits import (
 )
 from floodmark.server.access import Access
 from floodmark.server.calls import call_handlers
-from floodmark.server.channel import Channels
+from floodmark.server.channel import ChannelService
 from floodmark.server.checks import check_size
 from floodmark.server.data import DataPlane, Handler
-from floodmark.server.guard import Guard
+from floodmark.server.guard import AccessGuard
 from floodmark.server.identity import MIDDLEWARE, Headers
 from floodmark.server.leases import Leases
 from floodmark.server.memory import FreedMemory, keep_little
@@ -31,7 +31,7 @@ from floodmark.server.relay import Relay
 from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams
 from floodmark.server.visits import Gate, Reception, StreamPlaces
-from floodmark.server.writes import Writes
+from floodmark.server.writes import WriteService
 from floodmark.wire.channels import CHANNEL_COMMAND
 from floodmark.wire.errors import to_flight_error
 from floodmark.wire.messages import COMMAND, TICKET
@@ -62,7 +62,7 @@ class Service(flight.FlightServerBase):
     ) -> None:
         keep_little()
         memory = FreedMemory(time_source)
-        guard, self.leases = Guard(host), Leases(host, time_source)
+        guard, self.leases = AccessGuard(host), Leases(host, time_source)
         handlers = [*DataPlane(host, guard, self.leases).handlers(), *call_handlers(host)]
         self.handlers: dict[str, Handler] = {handler.method.name: handler for handler in handlers}
         self.metrics = ServerMetrics([*self.handlers, SCAN, RECORDS, CHANGES, WRITE, CHANNEL])
@@ -79,9 +79,9 @@ class Service(flight.FlightServerBase):
         )
         self.places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
         self._streams = Streams(host, guard, monotonic_ms=time_source)
-        self._writes = Writes(host, guard, self.metrics)
+        self._writes = WriteService(host, guard, self.metrics)
         self._channel_places = StreamPlaces(CHANNELS_MAX, CHANNELS_PER_CALLER_MAX)
-        self._channels = Channels(self.handlers, self.gate, self.metrics)
+        self._channels = ChannelService(self.handlers, self.gate, self.metrics)
         super().__init__(
             location,
             tls_certificates=tls_certificates,

@@ -21,7 +21,7 @@ from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.server.checks import check_namespace_range, check_position, check_snapshot, check_version
-from floodmark.server.guard import Guard
+from floodmark.server.guard import AccessGuard
 from floodmark.server.visits import Visit
 from floodmark.wire.columns import PAIRS, changes_schema, cut_records, encode_changes, encode_pairs
 from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket, Ticket
@@ -36,7 +36,7 @@ Batches: TypeAlias = Generator[Rows, None, None]
 class Streams:
     """Makes the batches of streams."""
 
-    def __init__(self, host: Host, guard: Guard, *, monotonic_ms: TimeSource) -> None:
+    def __init__(self, host: Host, guard: AccessGuard, *, monotonic_ms: TimeSource) -> None:
         self._host = host
         self._guard = guard
         self._monotonic_ms = monotonic_ms

@@ -18,7 +18,7 @@ from pyarrow import flight
 from floodmark.clock import TimeSource, monotonic_seconds
 from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Retryable, Unreachable
 from floodmark.server.access import Access, Caller
-from floodmark.server.identity import Headers, Identity
+from floodmark.server.identity import CallerIdentity, Headers
 from floodmark.server.metrics import ServerMetrics, outcome_of
 from floodmark.server.relay import Relay
 from floodmark.server.stalled import Activity, Watchdog
@@ -121,7 +121,7 @@ class Visit:
     """One request, from the moment at which it is known who came."""
 
     def __init__(
-        self, context: Any, identity: Identity, activity: Activity, gate: Gate, time_source: TimeSource
+        self, context: Any, identity: CallerIdentity, activity: Activity, gate: Gate, time_source: TimeSource
     ) -> None:
         self.caller = identity.authenticate()
         self.activity = activity
@@ -178,7 +178,7 @@ class Reception:
         failure: BaseException | None = None
         try:
             with self._gate.passing() if is_counted else self._gate.open():
-                identity = Identity(context, headers, self._access, self._relay)
+                identity = CallerIdentity(context, headers, self._access, self._relay)
                 with self._watchdog.watching(identity.peer) as activity:
                     visit = Visit(context, identity, activity, self._gate, self._monotonic_ms)
                     if self._relay is not None:

@@ -21,7 +21,7 @@ from floodmark.partition.commit.entering import check_keys
 from floodmark.server.calls import require_role
 from floodmark.server.checks import check_position, check_size
 from floodmark.server.data import WRITE_BYTES_MAX
-from floodmark.server.guard import Guard
+from floodmark.server.guard import AccessGuard
 from floodmark.server.logs import log_action
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
@@ -35,15 +35,15 @@ from floodmark.wire.messages import (
     StreamCommand,
     encode,
 )
-from floodmark.wire.write_stream import Acknowledgement
+from floodmark.wire.write_stream import BatchAcknowledgement
 
 _log: Final = logging.getLogger("floodmark.server")
 
 
-class Writes:
+class WriteService:
     """Commits the batches of write streams."""
 
-    def __init__(self, host: Host, guard: Guard, metrics: ServerMetrics) -> None:
+    def __init__(self, host: Host, guard: AccessGuard, metrics: ServerMetrics) -> None:
         self._host = host
         self._guard = guard
         self._metrics = metrics
@@ -82,14 +82,14 @@ class Writes:
 
     def _answer(
         self, visit: Visit, command: StreamCommand, stream: WriteStream, batch: pyarrow.RecordBatch | None
-    ) -> Acknowledgement:
+    ) -> BatchAcknowledgement:
         try:
-            return Acknowledgement(self._commit(visit, command, stream, batch))
+            return BatchAcknowledgement(self._commit(visit, command, stream, batch))
         except FloodmarkError as error:
-            return Acknowledgement(error=describe_error(error))
+            return BatchAcknowledgement(error=describe_error(error))
         except Exception:
             _log.exception("a batch of a write stream failed unexpectedly")
-            return Acknowledgement(error=describe_error(unexpected(writes=True)))
+            return BatchAcknowledgement(error=describe_error(unexpected(writes=True)))
 
     def _commit(
         self, visit: Visit, command: StreamCommand, stream: WriteStream, batch: pyarrow.RecordBatch | None

@@ -8,7 +8,7 @@ committed (`codec/states.py`).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from floodmark.codec.states import CounterState, Entry, FieldsState, decode_state, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, FieldsState, decode_state, encode_state
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.merge.states import (
@@ -152,7 +152,7 @@ class CounterPolicy(LastWrite):
         # A delete takes with it what is added at the same version.
         if first.deleted is not None or abs(total) > COUNTER_TOTAL_MAX:
             return None
-        return encode_state(CounterState(None, (Entry(0, 0, total),)))
+        return encode_state(CounterState(None, (CounterEntry(0, 0, total),)))
 
 
 POLICIES: Final[Mapping[str, type[LastWrite]]] = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from floodmark.transaction.held import Held
+from floodmark.transaction.held import HeldTransaction
 
 NEVER_MS: Final = 1 << 62
 
@@ -19,7 +19,7 @@ _STALE_MAX: Final = 1_000
 class Agenda:
     """The times at which transactions are due.  The caller holds the coordinator's lock.
 
-    >>> held = {"a": Held("a", 0, expires_ms=100)}
+    >>> held = {"a": HeldTransaction("a", 0, expires_ms=100)}
     >>> agenda = Agenda(held)
     >>> agenda.note(held["a"])
     100
@@ -27,11 +27,11 @@ class Agenda:
     ([], ['a'], [])
     """
 
-    def __init__(self, held: Mapping[str, Held]) -> None:
+    def __init__(self, held: Mapping[str, HeldTransaction]) -> None:
         self._held = held
         self._notes: list[tuple[int, str]] = []
 
-    def note(self, held: Held) -> int:
+    def note(self, held: HeldTransaction) -> int:
         """Note when a transaction is due, and return that time.
 
         Call it when the due time may have become earlier, and when the last step under way has ended.
@@ -44,9 +44,9 @@ class Agenda:
                 self._forget_stale()
         return due_ms
 
-    def take(self, now_ms: int, count: int) -> list[Held]:
+    def take(self, now_ms: int, count: int) -> list[HeldTransaction]:
         """Up to `count` transactions that are due.  Skips one with a step under way, which notes it again."""
-        taken: list[Held] = []
+        taken: list[HeldTransaction] = []
         while len(taken) < count and (held := self._first()) is not None and held.due_ms <= now_ms:
             heappop(self._notes)
             held.due_noted_ms = None
@@ -59,7 +59,7 @@ class Agenda:
         held = self._first()
         return NEVER_MS if held is None else held.due_ms
 
-    def _first(self) -> Held | None:
+    def _first(self) -> HeldTransaction | None:
         """The next transaction.  Drops stale notes."""
         while self._notes:
             noted_ms, transaction = self._notes[0]

@@ -8,7 +8,7 @@ from typing import Final
 from floodmark.clock import TimeSource
 from floodmark.model.errors import Closed, FloodmarkError, TransactionEnded, TransactionNotFound
 from floodmark.transaction.agenda import NEVER_MS, Agenda
-from floodmark.transaction.held import Ended, Held
+from floodmark.transaction.held import Ended, HeldTransaction
 from floodmark.transaction.recovery import RESTARTED
 
 # How many ended transactions are remembered, for callers that ask again.
@@ -22,7 +22,7 @@ class OverTime(Exception):
 class TransactionBook:
     """What a coordinator knows.  Callers hold the lock, except where a method says that it takes it."""
 
-    def __init__(self, held: dict[str, Held], growing_ms: TimeSource) -> None:
+    def __init__(self, held: dict[str, HeldTransaction], growing_ms: TimeSource) -> None:
         self.lock = Lock()
         self.growing_ms = growing_ms
         self.held = held
@@ -44,7 +44,7 @@ class TransactionBook:
 
     # Transactions
 
-    def find(self, transaction: str) -> Held | Ended | None:
+    def find(self, transaction: str) -> HeldTransaction | Ended | None:
         """A transaction, also one that ended recently."""
         return self.held.get(transaction) or self._ended.get(transaction)
 
@@ -52,7 +52,7 @@ class TransactionBook:
         if self.is_closed:
             raise Closed("the site was closed; open it again")
 
-    def require_open(self, transaction: str, *, late: bool = False) -> Held:
+    def require_open(self, transaction: str, *, late: bool = False) -> HeldTransaction:
         """An open transaction.  Raises `OverTime` for one past its deadline, unless `late`."""
         self.require_running()
         held = self.held.get(transaction)
@@ -62,18 +62,20 @@ class TransactionBook:
             raise OverTime
         return held
 
-    def is_late(self, held: Held) -> bool:
+    def is_late(self, held: HeldTransaction) -> bool:
         """Whether a transaction is open past its deadline."""
         return held.is_open and held.expires_ms <= self.growing_ms()
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldTransaction) -> None:
         """Wake threads that wait for a transaction of which a step has ended, and note when it is due."""
         if self._waiting:
             self._changed.notify_all()
         if held.is_quiet and self._agenda.note(held) < self._asleep_until_ms:
             self._work.notify_all()
 
-    def wait_for(self, transaction: str, is_met: Callable[[Held], bool], seconds_max: float) -> None:
+    def wait_for(
+        self, transaction: str, is_met: Callable[[HeldTransaction], bool], seconds_max: float
+    ) -> None:
         """Wait until a condition holds of a transaction, the book is closed, or the time is over."""
         held = self.held.get(transaction)
         if held is not None and not is_met(held):
@@ -83,12 +85,12 @@ class TransactionBook:
             finally:
                 self._waiting -= 1
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[HeldTransaction]:
         """The transactions that have not ended.  Takes the lock."""
         with self.lock:
             return list(self.held.values())
 
-    def end(self, held: Held) -> bool:
+    def end(self, held: HeldTransaction) -> bool:
         """Move a transaction to those that have ended; False if it is there."""
         if held.id not in self.held:
             return False
@@ -121,7 +123,7 @@ class TransactionBook:
 
     # The sweeping thread
 
-    def take_due(self, now_ms: int, count: int) -> list[Held]:
+    def take_due(self, now_ms: int, count: int) -> list[HeldTransaction]:
         """Up to `count` transactions that are due and have no step under way.  Takes the lock."""
         with self.lock:
             return [] if self.is_closed else self._agenda.take(now_ms, count)

@@ -44,7 +44,7 @@ from floodmark.model.transaction import Participant, TransactionState, Transacti
 from floodmark.model.version import Version
 from floodmark.transaction.book import OverTime, TransactionBook, not_found
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import Ended, Held
+from floodmark.transaction.held import Ended, HeldTransaction
 from floodmark.transaction.ports import Participants
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 from floodmark.transaction.recovery import replay
@@ -54,7 +54,7 @@ from floodmark.transaction.steps import (
     Beginning,
     Deciding,
     Joining,
-    Step,
+    TransactionStep,
     require_undecided,
 )
 
@@ -136,7 +136,7 @@ class TransactionCoordinator:
         are told of that only after the block.
         """
         self.join(transaction, participant)
-        held: Held | None = None
+        held: HeldTransaction | None = None
         try:
             with self._lock:
                 held = require_undecided(self._book, transaction)
@@ -205,9 +205,9 @@ class TransactionCoordinator:
             known = self._book.find(transaction)
             if known is None:
                 raise not_found(transaction)
-            if isinstance(known, Held):
+            if isinstance(known, HeldTransaction):
                 return known.statistics(self.number, now_ms)
-        shown = Held(transaction, now_ms, now_ms)
+        shown = HeldTransaction(transaction, now_ms, now_ms)
         _, shown.state, shown.version, shown.reason, wrote = known
         return structs.replace(shown.statistics(self.number, now_ms), wrote=wrote)
 
@@ -244,13 +244,13 @@ class TransactionCoordinator:
         record = Begun(transaction, self._time_source() + timeout_ms, timeout_ms)
         return Beginning(self._book, record, self.number, self._growing_ms(), owned_max)
 
-    def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> Held | Ended:
+    def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> HeldTransaction | Ended:
         """Decide, and return when all participants have confirmed."""
         try:
             known = self._take(Deciding(self._book, decision, wrote, is_awaited=True))
         except OverTime:
             raise self._expired(decision.transaction) from None
-        if isinstance(known, Held):
+        if isinstance(known, HeldTransaction):
             self._ending.finish(known, self._wait_seconds_max)
         return known
 
@@ -274,14 +274,14 @@ class TransactionCoordinator:
             )
         return _over_time(transaction)
 
-    def _expire(self, late: Iterable[Held]) -> None:
+    def _expire(self, late: Iterable[HeldTransaction]) -> None:
         """Abort transactions that are past their deadline, unless another step of them is under way."""
         expiring = [(held, step) for held in late if (step := self._submit_late(held)) is not None]
         for held, step in expiring:
             if (failure := step.exception()) is not None:
                 self._put_off(held, failure)
 
-    def _submit_late(self, held: Held) -> Step | None:
+    def _submit_late(self, held: HeldTransaction) -> TransactionStep | None:
         with self._lock:
             if not held.is_quiet:
                 # The step that is under way notes it for the next sweep.
@@ -296,7 +296,7 @@ class TransactionCoordinator:
             return None
         return step
 
-    def _put_off(self, held: Held, failure: BaseException) -> None:
+    def _put_off(self, held: HeldTransaction, failure: BaseException) -> None:
         _log.warning("transaction %s is past its deadline, but cannot be aborted yet: %s", held.id, failure)
         with self._lock:
             held.retry_later(self._growing_ms())
@@ -304,12 +304,12 @@ class TransactionCoordinator:
 
     # The log
 
-    def _take(self, step: Step) -> Held | Ended:
+    def _take(self, step: TransactionStep) -> HeldTransaction | Ended:
         """Take a step and return the transaction when it is durable."""
         self._submit(step, self._wait_seconds_max)
         return step.result()
 
-    def _submit(self, step: Step, seconds_max: float = 0) -> None:
+    def _submit(self, step: TransactionStep, seconds_max: float = 0) -> None:
         """Enter a step and hand it to the log; it is a future."""
         try:
             with self._lock:

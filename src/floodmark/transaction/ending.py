@@ -14,7 +14,7 @@ from floodmark.log import BatchedWriter
 from floodmark.model.errors import Closed, PartlyDone
 from floodmark.model.transaction import Participant, TransactionState, Waiting
 from floodmark.transaction.book import TransactionBook
-from floodmark.transaction.held import Held
+from floodmark.transaction.held import HeldTransaction
 from floodmark.transaction.ports import Participants
 from floodmark.transaction.records import Record
 
@@ -31,13 +31,13 @@ class Ending:
         self._log = log
         self._participants = participants
 
-    def tell(self, decided: Iterable[Held]) -> None:
+    def tell(self, decided: Iterable[HeldTransaction]) -> None:
         """Tell the participants of some transactions; end those of which all confirm.
 
         Skips a transaction whose participants another thread is telling.
         """
-        telling: list[Held] = []
-        told: list[Held] = []
+        telling: list[HeldTransaction] = []
+        told: list[HeldTransaction] = []
         try:
             with self._book.lock:
                 for held in decided:
@@ -57,7 +57,7 @@ class Ending:
                     self._book.release(held)
             self._end(told)
 
-    def finish(self, held: Held, seconds_max: float) -> None:
+    def finish(self, held: HeldTransaction, seconds_max: float) -> None:
         """Tell the participants of a decided transaction and return when it has ended."""
         self.tell([held])
         with self._book.lock:
@@ -71,7 +71,7 @@ class Ending:
             if held.id in self._book.held:
                 raise _unfinished(held, is_closed=self._book.is_closed)
 
-    def _tell(self, held: Held) -> bool:
+    def _tell(self, held: HeldTransaction) -> bool:
         """Tell the participants that have not confirmed; whether all have now."""
         for participant, before in list(held.waiting.items()):
             attempts = before.attempts + 1
@@ -84,7 +84,7 @@ class Ending:
             held.retry_later(self._book.growing_ms())
         return not held.waiting
 
-    def _tell_one(self, held: Held, participant: Participant, attempts: int) -> str | None:
+    def _tell_one(self, held: HeldTransaction, participant: Participant, attempts: int) -> str | None:
         """Tell a participant; its error, or None if it confirms."""
         try:
             if held.state is TransactionState.COMMITTING:
@@ -101,7 +101,7 @@ class Ending:
             return message
         return None
 
-    def _end(self, told: Sequence[Held]) -> None:
+    def _end(self, told: Sequence[HeldTransaction]) -> None:
         with self._book.lock:
             ended = [held for held in told if self._book.end(held)]
         # A closed log keeps the records: recovery finds them, and the transactions end once more.
@@ -112,7 +112,7 @@ class Ending:
                 held.ended.set()
 
 
-def _unfinished(held: Held, *, is_closed: bool) -> PartlyDone:
+def _unfinished(held: HeldTransaction, *, is_closed: bool) -> PartlyDone:
     names = ", ".join(f"{each.kind} {each.name}" for each in list(held.waiting))
     if is_closed:
         what_next = "open the site again, and it is told"

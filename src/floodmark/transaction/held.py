@@ -39,7 +39,7 @@ def owner_of(transaction: str) -> str:
     return transaction.rpartition("-")[2]
 
 
-class Held:
+class HeldTransaction:
     """One transaction.  Callers that change it hold the coordinator's lock."""
 
     __slots__ = (

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from floodmark.log import Position
-from floodmark.transaction.held import Held
+from floodmark.transaction.held import HeldTransaction
 from floodmark.transaction.records import Aborting, Begun, Joined, Record
 
 # Reasons of aborts.
@@ -40,19 +40,21 @@ def replay(
     now_ms: int,
     wall_ms: int,
     is_abandoned: Callable[[str], bool],
-) -> tuple[dict[str, Held], list[Position]]:
+) -> tuple[dict[str, HeldTransaction], list[Position]]:
     """The transactions of the live records, by id, and the positions of orphans.
 
     A deadline was stored in wall-clock time, and the clock may have been set since: the rest of it is at most
     the timeout of the transaction.  `is_abandoned` tells whether the process that began one has ended.
     """
-    found: dict[str, Held] = {}
+    found: dict[str, HeldTransaction] = {}
     orphans: list[Position] = []
     for position, record in live:
         transaction = record.transaction
         if isinstance(record, Begun):
             left_ms = min(max(0, record.deadline_ms - wall_ms), record.timeout_ms)
-            found[transaction] = Held(transaction, now_ms + left_ms - record.timeout_ms, now_ms + left_ms)
+            found[transaction] = HeldTransaction(
+                transaction, now_ms + left_ms - record.timeout_ms, now_ms + left_ms
+            )
         held = found.get(transaction)
         if held is None:
             orphans.append(position)

@@ -11,14 +11,14 @@ from floodmark.model.errors import InvalidArgument, LimitExceeded, Retryable, Tr
 from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX, TRANSACTIONS_OPEN_MAX
 from floodmark.model.transaction import TransactionState
 from floodmark.transaction.book import TransactionBook
-from floodmark.transaction.held import PAUSE_MS_FIRST, Ended, Held, owner_of
+from floodmark.transaction.held import PAUSE_MS_FIRST, Ended, HeldTransaction, owner_of
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 
 COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 ABORTS: Final = (TransactionState.ABORTING, TransactionState.ABORTED)
 
 
-class Step(Promise[Held | Ended]):
+class TransactionStep(Promise[HeldTransaction | Ended]):
     """One step, and the future of its transaction.  `enter`, `apply` and `leave` need the book's lock."""
 
     record: Record
@@ -28,16 +28,16 @@ class Step(Promise[Held | Ended]):
         self._book = book
         self._is_entered = False
         # The transaction, once the step is entered; a step that begins one has none before it is applied.
-        self._held: Held | None = None
+        self._held: HeldTransaction | None = None
 
-    def enter(self, seconds_max: float) -> Held | Ended | None:
+    def enter(self, seconds_max: float) -> HeldTransaction | Ended | None:
         """Check the step and enter it; or the transaction, if the same step was taken before.
 
         Waits at most `seconds_max` for conflicting steps.
         """
         raise NotImplementedError
 
-    def apply(self, position: Position) -> Held:
+    def apply(self, position: Position) -> HeldTransaction:
         """Change the transaction: the record is durable."""
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class Step(Promise[Held | Ended]):
             self._exit(self._held)
             self._book.release(self._held)
 
-    def _exit(self, held: Held) -> None:
+    def _exit(self, held: HeldTransaction) -> None:
         """Undo what `enter` counted."""
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ class Step(Promise[Held | Ended]):
                 self.leave()
 
 
-class Beginning(Step):
+class Beginning(TransactionStep):
     """A transaction begins."""
 
     record: Begun
@@ -112,9 +112,11 @@ class Beginning(Step):
         book.owned[self._owner] = owned + 1
         self._is_entered = True
 
-    def apply(self, position: Position) -> Held:
+    def apply(self, position: Position) -> HeldTransaction:
         transaction, now_ms = self.record.transaction, self._now_ms
-        held = self._book.held[transaction] = Held(transaction, now_ms, now_ms + self.record.timeout_ms)
+        held = self._book.held[transaction] = HeldTransaction(
+            transaction, now_ms, now_ms + self.record.timeout_ms
+        )
         held.positions.append(position)
         return held
 
@@ -126,11 +128,11 @@ class Beginning(Step):
             self._book.forget_owner(self._owner)
         super().leave()
 
-    def _exit(self, held: Held) -> None:
+    def _exit(self, held: HeldTransaction) -> None:
         self._book.beginning -= 1
 
 
-class Joining(Step):
+class Joining(TransactionStep):
     """A participant joins a transaction."""
 
     record: Joined
@@ -139,7 +141,7 @@ class Joining(Step):
         super().__init__(book)
         self.record = record
 
-    def enter(self, seconds_max: float) -> Held | None:
+    def enter(self, seconds_max: float) -> HeldTransaction | None:
         transaction, participant = self.record.transaction, self.record.participant
         if seconds_max:
             self._book.wait_for(transaction, lambda held: not held.is_deciding, seconds_max)
@@ -157,18 +159,18 @@ class Joining(Step):
         self._is_entered = True
         return None
 
-    def apply(self, position: Position) -> Held:
+    def apply(self, position: Position) -> HeldTransaction:
         held = self._held
         assert held is not None
         held.positions.append(position)
         held.join(self.record.participant)
         return held
 
-    def _exit(self, held: Held) -> None:
+    def _exit(self, held: HeldTransaction) -> None:
         held.joining -= 1
 
 
-class Deciding(Step):
+class Deciding(TransactionStep):
     """A transaction is decided while no other step of it is under way.
 
     A step that `is_late` aborts without waiting for participants that are at work; they are told afterwards.
@@ -192,7 +194,7 @@ class Deciding(Step):
         self._is_late = is_late
         self._is_awaited = is_awaited
 
-    def enter(self, seconds_max: float) -> Held | Ended | None:
+    def enter(self, seconds_max: float) -> HeldTransaction | Ended | None:
         is_commit, transaction = isinstance(self.record, Committing), self.record.transaction
         if seconds_max:
             # A commit after the deadline fails without waiting.
@@ -215,7 +217,7 @@ class Deciding(Step):
         self._is_entered = True
         return None
 
-    def apply(self, position: Position) -> Held:
+    def apply(self, position: Position) -> HeldTransaction:
         held = self._held
         assert held is not None
         held.positions.append(position)
@@ -224,14 +226,14 @@ class Deciding(Step):
             held.retried_ms = self._book.growing_ms() + PAUSE_MS_FIRST
         return held
 
-    def _may(self, held: Held) -> bool:
+    def _may(self, held: HeldTransaction) -> bool:
         return not held.is_deciding if self._is_late else held.is_quiet
 
-    def _exit(self, held: Held) -> None:
+    def _exit(self, held: HeldTransaction) -> None:
         held.is_deciding = False
 
 
-def require_undecided(book: TransactionBook, transaction: str, *, late: bool = False) -> Held:
+def require_undecided(book: TransactionBook, transaction: str, *, late: bool = False) -> HeldTransaction:
     """An open transaction that no step is deciding.  The caller holds the lock."""
     held = book.require_open(transaction, late=late)
     if held.is_deciding:
@@ -239,7 +241,7 @@ def require_undecided(book: TransactionBook, transaction: str, *, late: bool = F
     return held
 
 
-def _require_as_said(known: Held | Ended, wrote: bool | None) -> None:
+def _require_as_said(known: HeldTransaction | Ended, wrote: bool | None) -> None:
     """Raise if `wrote` contradicts whether partitions take part."""
     if wrote and not known.wrote:
         raise TransactionEnded(

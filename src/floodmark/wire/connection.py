@@ -88,7 +88,7 @@ class Connection:
         self._calls = self._client()
         self._streams = self._client()
         # Streams that are being read; whoever reads them forgets them.
-        self._readers: WeakSet[StreamReader] = WeakSet()
+        self._readers: WeakSet[RowStream] = WeakSet()
         self._channels = Channels(self._open_channel, self._closing.wait)
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class Connection:
 
     # Streams
 
-    def open_reader(self, ticket: bytes) -> "StreamReader":
+    def open_reader(self, ticket: bytes) -> "RowStream":
         """Begin a stream of rows from the server."""
         while True:
             shown = self._token.text
@@ -173,7 +173,7 @@ class Connection:
             try:
                 with self.translated(writes=False):
                     reader = self._streams.do_get(flight.Ticket(ticket), self._options(shown, None))
-                    stream = StreamReader(self, reader)
+                    stream = RowStream(self, reader)
                     self._readers.add(stream)
                     return stream
             except NotAuthenticated:
@@ -257,7 +257,7 @@ class Connection:
         return flight.FlightCallOptions(timeout=timeout_seconds, headers=headers)
 
 
-class StreamReader:
+class RowStream:
     """Batches of rows as they come.  Close it: the server works for it until then."""
 
     def __init__(self, connection: Connection, reader: Any) -> None:

@@ -47,7 +47,7 @@ BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
 IDLE_SECONDS: Final = 5.0
 
 
-class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
+class BatchAcknowledgement(msgspec.Struct, frozen=True, array_like=True):
     """What became of one batch: its version or how much of it was stored, or an error."""
 
     result: int = 0
@@ -71,7 +71,7 @@ def _command(
     return ApplyStreamCommand(durable, link) if apply else WriteStreamCommand(durable)
 
 
-_acknowledgements: Final = msgspec.msgpack.Decoder(Acknowledgement)
+_acknowledgements: Final = msgspec.msgpack.Decoder(BatchAcknowledgement)
 
 
 class _Sent(msgspec.Struct):

@@ -18,7 +18,7 @@ from tests.contracts.site.base import (
 )
 
 from floodmark.feed.named.feeds import FeedState
-from floodmark.feed.subscription.acknowledgement import Position
+from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.feed.subscription.consumer import SubscriptionOptions
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import VersionCollected, VersionInFuture
@@ -320,8 +320,8 @@ class SnapshotContract(SiteContractBase):
                 (b"cem", b"3", True),
                 (b"ada", b"4", False),
             ]
-            assert found[0].position == Position(found[0].change.version, 0)
-            assert found[-1].position == Position(last, 0)
+            assert found[0].position == ChangePosition(found[0].change.version, 0)
+            assert found[-1].position == ChangePosition(last, 0)
             subscription.acknowledge_through(found[-1])
         statistics = site.subscriptions.statistics("indexer")
         assert (statistics.backlog, statistics.through >= last) == (0, True)

@@ -15,7 +15,7 @@ from tests.contracts.site.base import (
 )
 
 from floodmark.feed.leased import Lease
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, Position
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition
 from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
 from floodmark.feed.subscription.pending import PendingAcknowledgement
 from floodmark.feed.subscription.subscriptions import (
@@ -62,9 +62,9 @@ class SubscriptionContract(SiteContractBase):
         assert [delivery.change for delivery in deliveries] == list(site.changes("users"))
         assert [type(delivery.change) for delivery in deliveries] == [Change] * 3
         assert [delivery.position for delivery in deliveries] == [
-            Position(first, 0),
-            Position(second, 0),
-            Position(second, 1),
+            ChangePosition(first, 0),
+            ChangePosition(second, 0),
+            ChangePosition(second, 1),
         ]
         assert not any(delivery.is_redelivered for delivery in deliveries)
 

@@ -26,7 +26,7 @@ from floodmark.site.arguments import Since
 _VERSION_DIGITS_MAX: Final = 20
 
 
-class Position(NamedTuple):
+class ChangePlace(NamedTuple):
     """A place behind one change.  The changes of a commit share a version, and stand in order of keys."""
 
     version: Version
@@ -36,13 +36,13 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         """The position as `--since` takes it.
 
-        >>> str(Position(7, "users", b"ada")), read_beginning("7/users/0x00ff")
+        >>> str(ChangePlace(7, "users", b"ada")), read_beginning("7/users/0x00ff")
         ('7/users/ada', Position(version=7, namespace='users', key=b'\\x00\\xff'))
         """
         return f"{self.version}/{self.namespace}/{show_bytes(self.key)}"
 
 
-def read_beginning(text: str) -> Since | Position:
+def read_beginning(text: str) -> Since | ChangePlace:
     """A beginning as other commands take it, or the position of a change."""
     version, slash, rest = text.partition("/")
     if not slash:
@@ -50,7 +50,7 @@ def read_beginning(text: str) -> Since | Position:
     namespace, slash, key = rest.partition("/")
     if not slash or not version.isdecimal() or len(version) > _VERSION_DIGITS_MAX:
         raise ValueError("a position is written as VERSION/NAMESPACE/KEY")
-    return Position(int(version), namespace, read_bytes(key))
+    return ChangePlace(int(version), namespace, read_bytes(key))
 
 
 _SINCE: Final = "VERSION|POSITION|TIME|snapshot|beginning|now"
@@ -162,15 +162,15 @@ def _print_skipped(output: Output, skipped: SkippedChange) -> None:
 
 
 def _read_from(
-    site: floodmark.Site, since: Since | Position | None, read: Callable[[Since], Iterator[Item]]
+    site: floodmark.Site, since: Since | ChangePlace | None, read: Callable[[Since], Iterator[Item]]
 ) -> Iterator[Item]:
-    if isinstance(since, Position):
+    if isinstance(since, ChangePlace):
         return _read_behind(site, since, read)
     return _read_kept(read) if since is None else read(since)
 
 
 def _read_behind(
-    site: floodmark.Site, position: Position, read: Callable[[Since], Iterator[Item]]
+    site: floodmark.Site, position: ChangePlace, read: Callable[[Since], Iterator[Item]]
 ) -> Iterator[Item]:
     """The changes behind a position, which may be in the middle of a commit."""
     ids = {row.name: row.id for row in site.host.namespaces.list_namespaces()}
@@ -221,7 +221,7 @@ def _print(output: Output, item: Item) -> None:
 def _print_change(output: Output, change: floodmark.Change) -> None:
     if output.json:
         # Within a snapshot, only resolved lines are places to go on from.
-        position = None if change.snapshot else str(Position(change.version, change.namespace, change.key))
+        position = None if change.snapshot else str(ChangePlace(change.version, change.namespace, change.key))
         output.object({**change_fields(change), "position": position})
         return
     is_gone = change.type in (floodmark.ChangeType.DELETE, floodmark.ChangeType.UPDATE_PREIMAGE)

@@ -28,7 +28,7 @@ from floodmark.cli.opening import read_topology
 from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
 from floodmark.links.driver import TopologySummary, run_links, site_addresses
-from floodmark.links.pair import Pair
+from floodmark.links.pair import LinkPair
 from floodmark.links.process import ProcessRunner
 from floodmark.model import Version
 from floodmark.replication.topology import Topology
@@ -115,7 +115,7 @@ def replicate(
         raise Usage("name a topology, or a source and a target", "floodmark replicate --help")
     else:
         with reach(source, target, target=_target_options(*own)) as (source_site, target_site):
-            pair = Pair.of(source_site, target_site, namespace or ())
+            pair = LinkPair.of(source_site, target_site, namespace or ())
             summary = _run(pair.topology, pair.addresses, chosen, choice, once=once)
     Output(json=json).report(summary)
     if summary.wrong:

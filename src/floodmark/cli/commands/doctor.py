@@ -17,7 +17,7 @@ from floodmark.cli.render.text import show_count
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.examination import Examination, Finding, Severity
+from floodmark.host.examination import CheckResult, Examination, Severity
 from floodmark.model.errors import (
     CannotOpen,
     ClockSkew,
@@ -96,7 +96,7 @@ def doctor(
         raise typer.Exit(code)
 
 
-def judge(findings: Sequence[Finding]) -> int:
+def judge(findings: Sequence[CheckResult]) -> int:
     """The exit code: a problem or warning counts more than an unknown."""
     severities = {finding.severity for finding in findings}
     if severities & {Severity.PROBLEM, Severity.WARNING}:
@@ -104,7 +104,7 @@ def judge(findings: Sequence[Finding]) -> int:
     return UNKNOWN if Severity.UNKNOWN in severities else DONE
 
 
-def accept_losses(location: str) -> list[Finding]:
+def accept_losses(location: str) -> list[CheckResult]:
     """Open a site without the acknowledged writes that it has lost; a finding that names them."""
     directory = require_site(location)
     try:
@@ -114,14 +114,14 @@ def accept_losses(location: str) -> list[Finding]:
         if missing is None:
             return []
         open_accepting(directory, loss=True).close()
-        return [Finding("loss", Severity.WARNING, f"accepted: {missing}", _AFTER_LOSS)]
+        return [CheckResult("loss", Severity.WARNING, f"accepted: {missing}", _AFTER_LOSS)]
     except FloodmarkError:
         # The examination reports it.
         return []
-    return [Finding("loss", Severity.OK, "no acknowledged write is known to be missing")]
+    return [CheckResult("loss", Severity.OK, "no acknowledged write is known to be missing")]
 
 
-def accept_time(location: str) -> list[Finding]:
+def accept_time(location: str) -> list[CheckResult]:
     """Let a site go on from this machine's time; a finding that says whether it had refused it."""
     directory = require_site(location)
     try:
@@ -132,14 +132,16 @@ def accept_time(location: str) -> list[Finding]:
             site.now()
         hours = int(str(error.details.get("ahead_ms", 0))) // 3_600_000
         message = f"accepted: this machine's time, {hours:,} hours after the last version"
-        return [Finding("clock", Severity.WARNING, message, "check that it is right: there is no way back")]
+        return [
+            CheckResult("clock", Severity.WARNING, message, "check that it is right: there is no way back")
+        ]
     except FloodmarkError:
         # The examination reports it.
         return []
-    return [Finding("clock", Severity.OK, "this machine's time is believed")]
+    return [CheckResult("clock", Severity.OK, "this machine's time is believed")]
 
 
-def examine_site(location: str, *, quick: bool) -> list[Finding]:
+def examine_site(location: str, *, quick: bool) -> list[CheckResult]:
     """All findings about a site; damage that keeps it from being opened is a finding too."""
     try:
         with open_site(location) as site:
@@ -147,45 +149,45 @@ def examine_site(location: str, *, quick: bool) -> list[Finding]:
     except SiteLocked as error:
         message = f"{location} is open in {error.details.get('owner')}, and nothing else could be checked"
         advice = "if it is a server, floodmark doctor grpc://HOST:PORT examines it; if not, stop it first"
-        return [Finding("lock", Severity.UNKNOWN, message, advice)]
+        return [CheckResult("lock", Severity.UNKNOWN, message, advice)]
     except (FormatTooNew, Corruption) as error:
-        return [Finding("format", Severity.PROBLEM, str(error))]
+        return [CheckResult("format", Severity.PROBLEM, str(error))]
     except ClockSkew as error:
-        return [Finding("clock", Severity.PROBLEM, str(error))]
+        return [CheckResult("clock", Severity.PROBLEM, str(error))]
     except CannotOpen as error:
         # A site that is not there is a mistake in the command; a site without its database is a finding.
         if error.details.get("missing") != "engine" and (
             not isinstance(error, NotASite) or error.details.get("missing")
         ):
             raise
-        return [Finding("format", Severity.PROBLEM, str(error))]
+        return [CheckResult("format", Severity.PROBLEM, str(error))]
 
 
-def _examine_open(site: floodmark.Site, location: str, *, quick: bool) -> list[Finding]:
+def _examine_open(site: floodmark.Site, location: str, *, quick: bool) -> list[CheckResult]:
     host = site.host
     if isinstance(host, EmbeddedHost):
-        lock = Finding("lock", Severity.OK, "no other process has the directory open")
+        lock = CheckResult("lock", Severity.OK, "no other process has the directory open")
         with tracked("examining the site") as track:
             examination = Examination(
                 host, disk=host.disk, on_page=lambda what, rows, _: track(f"{what} read", rows)
             )
             return [lock, *examination.run(quick=quick)]
-    lock = Finding("lock", Severity.OK, f"the server at {location} answers")
+    lock = CheckResult("lock", Severity.OK, f"the server at {location} answers")
     clocks = compare_clocks(site, system_time_ms)
     with progress("the server examines the site"):
         return [lock, clocks, *host.verification.examine(quick)]
 
 
-def compare_clocks(site: floodmark.Site, time_source: TimeSource) -> Finding:
+def compare_clocks(site: floodmark.Site, time_source: TimeSource) -> CheckResult:
     """Compare a server's time with this machine's, allowing for the time of the call."""
     before_ms = time_source()
     server_ms = physical_ms(site.now())
     after_ms = time_source()
     ahead_ms, behind_ms = server_ms - after_ms, before_ms - server_ms
     if max(ahead_ms, behind_ms) <= SKEW_MS_MAX:
-        return Finding("clocks", Severity.OK, "the server's time and this machine's agree")
+        return CheckResult("clocks", Severity.OK, "the server's time and this machine's agree")
     how = f"{ahead_ms:,} ms ahead of" if ahead_ms > 0 else f"{behind_ms:,} ms behind"
-    return Finding(
+    return CheckResult(
         "clocks",
         Severity.WARNING,
         f"the server's time is {how} this machine's",
@@ -193,7 +195,7 @@ def compare_clocks(site: floodmark.Site, time_source: TimeSource) -> Finding:
     )
 
 
-def _print(output: Output, findings: Sequence[Finding]) -> None:
+def _print(output: Output, findings: Sequence[CheckResult]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         severity = (f"{finding.severity:<9}", _STYLES[finding.severity])

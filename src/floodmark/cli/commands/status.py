@@ -47,7 +47,7 @@ Line = Sequence[Part]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class SiteLook:
     """A site as it was seen at one moment of this machine's monotonic clock."""
 
     taken_at_ms: int
@@ -91,11 +91,11 @@ def status(
             output.result(_fields(location, look), _pairs(location, look))
 
 
-def look_at(site: floodmark.Site) -> Look:
+def look_at(site: floodmark.Site) -> SiteLook:
     """Read all that is shown from a site."""
     statistics = site.statistics()
     resolved, now_ms = statistics.resolved_version, site.host.physical_ms()
-    return Look(
+    return SiteLook(
         taken_at_ms=monotonic_ms(),
         lag_ms=max(0, now_ms - physical_ms(resolved)),
         statistics=statistics,
@@ -131,7 +131,7 @@ def _watch(output: Output, site: floodmark.Site, location: str) -> None:
 # For programs
 
 
-def _fields(location: str, look: Look) -> dict[str, object]:
+def _fields(location: str, look: SiteLook) -> dict[str, object]:
     statistics = look.statistics
     return {
         **location_fields(location),
@@ -147,7 +147,7 @@ def _fields(location: str, look: Look) -> dict[str, object]:
 # For people
 
 
-def _pairs(location: str, look: Look) -> list[tuple[str, str]]:
+def _pairs(location: str, look: SiteLook) -> list[tuple[str, str]]:
     statistics = look.statistics
     pairs = [
         ("site", f"{statistics.site}, id {statistics.site_id}, format {statistics.format}"),
@@ -223,7 +223,7 @@ def _show_readers(readers: Sequence[ReaderStatistics]) -> str:
     return f"{len(readers):,} open, {', '.join(ways)}; the last is {lag} behind"
 
 
-def draw(location: str, before: Look, look: Look, bars: str) -> list[Line]:
+def draw(location: str, before: SiteLook, look: SiteLook, bars: str) -> list[Line]:
     """The lines that a terminal shows, with the rates between two looks."""
     pairs = [*_pairs(location, look), *_rates(before, look), ("lag", show_lag(look.lag_ms))]
     width = max(len(name) for name, _ in pairs) + 2
@@ -235,7 +235,7 @@ def draw(location: str, before: Look, look: Look, bars: str) -> list[Line]:
     return lines
 
 
-def _rates(before: Look, look: Look) -> list[tuple[str, str]]:
+def _rates(before: SiteLook, look: SiteLook) -> list[tuple[str, str]]:
     seconds = (look.taken_at_ms - before.taken_at_ms) / 1000
     old, new = before.statistics, look.statistics
 
@@ -263,7 +263,7 @@ def _feed_rows(feeds: Sequence[FeedStatistics]) -> list[Sequence[str]]:
     ]
 
 
-def _heat_rows(look: Look, bars: str) -> list[Sequence[str]]:
+def _heat_rows(look: SiteLook, bars: str) -> list[Sequence[str]]:
     """The busiest partitions."""
     partitions = {partition.id: partition for partition in look.statistics.partitions}
     recent = {

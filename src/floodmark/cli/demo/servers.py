@@ -25,7 +25,7 @@ class Ready(msgspec.Struct):
     url: str
 
 
-class Server:
+class DemoServer:
     """`floodmark serve` of one site, from `start` to `stop`.  Started again, it keeps its port."""
 
     site: floodmark.Site

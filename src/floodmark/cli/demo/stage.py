@@ -21,7 +21,7 @@ class Check:
 
 
 @dataclass
-class Step:
+class DemoStep:
     """One step as it went: its result in a few words, and in figures for `--json`."""
 
     name: str
@@ -57,7 +57,7 @@ class Stage:
     """Where the steps show what they do.  With `live`, a spinner turns while a step works."""
 
     def __init__(self, console: Console, *, unicode: bool, live: bool) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[DemoStep] = []
         self._console = console
         self._is_live = live
         self._marks = {True: "✓", False: "✗"} if unicode else {True: "ok", False: "FAILED"}
@@ -75,7 +75,7 @@ class Stage:
 
     def begin(self, name: str, title: str) -> None:
         """Begin a step."""
-        self.steps.append(Step(name, title))
+        self.steps.append(DemoStep(name, title))
         self.heading(title, before=(f"{len(self.steps):>2}  ", "dim"))
 
     def say(self, *parts: Part, mark: Part = "") -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from floodmark import FloodmarkError
-from floodmark.cli.demo.servers import Server
+from floodmark.cli.demo.servers import DemoServer
 from floodmark.cli.demo.stage import Stage
 from floodmark.cli.render.output import Output, Part
 from floodmark.cli.render.text import align, json_bytes, show_bytes, show_lag
@@ -52,18 +52,18 @@ DRAFTS_MIN: Final = 3_000
 BATCH: Final = 50
 
 
-class Pair:
+class DemoPair:
     """Two sites, the people who write at them, and the links between them; `ending` ends it all."""
 
     def __init__(self, home: Path, ending: ExitStack) -> None:
         self.home = home
-        self.servers = {name: Server(name, home) for name in PEOPLE}
+        self.servers = {name: DemoServer(name, home) for name in PEOPLE}
         self.sent: Counter[str] = Counter()
         self.topology: Topology | None = None
         self._ending = ending
         self._session: Any = None
         self._numbers = {name: count() for name in PEOPLE}
-        self._links, self._people = Background(), Background()
+        self._links, self._people = DemoThreads(), DemoThreads()
         for server in self.servers.values():
             ending.callback(server.stop)
 
@@ -165,7 +165,7 @@ class Pair:
         self._people.require_well()
 
 
-class Background:
+class DemoThreads:
     """Functions in daemon threads, which end when they are told to."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ def message(sender: str, text: str) -> bytes:
 # The steps
 
 
-def serve_two_sites(stage: Stage, pair: Pair) -> None:
+def serve_two_sites(stage: Stage, pair: DemoPair) -> None:
     """Two processes, one topology."""
     stage.begin("serve", "Two sites, each a server process of its own")
     lines = ["epoch = 1"]
@@ -240,7 +240,7 @@ def serve_two_sites(stage: Stage, pair: Pair) -> None:
     stage.sum_up("two servers that share two namespaces")
 
 
-def survive_a_kill(stage: Stage, pair: Pair) -> None:
+def survive_a_kill(stage: Stage, pair: DemoPair) -> None:
     """kill -9 in the middle of writing, and a look at what is left."""
     stage.begin("crash", "A server is killed while it takes writes")
     oslo, acknowledged = pair.servers["oslo"], Counter[str]()
@@ -253,7 +253,7 @@ def survive_a_kill(stage: Stage, pair: Pair) -> None:
                 acknowledged[DRAFTS] += BATCH
 
     with stage.working("writing until the server is gone"):
-        writing = Background()
+        writing = DemoThreads()
         writing.run(write)
         pair.wait(lambda: acknowledged[DRAFTS] >= DRAFTS_MIN)
         assert oslo.process is not None
@@ -275,7 +275,7 @@ def survive_a_kill(stage: Stage, pair: Pair) -> None:
     )
 
 
-def copy_both_ways(stage: Stage, pair: Pair) -> None:
+def copy_both_ways(stage: Stage, pair: DemoPair) -> None:
     """A steady load at both sites, until all of it has arrived at the other."""
     stage.begin("copy", "People at both sites write to each other, and Spark copies both ways")
     stage.command(f"floodmark replicate --topology {TOPOLOGY_FILE}")
@@ -304,7 +304,7 @@ def copy_both_ways(stage: Stage, pair: Pair) -> None:
     )
 
 
-def show_links(stage: Stage, pair: Pair) -> None:
+def show_links(stage: Stage, pair: DemoPair) -> None:
     """What each site tells of what came to it."""
     Quoted(stage).rows(
         pair.entries(),
@@ -321,7 +321,7 @@ def show_links(stage: Stage, pair: Pair) -> None:
     )
 
 
-def check_unread(stage: Stage, pair: Pair) -> None:
+def check_unread(stage: Stage, pair: DemoPair) -> None:
     """Claim that the counters of both sites are exact."""
     keys = [person.encode() for person in EVERYBODY]
     shown = {
@@ -333,7 +333,7 @@ def check_unread(stage: Stage, pair: Pair) -> None:
     stage.check(f"unread, person by person: {totals}, {pair.sent.total():,} in truth", right)
 
 
-def agree(stage: Stage, pair: Pair) -> None:
+def agree(stage: Stage, pair: DemoPair) -> None:
     """Sites that have exchanged everything hold the same."""
     stage.begin("verify", "Do the sites agree? Every key is compared")
     found = compare(stage, pair)
@@ -347,7 +347,7 @@ def agree(stage: Stage, pair: Pair) -> None:
     )
 
 
-def lose_a_change(stage: Stage, pair: Pair) -> None:
+def lose_a_change(stage: Stage, pair: DemoPair) -> None:
     """A faulty stage between the sites drops one row, and the next heartbeat does not add up."""
     stage.begin("loss", "One message is silently dropped on its way from oslo to rome")
     oslo, rome = (server.site for server in pair.servers.values())
@@ -378,7 +378,7 @@ def drop_lost(rows: Any) -> Any:
     return rows.where(f"key IS NULL OR key != X'{LOST_KEY.hex()}'")
 
 
-def find_the_loss(stage: Stage, pair: Pair) -> None:
+def find_the_loss(stage: Stage, pair: DemoPair) -> None:
     """The lost key is found, and nothing else, though others are written and copied meanwhile."""
     stage.begin("find", "verify finds what is lost, while people go on writing")
     sent_before = pair.sent.total()
@@ -395,7 +395,7 @@ def find_the_loss(stage: Stage, pair: Pair) -> None:
     )
 
 
-def mend(stage: Stage, pair: Pair) -> None:
+def mend(stage: Stage, pair: DemoPair) -> None:
     """The message gets to rome with its own stamp; then the sites agree again."""
     stage.begin("repair", "repair mends it, and the sites agree again")
     mended = compare(stage, pair, repair=True)
@@ -413,7 +413,7 @@ def mend(stage: Stage, pair: Pair) -> None:
     stage.sum_up(f"1 key repaired, and the sites agree on all {compared:,} keys", repaired=repaired)
 
 
-def compare(stage: Stage, pair: Pair, *, repair: bool = False) -> VerifySummary:
+def compare(stage: Stage, pair: DemoPair, *, repair: bool = False) -> VerifySummary:
     """Compare the sites as `floodmark verify` does, and show what it shows."""
     urls = [server.url for server in pair.servers.values()]
     stage.command("floodmark verify", *urls, *(["--repair"] if repair else []))
@@ -448,7 +448,7 @@ def _draft(number: int) -> tuple[bytes, bytes]:
     return b"draft-%06d" % number, b"draft %d" % number
 
 
-STEPS: Final[list[Callable[[Stage, Pair], None]]] = [
+STEPS: Final[list[Callable[[Stage, DemoPair], None]]] = [
     serve_two_sites,
     survive_a_kill,
     copy_both_ways,
@@ -465,7 +465,7 @@ def perform(stage: Stage, home: Path, *, kept: bool) -> dict[str, object]:
     stage.heading("Floodmark", "  two sites, Spark between them, and every claim checked")
     began_ms = monotonic_ms()
     with _ending_on_signals(stage), ExitStack() as ending:
-        pair = Pair(home, ending)
+        pair = DemoPair(home, ending)
         for step in STEPS:
             pair.require_well()
             step(stage, pair)
@@ -510,7 +510,7 @@ _NEXT: Final = [
 ]
 
 
-def _next_for_kept(pair: Pair) -> list[tuple[str, str]]:
+def _next_for_kept(pair: DemoPair) -> list[tuple[str, str]]:
     home, (oslo, rome) = quote(str(pair.home)), pair.servers.values()
     return [
         (f"floodmark status {home}/rome", "the state of a site, and what came to it"),

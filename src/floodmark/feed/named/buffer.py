@@ -20,7 +20,7 @@ from floodmark.model.version import Version
 CHANGE_BYTES: Final = 400
 
 
-class Batch(NamedTuple):
+class RangeBatch(NamedTuple):
     """All changes of a range in `(since, through]`; there may be none.
 
     With `snapshot`, rows of the snapshot at `through`, up to that qualified key.
@@ -71,7 +71,7 @@ class RangeBuffer:
             self._changed.notify_all()
             return True
 
-    def take(self, records_max: int, linger_seconds: float = 0) -> Batch | None:
+    def take(self, records_max: int, linger_seconds: float = 0) -> RangeBatch | None:
         """Wait for a batch; None at the end.
 
         A batch ends with the commit in which it reaches `records_max`.  A smaller one waits for more for
@@ -93,24 +93,24 @@ class RangeBuffer:
             self._changed.notify_all()
             return batch
 
-    def _next_of_snapshot(self, records_max: int) -> Batch | None:
+    def _next_of_snapshot(self, records_max: int) -> RangeBatch | None:
         """Rows of a snapshot, or only the key that it has reached; None if all of it was taken."""
         since = self._since
         # Its rows have the version at which the range begins, and all changes have higher ones.
         rows = 0 if self._taken is None else bisect_right(self._changes, since, key=_version)
         if rows:
             end = min(rows, records_max)
-            return Batch(since, self._changes[:end], since, self._prefix + self._changes[end - 1].key)
-        return None if self.snapshot is None else Batch(since, [], since, self.snapshot)
+            return RangeBatch(since, self._changes[:end], since, self._prefix + self._changes[end - 1].key)
+        return None if self.snapshot is None else RangeBatch(since, [], since, self.snapshot)
 
-    def _next_commits(self, records_max: int) -> Batch:
+    def _next_commits(self, records_max: int) -> RangeBatch:
         end, through = self._complete(), self.through
         if end > records_max:
             last = self._changes[records_max - 1].version
             cut = bisect_right(self._changes, last, key=_version)
             if cut < end:
                 end, through = cut, last
-        return Batch(self._since, self._changes[:end], through)
+        return RangeBatch(self._since, self._changes[:end], through)
 
     def forget_incomplete(self) -> None:
         """Drop the part of an incomplete commit, which will be read again from its start."""

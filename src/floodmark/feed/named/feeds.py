@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks, CheckStatistics
-from floodmark.accounting.counting import Counted, Entry
+from floodmark.accounting.counting import Counted, CountedRun
 from floodmark.clock.backoff import LONGEST_MS
 from floodmark.feed.leased import Lease
 from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
@@ -491,7 +491,7 @@ def check(feed: Feed, reports: Sequence[RangeProgress], now_ms: int) -> Feed:
         return msgspec.structs.replace(feed, ranges=moved)
     reported = {progress.id: progress for progress in reports}
     checks = feed.checks or Checks()
-    parts: list[list[Entry]] = []
+    parts: list[list[CountedRun]] = []
     for before, after in zip(feed.ranges, moved, strict=True):
         entries = [] if before.counted is None else before.counted.entries
         if after.checkpoint > before.checkpoint:

@@ -20,7 +20,7 @@ from floodmark.accounting.counting import Counting
 from floodmark.clock import TimeSource, monotonic_ms, monotonic_seconds
 from floodmark.clock.backoff import BUDGET_MS, Backoff
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.feed.named.buffer import Batch, RangeBuffer, measure_bytes
+from floodmark.feed.named.buffer import RangeBatch, RangeBuffer, measure_bytes
 from floodmark.feed.named.feeds import Feed, RangeProgress
 from floodmark.feed.reading.damage import Damage, OnCorrupt, OnDamaged
 from floodmark.feed.reading.rate import RateLimit
@@ -387,7 +387,7 @@ class RangeWorker:
         finally:
             self._close()
 
-    def _deliver(self, batch: Batch) -> bool:
+    def _deliver(self, batch: RangeBatch) -> bool:
         size = measure_bytes(batch.changes)
         if not self._round.spend(size) or not self._persist(lambda: self._write(batch)):
             return False
@@ -438,7 +438,7 @@ class RangeWorker:
             self._sink = self._round.surroundings.open_sink(feed.spec.sink, context)
         return self._sink
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: RangeBatch) -> None:
         sink = self._open()
         sink.write(batch.changes, since=batch.since, through=batch.through)
         sink.flush()

@@ -34,10 +34,10 @@ from floodmark.model.version import Version
 MARKS_MAX: Final = 64
 
 
-class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
+class ChangePosition(msgspec.Struct, frozen=True, order=True, array_like=True):
     """The position of a change: its commit, and its index among the subscribed changes of that.
 
-    >>> Position(7, 2) < Position(7, 10) < Position(8, 0)
+    >>> ChangePosition(7, 2) < ChangePosition(7, 10) < ChangePosition(8, 0)
     True
     """
 
@@ -55,8 +55,8 @@ class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """Acknowledged changes: single ones, and all up to a position."""
 
-    positions: list[Position] = []
-    through: Position | None = None
+    positions: list[ChangePosition] = []
+    through: ChangePosition | None = None
 
 
 class LiveCommit(msgspec.Struct, array_like=True):
@@ -122,10 +122,10 @@ def _without(runs: list[int], start: int, end: int) -> list[int]:
     return runs[:low] + [start] * (low % 2) + [end] * (high % 2) + runs[high:]
 
 
-def commits_of(positions: Iterable[Position]) -> list[LiveCommit]:
+def commits_of(positions: Iterable[ChangePosition]) -> list[LiveCommit]:
     """Commits of which some changes, and no others, are live; in order.
 
-    >>> commits_of([Position(8, 0), Position(7, 2), Position(7, 1)])
+    >>> commits_of([ChangePosition(8, 0), ChangePosition(7, 2), ChangePosition(7, 1)])
     [LiveCommit(version=7, count=3, runs=[1, 3]), LiveCommit(version=8, count=1, runs=[0, 1])]
     """
     commits: dict[Version, LiveCommit] = {}
@@ -159,7 +159,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         """Whether one of the deliveries is acknowledged.
 
         >>> progress = Progress(through=7, delivered=[LiveCommit(7, 2, [1, 2])])
-        >>> progress.tells_of(Acknowledgement(positions=[Position(7, 1)]))
+        >>> progress.tells_of(Acknowledgement(positions=[ChangePosition(7, 1)]))
         True
         """
         versions = [commit.version for commit in self.delivered]
@@ -235,33 +235,33 @@ class Deliveries:
         """A commit with live changes, or the one that is being delivered.  The caller must not keep it."""
         return self._commits.get(version)
 
-    def is_delivered(self, position: Position) -> bool:
+    def is_delivered(self, position: ChangePosition) -> bool:
         """Whether a change was delivered."""
         if position.version <= self.through:
             return True
         commit = self._commits.get(position.version)
         return commit is not None and position.index < commit.count
 
-    def is_live(self, position: Position) -> bool:
+    def is_live(self, position: ChangePosition) -> bool:
         """Whether a change was delivered and not acknowledged."""
         commit = self._commits.get(position.version)
         return commit is not None and commit.is_live(position.index)
 
-    def live_positions(self, through: Position | None = None) -> Iterator[Position]:
+    def live_positions(self, through: ChangePosition | None = None) -> Iterator[ChangePosition]:
         """The live changes, all or those at or below a position, in order.
 
-        >>> list(Deliveries(9, [LiveCommit(7, 8, [0, 2, 4, 5])]).live_positions(Position(7, 1)))
+        >>> list(Deliveries(9, [LiveCommit(7, 8, [0, 2, 4, 5])]).live_positions(ChangePosition(7, 1)))
         [Position(version=7, index=0), Position(version=7, index=1)]
         """
         for commit in self._commits.values():
             for start, end in zip(commit.runs[::2], commit.runs[1::2], strict=True):
                 for index in range(start, end):
-                    position = Position(commit.version, index)
+                    position = ChangePosition(commit.version, index)
                     if through is not None and position > through:
                         return
                     yield position
 
-    def deliver(self, position: Position) -> None:
+    def deliver(self, position: ChangePosition) -> None:
         """Note the delivery of the next change."""
         if position.version not in self._commits:
             # A commit begins when earlier ones are complete.
@@ -310,7 +310,7 @@ class Deliveries:
                     index=position.index,
                 )
 
-    def find_acknowledged(self, acknowledgement: Acknowledgement) -> list[Position]:
+    def find_acknowledged(self, acknowledgement: Acknowledgement) -> list[ChangePosition]:
         """The positions that were acknowledged before.
 
         A `through` counts if nothing at or below it is live.
@@ -320,7 +320,7 @@ class Deliveries:
             found.append(acknowledgement.through)
         return found
 
-    def has_live(self, through: Position) -> bool:
+    def has_live(self, through: ChangePosition) -> bool:
         """Whether a change at or below a position is live."""
         return any(
             commit.runs and (commit.version < through.version or commit.runs[0] <= through.index)
@@ -373,7 +373,7 @@ class Deliveries:
             yield commit
 
 
-def _named(acknowledgement: Acknowledgement) -> Iterator[Position]:
+def _named(acknowledgement: Acknowledgement) -> Iterator[ChangePosition]:
     yield from acknowledgement.positions
     if acknowledgement.through is not None:
         yield acknowledgement.through
@@ -407,7 +407,7 @@ class Marks:
         del self._marks[: self._marks.index(self.find(index))]
 
 
-class Account:
+class DeliveryAccount:
     """A consumer's own account of its deliveries, and the part that was not reported.
 
     A change that is delivered and acknowledged between two reports is never mentioned, so a consumer that
@@ -434,8 +434,8 @@ class Account:
         self._told = {commit.version: commit.count for commit in self.deliveries.live()}
         # Commits with unreported changes, in order; the values mean nothing.
         self._grown: dict[Version, None] = {}
-        self._positions: list[Position] = []
-        self._through: Position | None = None
+        self._positions: list[ChangePosition] = []
+        self._through: ChangePosition | None = None
 
     @property
     def is_at_snapshot(self) -> bool:
@@ -453,7 +453,7 @@ class Account:
             return self._marks.find(0 if commit is None else commit.count)
         return self._marks.find(index)
 
-    def deliver(self, position: Position) -> None:
+    def deliver(self, position: ChangePosition) -> None:
         """Note the delivery of a change."""
         self.deliveries.deliver(position)
         self._grown[position.version] = None

@@ -17,10 +17,10 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from floodmark.feed.subscription.acknowledgement import (
-    Account,
     Acknowledgement,
+    ChangePosition,
     Deliveries,
-    Position,
+    DeliveryAccount,
     Progress,
 )
 from floodmark.feed.subscription.pending import Pending, PendingAcknowledgement, conflict
@@ -35,49 +35,49 @@ class HeldPositions:
     """The positions that transactions hold.
 
     >>> held = HeldPositions()
-    >>> held.begin("0-7", [Position(5, 0), Position(5, 1)])
+    >>> held.begin("0-7", [ChangePosition(5, 0), ChangePosition(5, 1)])
     [Position(version=5, index=0), Position(version=5, index=1)]
-    >>> held.owner(Position(5, 1)), held.certain("0-7")
+    >>> held.owner(ChangePosition(5, 1)), held.certain("0-7")
     ('0-7', [])
-    >>> held.confirm([Position(5, 0), Position(5, 1)])
+    >>> held.confirm([ChangePosition(5, 0), ChangePosition(5, 1)])
     >>> held.release("0-7", held.certain("0-7")), len(held)
     ([Position(version=5, index=0), Position(version=5, index=1)], 0)
     """
 
-    def __init__(self, owners: Mapping[Position, str] = MappingProxyType({})) -> None:
+    def __init__(self, owners: Mapping[ChangePosition, str] = MappingProxyType({})) -> None:
         self._owners = dict(owners)
-        self._sent: set[Position] = set()
-        self._doubtful: set[Position] = set()
+        self._sent: set[ChangePosition] = set()
+        self._doubtful: set[ChangePosition] = set()
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def __contains__(self, position: Position) -> bool:
+    def __contains__(self, position: ChangePosition) -> bool:
         return position in self._owners
 
-    def owner(self, position: Position) -> str | None:
+    def owner(self, position: ChangePosition) -> str | None:
         """The transaction that holds a change."""
         return self._owners.get(position)
 
-    def begin(self, transaction: str, positions: Iterable[Position]) -> list[Position]:
+    def begin(self, transaction: str, positions: Iterable[ChangePosition]) -> list[ChangePosition]:
         """Hold positions whose acknowledgement is sent now; returns those that were not held before."""
         fresh = [position for position in positions if position not in self._owners]
         self._owners.update(dict.fromkeys(fresh, transaction))
         self._sent.update(fresh)
         return fresh
 
-    def confirm(self, positions: Iterable[Position]) -> None:
+    def confirm(self, positions: Iterable[ChangePosition]) -> None:
         """The site has the acknowledgement."""
         self._sent.difference_update(positions)
 
-    def doubt(self, positions: Iterable[Position]) -> None:
+    def doubt(self, positions: Iterable[ChangePosition]) -> None:
         """No answer came."""
         for position in positions:
             if position in self._sent:
                 self._sent.remove(position)
                 self._doubtful.add(position)
 
-    def certain(self, transaction: str) -> list[Position]:
+    def certain(self, transaction: str) -> list[ChangePosition]:
         """The positions that the site certainly has for a transaction, in order."""
         unclear = self._sent | self._doubtful
         return sorted(
@@ -86,11 +86,11 @@ class HeldPositions:
             if owner == transaction and position not in unclear
         )
 
-    def answered(self) -> dict[Position, str]:
+    def answered(self) -> dict[ChangePosition, str]:
         """The held positions whose acknowledgement is not on its way, with their transactions."""
         return {position: owner for position, owner in self._owners.items() if position not in self._sent}
 
-    def release(self, transaction: str, positions: Iterable[Position]) -> list[Position]:
+    def release(self, transaction: str, positions: Iterable[ChangePosition]) -> list[ChangePosition]:
         """Release those of the positions that the transaction still holds, and return them."""
         released = [position for position in positions if self._owners.get(position) == transaction]
         for position in released:
@@ -108,7 +108,7 @@ class _Sending(NamedTuple):
     epoch: int
     # The version that was reported.
     progress: Progress
-    held: list[Position]
+    held: list[ChangePosition]
 
 
 class Bookkeeping:
@@ -128,7 +128,7 @@ class Bookkeeping:
         self.changed = Condition(Lock())
         # The error after which the consumer cannot go on.
         self.failure: FloodmarkError | None = None
-        self.account = Account(row.through, row.live, row.snapshot, row.mark)
+        self.account = DeliveryAccount(row.through, row.live, row.snapshot, row.mark)
         # A report without an answer.
         self._unanswered: Progress | None = None
         self.held = HeldPositions(_find_pending(self.account.deliveries, pending))
@@ -140,21 +140,21 @@ class Bookkeeping:
 
     def move(self, row: SubscriptionRow) -> None:
         """Begin anew from a row."""
-        self.epoch, self.account = row.epoch, Account(row.through, row.live, row.snapshot, row.mark)
+        self.epoch, self.account = row.epoch, DeliveryAccount(row.through, row.live, row.snapshot, row.mark)
         self._unanswered = None
         self.held, self.due = HeldPositions(), set()
         self.generation += 1
         self.changed.notify_all()
 
-    def available(self) -> Iterator[Position]:
+    def available(self) -> Iterator[ChangePosition]:
         """The positions that are live and not held, in order."""
         return (each for each in self.account.deliveries.live_positions() if each not in self.held)
 
-    def is_available(self, position: Position) -> bool:
+    def is_available(self, position: ChangePosition) -> bool:
         """Whether a position is live and not held."""
         return position not in self.held and self.account.deliveries.is_live(position)
 
-    def deliver_again(self, positions: Iterable[Position]) -> None:
+    def deliver_again(self, positions: Iterable[ChangePosition]) -> None:
         """Deliver changes once more, before all others."""
         self.due.update(positions)
         self.generation += 1
@@ -167,20 +167,24 @@ class Bookkeeping:
             position, owner = found
             raise conflict(self.name, position, f"is pending in transaction {owner}", owner)
 
-    def _find_held(self, acknowledgement: Acknowledgement, *, but: str | None) -> tuple[Position, str] | None:
+    def _find_held(
+        self, acknowledgement: Acknowledgement, *, but: str | None
+    ) -> tuple[ChangePosition, str] | None:
         """An acknowledged change that another transaction than `but` holds, and that transaction."""
         if not self.held:
             return None
         owners = ((each, self.held.owner(each)) for each in self._covered(acknowledgement))
         return next(((each, owner) for each, owner in owners if owner is not None and owner != but), None)
 
-    def _covered(self, acknowledgement: Acknowledgement) -> list[Position]:
+    def _covered(self, acknowledgement: Acknowledgement) -> list[ChangePosition]:
         """The live changes that are acknowledged."""
         deliveries, through = self.account.deliveries, acknowledgement.through
         below = [] if through is None else deliveries.live_positions(through)
         return [*filter(deliveries.is_live, acknowledgement.positions), *below]
 
-    def _release(self, ended: dict[Position, str], is_committed: Callable[[Position], bool]) -> None:
+    def _release(
+        self, ended: dict[ChangePosition, str], is_committed: Callable[[ChangePosition], bool]
+    ) -> None:
         """Release positions whose transactions ended: they are acknowledged, or delivered again."""
         released = [each for each, transaction in ended.items() if self.held.release(transaction, [each])]
         committed = [each for each in released if is_committed(each)]
@@ -321,7 +325,7 @@ class Bookkeeping:
 
 def _find_pending(
     deliveries: Deliveries, acknowledgements: Iterable[PendingAcknowledgement]
-) -> dict[Position, str]:
+) -> dict[ChangePosition, str]:
     """The live changes that are pending, with their transactions."""
     pending = _gather(acknowledgements)
     owners = {position: pending.owner(position) for position in deliveries.live_positions()}
@@ -329,8 +333,8 @@ def _find_pending(
 
 
 def _find_ended(
-    asked: Mapping[Position, str], acknowledgements: Iterable[PendingAcknowledgement]
-) -> dict[Position, str]:
+    asked: Mapping[ChangePosition, str], acknowledgements: Iterable[PendingAcknowledgement]
+) -> dict[ChangePosition, str]:
     """The positions that are not pending in their transactions any more."""
     pending = _gather(acknowledgements)
     return {position: owner for position, owner in asked.items() if pending.owner(position) != owner}

@@ -32,10 +32,10 @@ from msgspec.structs import replace
 
 from floodmark.clock import monotonic_seconds
 from floodmark.feed.leased import require_lease_seconds
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, Position
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition
 from floodmark.feed.subscription.bookkeeping import Bookkeeping, SendIn
 from floodmark.feed.subscription.pending import PendingAcknowledgement
-from floodmark.feed.subscription.reader import Decode, DeliveryStream, Step, SubscriptionReader
+from floodmark.feed.subscription.reader import Decode, DeliveryStream, ReadStep, SubscriptionReader
 from floodmark.feed.subscription.subscriptions import (
     OpenChanges,
     SubscriptionRow,
@@ -95,7 +95,7 @@ class Delivery(msgspec.Struct, frozen=True, eq=False):
     """
 
     change: Change
-    position: Position
+    position: ChangePosition
     is_redelivered: bool
     subscription: "Subscription"
     moves: int
@@ -251,7 +251,7 @@ class Subscription:
                 self._moves += 1
                 book.move(row)
 
-    def _deliver(self, step: Step) -> Delivery | None:
+    def _deliver(self, step: ReadStep) -> Delivery | None:
         """The delivery of a step; None if its change is not to be delivered now."""
         book = self._book
         with book.changed:
@@ -296,11 +296,11 @@ class Subscription:
 
     # Acknowledging
 
-    def acknowledge(self, delivery: Delivery | Position) -> None:
+    def acknowledge(self, delivery: Delivery | ChangePosition) -> None:
         """Acknowledge a change.  Repeating it is harmless."""
         self._note(delivery, lambda position: Acknowledgement(positions=[position]))
 
-    def acknowledge_through(self, delivery: Delivery | Position) -> None:
+    def acknowledge_through(self, delivery: Delivery | ChangePosition) -> None:
         """Acknowledge a change and all before it."""
         self._note(delivery, lambda position: Acknowledgement(through=position))
 
@@ -316,7 +316,7 @@ class Subscription:
         return self._book.store.statistics(self.name)
 
     def _note(
-        self, delivery: Delivery | Position, acknowledging: Callable[[Position], Acknowledgement]
+        self, delivery: Delivery | ChangePosition, acknowledging: Callable[[ChangePosition], Acknowledgement]
     ) -> None:
         position, book = self._position_of(delivery), self._book
         with book.changed:
@@ -333,8 +333,8 @@ class Subscription:
         elif self._upkeep is not None:
             self._upkeep.wake()
 
-    def _position_of(self, delivery: object) -> Position:
-        if isinstance(delivery, Position):
+    def _position_of(self, delivery: object) -> ChangePosition:
+        if isinstance(delivery, ChangePosition):
             return delivery
         if isinstance(delivery, Delivery) and delivery.subscription is self:
             return delivery.position
@@ -345,7 +345,12 @@ class Subscription:
     # Transactions
 
     def acknowledge_in(
-        self, send: SendIn, transaction: str, deliveries: Iterable[Delivery | Position], *, through: bool
+        self,
+        send: SendIn,
+        transaction: str,
+        deliveries: Iterable[Delivery | ChangePosition],
+        *,
+        through: bool,
     ) -> None:
         """Acknowledge changes, and with `through` all before them, if a transaction commits.
 

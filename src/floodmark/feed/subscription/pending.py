@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, Deliveries, Position
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries
 from floodmark.model.errors import AcknowledgementConflict, Corruption
 
 # The name of a ledger of pending acknowledgements: this, and the name of the subscription.
@@ -49,7 +49,7 @@ _decoder = msgspec.msgpack.Decoder(PendingRecord)
 def encode_pending(record: PendingRecord) -> bytes:
     """A record as it stands in the log: a messagepack array, which no batched entry begins like.
 
-    >>> record = PendingRecord("0-7", 3, Acknowledgement(positions=[Position(5, 1)]))
+    >>> record = PendingRecord("0-7", 3, Acknowledgement(positions=[ChangePosition(5, 1)]))
     >>> decode_pending(encode_pending(record)) == record
     True
     """
@@ -70,15 +70,15 @@ class _Through(NamedTuple):
     """The position up to which a transaction has acknowledged everything."""
 
     transaction: str
-    position: Position
+    position: ChangePosition
 
 
 class Pending:
     """The pending acknowledgements of one subscription.
 
     >>> pending = Pending("indexer")
-    >>> pending.add("0-7", Acknowledgement(positions=[Position(5, 1)]))
-    >>> pending.owner(Position(5, 1)), pending.owner(Position(5, 0))
+    >>> pending.add("0-7", Acknowledgement(positions=[ChangePosition(5, 1)]))
+    >>> pending.owner(ChangePosition(5, 1)), pending.owner(ChangePosition(5, 0))
     ('0-7', None)
     >>> pending.remove("0-7")
     >>> bool(pending)
@@ -89,7 +89,7 @@ class Pending:
         self._subscription = subscription
         # The acknowledgements of each transaction, call by call.
         self._parts: dict[str, list[Acknowledgement]] = {}
-        self._owners: dict[Position, str] = {}
+        self._owners: dict[ChangePosition, str] = {}
         self._through: _Through | None = None
 
     def __bool__(self) -> bool:
@@ -112,7 +112,7 @@ class Pending:
             through=max((part.through for part in parts if part.through is not None), default=None),
         )
 
-    def owner(self, position: Position) -> str | None:
+    def owner(self, position: ChangePosition) -> str | None:
         """The transaction in which a change, which must be live, is pending."""
         if self._through is not None and position <= self._through.position:
             return self._through.transaction
@@ -156,14 +156,14 @@ class Pending:
         if acknowledgement.through is not None:
             self._require_none_below(acknowledgement.through, deliveries)
 
-    def _require_free(self, position: Position, deliveries: Deliveries) -> None:
+    def _require_free(self, position: ChangePosition, deliveries: Deliveries) -> None:
         if not deliveries.is_live(position):
             raise self._conflict(position, "was acknowledged before", None)
         owner = self.owner(position)
         if owner is not None:
             raise self._conflict(position, f"is pending in transaction {owner}", owner)
 
-    def _is_new(self, transaction: str, through: Position, deliveries: Deliveries) -> bool:
+    def _is_new(self, transaction: str, through: ChangePosition, deliveries: Deliveries) -> bool:
         """Whether acknowledging all up to a position adds to the acknowledgements of a transaction."""
         held = self._through
         if held is not None and held.transaction != transaction:
@@ -185,7 +185,7 @@ class Pending:
         return False
 
     def _require_none_below(
-        self, through: Position, deliveries: Deliveries, *, but: str | None = None
+        self, through: ChangePosition, deliveries: Deliveries, *, but: str | None = None
     ) -> None:
         """Raise `AcknowledgementConflict` if another transaction than `but` has a change up to a position."""
         owners = ((position, owner) for position, owner in self._owners.items() if position <= through)
@@ -202,7 +202,7 @@ class Pending:
                 owner,
             )
 
-    def _conflict(self, position: Position, what: str, owner: str | None) -> AcknowledgementConflict:
+    def _conflict(self, position: ChangePosition, what: str, owner: str | None) -> AcknowledgementConflict:
         return conflict(self._subscription, position, what, owner)
 
     # Changing
@@ -234,7 +234,9 @@ class Pending:
             self._through = _Through(transaction, part.through)
 
 
-def conflict(subscription: str, position: Position, what: str, owner: str | None) -> AcknowledgementConflict:
+def conflict(
+    subscription: str, position: ChangePosition, what: str, owner: str | None
+) -> AcknowledgementConflict:
     """The error for acknowledging a change that a transaction holds, or that was acknowledged before."""
     advice = (
         "it needs no further acknowledgement"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from floodmark.feed.subscription.acknowledgement import LiveCommit, Position, SnapshotMark, commits_of
+from floodmark.feed.subscription.acknowledgement import ChangePosition, LiveCommit, SnapshotMark, commits_of
 from floodmark.feed.subscription.bookkeeping import Bookkeeping
 from floodmark.feed.subscription.subscriptions import OpenChanges, SubscriptionRow
 from floodmark.model.change import Change
@@ -17,14 +17,14 @@ Decode: TypeAlias = Callable[[ChangeBatch], list[Change]]
 NEARBY_MS: Final = 100
 
 
-class Step(NamedTuple):
+class ReadStep(NamedTuple):
     """A change that was read, or none; with it, the reader has everything at or below `through`.
 
     A row of a snapshot may come with a `mark`, a place that it is found from.
     """
 
     change: Change | None
-    position: Position
+    position: ChangePosition
     through: Version
     is_redelivered: bool = False
     mark: SnapshotMark | None = None
@@ -49,7 +49,9 @@ class SubscriptionReader:
         self._open_changes = open_changes
         self._decode = decode
 
-    def read(self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None = None) -> Iterator[Step]:
+    def read(
+        self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None = None
+    ) -> Iterator[ReadStep]:
         """The changes after a version, or first the rows of a snapshot from a place on."""
         if snapshot is None:
             return self._steps(self._row.request(since, follow=follow))
@@ -58,7 +60,7 @@ class SubscriptionReader:
 
     def read_again(
         self, commits: Iterable[LiveCommit], snapshot: SnapshotPlace | None = None
-    ) -> Iterator[Step]:
+    ) -> Iterator[ReadStep]:
         """The live changes of some commits, in order; the first may be a snapshot, read from a place on."""
         left = list(commits)
         if snapshot is not None and left and left[0].version == snapshot.version:
@@ -70,7 +72,7 @@ class SubscriptionReader:
             request = self._row.request(group[0].version - 1, group[-1].version)
             yield from self._find_live(group, self._steps(request))
 
-    def _find_live(self, commits: list[LiveCommit], steps: Iterator[Step]) -> Iterator[Step]:
+    def _find_live(self, commits: list[LiveCommit], steps: Iterator[ReadStep]) -> Iterator[ReadStep]:
         by_version = {commit.version: commit for commit in commits}
         missing = sum(commit.unacked for commit in commits)
         for step in steps:
@@ -88,7 +90,7 @@ class SubscriptionReader:
                 subscription=self._row.name,
             )
 
-    def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[Step]:
+    def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[ReadStep]:
         """Number the changes of each commit, which may go on in the next batch.
 
         A snapshot is one commit, whose rows are counted from the place on.
@@ -102,10 +104,10 @@ class SubscriptionReader:
             through = batch.through if batch.snapshot is None else 0
             for left, change in zip(reversed(range(len(changes))), changes, strict=True):
                 version, index = change.version, index + 1 if change.version == version else 0
-                yield Step(change, Position(version, index), 0 if left else through, mark=mark)
+                yield ReadStep(change, ChangePosition(version, index), 0 if left else through, mark=mark)
                 mark = None
             if not changes:
-                yield Step(None, Position(batch.through, 0), through)
+                yield ReadStep(None, ChangePosition(batch.through, 0), through)
             if batch.snapshot is not None:
                 mark = SnapshotMark(index + 1, batch.snapshot)
 
@@ -134,7 +136,7 @@ class DeliveryStream:
         self._reader = reader
         self._book = book
         self._follow = follow
-        self._steps: Generator[Step, None, None] | None = None
+        self._steps: Generator[ReadStep, None, None] | None = None
         self._generation = 0
 
     @property
@@ -142,7 +144,7 @@ class DeliveryStream:
         """Whether the last step still counts.  The books are locked."""
         return self._generation == self._book.generation
 
-    def next(self) -> Step | None:
+    def next(self) -> ReadStep | None:
         """The next step; None at the end."""
         with self._book.changed:
             generation = self._book.generation
@@ -169,7 +171,7 @@ class DeliveryStream:
 
 def _read_due(
     reader: SubscriptionReader, book: Bookkeeping, generation: int, *, follow: bool
-) -> Generator[Step, None, None]:
+) -> Generator[ReadStep, None, None]:
     """The changes that are due again, then new ones.
 
     It does not refer to its stream, so that a subscription which is dropped unclosed frees both at once.

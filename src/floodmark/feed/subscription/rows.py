@@ -28,7 +28,7 @@ from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, SUBSCRIPTIONS_
 from floodmark.model.ranges import after
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, load_metadata
-from floodmark.partition.commit.commit import Mint, Step
+from floodmark.partition.commit.commit import Mint, RoundStep
 
 # Changes are compacted when there are so many, or when they have so many bytes.
 CHANGES_MAX: Final = 1_000
@@ -130,7 +130,7 @@ class SubscriptionState(RowState[SubscriptionRow]):
 Judge: TypeAlias = Callable[[SubscriptionState], SubscriptionChange | None]
 
 
-class ChangeStep(Step):
+class ChangeStep(RoundStep):
     """A change of one subscription, in a round of group commit.
 
     `find` returns the subscription, and `reload` loads it from the engine again.

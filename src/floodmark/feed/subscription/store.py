@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from floodmark.clock import TimeSource
 from floodmark.feed.leased import Lease, LeasedReaders
 from floodmark.feed.safepoints import LIFETIME, SafePoints
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, Deliveries, Position, Progress
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries, Progress
 from floodmark.feed.subscription.ledger import OpenPendingLog, PendingLedger, PendingLedgers, Writing
 from floodmark.feed.subscription.pending import PendingAcknowledgement, PendingRecord
 from floodmark.feed.subscription.rows import (
@@ -53,7 +53,7 @@ from floodmark.model.errors import (
 from floodmark.model.partition import Decision, Fate, Settler
 from floodmark.model.version import Version
 from floodmark.partition import Storage
-from floodmark.partition.commit.commit import Step
+from floodmark.partition.commit.commit import RoundStep
 
 # How many decided transactions moving or removing a subscription ends at most.
 SETTLED_MAX: Final = 1_000
@@ -77,7 +77,7 @@ class LocalSubscriptionStore:
         safe_points: SafePoints,
         time_source: TimeSource,
         *,
-        take: Callable[[Step], object],
+        take: Callable[[RoundStep], object],
         resolve_namespace: Callable[[str], tuple[int, Version]],
         resolved_version: Callable[[], Version],
         open_changes: OpenChanges,
@@ -135,11 +135,11 @@ class LocalSubscriptionStore:
 
     def acknowledge(
         self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
-    ) -> list[Position]:
+    ) -> list[ChangePosition]:
         progress.require_sound()
         if progress.through > self._readers.state(name).deliveries.through:
             self._readers.require_resolved([progress.through])
-        acknowledged: list[Position] = []
+        acknowledged: list[ChangePosition] = []
 
         def judge(state: SubscriptionState) -> SubscriptionChange:
             lease = _require_lease(state.row, epoch, owner)
@@ -421,7 +421,7 @@ class LocalSubscriptionStore:
         return self._readers.list()
 
 
-def _learn(state: SubscriptionState, progress: Progress, pending: PendingLedgers) -> list[Position]:
+def _learn(state: SubscriptionState, progress: Progress, pending: PendingLedgers) -> list[ChangePosition]:
     """Check a consumer's progress; returns the positions in it that were acknowledged before."""
     row, deliveries = state.row, state.deliveries
     if not progress.is_news(deliveries.through):

@@ -16,7 +16,7 @@ import msgspec
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.leased import Lease
-from floodmark.feed.subscription.acknowledgement import LiveCommit, Position, Progress, SnapshotMark
+from floodmark.feed.subscription.acknowledgement import ChangePosition, LiveCommit, Progress, SnapshotMark
 from floodmark.feed.subscription.pending import PendingAcknowledgement
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
@@ -180,7 +180,7 @@ class SubscriptionStore(Protocol):
     @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
     def acknowledge(
         self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
-    ) -> list[Position]:
+    ) -> list[ChangePosition]:
         """Store a consumer's report, and renew its lease.
 
         Returns the positions that were acknowledged before.  A repeated report is harmless.

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from floodmark.host.examination import Finding
+from floodmark.host.examination import CheckResult
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
 from floodmark.model.record import FoundRecord, Repair
@@ -31,6 +31,6 @@ class VerificationPort(Protocol):
         ...
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, lengthy=True)
-    def examine(self, quick: bool) -> list[Finding]:
+    def examine(self, quick: bool) -> list[CheckResult]:
         """Look for everything that is wrong with the site; unless `quick`, in every record."""
         ...

@@ -24,7 +24,7 @@ from floodmark.partition.heat import Heat
 CommitTally: TypeAlias = tuple[Version, bytes, int, int, bool]
 
 
-class Writer(Protocol):
+class CommittingPartition(Protocol):
     """The partition of a commit, as far as the commit needs it."""
 
     id: int
@@ -112,7 +112,7 @@ class Commit(Waiter):
 
     def __init__(
         self,
-        writer: Writer | None,
+        writer: CommittingPartition | None,
         writes: Writes | None,
         *,
         durable: bool,
@@ -124,7 +124,7 @@ class Commit(Waiter):
         self.decide = decide
 
 
-class Step(Commit):
+class RoundStep(Commit):
     """An operation other than a plain commit that shares the sync of a round; always durable.
 
     It gets a version when it has something to write.  A step that writes no records has no writer.
@@ -133,7 +133,7 @@ class Step(Commit):
     # Whether it makes changes.
     is_commit = False
 
-    def __init__(self, writer: Writer | None) -> None:
+    def __init__(self, writer: CommittingPartition | None) -> None:
         super().__init__(writer, None, durable=True, decide=lambda _: None)
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
@@ -202,7 +202,7 @@ def _index_rows(writes: Writes, suffix: bytes) -> Sequence[WriteRow]:
     return index_rows(map(add, writes.prefixes, repeat(suffix)), writes.values)
 
 
-def _log_rows(writer: Writer, version: Version, rows: Sequence[bytes]) -> list[WriteRow]:
+def _log_rows(writer: CommittingPartition, version: Version, rows: Sequence[bytes]) -> list[WriteRow]:
     return [(LOG, encode_log_key(writer.log_id, version, chunk), row) for chunk, row in enumerate(rows)]
 
 

@@ -53,7 +53,7 @@ _FLAGS: Final = itemgetter(-1)
 _NO_VERSION: Final = bytes(STAMP_BYTES - 1)
 
 
-class Kind(Enum):
+class WriteKind(Enum):
     """The kind of a write."""
 
     PUT = auto()
@@ -85,16 +85,16 @@ class Entrance:
         self._policies = policies
         self.plain = frozenset(namespace for namespace, policy in policies.items() if policy == LAST_WRITE)
 
-    def check(self, keys: Sequence[bytes], values: Sequence[bytes], kind: Kind) -> None:
+    def check(self, keys: Sequence[bytes], values: Sequence[bytes], kind: WriteKind) -> None:
         """Refuse qualified keys and stored values that may not enter: nothing of them is stored then."""
         check_keys(keys)
         if len(values) != len(keys):
             raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
         namespaces = namespaces_of(keys)
         if namespaces <= self.plain:
-            if kind is Kind.MERGE:
+            if kind is WriteKind.MERGE:
                 raise _wrong_policy(keys[0], LAST_WRITE)
-            keys, values = _unusual_copies(keys, values) if kind is Kind.COPY else _unusual(keys, values)
+            keys, values = _unusual_copies(keys, values) if kind is WriteKind.COPY else _unusual(keys, values)
         policies = {namespace: self._policy_of(namespace) for namespace in namespaces}
         for key, value in zip(keys, values, strict=True):
             _check_record(key, value, policies[key[:NAMESPACE_BYTES]], kind)
@@ -217,8 +217,8 @@ def _only(
     return [keys[place] for place in places], [values[place] for place in places]
 
 
-def _check_record(key: bytes, value: bytes, policy: str | None, kind: Kind) -> None:
-    copied = kind is Kind.COPY
+def _check_record(key: bytes, value: bytes, policy: str | None, kind: WriteKind) -> None:
+    copied = kind is WriteKind.COPY
     try:
         record = decode_value(value)
         found = LAST_WRITE if record.stamps is None else _check_state(record, value, stamped=copied)
@@ -233,8 +233,8 @@ def _check_record(key: bytes, value: bytes, policy: str | None, kind: Kind) -> N
     is_merged = found != LAST_WRITE
     if (
         found != (policy or found)
-        or (kind is Kind.PUT and is_merged)
-        or (kind is Kind.MERGE and not is_merged)
+        or (kind is WriteKind.PUT and is_merged)
+        or (kind is WriteKind.MERGE and not is_merged)
     ):
         raise _wrong_policy(key, policy or found)
     has_origin = record.origin is not None and 0 not in (record.origin.version, record.origin.site)

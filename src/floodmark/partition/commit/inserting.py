@@ -26,7 +26,7 @@ from floodmark.codec.changelog import (
 )
 from floodmark.codec.ordered import decode_version, encode_version
 from floodmark.codec.stamps import digest_copies, encode_stamp, find_origins
-from floodmark.codec.states import CounterState, Entry, decode_state, encode_state
+from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.engine import Engine, Row, WriteRow
 from floodmark.merge.states import Written, merge_states, stamp_state
@@ -247,7 +247,7 @@ def _total(stored: bytes | None, site: int) -> int:
 
 def _encode_total(total: int, version: Version, site: int) -> bytes:
     total = max(-COUNTER_TOTAL_MAX, min(total, COUNTER_TOTAL_MAX))
-    return encode_state(CounterState(None, (Entry(site, version, total),)))
+    return encode_state(CounterState(None, (CounterEntry(site, version, total),)))
 
 
 def _decode_counter(stored: bytes) -> CounterState:

@@ -27,7 +27,7 @@ WAIT_SECONDS_MAX: Final = 60.0
 LOOK_SECONDS: Final = 0.5
 
 
-class Token:
+class TurnToken:
     """The right to lead.  Each turn has exactly one; a lost token is replaced."""
 
     __slots__ = ("_turn",)
@@ -38,13 +38,13 @@ class Token:
     def __del__(self) -> None:
         # It may run in any frame, so it notifies no waiter: the next poll finds the new token.
         if (turn := self._turn()) is not None:
-            turn.give_back(Token(turn))
+            turn.give_back(TurnToken(turn))
 
 
 class Waiter:
     """A thread in the queue.  It sleeps until it gets mail: the turn, or None when its work is done."""
 
-    mail: "SimpleQueue[Token | None]"
+    mail: "SimpleQueue[TurnToken | None]"
     served = False
     abandoned = False
     following: "Waiter | None" = None
@@ -65,16 +65,16 @@ class Turn(Generic[SomeWaiter]):
 
     def reset(self) -> None:
         """Start again in a forked process, which has none of the threads in the queue."""
-        self._free: deque[Token] = deque()
+        self._free: deque[TurnToken] = deque()
         # Gives the turn back; call `lead_next` afterwards if the queue is not empty.  A C method, so that an
         # interrupt cannot come between the call and its effect.
-        self.give_back: Callable[[Token], None] = self._free.append
+        self.give_back: Callable[[TurnToken], None] = self._free.append
         self._line_lock = Lock()
         # Read without the lock to see whether it is empty.
         self.line: deque[SomeWaiter] = deque()
-        self.give_back(Token(self))
+        self.give_back(TurnToken(self))
 
-    def try_take(self) -> Token | None:
+    def try_take(self) -> TurnToken | None:
         """Take the turn if it is free."""
         try:
             # Not kept in a variable, in which the traceback of an interrupt would keep it alive.
@@ -82,10 +82,10 @@ class Turn(Generic[SomeWaiter]):
         except IndexError:
             return None
 
-    def wait(self, waiter: SomeWaiter) -> Token | None:
+    def wait(self, waiter: SomeWaiter) -> TurnToken | None:
         """Wait in the queue; the turn, or None if a leader has done the caller's work."""
         mail = waiter.mail = SimpleQueue()
-        token: Token | None = None
+        token: TurnToken | None = None
         try:
             with self._line_lock:
                 self.line.append(waiter)
@@ -129,7 +129,7 @@ class Turn(Generic[SomeWaiter]):
                 taken.append(first)
         return taken
 
-    def pass_on(self, token: Token) -> None:
+    def pass_on(self, token: TurnToken) -> None:
         """Give the turn back, or to the first waiter."""
         self.give_back(token)
         if self.line:

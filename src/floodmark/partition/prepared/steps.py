@@ -18,7 +18,7 @@ from floodmark.model.errors import CommitTooLarge, InvalidArgument, Retryable
 from floodmark.model.partition import CommitLimits
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.partition.commit.commit import CommitTally, Mint, Step, Writer, Writes
+from floodmark.partition.commit.commit import CommitTally, CommittingPartition, Mint, RoundStep, Writes
 from floodmark.partition.commit.inserting import Insertion
 from floodmark.partition.commit.merging import is_state, merge_writes, write_at
 from floodmark.partition.commit.storage import Storage
@@ -34,7 +34,7 @@ from floodmark.partition.prepared.writes import (
 )
 
 
-class PreparingWriter(Writer, Protocol):
+class PreparingWriter(CommittingPartition, Protocol):
     """What the steps need to know of the partition that they belong to."""
 
     range: KeyRange
@@ -57,7 +57,7 @@ class Place(NamedTuple):
         return self.storage.engine
 
 
-class Prepare(Step):
+class Prepare(RoundStep):
     """Store an invisible write.  Its version is p.
 
     If writes of other transactions conflict with it, they are in `blocking`, and nothing is stored.
@@ -123,7 +123,7 @@ class Prepare(Step):
         return is_stored(self._place.engine, self._write)
 
 
-class CommitPrepared(Step):
+class CommitPrepared(RoundStep):
     """Make a prepared write a commit at a version, which the clock has passed."""
 
     is_commit = True
@@ -202,7 +202,7 @@ class CommitPrepared(Step):
         return is_counted
 
 
-class AbortPrepared(Step):
+class AbortPrepared(RoundStep):
     """Forget a prepared write."""
 
     def __init__(self, place: Place, writer: PreparingWriter, transaction: str) -> None:

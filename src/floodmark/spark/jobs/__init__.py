@@ -11,7 +11,7 @@ from floodmark.spark.jobs.feeds.feed import FeedRunSummary, run_feed
 from floodmark.spark.jobs.verifying.verify import PairSummary, VerifySummary, verify
 from floodmark.spark.jobs.verifying.watch import watch
 from floodmark.spark.links.job import replicate, replicate_topology
-from floodmark.spark.runtime.progress import Progress
+from floodmark.spark.runtime.progress import JobProgress
 
 __all__ = [
     "BackupSummary",
@@ -20,7 +20,7 @@ __all__ = [
     "FeedRunSummary",
     "LinkSummary",
     "PairSummary",
-    "Progress",
+    "JobProgress",
     "RestoreSummary",
     "ReturnSummary",
     "TopologySummary",

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from floodmark.clock import monotonic_ms
 from floodmark.clock.backoff import Backoff
-from floodmark.links.driver import Progress, Runner, TopologySummary, run_links
-from floodmark.links.pair import Pair
+from floodmark.links.driver import LinkProgress, Runner, TopologySummary, run_links
+from floodmark.links.pair import LinkPair
 from floodmark.links.planning import LinkOptions
 from floodmark.replication.topology import Topology
 from floodmark.site.address import SiteAddress
@@ -46,7 +46,7 @@ def replicate_topology(
     *,
     once: bool = False,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: LinkProgress | None = None,
     stop: Event | None = None,
     transform: Transform | None = None,
 ) -> TopologySummary:
@@ -67,11 +67,11 @@ def replicate(
     *,
     once: bool = False,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: LinkProgress | None = None,
     stop: Event | None = None,
 ) -> TopologySummary:
     """Copy namespaces, by default all, from one site to another on Spark (`links/pair.py`)."""
-    pair = Pair.of(source, target, namespaces)
+    pair = LinkPair.of(source, target, namespaces)
     runner = spark_runner(spark)
     return run_links(pair.topology, pair.addresses, runner, once=once, progress=progress, stop=stop)
 

@@ -18,7 +18,7 @@ POLL_SECONDS: Final = 0.5
 _GROUP: Final = "spark.jobGroup.id"
 
 
-class Progress(Protocol):
+class JobProgress(Protocol):
     """A receiver of progress.  Called from several threads, one at a time for each stage."""
 
     def report(self, stage: str, done: int, total: int | None) -> None:
@@ -33,13 +33,13 @@ class Silent:
         pass
 
 
-SILENT: Final[Progress] = Silent()
+SILENT: Final[JobProgress] = Silent()
 
 
 class _Tasks:
     """The tasks of several of Spark's stages, which are kept here because Spark forgets old stages."""
 
-    def __init__(self, progress: Progress, stage: str) -> None:
+    def __init__(self, progress: JobProgress, stage: str) -> None:
         self._progress = progress
         self._stage = stage
         self._seen: dict[int, tuple[int, int]] = {}
@@ -64,7 +64,7 @@ class _Tasks:
 
 
 @contextmanager
-def watch_tasks(spark: SparkSession, progress: Progress | None, stage: str) -> Iterator[None]:
+def watch_tasks(spark: SparkSession, progress: JobProgress | None, stage: str) -> Iterator[None]:
     """Report the finished tasks of the jobs that this thread runs inside the block.
 
     Streaming queries run in threads of their own and are not seen; they have listeners.

@@ -19,7 +19,7 @@ from floodmark.spark.runtime.patience import PAUSES
 BATCHES_IN_FLIGHT_MAX: Final = 4
 
 
-class Delivery:
+class BatchSender:
     """Sends batches of encoded values under qualified keys.  For one thread.
 
     `sent` and `stored` count records; `stored` only for a stream with `unchanged_since`.  With `in_order`,

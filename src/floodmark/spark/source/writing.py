@@ -33,7 +33,7 @@ from floodmark.site.address import SiteAddress
 from floodmark.site.policies import POLICIES, LastWrite
 from floodmark.site.site import Site
 from floodmark.spark.runtime.patience import Wait, ask_patiently
-from floodmark.spark.source.delivery import Delivery
+from floodmark.spark.source.delivery import BatchSender
 from floodmark.spark.source.incoming import Encoder, Layout, check_columns, check_policy, check_stamps
 from floodmark.spark.source.options import COMMON, Options
 from floodmark.spark.source.schemas import JSON
@@ -70,7 +70,7 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The result of a task: the rows that it got, the records that it sent, and the number stored.
 
     `stored` is None for changes with stamps, whose number is not known.
@@ -88,7 +88,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._target = target
         self._since = since
 
-    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> TaskResult:
         return write_rows(self._target, iterator, lambda _: self._since)
 
 
@@ -98,7 +98,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> TaskResult:
         return write_rows(self._target, iterator, self._open_epoch)
 
     def _open_epoch(self, site: Site) -> Version:
@@ -183,11 +183,11 @@ def read_epoch() -> tuple[str, int]:
 
 def write_rows(
     target: Target, rows: Iterator[pyarrow.RecordBatch], draw_version: Callable[[Site], Version]
-) -> Written:
+) -> TaskResult:
     """Write the rows of a task, and return when all of them are acknowledged."""
     first = next((batch for batch in rows if batch.num_rows), None)
     if first is None:
-        return Written(stored=0)
+        return TaskResult(stored=0)
     counted = _Counted(chain([first], rows))
     with ask_patiently(target.address.connect) as site:
         namespace = ask_patiently(lambda: site.host.namespaces.find_namespace(target.namespace))
@@ -197,11 +197,11 @@ def write_rows(
         batches = (piece for batch in counted for piece in cut_batch(encoder.encode(batch)))
         if target.layout.has_origin:
             delivery = _apply(site, batches, target.portion)
-            return Written(rows=counted.rows, records=delivery.sent)
+            return TaskResult(rows=counted.rows, records=delivery.sent)
         policy = POLICIES[namespace.merge](namespace.name)
         since = ask_patiently(lambda: draw_version(site))
         delivery = _put_unchanged(site, since, batches, policy, distinct_keys=target.distinct_keys)
-        return Written(rows=counted.rows, records=delivery.sent, stored=delivery.stored)
+        return TaskResult(rows=counted.rows, records=delivery.sent, stored=delivery.stored)
 
 
 class _Counted:
@@ -224,9 +224,9 @@ def _put_unchanged(
     policy: LastWrite,
     *,
     distinct_keys: bool,
-) -> Delivery:
+) -> BatchSender:
     with closing(site.host.write_stream(durable=True, unchanged_since=since)) as stream:
-        delivery = Delivery(stream, in_order=True)
+        delivery = BatchSender(stream, in_order=True)
         if distinct_keys:
             send_rows(delivery, batches, policy)
         else:
@@ -235,11 +235,11 @@ def _put_unchanged(
         return delivery
 
 
-def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch], portion: Portion | None) -> Delivery:
+def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch], portion: Portion | None) -> BatchSender:
     load = portion is not None and portion.load
     with closing(site.host.write_stream(durable=True, apply=not load, load=load)) as stream:
         # Stamps decide, in any order of arrival.
-        delivery = Delivery(stream, in_order=False)
+        delivery = BatchSender(stream, in_order=False)
         for batch in batches:
             for rows in cut_at_repeats(*decode_columns(batch)):
                 chosen = rows if portion is None else _choose(rows, portion)
@@ -262,7 +262,7 @@ def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[py
 
 
 def send_rows(
-    delivery: Delivery, batches: Iterator[pyarrow.RecordBatch], policy: LastWrite = LAST_WRITE
+    delivery: BatchSender, batches: Iterator[pyarrow.RecordBatch], policy: LastWrite = LAST_WRITE
 ) -> None:
     """Send batches.  Of rows with the same key in a batch the last counts, or the last of each field."""
     for batch in batches:

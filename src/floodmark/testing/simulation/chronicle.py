@@ -24,7 +24,7 @@ from floodmark.testing.simulation.history import Key, Violation, show_version
 from floodmark.testing.simulation.workload import Check
 
 
-class Outcome(StrEnum):
+class WriteOutcome(StrEnum):
     """What the writer knows."""
 
     DONE = "done"
@@ -41,7 +41,7 @@ class Intent:
     """
 
     operation: str
-    outcome: Outcome
+    outcome: WriteOutcome
     durable: bool
     low: Version
     high: Version
@@ -50,7 +50,7 @@ class Intent:
     adds: int = 0
 
 
-class Seen(NamedTuple):
+class SeenChange(NamedTuple):
     """One change as a feed gave it: the value is as stored."""
 
     version: Version
@@ -71,7 +71,7 @@ class Chronicle:
     site: str
     site_id: int
     through: Version = 0
-    changes: list[Seen] = field(default_factory=list)
+    changes: list[SeenChange] = field(default_factory=list)
     intents: list[Intent] = field(default_factory=list)
     ranges: dict[int, KeyRange] = field(default_factory=dict)
     """Which qualified keys each partition holds, or held."""
@@ -89,7 +89,7 @@ class Chronicle:
         self.totals: dict[Key, int] = {}
         """What was added at this site to each counter, all in all."""
 
-    def begin_with(self, loaded: list[Seen], through: Version, forgotten: Version) -> None:
+    def begin_with(self, loaded: list[SeenChange], through: Version, forgotten: Version) -> None:
         """Begin with what a site was loaded with, of which no feed tells."""
         self.through, self.forgotten = through, forgotten
         for seen in sorted(loaded):
@@ -97,7 +97,7 @@ class Chronicle:
             self._stamps[seen.key] = find_origins([seen.stored])[0]
             self.changes.append(seen._replace(whole=seen.stored))
 
-    def between(self, since: Version, until: Version) -> list[Seen]:
+    def between(self, since: Version, until: Version) -> list[SeenChange]:
         """What was told of `(since, until]`."""
         version = attrgetter("version")
         first = bisect_right(self.changes, since, key=version)
@@ -108,7 +108,9 @@ class Chronicle:
         told = self.between(0, at)
         return {seen.key.key: seen.whole for seen in told if seen.key.namespace == namespace}
 
-    def compare(self, told: list[Seen], since: Version, through: Version, namespace: str | None) -> None:
+    def compare(
+        self, told: list[SeenChange], since: Version, through: Version, namespace: str | None
+    ) -> None:
         """Check a reading of `(since, through]`, which must not go beyond the chronicle."""
         expected = [
             seen
@@ -130,7 +132,7 @@ class Chronicle:
                 version=late.version,
             )
 
-    def _differs(self, promise: str, before: Seen, now: Seen | None) -> Violation:
+    def _differs(self, promise: str, before: SeenChange, now: SeenChange | None) -> Violation:
         told = "nothing" if now is None else _show(now)
         return Violation(
             promise,
@@ -140,7 +142,7 @@ class Chronicle:
             version=before.version,
         )
 
-    def extend(self, told: list[Seen], through: Version) -> None:
+    def extend(self, told: list[SeenChange], through: Version) -> None:
         """Take what a reader of all namespaces was told first, of everything after `self.through`."""
         if any(left.version > right.version for left, right in pairwise(told)):
             raise Violation("2", self.site, "a feed is not in commit order", keys=[seen.key for seen in told])
@@ -151,7 +153,7 @@ class Chronicle:
         self.through = through
         self._judge()
 
-    def _check_commit(self, version: Version, commit: list[Seen]) -> None:
+    def _check_commit(self, version: Version, commit: list[SeenChange]) -> None:
         origins = find_origins([seen.stored for seen in commit])
         own = [seen for seen, origin in zip(commit, origins, strict=True) if not origin]
         if own:
@@ -171,7 +173,7 @@ class Chronicle:
             if origin and self.copies_are_whole and _is_of(seen, origin) and not _is_expiry(seen):
                 self._check_copy(seen, origin)
 
-    def _check_copy(self, seen: Seen, origin: bytes) -> None:
+    def _check_copy(self, seen: SeenChange, origin: bytes) -> None:
         """A commit of another site is one commit in each partition here."""
         if self._copies.setdefault((origin, seen.partition), seen.version) != seen.version:
             raise Violation(
@@ -182,12 +184,12 @@ class Chronicle:
                 version=seen.version,
             )
 
-    def _check_own(self, version: Version, commit: list[Seen]) -> None:
+    def _check_own(self, version: Version, commit: list[SeenChange]) -> None:
         """A commit that was first written here must be one that somebody tried, and whole."""
         index = bisect_right(self.intents, version - 1, key=attrgetter("low")) - 1
         intent = self.intents[index] if index >= 0 else None
         keys = [seen.key for seen in commit]
-        if intent is None or version > intent.high or intent.outcome is Outcome.REFUSED:
+        if intent is None or version > intent.high or intent.outcome is WriteOutcome.REFUSED:
             what = "nobody wrote" if intent is None or version > intent.high else "a refused write left"
             raise Violation("1", self.site, f"{what} {keys[0]}", keys=keys, version=version)
         for seen in commit:
@@ -216,7 +218,7 @@ class Chronicle:
                 version=version,
             )
 
-    def _check_stamp(self, seen: Seen, stamp: bytes) -> None:
+    def _check_stamp(self, seen: SeenChange, stamp: bytes) -> None:
         """On each key commit order is stamp order, where a record has one stamp."""
         if POLICIES[seen.key.namespace] != "last_write":
             return
@@ -236,7 +238,7 @@ class Chronicle:
         while self._judged < len(self.intents) and self.intents[self._judged].high <= self.through:
             intent = self.intents[self._judged]
             self._judged += 1
-            if intent.outcome is not Outcome.DONE or not intent.expected:
+            if intent.outcome is not WriteOutcome.DONE or not intent.expected:
                 continue
             there = {seen.key for seen in self.between(intent.low, intent.high)}
             if all(key in there for key in intent.expected):
@@ -258,7 +260,7 @@ POLICIES: Final = {"users": "last_write", "profiles": "fields", "counts": "count
 NAMESPACES: Final = tuple(POLICIES)
 
 
-def _agree(before: Seen, now: Seen) -> bool:
+def _agree(before: SeenChange, now: SeenChange) -> bool:
     """Whether a change is told as it was before, or as the record that it led to.
 
     A record may lack what was dead in it when the change came: garbage collection took that first.
@@ -269,22 +271,22 @@ def _agree(before: Seen, now: Seen) -> bool:
     return now.exact or live_value(before.whole, at_ms) == live_value(now.stored, at_ms)
 
 
-def _joined(seen: Seen, record: bytes | None) -> bytes:
+def _joined(seen: SeenChange, record: bytes | None) -> bytes:
     """What a record becomes by a change."""
     return seen.stored if POLICIES[seen.key.namespace] == "last_write" else merge_states(record, seen.stored)
 
 
-def _show(seen: Seen) -> str:
+def _show(seen: SeenChange) -> str:
     return f"{seen.key} {seen.stored!r} at {show_version(seen.version)}"
 
 
-def _is_expiry(seen: Seen) -> bool:
+def _is_expiry(seen: SeenChange) -> bool:
     """Whether a record had expired when it was stored: an expiry is the record once more, under its stamp."""
     record = decode_value(seen.stored)
     return not record.deleted and record.is_dead_at(physical_ms(seen.version))
 
 
-def _is_of(seen: Seen, origin: bytes) -> bool:
+def _is_of(seen: SeenChange, origin: bytes) -> bool:
     """Whether a change is known to be what the commit of its origin wrote, and nothing else.
 
     A scan finds whole records, here or at the source, and they bear the newest of the stamps in them.

@@ -16,7 +16,7 @@ from floodmark.merge.states import live_value, merge_states, stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
 from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, Chronicle, qualified
-from floodmark.testing.simulation.copies import Copy
+from floodmark.testing.simulation.copies import SiteCopy
 from floodmark.testing.simulation.history import Key, Violation, show_version
 from floodmark.testing.simulation.sites import SimulatedSite, embedded
 from floodmark.testing.simulation.workload import DELETED_COUNTERS, KEYS
@@ -28,7 +28,7 @@ Writing: TypeAlias = tuple[Stamp, bytes]
 
 
 def check_convergence(
-    sites: Sequence[SimulatedSite], now_ms: int, lost: bool = False, copies: Collection[Copy] = ()
+    sites: Sequence[SimulatedSite], now_ms: int, lost: bool = False, copies: Collection[SiteCopy] = ()
 ) -> None:
     """Compare the sites with each other, and with what was written.
 
@@ -84,7 +84,7 @@ def _find_written(sites: Sequence[SimulatedSite]) -> dict[Key, list[Writing]]:
 
 
 def _add_known(
-    written: dict[Key, list[Writing]], sites: Sequence[SimulatedSite], copies: Collection[Copy]
+    written: dict[Key, list[Writing]], sites: Sequence[SimulatedSite], copies: Collection[SiteCopy]
 ) -> None:
     """Add what the sites have ever got from others: so the writes of those count which are not there."""
     known = [(seen.key, seen.stored) for site in sites for seen in site.chronicle.changes]

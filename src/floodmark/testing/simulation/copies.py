@@ -20,7 +20,7 @@ from floodmark.model.version import Version
 from floodmark.replication.returning import BackupFacts, Portion
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.drivers import DistantSite
-from floodmark.testing.simulation.network import Caller
+from floodmark.testing.simulation.network import Carrier
 from floodmark.testing.simulation.sites import RETENTION, SimulatedSite
 
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ class Nearby:
 class DistantMember(DistantSite):
     """A site as those reach it who change the topology: what they ask of its host."""
 
-    def __init__(self, network: Caller, place: str, site: SimulatedSite) -> None:
+    def __init__(self, network: Carrier, place: str, site: SimulatedSite) -> None:
         super().__init__(network, place, site)
         self.site = site
 
@@ -68,7 +68,7 @@ class DistantMember(DistantSite):
         return self.status.replication().rejoining
 
 
-class Copy(NamedTuple):
+class SiteCopy(NamedTuple):
     """The records of each namespace with their origins, by user key, and what else a backup knows."""
 
     of: str
@@ -84,7 +84,7 @@ def keep_for(name: str, holder: DistantMember, others: Sequence[DistantMember]) 
         other.hold_safe_points(name, known)
 
 
-def take_copy(holder: DistantMember) -> Copy:
+def take_copy(holder: DistantMember) -> SiteCopy:
     """Copy a site as of now."""
     version = holder.versions.read_version()
     site_id = holder.identity.site_id
@@ -96,7 +96,7 @@ def take_copy(holder: DistantMember) -> Copy:
         namespace: BackupFacts({**watermark, site_id: version}, horizons[namespace])
         for namespace, watermark in watermarks.items()
     }
-    return Copy(holder.identity.site, records, facts)
+    return SiteCopy(holder.identity.site, records, facts)
 
 
 def keys_of(namespace: str) -> KeyRange:
@@ -114,7 +114,9 @@ def _read(holder: DistantMember, namespace: str, at: Version) -> dict[bytes, byt
     return found
 
 
-def writer_of(site: SimulatedSite, namespace: str, copy: Copy, random: Random) -> Callable[[Portion], None]:
+def writer_of(
+    site: SimulatedSite, namespace: str, copy: SiteCopy, random: Random
+) -> Callable[[Portion], None]:
     """Writes portions of a copy into a site, in batches, as the tasks of a restore do."""
     prefix = keys_of(namespace).start
 

@@ -27,7 +27,7 @@ _KINDS: Final = {
 OPERATIONS_BETWEEN: Final = 60
 
 
-class Watcher(Protocol):
+class DiskWatcher(Protocol):
     """Who looks at what a disk does."""
 
     def writing(self, rows: Sequence[WriteRow]) -> None:
@@ -42,7 +42,7 @@ class Watcher(Protocol):
 class SimulatedDisk(FaultyEngine):
     """An engine in memory with random faults, none before `disturb`."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: DiskWatcher) -> None:
         super().__init__(FAMILIES)
         self._watcher = watcher
         self._busy = self._stores_bound = False
@@ -54,7 +54,7 @@ class SimulatedDisk(FaultyEngine):
         fresh._visible, fresh._durable = image._visible, image._durable
         return fresh
 
-    def show_to(self, watcher: Watcher) -> None:
+    def show_to(self, watcher: DiskWatcher) -> None:
         """Let somebody else look from now on."""
         self._watcher = watcher
 

@@ -34,7 +34,7 @@ from floodmark.replication.step import LinkStep
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.history import Violation
-from floodmark.testing.simulation.network import Caller, Network
+from floodmark.testing.simulation.network import Carrier, Network
 from floodmark.testing.simulation.ports import DistantPorts
 from floodmark.testing.simulation.sites import HOLD, TROUBLE, Down, SimulatedSite, embedded
 from floodmark.testing.simulation.workload import KEYS
@@ -52,7 +52,7 @@ GONE_MS_MAX: Final = 3_000
 class DistantSite(DistantPorts):
     """A site as a driver elsewhere reaches it: a source and a target of links."""
 
-    def __init__(self, network: Caller, place: str, site: SimulatedSite) -> None:
+    def __init__(self, network: Carrier, place: str, site: SimulatedSite) -> None:
         super().__init__(self._ask)
         self._network = network
         self._place = place

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import msgspec
 
 from floodmark.codec.stamps import NO_STAMP
-from floodmark.codec.states import CounterState, Entry, FieldsState
+from floodmark.codec.states import CounterEntry, CounterState, FieldsState
 from floodmark.model.change import Sums, Tally
 from floodmark.model.version import VERSION_MAX
 from floodmark.partition.recounting import Recount
@@ -133,7 +133,9 @@ def _added_again(original: Callable[..., Any]) -> Callable[..., Any]:
     def merge_counters(current: CounterState, incoming: CounterState) -> CounterState:
         known = {(entry.site, entry.version): entry.total for entry in current.entries}
         again = {
-            entry.site: Entry(entry.site, entry.version, entry.total + known[entry.site, entry.version])
+            entry.site: CounterEntry(
+                entry.site, entry.version, entry.total + known[entry.site, entry.version]
+            )
             for entry in incoming.entries
             if (entry.site, entry.version) in known and len(current.entries) > len(incoming.entries)
         }

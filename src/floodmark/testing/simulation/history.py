@@ -58,7 +58,7 @@ class Event(NamedTuple):
         return f"{self.at_ms - START_MS:>8} ms  {self.site:<5} {self.what} {keys}{version}".rstrip()
 
 
-class History:
+class RunHistory:
     """All events of a run, in their order."""
 
     def __init__(self) -> None:

@@ -19,12 +19,12 @@ from floodmark.model.version import Version
 from floodmark.replication.removing import remove_site
 from floodmark.replication.returning import join_namespace, return_namespace
 from floodmark.replication.topology import MemberSite, Topology
-from floodmark.testing.simulation.chronicle import NAMESPACES, Seen, unqualified
+from floodmark.testing.simulation.chronicle import NAMESPACES, SeenChange, unqualified
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.copies import (
-    Copy,
     DistantMember,
     Nearby,
+    SiteCopy,
     keep_for,
     keys_of,
     take_copy,
@@ -51,7 +51,7 @@ ATTEMPTS_MAX: Final = 40
 OFFICE: Final = "office"
 
 
-class Surroundings(Protocol):
+class SimulatedWorld(Protocol):
     """What a change needs of the world."""
 
     network: Network
@@ -59,7 +59,7 @@ class Surroundings(Protocol):
     sites: list[SimulatedSite]
     links: list[Link]
     topology: Topology
-    copies: dict[str, Copy]
+    copies: dict[str, SiteCopy]
 
     def make_site(self, name: str, site_id: int) -> SimulatedSite: ...
 
@@ -75,7 +75,7 @@ class Surroundings(Protocol):
 class MembershipChange:
     """One change of the membership.  Done again from the beginning it comes to the same end."""
 
-    def __init__(self, world: Surroundings, random: Random) -> None:
+    def __init__(self, world: SimulatedWorld, random: Random) -> None:
         self.world = world
         self._random = random
         self._topology: Topology | None = None
@@ -115,18 +115,18 @@ class MembershipChange:
         near.shorten_retention()
         return near
 
-    def copy_any(self, name: str) -> Copy:
+    def copy_any(self, name: str) -> SiteCopy:
         """A copy of one of those that take part; all keep what a reader of it lacks."""
         holder, *others = self._random.sample(self.members(), len(self.world.sites))
         return self.copy_one(name, holder, others)
 
-    def copy_one(self, name: str, holder: DistantMember, others: Sequence[DistantMember]) -> Copy:
+    def copy_one(self, name: str, holder: DistantMember, others: Sequence[DistantMember]) -> SiteCopy:
         """A copy of a site."""
         holder.hold_safe_points(name, dict.fromkeys(NAMESPACES, holder.versions.read_version()))
         keep_for(name, holder, others)
         return take_copy(holder)
 
-    def enter(self, site: SimulatedSite, copy: Copy, point: str) -> None:
+    def enter(self, site: SimulatedSite, copy: SiteCopy, point: str) -> None:
         """Let a site that was built up take part, and what was kept for it go when it has that."""
         near = DistantMember(Nearby(), site.name, site)
         begun = {namespace: near.membership.declare_loaded(namespace) for namespace in NAMESPACES}
@@ -152,14 +152,14 @@ class MembershipChange:
         self.world.schedule.after(RELEASE_MS, release)
 
 
-class Joining(MembershipChange):
+class SiteJoining(MembershipChange):
     """A new site is built up from a copy of another, after everybody has heard of it."""
 
-    def __init__(self, world: Surroundings, random: Random) -> None:
+    def __init__(self, world: SimulatedWorld, random: Random) -> None:
         super().__init__(world, random)
         self._site = world.make_site(*NEWCOMER)
         self._point = f"copy-{self._site.name}"
-        self._copy: Copy | None = None
+        self._copy: SiteCopy | None = None
 
     @property
     def absent(self) -> SimulatedSite | None:
@@ -188,11 +188,11 @@ class Returning(MembershipChange):
     Or it is only believed to be lost: then what was sent in its earlier life still comes.
     """
 
-    def __init__(self, world: Surroundings, random: Random) -> None:
+    def __init__(self, world: SimulatedWorld, random: Random) -> None:
         super().__init__(world, random)
         self._site = random.choice(world.sites)
         self._point = f"copy-{self._site.name}"
-        self._copy: Copy | None = None
+        self._copy: SiteCopy | None = None
         self._is_lost = False
 
     @property
@@ -239,7 +239,7 @@ class Returning(MembershipChange):
         if missing:
             raise Violation("none", self._site.name, f"all was restored, and {missing} is said to be missing")
 
-    def _copy_itself(self) -> Copy:
+    def _copy_itself(self) -> SiteCopy:
         """A copy of the site while it is still there."""
         others = [member for member in self.members() if member.site is not self._site]
         return self.copy_one(self._point, self.member(self._site), others)
@@ -259,7 +259,7 @@ class Returning(MembershipChange):
 class Removing(MembershipChange):
     """A site goes for good, and is gone or runs on without knowing."""
 
-    def __init__(self, world: Surroundings, random: Random) -> None:
+    def __init__(self, world: SimulatedWorld, random: Random) -> None:
         super().__init__(world, random)
         self._site = random.choice(world.sites)
         self._has_left = False
@@ -291,7 +291,7 @@ class Removing(MembershipChange):
 class Membership:
     """Makes changes in a world, at their time."""
 
-    def __init__(self, world: Surroundings, random: Random, wanted: bool | None) -> None:
+    def __init__(self, world: SimulatedWorld, random: Random, wanted: bool | None) -> None:
         self._world = world
         self._random = random
         self._kinds = _draw_kinds(random, wanted)
@@ -344,7 +344,7 @@ def _draw_kinds(random: Random, wanted: bool | None) -> list[type[MembershipChan
     drawn = random.random() < SHARE
     if not (drawn if wanted is None else wanted):
         return []
-    kinds: Sequence[type[MembershipChange]] = (Joining, Returning, Removing)
+    kinds: Sequence[type[MembershipChange]] = (SiteJoining, Returning, Removing)
     return random.sample(kinds, random.randint(1, CHANGES_MAX))
 
 
@@ -366,17 +366,19 @@ def _watermark(site: SimulatedSite, namespace: str) -> Mapping[int, Version]:
     return site.call_host(lambda host: host.replication.watermark(namespace, None))
 
 
-def _begin_chronicle(site: SimulatedSite, copy: Copy) -> None:
+def _begin_chronicle(site: SimulatedSite, copy: SiteCopy) -> None:
     """Let the chronicle of a site that was built up begin with what it has."""
 
-    def read(host: Host) -> tuple[list[Seen], Version]:
+    def read(host: Host) -> tuple[list[SeenChange], Version]:
         loaded, at = [], host.versions.read_version()
         for namespace in NAMESPACES:
             keys = keys_of(namespace)
             for batch in host.router.scan_records(keys, at, dead=True):
                 columns = [batch.column(name).to_pylist() for name in ("version", "key", "value")]
                 for version, key, stored in zip(*columns, strict=True):
-                    loaded.append(Seen(version, unqualified(keys.start + key), stored, None, exact=False))
+                    loaded.append(
+                        SeenChange(version, unqualified(keys.start + key), stored, None, exact=False)
+                    )
         return loaded, at
 
     loaded, at = site.call_host(read)

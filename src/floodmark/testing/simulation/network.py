@@ -27,7 +27,7 @@ class Weather:
     late_ms_max: int = 600
 
 
-class Caller(Protocol):
+class Carrier(Protocol):
     """Whatever carries calls."""
 
     def call(self, caller: str, target: str, action: Callable[[], Result]) -> Result: ...

@@ -17,7 +17,7 @@ from floodmark.model.errors import FloodmarkError, VersionCollected
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
-from floodmark.testing.simulation.chronicle import NAMESPACES, Seen
+from floodmark.testing.simulation.chronicle import NAMESPACES, SeenChange
 from floodmark.testing.simulation.history import Key, Violation, show_version
 from floodmark.testing.simulation.sites import HOLD, SimulatedSite, seen_of
 
@@ -63,7 +63,7 @@ class FeedReader:
             self._site.call(lambda site: site.hold_safe_point(self.name, start, lifetime=HOLD))
         self._checkpoint = self._position = start
 
-    def _read(self) -> tuple[list[Seen], Version]:
+    def _read(self) -> tuple[list[SeenChange], Version]:
         if self._life != self._site.life or self._random.random() < 0.2:
             # The reader has crashed, or the site has: what is known is the checkpoint.
             self._stream, self._life = None, self._site.life
@@ -113,7 +113,7 @@ class FeedReader:
         self._checkpoint = None
 
 
-class SnapshotReader:
+class RepeatedReader:
     """Reads a namespace and its watermark as of a version, and later again as of the same."""
 
     def __init__(self, site: SimulatedSite, sites: Sequence[SimulatedSite], random: Random) -> None:
@@ -186,7 +186,7 @@ class SnapshotReader:
                         version=seen.version,
                     )
 
-    def _covers(self, record: bytes | None, seen: Seen, source: int) -> bool:
+    def _covers(self, record: bytes | None, seen: SeenChange, source: int) -> bool:
         """Whether a record has taken in a change of a site, if it was first written there."""
         change = decode_value(seen.stored)
         if change.origin is not None or seen.version <= self._site.chronicle.forgotten:

@@ -32,14 +32,14 @@ from floodmark.testing.simulation.chronicle import (
     POLICIES,
     Chronicle,
     Intent,
-    Outcome,
-    Seen,
+    SeenChange,
+    WriteOutcome,
     unqualified,
 )
 from floodmark.testing.simulation.clocks import SkewedTime
 from floodmark.testing.simulation.disk import SimulatedDisk
-from floodmark.testing.simulation.history import History, Violation, show_version
-from floodmark.testing.simulation.witness import Witness, log_versions
+from floodmark.testing.simulation.history import RunHistory, Violation, show_version
+from floodmark.testing.simulation.witness import VersionWitness, log_versions
 from floodmark.testing.simulation.workload import Write
 
 RETENTION: Final = timedelta(milliseconds=100)
@@ -64,12 +64,12 @@ class SimulatedSite:
     """One site through all its lives."""
 
     def __init__(
-        self, name: str, site_id: int, *, true_time: SimulatedTime, random: Random, history: History
+        self, name: str, site_id: int, *, true_time: SimulatedTime, random: Random, history: RunHistory
     ) -> None:
         self.name = name
         self.id = site_id
         self.time = SkewedTime(true_time, 0)
-        self.witness = Witness(name)
+        self.witness = VersionWitness(name)
         self.chronicle = Chronicle(name, site_id)
         self.past: list[Chronicle] = []
         """The chronicles of its earlier lives, each of which ended with the loss of all data."""
@@ -170,7 +170,7 @@ class SimulatedSite:
         """The site is gone, with all that it had.  If it comes back, it begins from nothing."""
         self._site = None
         self.disk = SimulatedDisk(self)
-        self.witness = Witness(self.name)
+        self.witness = VersionWitness(self.name)
         self.past.append(self.chronicle)
         whole = self.chronicle.copies_are_whole
         self.chronicle = Chronicle(self.name, self.id, copies_are_whole=whole)
@@ -210,11 +210,11 @@ class SimulatedSite:
         low, result, error = self.witness.written, None, ""
         try:
             result = self.call(write.run)
-            outcome = Outcome.DONE
+            outcome = WriteOutcome.DONE
         except (Down, OutcomeUnknown) as failure:
-            outcome, error = Outcome.UNKNOWN, f" ({type(failure).__name__})"
+            outcome, error = WriteOutcome.UNKNOWN, f" ({type(failure).__name__})"
         except Retryable as failure:
-            outcome, error = Outcome.REFUSED, f" ({type(failure).__name__})"
+            outcome, error = WriteOutcome.REFUSED, f" ({type(failure).__name__})"
         high = self.witness.written
         what = f"{write.operation} {'fsync' if write.durable else 'async'}: {outcome}{error}"
         self._history.add(self._true_time(), self.name, what, keys=write.expected, version=high)
@@ -249,7 +249,7 @@ class SimulatedSite:
     def _recoveries(self) -> int:
         return 0 if self._site is None else embedded(self._site.host).node.storage.recoveries
 
-    def read_changes(self, request: ChangesRequest) -> tuple[list[Seen], Version]:
+    def read_changes(self, request: ChangesRequest) -> tuple[list[SeenChange], Version]:
         """Read a stream that ends by itself; what it told, and up to where."""
         batches = self.call_host(lambda host: list(host.changes(request)))
         self._census.update(batch.way for batch in batches if batch.keys)
@@ -301,12 +301,12 @@ def embedded(host: Host) -> EmbeddedHost:
     return host
 
 
-def seen_of(batch: ChangeBatch, *, partial: bool) -> list[Seen]:
+def seen_of(batch: ChangeBatch, *, partial: bool) -> list[SeenChange]:
     """The changes of a batch; `partial` says that merged records were asked for as they were logged."""
     scanned = batch.way is Way.SCAN
     logged = partial and not scanned
     return [
-        Seen(
+        SeenChange(
             version,
             key,
             stored,

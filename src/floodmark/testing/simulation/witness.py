@@ -18,7 +18,7 @@ from floodmark.partition.prepared.writes import PREPARED
 from floodmark.testing.simulation.history import Violation, show_version
 
 
-class Witness:
+class VersionWitness:
     """Remembers the highest version written and announced at one site, through all its crashes."""
 
     def __init__(self, site: str) -> None:

@@ -23,12 +23,12 @@ from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES
 from floodmark.testing.simulation.climate import draw_climate
 from floodmark.testing.simulation.clocks import Schedule
 from floodmark.testing.simulation.convergence import check_convergence
-from floodmark.testing.simulation.copies import Copy
+from floodmark.testing.simulation.copies import SiteCopy
 from floodmark.testing.simulation.drivers import Driver, Link
-from floodmark.testing.simulation.history import History, Violation
+from floodmark.testing.simulation.history import RunHistory, Violation
 from floodmark.testing.simulation.membership import Membership
 from floodmark.testing.simulation.network import Network
-from floodmark.testing.simulation.readers import FeedReader, SnapshotReader
+from floodmark.testing.simulation.readers import FeedReader, RepeatedReader
 from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
 from floodmark.testing.simulation.verifiers import Verifier, check_agreement
 from floodmark.testing.simulation.workload import KEYS, choose_write
@@ -55,7 +55,7 @@ class World:
     def __init__(self, seed: int, changes: bool | None = None) -> None:
         """`changes` says whether sites join, are lost and go; else that is drawn as well."""
         self.random = Random(seed)
-        self.history = History()
+        self.history = RunHistory()
         self.time = SimulatedTime()
         self.schedule = Schedule(self.time)
         self.sites = [
@@ -65,7 +65,7 @@ class World:
         self.network = Network(self.random, self.schedule)
         self.climate = climate = draw_climate(self.random)
         self.topology = TOPOLOGY
-        self.copies: dict[str, Copy] = {}
+        self.copies: dict[str, SiteCopy] = {}
         # Drawn apart: in a world without such changes everything else is as it was.
         self._membership = Membership(self, Random(f"membership {seed}"), changes)
         for site in self.sites:
@@ -128,7 +128,7 @@ class World:
             link.hold_safe_points(dict.fromkeys(NAMESPACES, 0))
             Driver(link, self.random, self.schedule).go_on()
         self.network.weather = self.climate.weather
-        self.readers: list[FeedReader | SnapshotReader] = []
+        self.readers: list[FeedReader | RepeatedReader] = []
         for site in self.sites:
             if self.climate.disks_fail:
                 site.disk.disturb(self.random)
@@ -139,7 +139,7 @@ class World:
         for name, follows in (("follower", True), ("reader", False)):
             holds = self.random.random() < self.climate.holders
             self.readers.append(FeedReader(site, name, self.random, follows=follows, holds=holds))
-        self.readers.append(SnapshotReader(site, self.sites, self.random))
+        self.readers.append(RepeatedReader(site, self.sites, self.random))
 
     def _adapt(self, site: SimulatedSite) -> None:
         """Let a site live in this climate."""

@@ -34,9 +34,9 @@ from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.manifest import (
     ATTEMPT,
     MANIFEST,
-    Kind,
     Manifest,
     PartFile,
+    PartKind,
     Plan,
     RowCounts,
     RowSums,
@@ -47,7 +47,7 @@ from floodmark.spark.jobs.backups.manifest import (
 )
 from floodmark.spark.jobs.backups.parts import columns_of, explaining, read_site, write_files
 from floodmark.spark.jobs.safepoints import holding, release
-from floodmark.spark.runtime.progress import Progress, watch_tasks
+from floodmark.spark.runtime.progress import JobProgress, watch_tasks
 from floodmark.spark.session import use_session
 from floodmark.spark.source.schemas import record_columns
 
@@ -89,7 +89,7 @@ class _Job:
     namespace: NamespaceRow
     target: Directory
     spark: SparkSession
-    progress: Progress | None
+    progress: JobProgress | None
 
 
 def backup(
@@ -100,7 +100,7 @@ def backup(
     incremental: bool = False,
     hold: timedelta = HOLD,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> BackupSummary:
     """Back up a namespace into a directory; with `incremental`, the changes since its newest part.
 
@@ -109,7 +109,7 @@ def backup(
     """
     source.require_url("be backed up")
     _require_hold(hold)
-    kind = Kind.CHANGES if incremental else Kind.FULL
+    kind = PartKind.CHANGES if incremental else PartKind.FULL
     directory = directory_at(target)
     with source.connect() as site, use_session(spark, "floodmark backup") as session:
         row = site.host.namespaces.find_namespace(namespace)
@@ -150,7 +150,7 @@ def list_backups(target: str) -> list[Manifest]:
 # The plan
 
 
-def _find_plan(job: _Job, kind: Kind) -> tuple[Plan | None, str | None]:
+def _find_plan(job: _Job, kind: PartKind) -> tuple[Plan | None, str | None]:
     """The stored plan if it can be carried out, and otherwise a note why not."""
     for manifest in read_manifests(job.target):
         _require_same(job, manifest.site, manifest.site_id, manifest.namespace)
@@ -173,10 +173,10 @@ def _find_plan(job: _Job, kind: Kind) -> tuple[Plan | None, str | None]:
     return None, f"a backup at version {plan.version} was begun here and abandoned: {reason}"
 
 
-def _reason_to_abandon(job: _Job, plan: Plan, kind: Kind) -> str | None:
+def _reason_to_abandon(job: _Job, plan: Plan, kind: PartKind) -> str | None:
     if plan.kind is not kind:
         return f"its kind is {plan.kind.value!r}, and {kind.value!r} is asked for"
-    if plan.kind is Kind.CHANGES and plan.since != _newest_version(job.target):
+    if plan.kind is PartKind.CHANGES and plan.since != _newest_version(job.target):
         return "the part before it is not the newest one any more"
     try:
         job.site.host.retention.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
@@ -185,9 +185,9 @@ def _reason_to_abandon(job: _Job, plan: Plan, kind: Kind) -> str | None:
     return None
 
 
-def _begin(job: _Job, kind: Kind) -> Plan:
+def _begin(job: _Job, kind: PartKind) -> Plan:
     """Choose a version, store the plan, then hold the version, so that every safe point has a plan."""
-    since = _newest_version(job.target) if kind is Kind.CHANGES else 0
+    since = _newest_version(job.target) if kind is PartKind.CHANGES else 0
     host = job.site.host
     for _ in range(_ATTEMPTS):
         version, watermark = find_position(job.site, job.namespace)
@@ -208,7 +208,7 @@ def _begin(job: _Job, kind: Kind) -> Plan:
             host.retention.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
         except VersionCollected as error:
             job.target.remove(PLAN)
-            if kind is Kind.CHANGES:
+            if kind is PartKind.CHANGES:
                 raise _too_late(job, since) from error
         else:
             return plan
@@ -303,7 +303,7 @@ def _carry_out(job: _Job, plan: Plan) -> Manifest:
 
 def _read_rows(job: _Job, plan: Plan) -> DataFrame:
     options = {"namespace": plan.namespace.name}
-    if plan.kind is Kind.FULL:
+    if plan.kind is PartKind.FULL:
         options |= {"rows": "all", "versionAsOf": str(plan.version)}
     else:
         options |= {

@@ -25,7 +25,7 @@ from floodmark.spark.jobs.backups.manifest import (
     read_manifest,
 )
 from floodmark.spark.jobs.backups.parts import read_files, require_columns, sum_rows
-from floodmark.spark.runtime.progress import SILENT, Progress
+from floodmark.spark.runtime.progress import SILENT, JobProgress
 from floodmark.spark.session import use_session
 
 _STAGE: Final = "check parts"
@@ -54,7 +54,7 @@ class CheckSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_backup(
-    target: str, *, spark: SparkSession | None = None, progress: Progress | None = None
+    target: str, *, spark: SparkSession | None = None, progress: JobProgress | None = None
 ) -> CheckSummary:
     """Recompute the counts, hashes and file lists of every complete part."""
     place = directory_at(target)

@@ -33,7 +33,7 @@ MANIFEST: Final = "manifest.json"
 ATTEMPT: Final = "rows-"
 
 
-class Kind(StrEnum):
+class PartKind(StrEnum):
     """The rows of a part: all records as of a version, or changes."""
 
     FULL = "full"
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     id: str
-    kind: Kind
+    kind: PartKind
     site: str
     site_id: int
     namespace: NamespaceRow
@@ -96,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def held_version(self) -> Version:
         """The version to hold until the part is complete."""
-        return self.version if self.kind is Kind.FULL else self.since
+        return self.version if self.kind is PartKind.FULL else self.since
 
 
 class Manifest(Plan, frozen=True, kw_only=True):
@@ -124,13 +124,13 @@ class _Format(msgspec.Struct, frozen=True):
 Document = TypeVar("Document", bound=msgspec.Struct)
 
 
-def part_name(kind: Kind, since: Version, version: Version) -> str:
+def part_name(kind: PartKind, since: Version, version: Version) -> str:
     """The name of a part's directory; names sort as versions do.
 
     >>> part_name(Kind.FULL, 0, 17), part_name(Kind.CHANGES, 17, 42)
     ('full-00000000000000000017', 'changes-00000000000000000017-00000000000000000042')
     """
-    return f"full-{version:020}" if kind is Kind.FULL else f"changes-{since:020}-{version:020}"
+    return f"full-{version:020}" if kind is PartKind.FULL else f"changes-{since:020}-{version:020}"
 
 
 def encode_document(document: msgspec.Struct) -> bytes:
@@ -206,8 +206,8 @@ class Chain(NamedTuple):
 def find_chains(manifests: Iterable[Manifest]) -> list[Chain]:
     """The chains of the parts, one for each full part, oldest first."""
     parts = sorted(manifests, key=lambda each: each.version)
-    followers = {each.since: each for each in parts if each.kind is Kind.CHANGES}
-    return [_follow(each, followers) for each in parts if each.kind is Kind.FULL]
+    followers = {each.since: each for each in parts if each.kind is PartKind.CHANGES}
+    return [_follow(each, followers) for each in parts if each.kind is PartKind.FULL]
 
 
 def _follow(full: Manifest, followers: dict[Version, Manifest]) -> Chain:
@@ -243,7 +243,7 @@ def find_gaps(manifests: Iterable[Manifest]) -> list[Manifest]:
     """The parts with changes whose predecessor is missing."""
     parts = list(manifests)
     reached = {part.id for chain in find_chains(parts) for part in chain.changes}
-    return [each for each in parts if each.kind is Kind.CHANGES and each.id not in reached]
+    return [each for each in parts if each.kind is PartKind.CHANGES and each.id not in reached]
 
 
 def _show_range(chain: Chain) -> str:

@@ -43,7 +43,7 @@ from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.check import find_damage
 from floodmark.spark.jobs.backups.manifest import (
     Chain,
-    Kind,
+    PartKind,
     RowCounts,
     RowSums,
     choose_chain,
@@ -63,7 +63,7 @@ from floodmark.spark.jobs.backups.parts import (
 )
 from floodmark.spark.jobs.safepoints import holding, release
 from floodmark.spark.runtime.failures import find_error
-from floodmark.spark.runtime.progress import SILENT, Progress, watch_tasks
+from floodmark.spark.runtime.progress import SILENT, JobProgress, watch_tasks
 from floodmark.spark.session import use_session
 from floodmark.spark.source.schemas import record_columns
 
@@ -100,7 +100,7 @@ def restore(
     at: Version | None = None,
     keys: KeyRange = EVERYTHING,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> RestoreSummary:
     """Restore a range of keys as of a version, by default the newest, into a new or empty namespace."""
     with restoring(
@@ -130,7 +130,7 @@ def restoring(
     at: Version | None = None,
     keys: KeyRange = EVERYTHING,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> Iterator["Restoration"]:
     """A restore into a namespace that is new, empty, or holds rows of the same restore."""
     target.require_url("be restored into")
@@ -176,7 +176,7 @@ class Restoration:
     created: bool
     resumed: bool
     session: SparkSession
-    progress: Progress | None
+    progress: JobProgress | None
 
     def write(self, portion: Portion | None = None) -> RowSums:
         """Write the rows, or a portion of each.  Returns the sums of all rows."""
@@ -218,7 +218,7 @@ class Restoration:
         )
 
 
-def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress: Progress) -> None:
+def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress: JobProgress) -> None:
     """Raise BackupDamaged if a part does not match its manifest."""
     found = _find_damage(spark, place, chain, progress)
     if found is not None:
@@ -229,7 +229,7 @@ def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress
 
 
 def _find_damage(
-    spark: SparkSession, place: Directory, chain: Chain, progress: Progress = SILENT
+    spark: SparkSession, place: Directory, chain: Chain, progress: JobProgress = SILENT
 ) -> str | None:
     """The damage of the first part that does not match its manifest; None if all are sound."""
     parts = [chain.full, *chain.changes]
@@ -238,7 +238,9 @@ def _find_damage(
         damage = find_damage(spark, place, part)
         if damage:
             # The parts before it are sound.
-            earlier = f" (up to version {part.since} it is sound: --at)" if part.kind is Kind.CHANGES else ""
+            earlier = (
+                f" (up to version {part.since} it is sound: --at)" if part.kind is PartKind.CHANGES else ""
+            )
             return f"{place.location}/{part.part}: {'; '.join(damage[:_DAMAGE_SHOWN])}{earlier}"
     progress.report(_CHECK, len(parts), len(parts))
     return None

@@ -19,7 +19,7 @@ from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.manifest import RowCounts, RowSums
 from floodmark.spark.jobs.backups.restore import Restoration, restoring
-from floodmark.spark.runtime.progress import Progress
+from floodmark.spark.runtime.progress import JobProgress
 
 
 class ReturnSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ def join(
     namespace: str,
     *,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> ReturnSummary:
     """Build a namespace of a new site from a backup of another site of its topology."""
     with target.connect() as site:
@@ -72,7 +72,7 @@ def rejoin(
     topology: Topology,
     addresses: Mapping[str, SiteAddress],
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> ReturnSummary:
     """Rebuild a namespace of a site that has lost its data, from a backup of it or of another site.
 

@@ -25,8 +25,8 @@ from floodmark.clock import TimeSource, system_time_ms
 from floodmark.files.directory import Directory
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidConfiguration, LeaseHeld
 from floodmark.model.version import Version, moment_of
-from floodmark.spark.jobs.exports.files import DataFile
-from floodmark.spark.jobs.exports.state import LOCK, Cuts, Exported, ExportIdentity, View, step_prefix
+from floodmark.spark.jobs.exports.files import ExportFile
+from floodmark.spark.jobs.exports.state import LOCK, Cuts, Exported, ExportIdentity, ExportView, step_prefix
 
 try:
     import deltalake
@@ -87,7 +87,7 @@ class DeltaTarget:
         self,
         since: Version,
         through: Version,
-        added: Sequence[DataFile],
+        added: Sequence[ExportFile],
         removed: Sequence[Path],
         checks: Checks,
     ) -> None:
@@ -174,7 +174,7 @@ def open_exported(directory: Directory) -> Exported | None:
     require_package()
     table = deltalake.DeltaTable(directory.path)
     identity = _identity_of(table, directory)
-    is_current = identity.view is View.CURRENT
+    is_current = identity.view is ExportView.CURRENT
 
     def read(at: Version) -> pyarrow.dataset.Dataset:
         if is_current:
@@ -215,7 +215,7 @@ def _create(directory: Directory, asked: ExportIdentity) -> None:
     )
 
 
-def _statistics(file: DataFile) -> str:
+def _statistics(file: ExportFile) -> str:
     """Delta's statistics of a file, which readers use to skip it."""
     bounds = {
         which: {"_commit_version": version, "_commit_timestamp": _moment(version)}

@@ -31,7 +31,7 @@ from floodmark.model.version import Version, moment_of
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.exports.delta import DeltaTarget
-from floodmark.spark.jobs.exports.files import DataFile, write_changes, write_files
+from floodmark.spark.jobs.exports.files import ExportFile, write_changes, write_files
 from floodmark.spark.jobs.exports.frames import (
     VIEW_FILE_BYTES,
     merge_rows,
@@ -47,15 +47,15 @@ from floodmark.spark.jobs.exports.parquet import ParquetTarget
 from floodmark.spark.jobs.exports.state import (
     ExportIdentity,
     ExportTarget,
+    ExportView,
     Format,
-    View,
     local_directory,
     only_writer,
     step_prefix,
 )
 from floodmark.spark.jobs.safepoints import LIFETIME
 from floodmark.spark.runtime.failures import raising_floodmark_errors
-from floodmark.spark.runtime.progress import Progress, watch_tasks
+from floodmark.spark.runtime.progress import JobProgress, watch_tasks
 from floodmark.spark.session import use_session
 
 # The changes of a step: enough for Spark, and little enough to repeat.
@@ -79,7 +79,7 @@ class ExportSummary(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     namespace: str
     format: Format
-    view: View
+    view: ExportView
     since: Version | None
     through: Version | None
     steps: int
@@ -102,7 +102,7 @@ def export(
     until: Version | None = None,
     at_heartbeats: bool = False,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
     stop: Event | None = None,
 ) -> ExportSummary:
     """Bring a target up to date with a namespace; without `once`, until `stop` is set.
@@ -116,7 +116,7 @@ def export(
     source.require_url("exported from")
     directory, kind = local_directory(target), Format(format)
     with source.connect() as site, only_writer(directory), use_session(spark, "floodmark export") as session:
-        asked = _identify(site, namespace, View(view), until)
+        asked = _identify(site, namespace, ExportView(view), until)
         exported = (DeltaTarget if kind is Format.DELTA else ParquetTarget)(directory, asked)
         work = _Export(session, source, site, exported, at_heartbeats=at_heartbeats, progress=progress)
         since, before, began_ms = exported.through, exported.checks, monotonic_ms()
@@ -138,7 +138,7 @@ def export(
         )
 
 
-def _identify(site: Site, namespace: str, view: View, until: Version | None) -> ExportIdentity:
+def _identify(site: Site, namespace: str, view: ExportView, until: Version | None) -> ExportIdentity:
     """The identity of a new export.
 
     A history has every change; if the first ones are collected, a snapshot and every change above it.
@@ -156,8 +156,8 @@ def _identify(site: Site, namespace: str, view: View, until: Version | None) -> 
         namespace=namespace,
         namespace_id=row.id,
         view=view,
-        since=since if view is View.HISTORY else 0,
-        snapshot=snapshot and view is View.HISTORY,
+        since=since if view is ExportView.HISTORY else 0,
+        snapshot=snapshot and view is ExportView.HISTORY,
     )
 
 
@@ -172,10 +172,10 @@ class _Export:
         target: ExportTarget,
         *,
         at_heartbeats: bool,
-        progress: Progress | None,
+        progress: JobProgress | None,
     ) -> None:
         self.steps = 0
-        self.written: list[DataFile] = []
+        self.written: list[ExportFile] = []
         self._spark = spark
         self._source = source
         self._host = site.host
@@ -237,7 +237,7 @@ class _Export:
         changes = read_changes(self._spark, self._source, self._namespace, since, cut.version, cut.changes)
         place = target.prepare()
         with watch_tasks(self._spark, self._progress, f"changes up to {moment_of(cut.version).isoformat()}"):
-            if view is View.CURRENT:
+            if view is ExportView.CURRENT:
                 added, removed, counted = self._merge(changes, place, since, cut.version)
             else:
                 added, counted = write_changes(changes, place, view.schema, step_prefix(since))
@@ -251,7 +251,7 @@ class _Export:
     def _begin_view(self, end: Version | None) -> Version:
         """Write the first rows, as of a version, and return that version."""
         target, host = self._target, self._host
-        is_history = target.identity.view is View.HISTORY
+        is_history = target.identity.view is ExportView.HISTORY
         at = host.versions.resolved_version() if end is None else end
         if is_history:
             at = target.identity.since
@@ -272,7 +272,7 @@ class _Export:
 
     def _merge(
         self, changes: DataFrame, place: Directory, since: Version, through: Version
-    ) -> tuple[list[DataFile], list[Path], Counted]:
+    ) -> tuple[list[ExportFile], list[Path], Counted]:
         """Rewrite the files that changes touch.  Returns the new files, the old ones, and the count."""
         files = self._target.files()
         gathered = newest_changes(changes).persist()

@@ -52,7 +52,7 @@ _REPORT: Final = pyarrow.schema(
 )
 
 
-class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+class ExportFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of rows, and the lowest and the highest version among them."""
 
     name: str
@@ -64,23 +64,23 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_files(
     frame: DataFrame, directory: Directory, schema: pyarrow.Schema, prefix: str
-) -> list[DataFile]:
+) -> list[ExportFile]:
     """Write the rows of a frame into new files whose names begin with a prefix."""
     return _write(frame, FileWriter(directory.location, schema, prefix))[0]
 
 
 def write_changes(
     changes: DataFrame, directory: Directory, schema: pyarrow.Schema, prefix: str
-) -> tuple[list[DataFile], Counted]:
+) -> tuple[list[ExportFile], Counted]:
     """Write changes with heartbeats between them; the files, and what was counted for the heartbeats."""
     return _write(changes, FileWriter(directory.location, schema, prefix, counts=True))
 
 
-def _write(frame: DataFrame, writer: "FileWriter") -> tuple[list[DataFile], Counted]:
+def _write(frame: DataFrame, writer: "FileWriter") -> tuple[list[ExportFile], Counted]:
     reports = frame.mapInArrow(writer, from_arrow_schema(_REPORT)).collect()
     directory_at(writer.directory).sync(["."])
-    names = DataFile.__struct_fields__
-    files = [DataFile(**{name: report[name] for name in names}) for report in reports if report.name]
+    names = ExportFile.__struct_fields__
+    files = [ExportFile(**{name: report[name] for name in names}) for report in reports if report.name]
     return files, add_counted(report.counted for report in reports if report.counted is not None)
 
 
@@ -116,7 +116,7 @@ class FileWriter:
 
     def _write(
         self, name: str, group: pyarrow.Table | None, more: Iterator[pyarrow.Table]
-    ) -> tuple[DataFile, pyarrow.Table | None]:
+    ) -> tuple[ExportFile, pyarrow.Table | None]:
         """Write a file until it is full; the file, and the group that did not go into it."""
         rows, bounds = 0, []
         with directory_at(self.directory).writing(name) as stream:
@@ -127,7 +127,7 @@ class FileWriter:
                     bounds.append(pyarrow.compute.min_max(group["_commit_version"]).as_py())
                     group = next(more, None)
             size = stream.tell()
-        return DataFile(
+        return ExportFile(
             name=name,
             rows=rows,
             bytes=size,

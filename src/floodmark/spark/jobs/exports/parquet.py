@@ -37,8 +37,8 @@ from floodmark.accounting.checks import Checks
 from floodmark.files.directory import Directory
 from floodmark.model.errors import InvalidArgument, StorageFailed
 from floodmark.model.version import Version
-from floodmark.spark.jobs.exports.files import DataFile
-from floodmark.spark.jobs.exports.state import LOCK, Cuts, Exported, ExportIdentity, View
+from floodmark.spark.jobs.exports.files import ExportFile
+from floodmark.spark.jobs.exports.state import LOCK, Cuts, Exported, ExportIdentity, ExportView
 
 STATE: Final = "_floodmark.json"
 POINTER: Final = "current"
@@ -107,7 +107,7 @@ class ParquetTarget:
         return self._state.checks
 
     def prepare(self) -> Directory:
-        if self.identity.view is View.HISTORY:
+        if self.identity.view is ExportView.HISTORY:
             prefix = _NEW
             self._remove_all(prefix, kept=())
         else:
@@ -129,11 +129,11 @@ class ParquetTarget:
         self,
         since: Version,
         through: Version,
-        added: Sequence[DataFile],
+        added: Sequence[ExportFile],
         removed: Sequence[Path],
         checks: Checks,
     ) -> None:
-        if self.identity.view is View.HISTORY:
+        if self.identity.view is ExportView.HISTORY:
             names = {
                 f"{self._place_name}/{file.name}": f"changes-{since:020}-{through:020}-{number:05}.parquet"
                 for number, file in enumerate(added)
@@ -214,12 +214,12 @@ def open_exported(directory: Directory) -> Exported | None:
     schema = identity.view.schema
 
     def read(at: Version) -> pyarrow.dataset.Dataset:
-        if identity.view is View.HISTORY:
+        if identity.view is ExportView.HISTORY:
             files = [str(file) for file in sorted(place.glob("changes-*.parquet"))]
             changes = pyarrow.dataset.dataset(files, schema=schema, format="parquet")
             return changes.filter(pyarrow.dataset.field("_commit_version") <= at)
         current = next(each.directory for each in rows if each.through == at)
         return pyarrow.dataset.dataset(str(place / current), schema=schema, format="parquet")
 
-    only = None if identity.view is View.HISTORY else frozenset(each.through for each in rows)
+    only = None if identity.view is ExportView.HISTORY else frozenset(each.through for each in rows)
     return Exported(identity, Cuts(since=identity.since, through=state.through, only=only), read)

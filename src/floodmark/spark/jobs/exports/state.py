@@ -22,12 +22,12 @@ from floodmark.accounting.checks import Checks
 from floodmark.files.directory import Directory, directory_at
 from floodmark.model.errors import InvalidArgument, InvalidOption, LeaseHeld
 from floodmark.model.version import Version
-from floodmark.spark.jobs.exports.files import CURRENT, HISTORY, DataFile
+from floodmark.spark.jobs.exports.files import CURRENT, HISTORY, ExportFile
 
 LOCK: Final = "_floodmark.lock"
 
 
-class View(StrEnum):
+class ExportView(StrEnum):
     """The rows of an export."""
 
     HISTORY = "history"
@@ -39,7 +39,7 @@ class View(StrEnum):
     @property
     def schema(self) -> pyarrow.Schema:
         """The columns."""
-        return HISTORY if self is View.HISTORY else CURRENT
+        return HISTORY if self is ExportView.HISTORY else CURRENT
 
 
 class Format(StrEnum):
@@ -60,14 +60,14 @@ class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
     site_id: int
     namespace: str
     namespace_id: int
-    view: View
+    view: ExportView
     since: Version = 0
     snapshot: bool = False
 
     @property
     def start(self) -> Version | None:
         """The `through` of an empty target; None if a snapshot comes first."""
-        return self.since if self.view is View.HISTORY and not self.snapshot else None
+        return self.since if self.view is ExportView.HISTORY and not self.snapshot else None
 
     @property
     def safe_point(self) -> str:
@@ -148,7 +148,7 @@ class ExportTarget(Protocol):
         self,
         since: Version,
         through: Version,
-        added: Sequence[DataFile],
+        added: Sequence[ExportFile],
         removed: Sequence[Path],
         checks: Checks,
     ) -> None:

@@ -35,7 +35,7 @@ from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.feeds.tasks import REPORT, ROUND_MS, TaskReport, Work
 from floodmark.spark.runtime.failures import raising_floodmark_errors
-from floodmark.spark.runtime.progress import SILENT, Progress
+from floodmark.spark.runtime.progress import SILENT, JobProgress
 from floodmark.spark.session import use_session
 
 # How soon an idle feed notices changes.
@@ -66,7 +66,7 @@ def run_feed(
     sinks: Sequence[str] = (),
     once: bool = False,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
     stop: Event | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> FeedRunSummary:
@@ -130,7 +130,7 @@ class _FeedJob:
         site: Site,
         sinks: Sequence[str],
         target: Version | None,
-        progress: Progress,
+        progress: JobProgress,
     ) -> None:
         self.host = site.host
         self.target = target

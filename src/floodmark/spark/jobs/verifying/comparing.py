@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.divergence import (
+    ComparedTally,
     Comparison,
     Difference,
     Drift,
@@ -33,7 +34,6 @@ from floodmark.divergence import (
     Lag,
     Pair,
     RepairSummary,
-    Tally,
     Vantage,
     compare,
     compare_keys,
@@ -88,7 +88,7 @@ _ROWS: Final = pyarrow.schema([pyarrow.field(REPORT, pyarrow.binary()), *DRIFT_R
 ROWS: Final = from_arrow_schema(_ROWS)
 
 
-class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a range: the tallies of each pair of sites, and a sample of the drifted keys.
 
     `open_keys` are the keys that drifted or lag; None if they were not asked for, are too many, or are not
@@ -97,11 +97,11 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     namespace: str
-    tallies: dict[Pair, Tally]
+    tallies: dict[Pair, ComparedTally]
     sample: list[Drift] = []
     open_keys: list[bytes] | None = None
     repair: RepairSummary | None = None
-    left: dict[Pair, Tally] = {}
+    left: dict[Pair, ComparedTally] = {}
     differences: list[Difference] = []
     differences_found: int = 0
     doubts: list[str] = []
@@ -138,7 +138,7 @@ class NamespaceViews:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeWork:
+class RangeComparison:
     """A range of users' keys of a namespace to compare."""
 
     namespace: NamespaceViews
@@ -149,7 +149,7 @@ class RangeWork:
 class Comparing:
     """Compares, in Spark's tasks, the ranges whose numbers arrive as rows."""
 
-    ranges: Sequence[RangeWork]
+    ranges: Sequence[RangeComparison]
     sample: int
     open_keys_max: int = 0
     rows: bool = False
@@ -161,7 +161,7 @@ class Comparing:
             for number in batch.column(0).to_pylist():
                 yield from self._compare(self.ranges[number])
 
-    def _compare(self, work: RangeWork) -> Iterator[pyarrow.RecordBatch]:
+    def _compare(self, work: RangeComparison) -> Iterator[pyarrow.RecordBatch]:
         namespace = work.namespace.namespace
         with ExitStack() as stack:
             answers = _connect(stack, work.namespace.views)
@@ -211,7 +211,9 @@ def _try_connect(stack: ExitStack, view: SiteView, pauses: Sequence[float]) -> S
         return error
 
 
-def compare_range(work: RangeWork, hosts: Sequence[Host], *, waiting_max: int = WAITING_MAX) -> Comparison:
+def compare_range(
+    work: RangeComparison, hosts: Sequence[Host], *, waiting_max: int = WAITING_MAX
+) -> Comparison:
     """Compare a range of keys at all sites."""
     namespace, views = work.namespace.namespace, work.namespace.views
     pairs = list(zip(views, hosts, strict=True))
@@ -226,7 +228,7 @@ def compare_range(work: RangeWork, hosts: Sequence[Host], *, waiting_max: int = 
 
 
 def walk_range(
-    work: RangeWork, hosts: Sequence[Host], since: Version, *, changes_max: int = CHANGES_MAX
+    work: RangeComparison, hosts: Sequence[Host], since: Version, *, changes_max: int = CHANGES_MAX
 ) -> Iterator[Difference]:
     """Compare the histories of a range pair by pair, in parts that fit into memory."""
     try:
@@ -277,7 +279,7 @@ class KeyDoubts:
 class _Findings:
     """The findings of a task in its range."""
 
-    def __init__(self, work: Comparing, range_work: RangeWork, hosts: Sequence[Host]) -> None:
+    def __init__(self, work: Comparing, range_work: RangeComparison, hosts: Sequence[Host]) -> None:
         # A key is repaired once, so all its findings must come together.
         self._comparison = compare_range(range_work, hosts, waiting_max=0 if work.repair else WAITING_MAX)
         self.rows: list[Drift] = []
@@ -291,7 +293,7 @@ class _Findings:
         self._open_keys: set[bytes] | None = set() if work.open_keys_max else None
         self._unrepaired: list[Drift] = []
         self._repair = RepairSummary()
-        self._left: dict[Pair, Tally] = {}
+        self._left: dict[Pair, ComparedTally] = {}
         self._differences: list[Difference] = []
         self._differences_found = 0
 
@@ -339,7 +341,7 @@ class _Findings:
             unseen = set(keys)
             self._left = add_tallies(self._left, _tallies_of([each for each in drifts if each.key in unseen]))
 
-    def _look_again(self, keys: list[bytes]) -> dict[Pair, Tally]:
+    def _look_again(self, keys: list[bytes]) -> dict[Pair, ComparedTally]:
         again = compare_keys(self._hosts, self._namespace, keys)
         for _ in again:
             pass
@@ -371,7 +373,7 @@ class _Findings:
 
     def report(self) -> pyarrow.RecordBatch:
         """The report of the range, which is its last row."""
-        report = RangeReport(
+        report = ComparisonReport(
             namespace=self._namespace,
             tallies=self._comparison.tallies,
             sample=self._sample,
@@ -385,16 +387,18 @@ class _Findings:
         return pyarrow.RecordBatch.from_pylist([{REPORT: msgspec.msgpack.encode(report)}], schema=_ROWS)
 
 
-def add_tallies(known: dict[Pair, Tally], more: dict[Pair, Tally]) -> dict[Pair, Tally]:
+def add_tallies(
+    known: dict[Pair, ComparedTally], more: dict[Pair, ComparedTally]
+) -> dict[Pair, ComparedTally]:
     """The sums of the tallies of disjoint sets of keys."""
-    return known | {pair: known.get(pair, Tally()).plus(tally) for pair, tally in more.items()}
+    return known | {pair: known.get(pair, ComparedTally()).plus(tally) for pair, tally in more.items()}
 
 
-def _tallies_of(drifts: Iterable[Drift]) -> dict[Pair, Tally]:
+def _tallies_of(drifts: Iterable[Drift]) -> dict[Pair, ComparedTally]:
     """The tallies of drifted keys."""
-    tallies: dict[Pair, Tally] = {}
+    tallies: dict[Pair, ComparedTally] = {}
     for drift in drifts:
-        found = Tally(compared=1, **{str(drift.verdict): 1})
+        found = ComparedTally(compared=1, **{str(drift.verdict): 1})
         tallies = add_tallies(tallies, {Pair(drift.left.site, drift.right.site): found})
     return tallies
 

@@ -34,7 +34,7 @@ from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.safepoints import holding, release
-from floodmark.spark.jobs.verifying.comparing import SITES_MIN, NamespaceViews, RangeWork, SiteView
+from floodmark.spark.jobs.verifying.comparing import SITES_MIN, NamespaceViews, RangeComparison, SiteView
 from floodmark.spark.source.planning import plan_ranges
 from floodmark.spark.source.reading import READERS, ServedReader
 
@@ -191,14 +191,14 @@ class ComparedSites:
                 return since
         return None
 
-    def plan(self, look: Look, tasks_min: int, *, history: bool) -> list[RangeWork]:
+    def plan(self, look: Look, tasks_min: int, *, history: bool) -> list[RangeComparison]:
         """A namespace cut into ranges of users' keys, by the site with the most ranges."""
         views = self.views(look, history=history)
         plans = [
             _plan_site(site, row, vantage.version, tasks_min)
             for site, row, vantage in zip(look.sites, look.rows, look.vantages, strict=True)
         ]
-        return [RangeWork(namespace=views, keys=keys) for keys in max(plans, key=len)]
+        return [RangeComparison(namespace=views, keys=keys) for keys in max(plans, key=len)]
 
 
 def _plan_site(site: Site, row: NamespaceRow, version: Version, tasks_min: int) -> list[KeyRange]:

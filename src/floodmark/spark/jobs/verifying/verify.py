@@ -14,7 +14,7 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 from floodmark.clock import monotonic_ms
-from floodmark.divergence import Difference, Drift, Pair, RepairSummary, Tally
+from floodmark.divergence import ComparedTally, Difference, Drift, Pair, RepairSummary
 from floodmark.divergence.outcome import Outcome, conclude, find_overdue
 from floodmark.files.directory import directory_at
 from floodmark.model.errors import Corruption, InvalidArgument, Unreachable, VersionCollected
@@ -24,13 +24,13 @@ from floodmark.spark.jobs.verifying.comparing import (
     ROWS,
     SITES_MIN,
     Comparing,
-    RangeReport,
+    ComparisonReport,
     add_repairs,
     add_tallies,
 )
 from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
 from floodmark.spark.runtime.failures import raising_floodmark_errors
-from floodmark.spark.runtime.progress import Progress, watch_tasks
+from floodmark.spark.runtime.progress import JobProgress, watch_tasks
 from floodmark.spark.session import use_session
 
 SAMPLE: Final = 20
@@ -127,7 +127,7 @@ def verify(
     repair: bool = False,
     max_lag: timedelta = MAX_LAG,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> VerifySummary:
     """Compare namespaces at two sites or more; without names, all that the sites share.
 
@@ -151,7 +151,7 @@ class Verification:
         *,
         sample: int = SAMPLE,
         max_lag: timedelta = MAX_LAG,
-        progress: Progress | None = None,
+        progress: JobProgress | None = None,
     ) -> None:
         self.sites = sites
         self.max_lag = max_lag
@@ -186,7 +186,7 @@ class Verification:
         history: bool = False,
         repair: bool = False,
         open_keys_max: int = 0,
-    ) -> tuple[VerifySummary, list[Look], list[RangeReport]]:
+    ) -> tuple[VerifySummary, list[Look], list[ComparisonReport]]:
         """Compare everything.  Returns the summary, the looks, and the reports of the tasks."""
         began_ms = monotonic_ms()
         if report is not None:
@@ -218,7 +218,7 @@ class Verification:
         )
         return summary, looks, reports
 
-    def _run(self, work: Comparing, report: str | None) -> list[RangeReport]:
+    def _run(self, work: Comparing, report: str | None) -> list[ComparisonReport]:
         if not work.ranges:
             return []
         count = len(work.ranges)
@@ -236,7 +236,7 @@ class Verification:
         except (Unreachable, VersionCollected, Corruption) as error:
             self.sites.doubts.append(f"the comparison did not finish: {error}")
             return []
-        return [msgspec.msgpack.decode(bytes(each), type=RangeReport) for each in told]
+        return [msgspec.msgpack.decode(bytes(each), type=ComparisonReport) for each in told]
 
     def _tasks_min(self) -> int:
         if isinstance(self._spark, SparkSession):
@@ -256,7 +256,7 @@ def _claim(report: str) -> None:
 def summarize(
     verification: Verification,
     looks: Sequence[Look],
-    reports: Iterable[RangeReport],
+    reports: Iterable[ComparisonReport],
     *,
     report: str | None = None,
     repair: bool = False,
@@ -297,12 +297,12 @@ def summarize(
 
 
 def _sum(
-    reports: Sequence[RangeReport], looks: Sequence[Look], *, second: bool = False
-) -> dict[str, dict[Pair, Tally]]:
+    reports: Sequence[ComparisonReport], looks: Sequence[Look], *, second: bool = False
+) -> dict[str, dict[Pair, ComparedTally]]:
     """The tallies of each namespace over all its ranges."""
-    sums: dict[str, dict[Pair, Tally]] = {}
+    sums: dict[str, dict[Pair, ComparedTally]] = {}
     for look in looks:
-        tallies: dict[Pair, Tally] = {}
+        tallies: dict[Pair, ComparedTally] = {}
         for each in reports:
             if each.namespace == look.namespace:
                 tallies = add_tallies(tallies, each.left if second else each.tallies)
@@ -311,7 +311,7 @@ def _sum(
     return sums
 
 
-def _pairs(sums: dict[str, dict[Pair, Tally]]) -> list[PairSummary]:
+def _pairs(sums: dict[str, dict[Pair, ComparedTally]]) -> list[PairSummary]:
     return [
         PairSummary(namespace=namespace, left=pair.left, right=pair.right, **msgspec.structs.asdict(tally))
         for namespace, tallies in sums.items()

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from floodmark.clock import monotonic_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.divergence import Drift, Pair, Tally, Vantage, compare_keys
+from floodmark.divergence import ComparedTally, Drift, Pair, Vantage, compare_keys
 from floodmark.divergence.comparing import Finding
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import FloodmarkError, Unreachable, VersionCollected
@@ -29,10 +29,10 @@ from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.safepoints import LIFETIME, release
-from floodmark.spark.jobs.verifying.comparing import KeyDoubts, RangeReport, add_tallies
+from floodmark.spark.jobs.verifying.comparing import ComparisonReport, KeyDoubts, add_tallies
 from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
 from floodmark.spark.jobs.verifying.verify import MAX_LAG, SAMPLE, Verification, VerifySummary, summarize
-from floodmark.spark.runtime.progress import Progress
+from floodmark.spark.runtime.progress import JobProgress
 from floodmark.spark.session import use_session
 from floodmark.spark.source.reading import READERS
 
@@ -68,7 +68,7 @@ def watch(
     sample: int = SAMPLE,
     max_lag: timedelta = MAX_LAG,
     spark: SparkSession | None = None,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
     stop: Event | None = None,
 ) -> Generator[VerifySummary, None, None]:
     """Compare sites at an interval until `stop` is set.
@@ -95,7 +95,7 @@ class Watcher:
         namespaces: Sequence[str] | None,
         spark: SparkSession,
         whole_every: timedelta,
-        progress: Progress | None,
+        progress: JobProgress | None,
     ) -> None:
         self._addresses = addresses
         self._namespaces = namespaces
@@ -164,7 +164,7 @@ class Watcher:
     def _look_at_changes(self, verification: Verification) -> VerifySummary:
         began_ms = monotonic_ms()
         looks = verification.look(self._namespaces)
-        reports: list[RangeReport] = []
+        reports: list[ComparisonReport] = []
         for look in looks:
             try:
                 reports.append(self._compare_changes(look, verification.sample))
@@ -177,7 +177,7 @@ class Watcher:
                 )
         return summarize(verification, looks, reports, whole=False, began_ms=began_ms)
 
-    def _compare_changes(self, look: Look, sample: int) -> RangeReport:
+    def _compare_changes(self, look: Look, sample: int) -> ComparisonReport:
         standing = self._standings.get(look.namespace)
         if standing is None or standing.versions.keys() != {site.name for site in look.sites}:
             raise _StartOver
@@ -194,7 +194,7 @@ class Watcher:
         for finding in findings:
             doubts.add(finding)
         self._remember(look, versions, frozenset(finding.key for finding in findings))
-        return RangeReport(
+        return ComparisonReport(
             namespace=look.namespace,
             tallies=tallies,
             sample=drifts[:sample],
@@ -202,17 +202,17 @@ class Watcher:
         )
 
 
-def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding], dict[Pair, Tally]]:
+def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding], dict[Pair, ComparedTally]]:
     """Compare some keys, in as many portions at a time as there are sites."""
     hosts = [site.host for site in look.sites]
 
-    def compare_portion(start: int) -> tuple[list[Finding], dict[Pair, Tally]]:
+    def compare_portion(start: int) -> tuple[list[Finding], dict[Pair, ComparedTally]]:
         portion = keys[start : start + _PORTION]
         comparison = compare_keys(hosts, look.namespace, portion, look.vantages)
         return list(comparison), comparison.tallies
 
     findings: list[Finding] = []
-    tallies: dict[Pair, Tally] = {}
+    tallies: dict[Pair, ComparedTally] = {}
     with ThreadPoolExecutor(len(hosts)) as pool:
         for found, counted in pool.map(compare_portion, range(0, max(1, len(keys)), _PORTION)):
             findings += found
