@@ -13,12 +13,13 @@ from floodmark.feed.named.round import ThreadRound
 from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.sinks import open_sink
 from floodmark.site.connecting import connect
+from floodmark.site.feeds import surroundings_of
 
 
 def run(url: str, feed: str, holder: str) -> None:
     """Run the feed, or wait until whoever runs it is gone."""
     with connect(url) as site:
-        surroundings = replace(site.feeds.surroundings(()), open_sink=open_sink)
+        surroundings = replace(surroundings_of(site.host, ()), open_sink=open_sink)
         runner = FeedRunner(
             site.host.feeds,
             feed,

@@ -328,7 +328,7 @@ def compact(entries: Sequence[CountedRun], beats: Sequence[NamespaceBeat]) -> li
 
     >>> beat = NamespaceBeat(site=1, node=0, version=9, wall_ms=0, since=2, through=8)
     >>> compact([CountedRun(3, 4, 2, 5), CountedRun(6, 6, 1, 3), CountedRun(9, 9, 1, 7)], [beat])
-    [Entry(first=3, last=6, changes=3, digest=6), Entry(first=9, last=9, changes=1, digest=7)]
+    [CountedRun(first=3, last=6, changes=3, digest=6), CountedRun(first=9, last=9, changes=1, digest=7)]
     """
     ends = _ends(beats)
     merged: dict[int, CountedRun] = {}

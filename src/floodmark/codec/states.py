@@ -137,7 +137,7 @@ def decode_state(stored: bytes) -> State:
     """Undo `encode_state`; the origin is left out.
 
     >>> decode_state(encode_state(CounterState(Stamp(3, 2), (CounterEntry(1, 7, -4),)), Stamp(7, 1)))
-    CounterState(deleted=Stamp(version=3, site=2), entries=(Entry(site=1, version=7, total=-4),))
+    CounterState(deleted=Stamp(version=3, site=2), entries=(CounterEntry(site=1, version=7, total=-4),))
     """
     record = decode_value(stored)
     if record.stamps is None:

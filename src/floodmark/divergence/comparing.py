@@ -110,7 +110,7 @@ class ComparedTally(msgspec.Struct, frozen=True):
         """The tally of two disjoint sets of keys.
 
         >>> ComparedTally(2, agree=1, lag=1).plus(ComparedTally(3, agree=2, missing_left=1))
-        Tally(compared=5, agree=3, lag=1, value_mismatch=0, missing_left=1, missing_right=0)
+        ComparedTally(compared=5, agree=3, lag=1, value_mismatch=0, missing_left=1, missing_right=0)
         """
         names = self.__struct_fields__
         return ComparedTally(*(getattr(self, name) + getattr(other, name) for name in names))

@@ -50,8 +50,8 @@ class HistoryChange(NamedTuple):
 def part_stamps(state: State) -> dict[PartName, Stamp]:
     """The `parts` of a change: the stamps of a state by what they belong to.
 
-    >>> from floodmark.codec.states import CounterState, Entry
-    >>> part_stamps(CounterState(Stamp(3, 2), (Entry(1, 7, -4),)))
+    >>> from floodmark.codec.states import CounterEntry, CounterState
+    >>> part_stamps(CounterState(Stamp(3, 2), (CounterEntry(1, 7, -4),)))
     {None: Stamp(version=3, site=2), 1: Stamp(version=7, site=1)}
     """
     stamps: dict[PartName, Stamp] = {} if state.deleted is None else {None: state.deleted}

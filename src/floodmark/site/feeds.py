@@ -144,22 +144,10 @@ class Feeds:
         return FeedRunner(
             self._host().feeds,
             name,
-            partial(ThreadRound, self.surroundings(sinks, on_corrupt)),
+            partial(ThreadRound, surroundings_of(self._host(), sinks, on_corrupt)),
             holder=holder or self._holder,
             wait_for_lease=wait_for_lease,
             time_source=self._host().physical_ms,
-        )
-
-    def surroundings(self, sinks: Sequence[str], on_corrupt: OnCorrupt | None = None) -> Surroundings:
-        """What the workers of a feed of this site use."""
-        host = self._host()
-        return Surroundings(
-            site=host.identity.site,
-            site_id=host.identity.site_id,
-            open_changes=host.changes,
-            decode=decoder_of(host).decode,
-            open_sink=AllowedSinks(sinks).open,
-            on_corrupt=on_corrupt,
         )
 
 
@@ -196,3 +184,15 @@ class Subscriptions:
         """How far a subscription is, and how much is left."""
         require_name(name, "subscription")
         return self._host().subscriptions.statistics(name)
+
+
+def surroundings_of(host: Host, sinks: Sequence[str], on_corrupt: OnCorrupt | None = None) -> Surroundings:
+    """What the workers of a site's feeds use."""
+    return Surroundings(
+        site=host.identity.site,
+        site_id=host.identity.site_id,
+        open_changes=host.changes,
+        decode=decoder_of(host).decode,
+        open_sink=AllowedSinks(sinks).open,
+        on_corrupt=on_corrupt,
+    )

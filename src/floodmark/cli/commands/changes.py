@@ -37,7 +37,7 @@ class ChangePlace(NamedTuple):
         """The position as `--since` takes it.
 
         >>> str(ChangePlace(7, "users", b"ada")), read_beginning("7/users/0x00ff")
-        ('7/users/ada', Position(version=7, namespace='users', key=b'\\x00\\xff'))
+        ('7/users/ada', ChangePlace(version=7, namespace='users', key=b'\\x00\\xff'))
         """
         return f"{self.version}/{self.namespace}/{show_bytes(self.key)}"
 

@@ -188,7 +188,7 @@ class Decoder:
 def judged_ms(version: Version, now_ms: int) -> int:
     """When the expiry of a change is judged: now, or at its version if the reader's clock is a little behind.
 
-    >>> judged_ms(5_000 << COUNTER_BITS, 4_800), judged_ms(5_000 << COUNTER_BITS, 6_000)
+    >>> judged_ms(5_000 << 18, 4_800), judged_ms(5_000 << 18, 6_000)
     (5000, 6000)
     """
     return max(now_ms, min(physical_ms(version), now_ms + SKEW_MS_MAX))

@@ -251,7 +251,7 @@ class Deliveries:
         """The live changes, all or those at or below a position, in order.
 
         >>> list(Deliveries(9, [LiveCommit(7, 8, [0, 2, 4, 5])]).live_positions(ChangePosition(7, 1)))
-        [Position(version=7, index=0), Position(version=7, index=1)]
+        [ChangePosition(version=7, index=0), ChangePosition(version=7, index=1)]
         """
         for commit in self._commits.values():
             for start, end in zip(commit.runs[::2], commit.runs[1::2], strict=True):

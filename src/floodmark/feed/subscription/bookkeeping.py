@@ -36,12 +36,12 @@ class HeldPositions:
 
     >>> held = HeldPositions()
     >>> held.begin("0-7", [ChangePosition(5, 0), ChangePosition(5, 1)])
-    [Position(version=5, index=0), Position(version=5, index=1)]
+    [ChangePosition(version=5, index=0), ChangePosition(version=5, index=1)]
     >>> held.owner(ChangePosition(5, 1)), held.certain("0-7")
     ('0-7', [])
     >>> held.confirm([ChangePosition(5, 0), ChangePosition(5, 1)])
     >>> held.release("0-7", held.certain("0-7")), len(held)
-    ([Position(version=5, index=0), Position(version=5, index=1)], 0)
+    ([ChangePosition(version=5, index=0), ChangePosition(version=5, index=1)], 0)
     """
 
     def __init__(self, owners: Mapping[ChangePosition, str] = MappingProxyType({})) -> None:

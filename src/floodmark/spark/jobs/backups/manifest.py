@@ -127,7 +127,7 @@ Document = TypeVar("Document", bound=msgspec.Struct)
 def part_name(kind: PartKind, since: Version, version: Version) -> str:
     """The name of a part's directory; names sort as versions do.
 
-    >>> part_name(Kind.FULL, 0, 17), part_name(Kind.CHANGES, 17, 42)
+    >>> part_name(PartKind.FULL, 0, 17), part_name(PartKind.CHANGES, 17, 42)
     ('full-00000000000000000017', 'changes-00000000000000000017-00000000000000000042')
     """
     return f"full-{version:020}" if kind is PartKind.FULL else f"changes-{since:020}-{version:020}"

@@ -21,6 +21,7 @@ from floodmark.feed.named.store import FeedStore
 from floodmark.model.errors import FeedNotFound, FloodmarkError, LeaseHeld, Retryable
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
+from floodmark.site.feeds import surroundings_of
 
 # How long a task delivers before it reports, and how often it looks at the lease.
 ROUND_MS: Final = 5_000
@@ -83,7 +84,7 @@ class Work:
             return TaskReport(ranges=list(ranges), error=pickle.dumps(error))
         with site:
             lease = LeaseWatch(site.host.feeds, site.host.physical_ms, feed, self.holder)
-            return deliver_for_a_while(site.feeds.surroundings(self.sinks), feed, self.through, lease)
+            return deliver_for_a_while(surroundings_of(site.host, self.sinks), feed, self.through, lease)
 
 
 def deliver_for_a_while(
