@@ -9,6 +9,7 @@ from tests.clock.fakes import FakeTime
 from tests.site.support import HookedEngine
 
 import floodmark
+from floodmark.host.examination import CheckResult
 from floodmark.model.errors import ClockSkew
 from floodmark.model.version import physical_ms
 from floodmark.site import Site, open_engine
@@ -48,7 +49,7 @@ def test_reading_a_year_ahead_takes_no_record_and_is_not_kept() -> None:
         assert dict(site.namespace("users").scan()) == {b"ada": b"1", b"grace": b"1"}
 
 
-def node_findings(site: Site) -> list[floodmark.host.examination.Finding]:
+def node_findings(site: Site) -> list[CheckResult]:
     return [
         finding
         for finding in site.host.verification.examine(True)

@@ -5,10 +5,12 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from threading import Thread
 
 import pyarrow.parquet
 import pytest
 from tests.replication.support_links import Mesh, embedded
+from tests.server.processes import wait_until
 from tests.site.support import START_MS, HookedEngine, node_of, open_memory
 
 from floodmark.codec.ordered import encode_namespace
@@ -360,3 +362,37 @@ def test_clock_that_is_set_back_does_not_end_the_telling(time: SimulatedTime) ->
         expire(site, time)
         assert show(site.changes("users", since=since)) == [(b"ada", ChangeType.DELETE, None)]
         assert embedded(site).node.expiries.told_through == time() // 1000
+
+
+def test_expiry_stands_below_later_commits_of_its_round_in_the_tail(
+    site: Site, users: Namespace, time: SimulatedTime
+) -> None:
+    stream = site.changes("users", follow=True)
+    users.put(b"ada", b"countess", ttl=5)
+    next(stream)
+    time.advance(10_000)
+    node = node_of(site)
+    line = node.storage.turn.line
+    threads = [Thread(target=tell, args=(site,)), Thread(target=users.put, args=(b"bob", b"later"))]
+    with node.storage.exclusive():
+        for waiting, thread in enumerate(threads):
+            thread.start()
+            wait_until(lambda: len(line) > waiting, 60, "the turn is waited for")  # noqa: B023
+    for thread in threads:
+        thread.join()
+    changes = [next(stream), next(stream)]
+    assert [change.key for change in changes] == [b"ada", b"bob"]
+    assert changes[0].version < changes[1].version
+
+
+def test_expiries_of_several_partitions_have_a_version_each(
+    site: Site, users: Namespace, time: SimulatedTime
+) -> None:
+    site.split("users", b"k")
+    site.split("users", b"c")
+    users.put_many({b"ada": b"1", b"dan": b"2", b"zoe": b"3"}, ttl=5)
+    put = site.now()
+    expire(site, time)
+    changes = list(site.changes("users", since=put))
+    assert [change.key for change in changes] == [b"ada", b"dan", b"zoe"]
+    assert len({change.version for change in changes}) == 3

@@ -13,7 +13,7 @@ left out: no reader saw it alive.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_commit, encode_log_key
@@ -36,6 +36,7 @@ from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.commit.commit import Mint, RoundStep
 from floodmark.partition.commit.expiry_index import Expiring, decode_index_key, index_range, index_rows
+from floodmark.partition.commit.tail import TailEntry
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import DATA, EXPIRING_INDEXED, LOG, META
 from floodmark.partition.partition import LocalPartition
@@ -95,8 +96,17 @@ class Expiries:
             storage.store([(META, EXPIRING_INDEXED, b"")])
 
 
+class _Written(NamedTuple):
+    """The commit of one partition: qualified keys in order, and their records."""
+
+    version: Version
+    partition: LocalPartition
+    keys: list[bytes]
+    values: list[bytes]
+
+
 class Expire(RoundStep):
-    """Write the first expiries that are due, at one version."""
+    """Write the first expiries that are due: a commit in each partition, at a version of its own."""
 
     is_commit = True
 
@@ -107,8 +117,7 @@ class Expire(RoundStep):
         self._serving = serving
         self._first = first
         self._now_ms = now_ms
-        # Qualified keys in order and their records, by partition.
-        self._written: dict[LocalPartition, tuple[list[bytes], list[bytes]]] = {}
+        self._written: list[_Written] = []
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         engine = self._place.engine
@@ -127,8 +136,7 @@ class Expire(RoundStep):
                     break
         self.rows_read = len(rows)
         if records:
-            self.version = mint()
-            rows += self._encode(records)
+            rows += self._encode(records, mint)
         return rows
 
     def _find(self, engine: Engine, row: Expiring) -> tuple[bytes, bytes] | None:
@@ -157,33 +165,36 @@ class Expire(RoundStep):
         )
         return encoded + user_key, value
 
-    def _encode(self, records: dict[bytes, bytes]) -> list[WriteRow]:
+    def _encode(self, records: dict[bytes, bytes], mint: Mint) -> list[WriteRow]:
         """The data and the change-log rows, and what is published when they are written."""
-        suffix = encode_version(self.version)
         rows: list[WriteRow] = []
         for key in sorted(records):
-            keys, values = self._written.setdefault(self._serving().route(key), ([], []))
-            keys.append(key)
-            values.append(records[key])
-            rows.append((DATA, encode_prefix(key) + suffix, records[key]))
-        for partition, (keys, values) in self._written.items():
+            partition = self._serving().route(key)
+            if not self._written or self._written[-1].partition is not partition:
+                self.version = mint.another()
+                self._written.append(_Written(self.version, partition, [], []))
+            written = self._written[-1]
+            written.keys.append(key)
+            written.values.append(records[key])
+            rows.append((DATA, encode_prefix(key) + encode_version(written.version), records[key]))
+        for version, partition, keys, values in self._written:
             for chunk, row in enumerate(encode_commit(keys, values)):
-                rows.append((LOG, encode_log_key(partition.log_id, self.version, chunk), row))
+                rows.append((LOG, encode_log_key(partition.log_id, version, chunk), row))
         return rows
 
     def is_written(self) -> bool:
-        log = next(iter(self._written)).log_id
-        return self._place.engine.get(LOG, encode_log_key(log, self.version)) is not None
+        last = self._written[-1]
+        return self._place.engine.get(LOG, encode_log_key(last.partition.log_id, last.version)) is not None
 
     def finish(self) -> None:
         tail = self._place.tail
         if tail.is_open:
-            for partition, (keys, values) in self._written.items():
-                tail.add(self.version, partition.id, keys, values)
+            for version, partition, keys, values in self._written:
+                tail.insert(TailEntry(version, partition.id, keys, values), {})
 
     def count(self, uncounted_through: Version) -> bool:
-        for partition, (keys, values) in self._written.items():
+        for version, partition, keys, values in self._written:
             for namespace, changes, digest, own in digest_copies(keys, values, self._place.site):
-                partition.tallies.append((self.version, namespace, changes, digest, own))
+                partition.tallies.append((version, namespace, changes, digest, own))
             partition.heat.add_writes(len(keys), sum(map(len, values)))
         return True

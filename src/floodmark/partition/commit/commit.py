@@ -96,6 +96,11 @@ class Mint:
             self._version = self._now()
         return self._version
 
+    def another(self) -> Version:
+        """A further version, for a step that writes a commit in each of several partitions."""
+        self._version = self._now()
+        return self._version
+
 
 # Decides inside the commit, when all earlier commits can be read; None writes nothing.
 Decide: TypeAlias = Callable[[Mint], Writes | None]
