@@ -63,9 +63,12 @@ class ModelNamespace:
         live = [change for change in self.newest(at).values() if change.is_live(physical_ms(at))]
         return sorted((change.key, change.value or b"") for change in live if keys.contains(change.key))
 
-    def collect(self, oldest: Version, now_ms: int, resolved: Version) -> None:
-        """Let go of what lies behind `oldest`: the retention's age, but never what is not resolved."""
-        aged = min((now_ms - self.retention_ms) << COUNTER_BITS, resolved)
-        assert self.collected <= oldest <= max(self.collected, aged)
-        assert oldest >= aged or aged <= self.created, "garbage was left"
+    def collect(self, oldest: Version, now_ms: int, resolved: tuple[Version, Version]) -> None:
+        """Let go of what lies behind `oldest`: the retention's age, but never what is not resolved.
+
+        `resolved` is the version before the collection and the one after it: writing expiries moves it.
+        """
+        least, most = (min((now_ms - self.retention_ms) << COUNTER_BITS, each) for each in resolved)
+        assert self.collected <= oldest <= max(self.collected, most)
+        assert oldest >= least or least <= self.created, "garbage was left"
         self.collected = oldest

@@ -299,10 +299,15 @@ class SiteMachine(RuleBasedStateMachine):
     @rule()
     def collect(self) -> None:
         resolved = self.site.resolved_version()
+        before = self.site.now()
         self.trimmed = self.site.collect_garbage().log_trimmed_version
+        for name, model in self.models.items():
+            newest = model.newest(before).values()
+            expired = [each for each in newest if each.value is not None and not each.is_live(self.time())]
+            self.commit_unseen(name, before, {each.key: (None, each.expires_at) for each in expired})
         oldest = {space.name: space.oldest_version for space in self.site.statistics().namespaces}
         for name, model in self.models.items():
-            model.collect(oldest[name], self.time(), resolved)
+            model.collect(oldest[name], self.time(), (resolved, self.site.resolved_version()))
 
     @invariant()
     def resolved_covers_what_is_durable(self) -> None:
