@@ -8,7 +8,7 @@
 The magic is 0x0e01 and the format version 1.  The checksum is XXH64, with seed 42, of all that follows it.
 
 What does not begin with the magic is one *bare* record, byte for byte.  So bare and batched entries stand
-in one ledger in any order, and whoever knows only bare ones can read a ledger in which no batch is left.
+in one ledger in any order, and a reader of bare ones can read a ledger in which no batch is left.
 A record that itself begins with the magic cannot be written bare: it becomes a batch of one.
 
 >>> encode_bare(b"begin 7")
@@ -57,7 +57,7 @@ def encode_bare(record: bytes) -> bytes:
 
 
 def is_batched(entry: bytes) -> bool:
-    """Whether an entry can be read only by those who know batches."""
+    """Whether only a reader that knows batches can read an entry."""
     return entry.startswith(MAGIC)
 
 

@@ -1,6 +1,6 @@
 """A column of a batch of changes, which comes as an array from a change log or over a wire.
 
-Whoever reads changes one by one finds a list, made when it is first needed; whoever computes with whole
+A reader of single changes finds a list, made when it is first needed; code that computes with whole
 columns takes the array as it came.
 """
 

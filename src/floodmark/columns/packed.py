@@ -6,7 +6,7 @@
 Thousands of rows are looked at, and copied, by a handful of calls, where a list would take one for each row.
 
 Arrays are made of buffers: to make one of Python's or NumPy's values, Arrow imports pandas, if it is there,
-and whoever asks a server first would wait for that.
+and the first call to a server would wait for that.
 """
 
 from collections.abc import Sequence

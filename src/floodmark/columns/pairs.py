@@ -1,6 +1,6 @@
 """Keys and values that are columns already, on their way to a site.
 
-To whoever wants a mapping they are one; a site behind a wire takes the columns as they are.
+They are a mapping; a site behind a wire takes the columns as they are.
 """
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence

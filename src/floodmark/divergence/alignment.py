@@ -10,7 +10,7 @@ read: to the smallest of their last keys.
 
 Within a window keys and digests are compared as whole columns.  Only records that differ become objects.
 
-A stream that fails is left out from there on, and the others go on: whoever leaves must not hide that two
+A stream that fails is left out from there on, and the others go on: a failed site must not hide that two
 others have drifted apart.
 """
 

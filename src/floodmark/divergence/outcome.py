@@ -13,7 +13,7 @@ from floodmark.model.version import Version, moment_of, physical_ms
 
 
 class Outcome(StrEnum):
-    """What is told to whoever asked whether sites agree."""
+    """The answer to the question whether sites agree."""
 
     AGREE = "agree"
     DRIFT = "drift"

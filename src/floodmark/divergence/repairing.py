@@ -6,7 +6,7 @@ is damaged, and the site where it was first written is believed.  A record that 
 to the others: nothing is ever deleted because it is missing elsewhere.
 
 A high stamp wins everywhere, so a damaged one must not be believed.  What bears a stamp that no commit can
-have given it, or one of a site that nobody knows, is no source.  Sites that were not found to have drifted
+have given it, or one of an unknown site, is no source.  Sites that were not found to have drifted
 are sources as well, but they may be anywhere behind or ahead: what only they have is believed if the site
 where it was first written holds it too.
 

@@ -138,7 +138,7 @@ def find_doubt(left: Evidence | None, right: Evidence | None, known: Collection[
     """Why a difference that counts as lag may never end; None if nothing speaks for that.
 
     `known` are the sites of which any that are compared has heard.  A stamp of another one may be damaged, or
-    from somewhere that nobody replicates from: no watermark will ever cover it.
+    from a site that no link replicates from: no watermark will ever cover it.
 
     >>> find_doubt(Evidence(9, Stamp(7, 130), digest=1), None, {1, 2})
     'has a stamp of site 130, which is in no topology or watermark'

@@ -14,7 +14,7 @@ from floodmark.partition import Node
 HEARTBEAT_SECONDS: Final = 1.0
 CLOSE_SECONDS_MAX: Final = 60.0
 CLOCK_AHEAD_MS_MAX: Final = 1_000
-# A page takes a few milliseconds; resting longer than that leaves the machine to those who use it.
+# A page takes a few milliseconds; resting longer than that leaves the machine to its users.
 COLLECT_PAUSE_SECONDS: Final = 0.01
 
 _log = logging.getLogger("floodmark.site")

@@ -96,7 +96,7 @@ def load_namespaces(engine: Engine) -> list[NamespaceRow]:
 class Catalog:
     """Creates, finds, changes and drops namespaces.
 
-    Rows are shared with those who use a namespace, so they see a drop at once.
+    Rows are shared with the users of a namespace, so they see a drop at once.
     """
 
     def __init__(self, storage: Storage, now: Callable[[], Version]) -> None:

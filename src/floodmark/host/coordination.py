@@ -1,4 +1,4 @@
-"""The transactions of a node of this process: its coordinators, and the way from them to those who take part.
+"""The transactions of a node of this process: its coordinators, and the way from them to the participants.
 
 A site that is opened again knows of each transaction that was open, and goes on with those that were decided.
 Those that no caller can still commit are aborted (`transaction/recovery.py`), and what they had prepared is
@@ -107,8 +107,8 @@ class LocalTransactions:
         self._participants = _Participants(node, subscriptions)
         # Whether each coordinator has a thread that sweeps.
         self._is_started = False
-        # Held by whoever opens a coordinator.  Those that are open stand in a dict that never changes, but is
-        # replaced, so that nobody waits who only looks.
+        # Held while a coordinator is opened.  Open ones stand in a dict that never changes, but is
+        # replaced, so that lookups never wait.
         self._lock = Lock()
         self._closed = False
         self.coordinators: Mapping[int, TransactionCoordinator] = {}

@@ -213,7 +213,7 @@ def _cannot_use(path: Path, error: OSError) -> FloodmarkError:
 
 
 def read_identity(path: Path) -> Identity:
-    """Who the site in a directory is, for those who do not open it."""
+    """The identity of the site in a directory, without opening it."""
     try:
         _require_site_or_empty(path, create=False)
     except OSError as error:

@@ -1,6 +1,6 @@
 """The epochs of streams from outside, and the version of each.
 
-Whoever writes a stream from outside into a site, a Kafka topic through Spark for example, does it in epochs,
+A job that writes a stream from outside into a site, such as a Kafka topic through Spark, does it in epochs,
 and writes an epoch again if it was interrupted.  An epoch has a version V, which is drawn when it is opened
 for the first time and kept for good: a key that was changed since V is left alone (`put_unchanged`), so that
 an epoch which is written again never overwrites what came later.
@@ -112,7 +112,7 @@ class Epochs:
         return min((min(row.epochs.values()) for row in rows), default=VERSION_MAX)
 
     def _store(self, key: bytes, row: StreamRow) -> None:
-        """Keep a stream.  A new one takes the places of those that nobody uses any more."""
+        """Keep a stream.  A new one takes the places of streams that are not used any more."""
         streams = dict(self._streams)
         if key not in streams:
             streams = {held: other for held, other in streams.items() if self._is_used(other)}

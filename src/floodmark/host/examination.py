@@ -42,7 +42,7 @@ HEARTBEAT_MS_MAX: Final = 10_000
 FEED_LAG_MS_MAX: Final = 5 * 60_000
 # How long something may hold garbage collection back beyond the retention before it is worth a word.
 HELD_MS_MAX: Final = timedelta(hours=24) // timedelta(milliseconds=1)
-# A feed or subscription that nobody runs is given up after 24 hours: time to say so.
+# A feed or subscription that no process runs is given up after 24 hours: time to say so.
 UNUSED_MS_MAX: Final = timedelta(hours=12) // timedelta(milliseconds=1)
 DISK_RESERVES_MIN: Final = 4
 EXAMPLES_MAX: Final = 5
@@ -66,7 +66,7 @@ class Severity(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and somebody should look at it."""
+    """It works, and an operator should look at it."""
 
     PROBLEM = "problem"
     """Something is broken, or will be soon."""
@@ -275,7 +275,7 @@ class Examination:
                 )
         yield _ok(f"{len(points):,} held")
 
-    # Those who read
+    # Readers
 
     def _check_feeds(self) -> Iterator[CheckOutcome]:
         feeds, now_ms = self._host.feeds.list(), self._node.clock.time_source()

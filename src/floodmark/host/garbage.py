@@ -133,7 +133,7 @@ class GarbageCollection:
         return rows, safe_points
 
     def _oldest_log_version(self) -> Version:
-        """What the change log need not keep, whoever may still ask for it."""
+        """What the change log need not keep, though a reader may still ask for it."""
         if self._log_retention is None:
             return 0
         aged_ms = self._node.clock.time_source() - self._log_retention // timedelta(milliseconds=1)

@@ -79,7 +79,7 @@ class RemoteHost:
         return self._clock.physical_ms()
 
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
-        # A stream holds its version by itself, but between the streams of several partitions nobody does.
+        # A stream holds its version by itself, but between the streams of several partitions nothing does.
         return self._holds.holding(version, namespace, at_once=True)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:

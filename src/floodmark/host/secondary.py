@@ -6,9 +6,9 @@ moment at which it last caught up, and then stays as it is.
 
 Since the writer's commits follow each other in its log, such a view holds every commit before the last
 that it shows.  Up to where it is also *complete*, so that nothing is still to come, only the writer can
-say, and it does in its heartbeats.  If nobody has the site open, nothing is to come.
+say, and it does in its heartbeats.  If no process has the site open, nothing is to come.
 
-This module loads RocksDB; those who connect to a server do without.
+This module loads RocksDB; clients of a server do without.
 """
 
 import os
@@ -57,7 +57,7 @@ from floodmark.partition.node import NODE
 from floodmark.partition.read.changelog import look_up_value, read_logs
 from floodmark.partition.read.records import find_before, require_kept, scan_records_page
 
-# Whether somebody opens or closes the site while it is looked at is tried so often.
+# Attempts to look at a site that another process opens or closes meanwhile.
 _LOOKS_MAX: Final = 100
 
 

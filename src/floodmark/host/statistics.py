@@ -87,7 +87,7 @@ class SiteStatistics:
 
 
 class AlarmKind(StrEnum):
-    """What somebody should look at."""
+    """What an operator should look at."""
 
     OVERDUE = "overdue"
     FINDING = "finding"
@@ -146,7 +146,7 @@ class ReplicationStatistics:
 
     @property
     def alarms(self) -> list[str]:
-        """All that somebody should look at, in words."""
+        """All that an operator should look at, in words."""
         rejoining = [f"{self.site} was restored and takes no writes yet; finish its return"]
         return [
             *(rejoining if self.rejoining else []),

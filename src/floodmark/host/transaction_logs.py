@@ -71,7 +71,7 @@ class TransactionLogs:
     def change(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
         """Store other settings, and return when nothing that was taken by the old ones is on its way.
 
-        Whoever disables batching may then look whether batched entries are left: none will come.
+        After batching was disabled, no further batched entries will come.
         """
         changed = self._change(log, update)
         until_ms = monotonic_ms() + FLUSH_MS_MAX

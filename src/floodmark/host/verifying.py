@@ -1,4 +1,4 @@
-"""Single records for those who compare sites: looked up with their stamps, and put right.
+"""Single records for comparisons of sites: looked up with their stamps, and repaired.
 
 A whole namespace is compared by scanning it.  These calls are for the few keys that are left: what changed
 since the last look, what was in doubt, and what has to be repaired (`divergence/`).

@@ -3,7 +3,7 @@
 A state remembers which of its fields were deleted, and when the whole record was, because something older may
 still arrive from another site.  When every site has everything that was written before such a stamp, it hides
 nothing, and can go (the rule is that of a tombstone, `replication/settled.py`).  What is left has the same
-value, and whoever merges it with a copy that still remembers gets that copy back.
+value, and merging it with a copy that still remembers gives that copy back.
 
 The stamp of a put stays: it is that of the fields which were put, and takes no room of its own.
 """
@@ -31,7 +31,7 @@ class Pruned(NamedTuple):
 
 
 def prune_record(stored: bytes, settled: Version, now_ms: int) -> Pruned | None:
-    """A stored record without the deletes that nobody needs; None if it stays as it is.
+    """A stored record without the deletes that are not needed; None if it stays as it is.
 
     Deleted at or below `settled`, or expired before `now_ms` under such a stamp.  A record that is dead as a
     whole stays: it goes as a whole.
@@ -60,7 +60,7 @@ def prune_record(stored: bytes, settled: Version, now_ms: int) -> Pruned | None:
 
 
 def prune_state(state: State, settled: Version, now_ms: int) -> State:
-    """A state that is alive, without the deletes that nobody needs."""
+    """A state that is alive, without the deletes that are not needed."""
     if isinstance(state, CounterState):
         is_needed = state.deleted is not None and state.deleted.version > settled
         return CounterState(state.deleted if is_needed else None, state.entries)

@@ -5,7 +5,7 @@ which holds only what was written; to apply it is to merge it.  A whole record, 
 is merged in the same way.  The join is commutative, associative and idempotent: neither the order nor the
 number of arrivals matters, and a small state adds nothing to a whole one that contains it.
 
-A stored record says by itself of which kind it is, so nobody here asks for a namespace's settings.
+A stored record says by itself of which kind it is, so this room needs no namespace's settings.
 """
 
 from functools import lru_cache

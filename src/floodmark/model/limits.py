@@ -41,7 +41,7 @@ EPOCH_STREAMS_MAX: Final = 10_000
 EPOCHS_REMEMBERED_MAX: Final = 16
 EPOCH_STREAM_IDLE_MAX: Final = timedelta(days=30)
 
-# Keys that one call looks up or repairs for those who compare sites.
+# Keys that one call of a comparison looks up or repairs.
 RECORDS_FOUND_MAX: Final = 10_000
 
 # A record of a transaction log, and what one entry may be set to hold.
@@ -88,7 +88,7 @@ LOG_ROW_BYTES_MAX: Final = 1 * MIB
 PAGE_ROWS_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 * MIB
 
-# The last commits in memory, for those who follow.
+# The last commits in memory, for followers.
 TAIL_BYTES_MAX: Final = 16 * MIB
 # What a reader sorts in memory when it has to scan; the rest goes to disk.
 SORT_BYTES_MAX: Final = 64 * MIB

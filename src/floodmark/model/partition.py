@@ -124,7 +124,7 @@ class Partition(Protocol):
         """`apply` without a trace in the change log, for what all who read that have heard of already.
 
         A site that joins from a backup of another, or comes back from its own, holds then what it would hold
-        if it had been there all the time, and tells nobody of it as if it were new.
+        if it had been there all the time, and no reader is told of it as if it were new.
         """
         ...
 
@@ -154,13 +154,13 @@ class Decision(StrEnum):
 
 
 class Fate(NamedTuple):
-    """What whoever decides about a transaction answers; a commit has the version at which it applies."""
+    """What the coordinator of a transaction answers; a commit has the version at which it applies."""
 
     decision: Decision
     version: Version = 0
 
 
-# Asked by those who meet a prepared write of a transaction.  It must not wait for a partition.
+# Asked by readers and writers that meet a prepared write of a transaction.  It must not wait for a partition.
 Settler = Callable[[str], Fate]
 
 

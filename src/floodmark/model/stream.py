@@ -43,7 +43,7 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     then; with `partial` it is what was written, to be merged elsewhere.  Who catches up by scanning gets
     whole records in both cases.
 
-    With `keys_only` all values are empty, for those who want to know what was changed, and not how.
+    With `keys_only` all values are empty, for readers that need only the keys that changed.
 
     With `snapshot` the stream begins with the records that live at `since`, in order of keys, and goes on
     with the changes above it.  The bytes are the qualified key behind which the snapshot begins; empty for

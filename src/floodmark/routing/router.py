@@ -2,7 +2,7 @@
 
 A partition that was split, merged or moved refuses with `PartitionMoved`, and the router looks at the
 map again.  Groups of keys and their partition are always taken from one and the same map: a newer one
-may give a key to somebody else.
+may give a key to another partition.
 """
 
 from bisect import bisect_left

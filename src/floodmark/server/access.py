@@ -42,7 +42,7 @@ _State: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who has shown who they are, and what they may do.
+    """An authenticated caller, and what it may do.
 
     >>> indexer = Caller("indexer", Role.READ, frozenset({"users"}))
     >>> indexer.may(Role.READ, "users"), indexer.may(Role.WRITE, "users"), indexer.may(Role.READ, "orders")
@@ -57,7 +57,7 @@ class Caller:
     def may(self, role: Role, namespace: str | None) -> bool:
         """Whether an act that needs `role` is allowed in a namespace.
 
-        None stands for the whole site, which somebody who is limited to some namespaces has no part in.
+        None stands for the whole site, in which a caller limited to some namespaces has no part.
         """
         return self.role >= role and (self.namespaces is None or namespace in self.namespaces)
 
@@ -82,12 +82,12 @@ class Access(Protocol):
     """What a server asks about each request."""
 
     def authenticate(self, token: str | None, certificate: str | None) -> Caller:
-        """Who shows this token or the certificate of this name; NotAuthenticated if nobody known."""
+        """The caller with this token or certificate name; NotAuthenticated if it is unknown."""
         ...
 
 
 class OpenAccess:
-    """Everybody may do everything.  Only for a server that nobody else can reach."""
+    """Every caller may do everything.  Only for a server that no other user can reach."""
 
     _anonymous: Final = Caller("anonymous", Role.ADMIN)
 
@@ -127,9 +127,9 @@ class AccessFile:
         return f"AccessFile({str(self.path)!r})"
 
     def authenticate(self, token: str | None, certificate: str | None) -> Caller:
-        """Who shows this token or the certificate of this name; NotAuthenticated if nobody known.
+        """The caller with this token or certificate name; NotAuthenticated if it is unknown.
 
-        A token decides alone: whoever shows a wrong one is refused, and not quietly taken for the
+        A token decides alone: a caller with a wrong one is refused, and not quietly taken for the
         owner of the certificate.
         """
         now_ms = self._time_source()
@@ -160,7 +160,7 @@ class AccessFile:
         # The distance in both directions, because a clock that was set back must not stop the checks.
         if abs(now_ms - self._checked_at_ms) < CHECK_EVERY_MS:
             return
-        # Whoever comes while another thread reads goes on with the grants that are there.
+        # A call that arrives while another thread reads the file uses the present grants.
         if self._refreshing.acquire(blocking=False):
             try:
                 self._checked_at_ms = now_ms
@@ -205,7 +205,7 @@ def hash_token(token: str) -> str:
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A token that cannot be guessed."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
@@ -260,7 +260,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     expires_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
     def digest(self) -> bytes | None:
-        """The bytes of the hash.  The text is never repeated: somebody may have put a token there."""
+        """The bytes of the hash.  The text is never repeated: it may be a token, put there by mistake."""
         if self.token_sha256 is None:
             return None
         try:

@@ -134,7 +134,7 @@ class DataPlane:
             Handler(DELETE_UNCHANGED, self._delete_unchanged, bytes_max=WRITE_BYTES_MAX),
         ]
 
-    # Whoever has a right to something may know where it is.
+    # A caller with a right to some keys may know where they are.
 
     def _hello(self, caller: Caller, request: Nothing) -> Hello:
         identity = self._host.identity

@@ -1,6 +1,6 @@
 """Is it alive, is it ready, is all well, what does it do: four pages on a port of their own.
 
-Whoever watches a server must be able to ask when the server is busy, and without a credential.  So
+A monitor must be able to ask while the server is busy, and without a credential.  So
 this is a second, very small one: plain HTTP, one request a connection, and nothing that a caller can
 choose except the page.  What a stranger can hold on to is bounded: a number of connections, and a few
 seconds for each.
@@ -136,7 +136,7 @@ class _Server(ThreadingHTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         """End a connection, and give its place to another."""
-        # Under the lock, so that nobody cuts a socket that was closed already.
+        # Under the lock, so that no thread cuts a socket that was closed already.
         with self._lock:
             deadline = self._deadlines.pop(request, None)
             super().shutdown_request(request)

@@ -38,7 +38,7 @@ class Headers(flight.ServerMiddlewareFactory):
 
 
 class CallerIdentity:
-    """Somebody at the other end of a request, who can be asked again who they are."""
+    """The other end of a request, which can be authenticated again."""
 
     def __init__(
         self, context: Any, headers: HeaderValues, access: Access, relay: Relay | None = None

@@ -67,7 +67,7 @@ class Leases:
         return number
 
     def release(self, caller: str, number: int) -> None:
-        """Let go.  A lease that is over, or somebody else's, is left alone."""
+        """Release a lease.  One that has expired, or is another caller's, is left alone."""
         with self._lock:
             lease = self._leases.get(number)
             if lease is None or lease.caller != caller:

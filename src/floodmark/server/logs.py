@@ -3,7 +3,7 @@
 A log line is read by a collector, often on the day when things go wrong.  So a line is always one
 line and always ASCII, which no terminal setting or stream can break, and a value that JSON does not
 know becomes text rather than an error.  Only the logger "floodmark" is touched: the loggers of other
-libraries belong to whoever runs the process.
+libraries belong to the program that runs the server.
 """
 
 import json
@@ -89,7 +89,7 @@ def configure_logging(
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(number)
-    # Whoever has set up the root logger as well would see every record twice.
+    # A program that has set up the root logger as well would log every record twice.
     logger.propagate = False
 
     def undo() -> None:

@@ -3,7 +3,7 @@
 Streams take some megabytes each, in threads that come and go.  What they free stays with the C library,
 which keeps pieces for each thread and, after it has seen a few large ones, ever larger pieces.  After some
 clients have come and gone a server would hold several times of what it needs.  So the library is told to
-keep little, and is asked to give back the rest now and then, after somebody has used much.
+keep little, and is asked to give back the rest now and then, after a caller has used much.
 
 It keeps what a batch of writes is made of: a stream of them would otherwise have every piece mapped, cleared
 and unmapped again, batch after batch, which is a good part of what such a stream costs.
@@ -46,7 +46,7 @@ def give_back() -> None:
 
 
 class FreedMemory:
-    """Gives back what was freed, if somebody has used much, and not too often."""
+    """Gives freed memory back to the system after large uses, and not too often."""
 
     def __init__(self, time_source: TimeSource) -> None:
         self._time_source = time_source
@@ -54,7 +54,7 @@ class FreedMemory:
         self._much_used = False
 
     def note_much_used(self) -> None:
-        """Somebody has used much, and has freed it again."""
+        """Note that a caller has used much memory and freed it again."""
         self._much_used = True
 
     def give_back_if_due(self) -> None:

@@ -151,7 +151,7 @@ def cut_connections(peers: set[str]) -> int:
 
 
 def _shut_down_if(descriptor: int, wanted: set[Peer | None]) -> bool:
-    """Shut a descriptor down if it is a socket that is connected to somebody unwanted."""
+    """Shut a descriptor down if it is a socket that is connected to an unwanted client."""
     try:
         # A duplicate: the descriptor may be closed, and its number given to another file, at any time.
         duplicate = os.dup(descriptor)

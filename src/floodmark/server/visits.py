@@ -24,14 +24,14 @@ from floodmark.server.relay import Relay
 from floodmark.server.stalled import Activity, Watchdog
 from floodmark.wire.errors import to_flight_error
 
-# How often somebody with an open stream is asked again for their rights.
+# How often the rights of a caller with an open stream are checked again.
 RENEW_MS: Final = 5_000
 
 _log = logging.getLogger("floodmark.server")
 
 
 class ClientGone(Exception):
-    """The client has gone while it was waited for.  Nobody is left to be told."""
+    """The client has gone while the server waited for it, so no one can be told."""
 
 
 class Gate:
@@ -68,7 +68,7 @@ class Gate:
             raise Unreachable("the server is stopping, and nothing was done; try again when it is back")
 
     def stop(self) -> None:
-        """Let nobody in any more."""
+        """Accept no further calls."""
         with self._changed:
             self.stopping.set()
 

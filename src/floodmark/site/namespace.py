@@ -79,7 +79,7 @@ class Namespace:
 
     @property
     def encoding(self) -> Encoding:
-        """How writes become rows, for those who gather writes before they are sent."""
+        """How writes become rows, for writers that gather them before they are sent."""
         return Encoding(self._policy, self._qualify, self._expiry)
 
     def __repr__(self) -> str:

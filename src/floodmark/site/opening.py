@@ -1,4 +1,4 @@
-"""Opening a site in a directory.  Loads RocksDB, which those who only connect to a server do without."""
+"""Opening a site in a directory.  Loads RocksDB, which clients of a server do without."""
 
 import os
 from collections.abc import Callable

@@ -9,10 +9,10 @@ has a stamp at or below W is written again: whatever comes after has a higher on
 it does no harm to run twice, or to stop in between.
 
 What a site has counted only it can write again.  A counter that holds what another counted which shares the
-namespace no longer is refused: nobody would tell those who come later.
+namespace no longer is refused: sites that join later would not be told.
 
 But what is written again is a write of now: it wins against one that another site made a moment ago and that
-has not arrived yet.  Let nobody write elsewhere to what is being rewritten.
+has not arrived yet.  No other site may write to the keys that are being rewritten.
 """
 
 from collections import deque
@@ -68,7 +68,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
             host.versions.read_version,
             lambda version: (version, stack.enter_context(host.reading(version, row.id))),
         )
-        # A counter is not put but added to, which hurts nobody.
+        # A counter is not put but added to, which loses no other addition.
         is_counter = row.merge == COUNTER
         stream = (
             host.write_stream(durable=True, merge=True)

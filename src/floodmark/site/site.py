@@ -63,7 +63,7 @@ class Site:
         self._durable = durable
         self._host = host
         self._closed = False
-        # Names this object among those who run feeds or consume subscriptions.
+        # Names this object among the runners of feeds and the consumers of subscriptions.
         self._openings = count()
         self._holder = f"{gethostname()}-{getpid()}-{uuid4().hex[:8]}"
 
@@ -268,7 +268,7 @@ class Site:
         """A durable subscription to the changes of a namespace, made if it is not there.
 
         It remembers what was acknowledged, change by change, and delivers the rest again.  One consumer at
-        a time has it; `holder` names this one to the others, and whoever comes with the same name takes
+        a time has it; `holder` names this one to the others, and a consumer with the same name takes
         over at once.  A new subscription begins at `start`: with a snapshot of every key, or at a place
         where `changes` may begin.
 

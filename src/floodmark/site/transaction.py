@@ -9,8 +9,8 @@
 Whatever kills the worker, each message is counted once: either both are in effect, or neither is and the
 message is delivered again.
 
-Writes are gathered here and sent with the commit; nobody sees any of them before.  Acknowledgements are told
-to the site at once, which refuses those that are taken, and keeps the others for this transaction.
+Writes are gathered here and sent with the commit; no reader sees any of them before.  Acknowledgements are
+sent to the site at once, which refuses those that are taken, and keeps the others for this transaction.
 """
 
 from collections.abc import Callable, Iterator

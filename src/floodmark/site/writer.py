@@ -22,7 +22,7 @@ BATCH_RECORDS: Final = 1_000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 # A batch is sent after it was left alone for so long, up to twice.
 LINGER_SECONDS: Final = 0.5
-# Batches whose acknowledgement nobody has looked at yet; more are waited for.
+# Batches whose acknowledgement was not looked at yet; beyond these, the writer waits.
 UNSETTLED_MAX: Final = 64
 
 

@@ -1,4 +1,4 @@
-"""The Arrow Flight protocol between a site's server and those who use it from elsewhere."""
+"""The Arrow Flight protocol between a site's server and its clients."""
 
 from floodmark.wire.calls import CallSpec, RemoteCalls, call_specs
 from floodmark.wire.changes import read_changes

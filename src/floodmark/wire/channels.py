@@ -167,7 +167,7 @@ class Channels:
             channel.cancel()
 
     def close_resting(self) -> None:
-        """Let go of the channels that nobody uses, as when their token is not valid any more."""
+        """Close the channels that are not in use, as when their token is not valid any more."""
         with self._lock:
             resting, self._resting = self._resting, []
         for channel in resting:

@@ -87,7 +87,7 @@ class Connection:
         self._lock = Lock()
         self._calls = self._client()
         self._streams = self._client()
-        # Streams that are being read; whoever reads them forgets them.
+        # Streams that are being read; their readers remove them.
         self._readers: WeakSet[RowStream] = WeakSet()
         self._channels = Channels(self._open_channel, self._closing.wait)
 

@@ -68,7 +68,7 @@ class Method(Generic[Request, Reply]):
         return encode(request)
 
     def decode_request(self, body: bytes) -> Request:
-        """A request that came from somebody who may have sent anything."""
+        """A request from a caller that may have sent anything."""
         try:
             return cast(Request, self._requests.decode(body))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
@@ -323,7 +323,7 @@ PUT_UNCHANGED: Final = Method[PutUnchangedRequest, int](
 )
 RESOLVED: Final = Method[ResolvedRequest, Version]("resolved", ResolvedRequest, Version, OPEN)
 HOLD: Final = Method[HoldRequest, int]("hold", HoldRequest, int, READS, frequent=True)
-# Somebody who pauses for long asks again now and then, and needs no open channel for that.
+# A client that pauses for long asks again now and then, and needs no open channel for that.
 HOLD_ON: Final = Method[HoldRequest, int]("hold", HoldRequest, int, READS)
 RELEASE: Final = Method[ReleaseRequest, None]("release", ReleaseRequest, None, OPEN, frequent=True)
 

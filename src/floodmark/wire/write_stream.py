@@ -125,7 +125,7 @@ class RemoteWriteStream:
             try:
                 line.writer.write_batch(batch)
             except TRANSPORT_ERRORS as error:
-                # Then reading fails as well, and whoever reads tells everyone; but why is only told once.
+                # Then reading fails as well, and the reader tells everyone; but why is only told once.
                 failure = error
             with self._changed:
                 line.failure, line.is_sending = line.failure or failure, False
@@ -209,7 +209,7 @@ class RemoteWriteStream:
 
     def _settle(self, line: "_Line", answer: pyarrow.Buffer | None) -> None:
         if answer is None:
-            # The stream has ended; why, is told to whoever closes it.
+            # The stream has ended; `close` raises the reason.
             line.writer.close()
             with self._changed:
                 # Unless a sender was told, who may be about to say so.
@@ -224,7 +224,7 @@ class RemoteWriteStream:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise WireMismatch(f"an acknowledgement of {self._connection.url} cannot be read") from error
         with self._changed:
-            # Nobody waits any more if `close` has given up.
+            # No thread waits any more if `close` has given up.
             sent = line.waiting.popleft() if line.waiting else None
             line.answers += 1
             self._changed.notify_all()
@@ -248,7 +248,7 @@ class RemoteWriteStream:
     def _give_up(self, line: "_Line", error: FloodmarkError) -> None:
         """Tell everyone who waits, and let the next batch begin anew.
 
-        Whoever sends over a stream that has ended may take in answers that nobody has read, and lose them.
+        Sending over a stream that has ended may take in answers that were not read yet, and lose them.
         The server says how many there were: what was sent behind these was not done.
         """
         answered = error.details.get("answered", 0)

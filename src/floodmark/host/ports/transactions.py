@@ -1,4 +1,4 @@
-"""What a host offers to those who have transactions: the port, and what travels through it."""
+"""The port of transactions, and what travels through it."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -173,5 +173,5 @@ class OwnTransactions(Transactions, Protocol):
         ...
 
     def count(self) -> TransactionCounts:
-        """How many there are.  Looks at each of them, and holds nobody up but to copy the list."""
+        """How many there are.  Looks at each of them, and holds the lock only to copy the list."""
         ...
