@@ -2,9 +2,9 @@
 site, commits or aborts a transaction or acknowledges in it, moves or releases a safe point, opens an epoch.
 
 The id of a transaction is no secret.  A caller that may read a namespace sees which transactions have
-acknowledged changes of a subscription, an error names the transaction that is in the way, and logs are read by
-many.  A caller that knows an id could commit the transaction without its writes, or abort it.  So an id alone
-opens nothing: it ends with the *mark* of the caller that began it, and others are refused.
+acknowledged changes of a subscription, an error names the transaction that is in the way, and logs have many
+readers.  A caller that knows an id could commit the transaction without its writes, or abort it.  So an id
+alone opens nothing: it ends with the *mark* of the caller that began it, and others are refused.
 
 The mark is a part of the id, so it is in the coordinator's log from the first record on and outlasts the
 server; and it cannot be exchanged, because an id with another mark is that of no transaction.  It is made

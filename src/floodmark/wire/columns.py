@@ -183,8 +183,8 @@ def _batch(columns: Sequence[Sequence[Any]], schema: pyarrow.Schema) -> pyarrow.
 def _column(values: Sequence[Any], field: pyarrow.Field) -> pyarrow.Array:
     """The buffers of a column, made without Arrow's help where nothing is null.
 
-    To make an array of Python objects, Arrow imports pandas, if it is there: half a second for which the first
-    call to a server would wait.
+    To make an array of Python objects, Arrow imports pandas, if it is there: half a second, which the
+    first call to a server would wait for.
     """
     if isinstance(values, Column):
         return values.array
