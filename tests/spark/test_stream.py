@@ -424,8 +424,13 @@ def test_what_cannot_be_streamed_is_refused(url: str, tmp_path: Path) -> None:
         open_stream_reader(given, StructType([StructField("age", IntegerType())]))
     with pytest.raises(NamespaceNotFound):
         open_stream_reader(given, CHANGES).initialOffset()
+
+
+@pytest.mark.slow  # Patience with a server that may be starting again: a minute.
+def test_stream_of_a_server_that_does_not_answer_is_refused() -> None:
+    given = {"path": "grpc://127.0.0.1:1", "namespace": "users", "readChangeFeed": "true"}
     with pytest.raises(Unreachable):
-        open_stream_reader({**given, "path": "grpc://127.0.0.1:1"}, CHANGES).initialOffset()
+        open_stream_reader(given, CHANGES).initialOffset()
 
 
 def test_the_role_to_read_the_namespace_is_enough_and_needed(
