@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -99,6 +99,10 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
             register(session)
             yield session
         finally:
+            if isinstance(session, SparkSession):
+                # Tasks that end with the session log errors that concern no one.
+                with suppress(Exception):
+                    session.sparkContext.setLogLevel("OFF")
             session.stop()
 
 
