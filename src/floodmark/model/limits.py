@@ -76,6 +76,11 @@ NEWCOMER_TIME_MAX: Final = timedelta(seconds=10)
 
 TTL_MAX: Final = timedelta(days=36_500)
 
+# What a relay reads of a message before it passes it on.  Flight's messages have a handful of fields; many
+# small ones would keep the relay busy.
+MESSAGE_FIELDS_MAX: Final = 64
+COLUMN_HEADER_BYTES_MAX: Final = 64 * KIB
+
 # One commit tells of so many expiries, so that writers wait for it some milliseconds.
 EXPIRIES_PER_COMMIT_MAX: Final = 256
 

@@ -16,9 +16,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final
 
-COLUMN_HEADER_BYTES_MAX: Final = 64 * 1024
-# Flight's messages have a handful; many small ones would keep the relay busy.
-FIELDS_MAX: Final = 64
+from floodmark.model.limits import COLUMN_HEADER_BYTES_MAX, MESSAGE_FIELDS_MAX
 
 _HEADER, _COLUMNS = 2, 1000
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
@@ -95,8 +93,8 @@ class Fields:
         if size > behind:
             raise Refused("it sends a message that is shorter than its fields")
         self._count += 1
-        if self._count > FIELDS_MAX:
-            raise Refused(f"it sends a message with more than {FIELDS_MAX} fields")
+        if self._count > MESSAGE_FIELDS_MAX:
+            raise Refused(f"it sends a message with more than {MESSAGE_FIELDS_MAX} fields")
         self._head, self._content_left, self._is_header = b"", size, False
 
 
