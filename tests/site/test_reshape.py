@@ -304,11 +304,13 @@ def test_reshapes_under_writers_and_readers_lose_nothing(real_site: Site) -> Non
         while not done.is_set():
             reshape(real_site, chance)
 
+    def follow_once() -> None:
+        since = followed[-1].version if followed else 0
+        followed.extend(real_site.changes("users", since=since))
+
     def follow() -> None:
-        position = 0
         while not done.is_set():
-            followed.extend(real_site.changes("users", since=position))
-            position = followed[-1].version if followed else 0
+            follow_once()
 
     def scan() -> None:
         while not done.is_set():
@@ -320,7 +322,7 @@ def test_reshapes_under_writers_and_readers_lose_nothing(real_site: Site) -> Non
     run_threads(write_all, reshape_all, follow, scan)
     changes = list(real_site.changes("users"))
     assert sorted((change.key, change.value) for change in changes) == sorted(acknowledged)
-    followed += real_site.changes("users", since=followed[-1].version)
+    follow_once()
     assert followed == changes
     assert state_after(changes) == dict(users.scan())
 
