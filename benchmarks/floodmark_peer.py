@@ -225,8 +225,8 @@ def following(items: Any) -> Iterator[None]:
 class LoglessEngine(RocksEngine):
     """RocksDB that is handed the rows of the change log like any other, and drops them."""
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
-        return super().write([row for row in rows if row[0] != LOG], guard)
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        return super().write([row for row in rows if row[0] != LOG], guards)
 
 
 @contextmanager

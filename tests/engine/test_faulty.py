@@ -49,7 +49,7 @@ def test_the_nth_operation_fails_once_and_does_nothing() -> None:
 def test_every_kind_of_write_counts_and_no_read_does() -> None:
     engine = FaultyEngine((DATA,), FaultPlan(at=9, kind=Fault.TRANSIENT))
     put(engine, b"a")
-    engine.write([], Guard(DATA, b"a", b"never"))
+    engine.write([], [Guard(DATA, b"a", b"never")])
     engine.delete_range(DATA, b"a", b"b")
     engine.sync()
     engine.get(DATA, b"a")

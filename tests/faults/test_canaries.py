@@ -1,6 +1,6 @@
 """Each checker of the harness finds the fault that it is there for, planted here in an engine."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 import pytest
@@ -23,9 +23,9 @@ class RewritingEngine(FaultyEngine):
 
     always = False
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         rewrites = self.always or self._plan is not None
-        return super().write(self.rewrite(list(rows)) if rewrites else rows, guard)
+        return super().write(self.rewrite(list(rows)) if rewrites else rows, guards)
 
     def rewrite(self, rows: list[WriteRow]) -> list[WriteRow]:
         """What is really written."""
@@ -136,11 +136,11 @@ class WritesLate(FaultyEngine):
 
     syncs_left = 2
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         taken = list(rows)
         fired = self.fired
         try:
-            return super().write(taken, guard)
+            return super().write(taken, guards)
         except Exception:
             self.late = [] if fired else taken
             raise
@@ -158,14 +158,14 @@ class RefusesAndWrites(FaultyEngine):
 
     _denied: frozenset[tuple[str, bytes]] = frozenset()
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         taken = list(rows)
         fired = self.fired
         try:
-            return super().write(taken, guard)
+            return super().write(taken, guards)
         except Exception:
             if not fired:
-                super().write(taken, guard)
+                super().write(taken, guards)
                 self._denied = frozenset((family, key) for family, key, _ in taken)
             raise
 

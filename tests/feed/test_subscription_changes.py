@@ -1,6 +1,6 @@
 """Changes of a subscription: stored in rounds that all subscriptions share, and compacted."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from threading import Event, Thread
 from typing import Final
@@ -34,10 +34,10 @@ class MeasuredEngine(FaultyEngine):
         self.gate, self.arrived = Event(), Event()
         self.gate.set()
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         listed = list(rows)
         self.bytes += sum(len(key) + len(value or b"") for _, key, value in listed)
-        return super().write(listed, guard)
+        return super().write(listed, guards)
 
     def sync(self) -> None:
         self.syncs += 1

@@ -1,6 +1,6 @@
 """Batch-index acknowledgement: a bit per record, durable and cheap, and what recovery reads."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import thread_time
 
@@ -169,11 +169,11 @@ class CountingEngine(MemoryEngine):
 
     writes = syncs = rows = 0
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         written = list(rows)
         self.writes += 1
         self.rows += len(written)
-        return super().write(written, guard)
+        return super().write(written, guards)
 
     def sync(self) -> None:
         self.syncs += 1

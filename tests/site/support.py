@@ -61,22 +61,24 @@ class HookedEngine(MemoryEngine):
         self.before(f"scan {family}")
         return super().scan(family, start, end, rows_max=rows_max, bytes_max=bytes_max, reverse=reverse)
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         self.before("write")
         batch = list(rows)
         with self._write_lock:
-            written = super().write(batch, guard)
+            written = super().write(batch, guards)
             if written:
                 self._unsynced.append(batch)
         self.after("write")
         return written
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
         self.before("delete_range")
         with self._write_lock:
-            super().delete_range(family, start, end)
-            self._unsynced.append((family, start, end))
+            deleted = super().delete_range(family, start, end, guards)
+            if deleted:
+                self._unsynced.append((family, start, end))
         self.after("delete_range")
+        return deleted
 
     def sync(self) -> None:
         self.before("sync")

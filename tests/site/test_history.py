@@ -4,7 +4,7 @@ The machine remembers each change with the version that the site gave it.  Whate
 later, now or as of any earlier moment, must follow from that list.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -363,9 +363,9 @@ def test_reads_agree_on_expiry_after_time_has_jumped_back(
 class LossyEngine(HookedEngine):
     """The canary: it forgets the change log of every deletion."""
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         kept = [row for row in rows if not (row[0] == "log" and row[2] and row[2].endswith(TOMBSTONE))]
-        return super().write(kept, guard)
+        return super().write(kept, guards)
 
 
 class LossyMachine(MemoryMachine):

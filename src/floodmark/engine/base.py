@@ -8,17 +8,18 @@ The contract (`floodmark.testing.EngineContract` runs it over every engine):
 - Rows live in named families; keys are compared byte by byte.
 - `write` applies all rows or none, and is visible when it returns; it is durable after the next
   `sync`.  Writes become durable in order: after a crash, what is lost is a suffix.
-- With a guard, a write happens only if the guarded key still has the expected value.
+- With guards, a write happens only if each guarded key still has the expected value, which is decided
+  inside of the write: no other write comes in between.
 - `write` and `sync` raise `StorageFailed` if certainly nothing happened, and `OutcomeUnknown` if
   something may have.  After an unknown outcome, `recover` settles it: when it returns, each earlier
   write has happened for good or never will.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from floodmark.model.limits import MIB
+from floodmark.model.limits import KIB, MIB
 
 # An engine on this machine's disk needs room of its own to recover; below this, it only serves reads.
 RECOVERY_ROOM_BYTES: Final = 64 * MIB
@@ -37,6 +38,11 @@ class Guard(NamedTuple):
     expected: bytes | None
 
 
+def guards_hold(get: Callable[[str, bytes], bytes | None], guards: Iterable[Guard]) -> bool:
+    """Whether every guarded key has its expected value; `get` is called under the lock of the write."""
+    return all(get(each.family, each.key) == each.expected for each in guards)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
     """What one engine can take; the limits of a commit derive from these."""
@@ -44,6 +50,7 @@ class EngineLimits:
     value_bytes_max: int
     batch_bytes_max: int
     batch_rows_max: int
+    key_bytes_max: int = 64 * KIB
 
 
 class Engine(Protocol):
@@ -87,12 +94,12 @@ class Engine(Protocol):
         """
         ...
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
-        """Apply all rows as one.  False if the guard did not hold, and then nothing was written."""
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        """Apply all rows as one.  False if a guard did not hold, and then nothing was written."""
         ...
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
-        """Remove all rows in `[start, end)`, as one write."""
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
+        """Remove all rows in `[start, end)`, as one write.  False if a guard did not hold."""
         ...
 
     def sync(self) -> None:

@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 
-from floodmark.engine.base import EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.base import EngineLimits, Guard, Row, WriteRow, guards_hold
 from floodmark.model.errors import Closed
 from floodmark.model.limits import MIB
 
@@ -27,7 +27,7 @@ class MemoryEngine:
 
     def get(self, family: str, key: bytes) -> bytes | None:
         with self._lock:
-            return self._family(family).values.get(key)
+            return self._get(family, key)
 
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._lock:
@@ -72,21 +72,22 @@ class MemoryEngine:
                     break
             return page
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         with self._lock:
-            if guard is not None:
-                held = self._family(guard.family).values.get(guard.key)
-                if held != guard.expected:
-                    return False
+            if not guards_hold(self._get, guards):
+                return False
             # All rows are looked at before the first is applied, so that a bad one spoils nothing.
             planned = [(self._family(family), key, value) for family, key, value in rows]
             for rows_of_family, key, value in planned:
                 rows_of_family.set(key, value)
             return True
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
         with self._lock:
+            if not guards_hold(self._get, guards):
+                return False
             self._family(family).delete_range(start, end)
+            return True
 
     def sync(self) -> None:
         with self._lock:
@@ -103,6 +104,9 @@ class MemoryEngine:
     def close(self) -> None:
         with self._lock:
             self._families = None
+
+    def _get(self, family: str, key: bytes) -> bytes | None:
+        return self._family(family).values.get(key)
 
     def _require_open(self) -> "dict[str, _Family]":
         if self._families is None:

@@ -41,7 +41,7 @@ from rocksdict import (
     WriteBatch,
 )
 
-from floodmark.engine.base import RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.base import RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow, guards_hold
 from floodmark.engine.witness import (
     Witness,
     WitnessFile,
@@ -511,7 +511,7 @@ class RocksEngine(_Database):
         finally:
             database.close()
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         # The hottest write of all: each call that is left out here counts.
         database = self._database
         if database is None:
@@ -533,11 +533,11 @@ class RocksEngine(_Database):
             # A recovery or `close` has taken the families away meanwhile.
             raise self._unavailable() from error
         try:
-            if guard is None:
+            if not guards:
                 database.write(batch)
             else:
                 with self._guard_lock:
-                    if self.get(guard.family, guard.key) != guard.expected:
+                    if not guards_hold(self.get, guards):
                         return False
                     database.write(batch)
         except Exception as error:
@@ -553,19 +553,22 @@ class RocksEngine(_Database):
         with suppress(Exception):
             self._columns[family].flush(False)
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
         database = self._writable()
-        if start >= end:
-            return
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
         try:
-            batch.delete_range(start, end, handles[family])
+            if start < end:
+                batch.delete_range(start, end, handles[family])
         except KeyError as error:
             if handles:
                 raise
             raise self._unavailable() from error
-        self._apply(database, batch)
+        with self._guard_lock:
+            if not guards_hold(self.get, guards):
+                return False
+            self._apply(database, batch)
+            return True
 
     def sync(self) -> None:
         database = self._writable()
@@ -698,10 +701,10 @@ class RocksSecondary(_Database):
                 self._release()
             self._reopen("No such file")
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         raise _only_read()
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
         raise _only_read()
 
     def sync(self) -> None:

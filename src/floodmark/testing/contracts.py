@@ -239,26 +239,35 @@ class EngineContract:
 
     def test_a_write_whose_guard_holds_happens(self, engine: Engine) -> None:
         engine.write([(LEFT, b"guard", b"1")])
-        assert engine.write([(RIGHT, b"a", b"x")], Guard(LEFT, b"guard", b"1")) is True
+        assert engine.write([(RIGHT, b"a", b"x")], [Guard(LEFT, b"guard", b"1")]) is True
         assert engine.get(RIGHT, b"a") == b"x"
 
     def test_a_write_whose_guard_fails_leaves_nothing(self, engine: Engine) -> None:
         engine.write([(LEFT, b"guard", b"1")])
         for expected in (b"2", b"", None):
-            assert engine.write([(RIGHT, b"a", b"x")], Guard(LEFT, b"guard", expected)) is False
+            assert engine.write([(RIGHT, b"a", b"x")], [Guard(LEFT, b"guard", expected)]) is False
+        assert engine.write([(RIGHT, b"a", b"x")], [Guard(LEFT, b"absent", b"")]) is False
         assert rows_of(engine, RIGHT) == []
 
     def test_a_guard_that_expects_none_holds_only_while_the_key_is_absent(self, engine: Engine) -> None:
-        guard = Guard(LEFT, b"guard", None)
+        guard = [Guard(LEFT, b"guard", None)]
         assert engine.write([(LEFT, b"guard", b"mine")], guard) is True
         assert engine.write([(LEFT, b"guard", b"theirs")], guard) is False
         assert engine.get(LEFT, b"guard") == b"mine"
         engine.write([(LEFT, b"guard", None)])
         assert engine.write([(LEFT, b"guard", b"theirs")], guard) is True
 
-    def test_a_guard_that_expects_a_value_fails_while_the_key_is_absent(self, engine: Engine) -> None:
-        assert engine.write([(LEFT, b"a", b"x")], Guard(LEFT, b"guard", b"")) is False
-        assert rows_of(engine) == []
+    def test_rows_change_only_if_all_guards_hold(self, engine: Engine) -> None:
+        engine.write([(LEFT, b"fence", b"1"), (RIGHT, b"keeper", b"2")])
+        fence, keeper = Guard(LEFT, b"fence", b"1"), Guard(RIGHT, b"keeper", b"2")
+        absent = Guard(LEFT, b"z", None)
+        assert engine.write([(LEFT, b"a", b"x")], [fence, keeper, absent]) is True
+        for broken in (fence._replace(expected=b"2"), keeper._replace(expected=None)):
+            assert engine.write([(LEFT, b"b", b"x")], [fence, keeper, absent, broken]) is False
+            assert engine.delete_range(LEFT, b"a", b"b", [keeper, broken, fence]) is False
+        assert keys_of(engine) == [b"a", b"fence"]
+        assert engine.delete_range(LEFT, b"a", b"b", [absent, keeper, fence]) is True
+        assert keys_of(engine) == [b"fence"]
 
     # Durability
 
@@ -319,7 +328,7 @@ class EngineContract:
     @pytest.mark.parametrize("name", ["guarded write", "delete_range", "sync", "recover", "sizes"])
     def test_the_engine_cannot_be_used_after_close(self, engine: Engine, name: str) -> None:
         uses: dict[str, Callable[[], object]] = {
-            "guarded write": lambda: engine.write([], Guard(LEFT, b"a", b"1")),
+            "guarded write": lambda: engine.write([], [Guard(LEFT, b"a", b"1")]),
             "delete_range": lambda: engine.delete_range(LEFT, b"a", b"b"),
             "sync": engine.sync,
             "recover": engine.recover,
@@ -363,7 +372,7 @@ class EngineContract:
                     count = 0 if held is None else int(held)
                     mine = (RIGHT, b"%d-%d" % (number, index), b"x")
                     if engine.write(
-                        [(LEFT, b"count", b"%d" % (count + 1)), mine], Guard(LEFT, b"count", held)
+                        [(LEFT, b"count", b"%d" % (count + 1)), mine], [Guard(LEFT, b"count", held)]
                     ):
                         break
 
@@ -388,8 +397,8 @@ class EngineContract:
         compare()
 
 
-# Writes with an optional guard, or a family and the range to delete from it.
-Step: TypeAlias = tuple[list[WriteRow], Guard | None] | tuple[str, bytes, bytes]
+# Writes with guards, or a family and the range to delete from it.
+Step: TypeAlias = tuple[list[WriteRow], list[Guard]] | tuple[str, bytes, bytes]
 
 KEYS: Final = st.binary(max_size=2) | st.sampled_from(AWKWARD_KEYS)
 VALUES: Final = st.binary(max_size=3)
@@ -397,7 +406,7 @@ FAMILIES: Final = st.sampled_from(EngineContract.families)
 ROWS: Final = st.tuples(FAMILIES, KEYS, st.none() | VALUES)
 GUARDS: Final = st.builds(Guard, FAMILIES, KEYS, st.none() | VALUES)
 STEPS: Final[st.SearchStrategy[Step]] = st.one_of(
-    st.tuples(st.lists(ROWS, max_size=6), st.none() | GUARDS),
+    st.tuples(st.lists(ROWS, max_size=6), st.lists(GUARDS, max_size=2)),
     st.tuples(FAMILIES, KEYS, KEYS),
 )
 
@@ -409,9 +418,9 @@ def take_step(engine: Engine, model: dict[str, dict[bytes, bytes]], step: Step) 
         engine.delete_range(family, start, end)
         model[family] = {key: value for key, value in model[family].items() if not start <= key < end}
         return
-    rows, guard = step
-    holds = guard is None or model[guard.family].get(guard.key) == guard.expected
-    assert engine.write(iter(rows), guard) is holds
+    rows, guards = step
+    holds = all(model[each.family].get(each.key) == each.expected for each in guards)
+    assert engine.write(iter(rows), guards) is holds
     for family, key, new in rows if holds else ():
         if new is None:
             model[family].pop(key, None)

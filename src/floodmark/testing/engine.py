@@ -29,6 +29,7 @@ from threading import RLock
 from typing import Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
+from floodmark.engine.base import guards_hold
 from floodmark.model.errors import Closed, OutcomeUnknown, StorageFailed
 from floodmark.model.limits import MIB
 from floodmark.model.ranges import after
@@ -232,21 +233,23 @@ class FaultyEngine:
 
     # Writes
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         batch = _Batch(tuple(rows))
         for family, _, _ in batch.rows:
             if family not in self._families:
                 raise KeyError(family)
         with self._lock:
             self._require_writable()
-            holds = guard is None or self._visible.get(guard.family, guard.key) == guard.expected
+            holds = guards_hold(self._visible.get, guards)
             self._write(Operation.WRITE, batch if holds else None)
             return holds
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
         with self._lock:
             self._require_writable()
-            self._write(Operation.DELETE_RANGE, _RangeDelete(family, start, end))
+            holds = guards_hold(self._visible.get, guards)
+            self._write(Operation.DELETE_RANGE, _RangeDelete(family, start, end) if holds else None)
+            return holds
 
     def _write(self, operation: Operation, write: _Write | None) -> None:
         """Apply a write, if there is one after all, or fail as planned."""

@@ -74,11 +74,11 @@ class SimulatedDisk(FaultyEngine):
         for write in self._unsynced:
             yield from getattr(write, "rows", ())
 
-    def write(self, rows: Iterable[WriteRow], guard: Guard | None = None) -> bool:
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         batch = list(rows)
         self._stores_bound = all(key == CLOCK_BOUND for _, key, _ in batch)
         self._watcher.writing(batch)
-        return super().write(batch, guard)
+        return super().write(batch, guards)
 
     def sync(self) -> None:
         # The clock stores its bound under its own lock; whoever asked it for a version now would wait
