@@ -19,7 +19,7 @@ import floodmark
 from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, State, encode_state
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.ports.transactions import BatchUpdate, LogKind
+from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.model.format import FORMAT
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep

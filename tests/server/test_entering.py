@@ -9,7 +9,7 @@ import pytest
 from tests.server.support import HANG_SECONDS, connected, qualify, serving, stored, token_of, write_roles
 
 from floodmark.codec.values import encode_value
-from floodmark.host.ports.transactions import NamespaceWrites
+from floodmark.host.ports import NamespaceWrites
 from floodmark.merge.states import add_to_counter, put_fields
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp

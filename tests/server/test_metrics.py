@@ -13,7 +13,7 @@ from tests.replication.support_links import Mesh
 from floodmark.accounting.checks import FINDING_MS_MAX
 from floodmark.engine import MemoryEngine
 from floodmark.host.coordination import LocalTransactions
-from floodmark.host.ports.transactions import BatchUpdate, LogKind
+from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.model.errors import (
     InvalidKey,
     NotAuthenticated,

@@ -13,8 +13,7 @@ from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.host.catalog import NamespaceSettings
-from floodmark.host.ports import PORTS, NamespaceUpdate, Port
-from floodmark.host.ports.transactions import BatchUpdate, LogKind, NamespaceWrites
+from floodmark.host.ports import PORTS, BatchUpdate, LogKind, NamespaceUpdate, NamespaceWrites, Port
 from floodmark.merge.states import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope

@@ -17,7 +17,7 @@ from floodmark.host import coordination as transacting
 from floodmark.host import transaction_logs
 from floodmark.host.background import Background
 from floodmark.host.coordination import LocalTransactions
-from floodmark.host.ports.transactions import BatchUpdate, LogKind, OwnTransactions
+from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.log import BatchedWriter, OpenLog, StoredLedger, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
 from floodmark.model.errors import (
@@ -431,7 +431,7 @@ def test_transactions_of_all_coordinators_are_counted(site: Site) -> None:
 def test_a_site_without_background_is_swept_by_its_owner(site: Site) -> None:
     site.create_namespace("messages").put(b"ada/1", b"hello")
     transactions = site.transactions
-    assert isinstance(transactions, OwnTransactions)
+    assert isinstance(transactions, LocalTransactions)
     options = SubscriptionOptions(follow=False, background=False)
     with site.subscribe("counting", "messages", options=options) as subscription:
         transaction = site.transaction(timeout=HOUR)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.site.support import HookedEngine
 
-from floodmark.host.ports.transactions import NamespaceWrites
+from floodmark.host.ports import NamespaceWrites
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -116,7 +116,7 @@ class Line:
         return transaction
 
     @property
-    def count(self) -> bytes | None:
+    def counted(self) -> bytes | None:
         return self.site.namespace("counts").get(b"ada")
 
 
@@ -131,21 +131,21 @@ def test_an_answer_that_was_lost_is_got_by_asking_again(line: Line) -> None:
     line.plan = [line.lose_answer]
     transaction = line.begin_counting()
     assert transaction.commit() == transaction.version > 0
-    assert (line.commits, line.count) == (2, b"1")
+    assert (line.commits, line.counted) == (2, b"1")
 
 
 def test_it_is_asked_for_again_until_its_time_is_over_with_growing_pauses(line: Line) -> None:
     line.plan = [line.lose_question, line.refuse] * 10
     assert line.begin_counting().commit() > 0
     assert line.pauses == [min(1.0, 0.01 * 2**number) for number in range(20)]
-    assert (line.commits, line.count) == (21, b"1")
+    assert (line.commits, line.counted) == (21, b"1")
     line.plan = [line.lose_question, line.lose_for_good]
     with pytest.raises(OutcomeUnknown, match="the connection was lost"):
         line.begin_counting().commit()
     line.plan = [line.refuse, line.refuse_for_good]
     with pytest.raises(Unreachable):
         line.begin_counting().commit()
-    assert line.count == b"1"
+    assert line.counted == b"1"
 
 
 def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> None:
@@ -153,13 +153,13 @@ def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> No
     with pytest.raises(TransactionEnded, match="restarted in the middle of its commit") as raised:
         line.begin_counting().commit()
     assert raised.value.details["restarted"]
-    assert line.count is None
+    assert line.counted is None
 
 
 def test_work_that_a_restart_cut_off_is_done_again(line: Line) -> None:
     line.plan = [line.cut_off]
     assert run_transaction(line.begin_counting, lambda _: "done", pace=line.pace) == "done"
-    assert line.count == b"1"
+    assert line.counted == b"1"
 
 
 def test_work_that_met_others_is_done_again_after_pauses_that_differ_at_random(line: Line) -> None:
@@ -175,7 +175,7 @@ def test_work_that_met_others_is_done_again_after_pauses_that_differ_at_random(l
     pace = Pace(sleep=line.sleep, random=lambda: next(randomness))
     assert run_transaction(line.begin_counting, meet_others, pace=pace) == "done"
     assert line.pauses == pytest.approx([0.005, 0.02, 0.03])
-    assert line.count == b"1"
+    assert line.counted == b"1"
 
 
 def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
@@ -184,7 +184,7 @@ def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
 
     with pytest.raises(TransactionEnded, match="by an operator"):
         run_transaction(line.begin_counting, end, pace=line.pace)
-    assert line.count is None
+    assert line.counted is None
 
 
 @pytest.mark.parametrize("by_another", [False, True])
@@ -203,7 +203,7 @@ def test_a_commit_that_can_no_longer_be_asked_for_is_confirmed(line: Line, by_an
             transaction.commit()
     else:
         assert transaction.commit() == line.site.transactions.show(transaction.id).version
-    assert line.count == (None if by_another else b"1")
+    assert line.counted == (None if by_another else b"1")
 
 
 def test_one_that_the_site_has_forgotten_by_a_restart_is_unknown_and_not_missing(line: Line) -> None:
@@ -216,7 +216,7 @@ def test_one_that_the_site_has_forgotten_by_a_restart_is_unknown_and_not_missing
     transaction = line.begin_counting()
     with pytest.raises(OutcomeUnknown, match=r"does not know of it any more.*Read what it writes before"):
         transaction.commit()
-    assert line.count == b"1"
+    assert line.counted == b"1"
     with pytest.raises(Closed):
         transaction.commit()
 
@@ -233,7 +233,7 @@ def test_one_that_the_site_has_forgotten_over_later_ones_is_unknown(
         line.site.transaction().abort()
     with pytest.raises(OutcomeUnknown, match="does not know of it any more"):
         transaction.commit()
-    assert line.count == b"1"
+    assert line.counted == b"1"
 
 
 def test_one_that_was_never_in_doubt_is_missing(line: Line) -> None:
@@ -243,7 +243,7 @@ def test_one_that_was_never_in_doubt_is_missing(line: Line) -> None:
     line.restart()
     with pytest.raises(TransactionNotFound):
         transaction.commit()
-    assert line.count is None
+    assert line.counted is None
 
 
 def test_to_fail_to_ask_again_does_not_make_it_undone(line: Line) -> None:
@@ -255,7 +255,7 @@ def test_to_fail_to_ask_again_does_not_make_it_undone(line: Line) -> None:
     with pytest.raises(OutcomeUnknown, match=r"to ask again failed.*commit it once more to find out"):
         transaction.commit()
     assert transaction.commit() > 0, "and then it can be found out"
-    assert line.count == b"1"
+    assert line.counted == b"1"
 
 
 def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
@@ -271,7 +271,7 @@ def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
     with pytest.raises(OutcomeUnknown):
         run_transaction(begin, lambda _: None, pace=line.pace)
     assert len(begun) == 1
-    assert line.count == b"1"
+    assert line.counted == b"1"
 
 
 @pytest.mark.parametrize("partly", [True, False])
@@ -284,7 +284,7 @@ def test_an_abort_makes_sure_that_it_was_not_done(line: Line, partly: bool) -> N
         transaction.commit()
     with pytest.raises(Closed):
         transaction.commit()
-    assert line.count is None
+    assert line.counted is None
 
 
 def test_an_interrupted_commit_is_in_doubt_too(line: Line) -> None:

@@ -1,6 +1,6 @@
 """What a comparison needs of the sites that it looks at.
 
-These are parts of what every host of a site offers (`host/ports/`), embedded or behind a server: this room
+These are parts of what every host of a site offers (`host/ports.py`), embedded or behind a server: this room
 stands below `host` and says only what it uses.
 """
 

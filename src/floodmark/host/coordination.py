@@ -17,7 +17,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.host.catalog import Catalog
-from floodmark.host.ports.transactions import (
+from floodmark.host.ports import (
     OWN_MARK,
     BatchUpdate,
     LogKind,

@@ -9,32 +9,32 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
-from floodmark.feed import ChangeReader, SafePoints
+from floodmark.feed import ChangeReader
 from floodmark.feed.named.store import LocalFeedStore
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.host.background import Background
-from floodmark.host.catalog import Catalog
 from floodmark.host.coordination import LocalTransactions
 from floodmark.host.directory import Identity
-from floodmark.host.epochs import Epochs
 from floodmark.host.examination import examine
-from floodmark.host.garbage import GarbageCollection, LocalRetention
+from floodmark.host.garbage import GarbageCollection
 from floodmark.host.linking import LocalLinks
-from floodmark.host.namespaces import LocalNamespaces
-from floodmark.host.partitions import LocalPartitions
-from floodmark.host.ports import check_stream_kind
+from floodmark.host.local import (
+    LocalNamespaces,
+    LocalPartitions,
+    LocalRetention,
+    LocalStatus,
+    LocalVersions,
+)
+from floodmark.host.parts import SiteParts
+from floodmark.host.ports import Host, check_stream_kind
 from floodmark.host.sharing import Sharing
-from floodmark.host.status import LocalStatus
 from floodmark.host.transaction_logs import TransactionLogs
 from floodmark.host.verifying import LocalVerification
-from floodmark.host.versions import LocalVersions
 from floodmark.model.errors import Closed, FloodmarkError
 from floodmark.model.partition import LinkGuard
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.partition import Node
-from floodmark.replication.links import Links
-from floodmark.replication.members import Members
 from floodmark.routing import Router
 
 # The hosts that are open in this process.
@@ -69,12 +69,16 @@ class LocalWriteStream:
         pass
 
 
-class EmbeddedHost:
+class EmbeddedHost(SiteParts, Host):
     """A node of this process and everything around it.
 
     No thread runs before `start`, so that a site which cannot be opened leaves none behind.  `sweeps` says
     that it will be called.
     """
+
+    feeds: LocalFeedStore
+    subscriptions: LocalSubscriptionStore
+    transactions: LocalTransactions
 
     def __init__(
         self,
@@ -88,32 +92,15 @@ class EmbeddedHost:
         log_retention: timedelta | None,
         disk: Path | None = None,
     ) -> None:
-        self._abandon = abandon
-        self.identity = identity
+        super().__init__(identity, node)
         self.disk = disk
-        self.node = node
         self._release = release
-        self.catalog = Catalog(node.storage, node.clock.now)
-        self.safe_points = SafePoints(
-            node.storage, node.clock.time_source, self.catalog.live_ids, node.retention
-        )
-        self.epochs = Epochs(node.storage, node.committer.now, node.clock.time_source, self.catalog.is_live)
-        self.members = Members(node.storage, node.clock.time_source, identity.site, identity.site_id)
-        self.links = Links(node, self.members, identity.site_id, self.catalog.name_of)
-        node.watermarks = self.links.watermarks
-        self.membership = Sharing(node, self.catalog, self.members, self.links, self.safe_points)
-        self.garbage = GarbageCollection(
-            node,
-            self.catalog,
-            self.safe_points,
-            log_retention,
-            epochs=self.epochs,
-            links=self.links,
-            members=self.members,
-        )
-        self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
-        self.background = make_background(node, self.garbage)
+        self._abandon = abandon
+        self._closed = False
         self.router = Router(node, node.storage.entrance)
+        self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
+        self.garbage = GarbageCollection(self, log_retention)
+        self.background = make_background(node, self.garbage)
         self.feeds = LocalFeedStore(
             node.storage,
             self.safe_points,
@@ -134,38 +121,17 @@ class EmbeddedHost:
             open_log=logs.open_pending,
         )
         self.transactions = LocalTransactions(node, self.catalog, self.subscriptions, logs, sweeps=sweeps)
-        self._make_ports()
-        self._closed = False
-        _hosts.add(self)
-
-    def _make_ports(self) -> None:
-        identity, node = self.identity, self.node
-        self.namespaces = LocalNamespaces(self.catalog, self.membership)
-        self.versions = LocalVersions(node, self.catalog, self.epochs, self.safe_points, self.members)
-        self.partitions = LocalPartitions(node, self.catalog)
-        self.retention = LocalRetention(node, self.catalog, self.safe_points, self.garbage)
-        self.replication = LocalLinks(
-            identity,
-            node,
-            catalog=self.catalog,
-            links=self.links,
-            members=self.members,
-            sharing=self.membership,
-            versions=self.versions,
-        )
-        self.verification = LocalVerification(
-            node, self.catalog, self.members, lambda quick: examine(self, quick, disk=self.disk)
-        )
+        self.membership = Sharing(self)
+        self.namespaces = LocalNamespaces(self, self.membership)
+        self.versions = LocalVersions(self)
+        self.partitions = LocalPartitions(self)
+        self.retention = LocalRetention(self, self.garbage)
+        self.replication = LocalLinks(self, self.membership, self.versions)
+        self.verification = LocalVerification(self, lambda quick: examine(self, quick, disk=disk))
         self.status = LocalStatus(
-            identity,
-            node,
-            catalog=self.catalog,
-            partitions=self.partitions,
-            garbage=self.garbage,
-            reader=self.reader,
-            background=self.background,
-            links=self.replication,
+            self, self.garbage, self.reader, self.background, replication=self.replication.statistics
         )
+        _hosts.add(self)
 
     def start(self) -> None:
         """Begin what the site does by itself."""

@@ -5,41 +5,22 @@ from dataclasses import replace
 from datetime import timedelta
 from threading import Lock
 
-from floodmark.feed import SafePoint, SafePoints
-from floodmark.host.catalog import Catalog, NamespaceRow
-from floodmark.host.epochs import Epochs
+from floodmark.host.catalog import NamespaceRow
+from floodmark.host.parts import SiteParts
 from floodmark.host.statistics import GarbageReport
 from floodmark.merge.policies import LAST_WRITE
-from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import Corruption
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
-from floodmark.partition import Node
 from floodmark.partition.pruning import prune_namespace
-from floodmark.replication.links import Links
-from floodmark.replication.members import Members
 
 
 class GarbageCollection:
     """Finds each namespace's safe point, and removes what lies behind it.  One run at a time."""
 
-    def __init__(
-        self,
-        node: Node,
-        catalog: Catalog,
-        safe_points: SafePoints,
-        log_retention: timedelta | None = None,
-        *,
-        epochs: Epochs,
-        links: Links,
-        members: Members,
-    ) -> None:
-        self._epochs = epochs
-        self._links = links
-        self._members = members
+    def __init__(self, site: SiteParts, log_retention: timedelta | None) -> None:
+        self._site = site
+        self._node = site.node
         self._log_retention = log_retention
-        self._node = node
-        self._catalog = catalog
-        self._safe_points = safe_points
         self._lock = Lock()
         self.total = GarbageReport()
 
@@ -54,9 +35,9 @@ class GarbageCollection:
                 if row.dropped_at is not None:
                     if row.dropped_at <= safe_points[row.id]:
                         self._node.retention.remove_namespace(row.id)
-                        self._links.forget(row.id)
-                        self._members.forget(row.id)
-                        self._catalog.forget(row.id)
+                        self._site.links.forget(row.id)
+                        self._site.members.forget(row.id)
+                        self._site.catalog.forget(row.id)
                         namespaces += 1
                     continue
                 try:
@@ -71,13 +52,13 @@ class GarbageCollection:
                     # One damaged record must not let the others, and the logs, grow without end.
                     damage = damage or error
                     continue
-                self._links.forget_marks(row.id, safe_points[row.id])
+                self._site.links.forget_marks(row.id, safe_points[row.id])
                 read += collected.versions_read
                 removed += collected.versions_removed
                 keys += collected.keys_removed
             if safe_points:
                 self._node.trim_logs(max(min(safe_points.values()), self._oldest_log_version()))
-            self._safe_points.forget_expired()
+            self._site.safe_points.forget_expired()
             report = GarbageReport(
                 runs=1,
                 versions_read=read,
@@ -110,16 +91,16 @@ class GarbageCollection:
 
         Neither from a stream from outside that writes an epoch again, nor from another site.
         """
-        members = self._members.of(row.name)
-        sources = self._members.sources(row.name)
-        settled = self._links.settled_version(row.id, members, sources) if members else VERSION_MAX
-        return min(settled, self._epochs.oldest_version(row.id))
+        members = self._site.members.of(row.name)
+        sources = self._site.members.sources(row.name)
+        settled = self._site.links.settled_version(row.id, members, sources) if members else VERSION_MAX
+        return min(settled, self._site.epochs.oldest_version(row.id))
 
     def _raise_safe_points(self) -> tuple[list[NamespaceRow], dict[int, Version]]:
         resolved = self._node.resolved_version()
-        with self._node.storage.settled(), self._safe_points.lock:
+        with self._node.storage.settled(), self._site.safe_points.lock:
             # Looked up in the turn: a namespace made a moment earlier has a say in what is trimmed.
-            rows = self._catalog.all()
+            rows = self._site.catalog.all()
             safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
             # Before its creation a namespace was empty, and everyone may still know that.
             created = {row.id: row.created_at for row in rows}
@@ -142,42 +123,4 @@ class GarbageCollection:
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:
         """The retention's age, but never past what is resolved or held."""
         aged = max(0, self._node.clock.time_source() - row.retention_ms) << COUNTER_BITS
-        return self._safe_points.lowest(row.id, min(aged, resolved))
-
-
-class LocalRetention:
-    """The port to safe points and garbage collection, over those of a node."""
-
-    def __init__(
-        self, node: Node, catalog: Catalog, safe_points: SafePoints, garbage: GarbageCollection
-    ) -> None:
-        self._node = node
-        self._catalog = catalog
-        self._safe_points = safe_points
-        self._garbage = garbage
-
-    def hold_safe_point(
-        self,
-        name: str,
-        version: Version,
-        lifetime: timedelta,
-        namespace: str | None,
-        owner: str = SITE_OWNER,
-    ) -> SafePoint:
-        scope = None if namespace is None else self._catalog.get(namespace).id
-        return self._safe_points.hold(name, version, lifetime, scope, owner)
-
-    def release_safe_point(self, name: str, owner: str = SITE_OWNER) -> None:
-        self._safe_points.release(name, owner)
-
-    def safe_points(self) -> list[SafePoint]:
-        return self._safe_points.list()
-
-    def oldest_version(self, namespace: str | None) -> Version:
-        if namespace is None:
-            return max(self._node.born_version(), self._safe_points.oldest_version(None))
-        row = self._catalog.get(namespace)
-        return max(row.created_at, self._safe_points.oldest_version(row.id))
-
-    def collect_garbage(self) -> GarbageReport:
-        return self._garbage.run()
+        return self._site.safe_points.lowest(row.id, min(aged, resolved))

@@ -3,18 +3,17 @@
 from typing import Final
 
 from floodmark.clock.hybrid import SKEW_MS_MAX
-from floodmark.host.catalog import Catalog, NamespaceRow
-from floodmark.host.directory import Identity
+from floodmark.host.catalog import NamespaceRow
+from floodmark.host.local import LocalVersions
+from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.host.sharing import Sharing
 from floodmark.host.statistics import AlarmKind, LinkAlarm, LinkStatistics, ReplicationStatistics
-from floodmark.host.versions import LocalVersions
 from floodmark.model.errors import StaleLink
 from floodmark.model.limits import REPORTED_CHARACTERS_MAX
 from floodmark.model.version import Version, physical_ms
-from floodmark.partition import Node
 from floodmark.replication.applied import Applied
-from floodmark.replication.links import LinkPosition, LinkRow, Links
-from floodmark.replication.members import Members, active_others
+from floodmark.replication.links import LinkPosition, LinkRow
+from floodmark.replication.members import active_others
 from floodmark.replication.planning import LinkSource, cut_link
 from floodmark.replication.recent import RecentLink
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
@@ -25,27 +24,15 @@ HEARTBEAT_MS_MAX: Final = 10_000
 FINDING_MS_MAX: Final = 24 * 60 * 60_000
 
 
-class LocalLinks:
+class LocalLinks(LocalPort):
     """The port to the links of a site of this process."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        node: Node,
-        *,
-        catalog: Catalog,
-        links: Links,
-        members: Members,
-        sharing: Sharing,
-        versions: LocalVersions,
-    ) -> None:
-        self._identity = identity
-        self._node = node
-        self._catalog = catalog
+    def __init__(self, site: SiteParts, sharing: Sharing, versions: LocalVersions) -> None:
+        super().__init__(site)
+        self._links = site.links
+        self._identity = site.identity
         self._sharing = sharing
         self._versions = versions
-        self._links = links
-        self._members = members
 
     def links(self) -> list[LinkPosition]:
         """How far the site is with the changes of others.  One that is rejoining does not know yet."""

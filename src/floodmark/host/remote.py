@@ -6,24 +6,9 @@ from threading import Condition, Lock, Thread
 from typing import Final
 
 from floodmark.clock import TimeSource, monotonic_ms
-from floodmark.feed.named.store import FeedStore
-from floodmark.feed.subscription.subscriptions import SubscriptionStore
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.directory import Identity
-from floodmark.host.ports import (
-    PORTS,
-    MembershipPort,
-    NamespacePort,
-    NamespaceUpdate,
-    PartitionPort,
-    ReplicationPort,
-    RetentionPort,
-    StatusPort,
-    VerificationPort,
-    VersionPort,
-    check_stream_kind,
-)
-from floodmark.host.ports.transactions import Transactions
+from floodmark.host.ports import PORTS, Host, NamespacePort, NamespaceUpdate, check_stream_kind
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import LinkGuard
 from floodmark.model.stream import ChangeBatch, ChangesRequest
@@ -48,20 +33,8 @@ HOLD_SECONDS: Final = 5.0
 LOOKS_PER_RENEWAL: Final = 4
 
 
-class RemoteHost:
+class RemoteHost(Host):
     """A host behind a server: its ports are the calls of a connection."""
-
-    namespaces: NamespacePort
-    versions: VersionPort
-    partitions: PartitionPort
-    retention: RetentionPort
-    membership: MembershipPort
-    replication: ReplicationPort
-    verification: VerificationPort
-    status: StatusPort
-    feeds: FeedStore
-    subscriptions: SubscriptionStore
-    transactions: Transactions
 
     def __init__(self, connection: Connection, *, monotonic: TimeSource = monotonic_ms) -> None:
         self._connection = connection

@@ -11,27 +11,16 @@ A namespace that is no longer shared is as if it had never been shared.
 from collections.abc import Iterable
 
 from floodmark.engine import WriteRow
-from floodmark.feed import SafePoints
-from floodmark.host.catalog import Catalog, NamespaceRow, NamespaceSettings
+from floodmark.host.catalog import NamespaceRow, NamespaceSettings
+from floodmark.host.parts import LocalPort
 from floodmark.model.errors import InvalidConfiguration, NamespaceExists, VersionCollected
 from floodmark.model.version import Version, moment_of
-from floodmark.partition import Node
-from floodmark.replication.links import Links
-from floodmark.replication.members import Members, active_others
+from floodmark.replication.members import active_others
 from floodmark.replication.topology import Topology
 
 
-class Sharing:
+class Sharing(LocalPort):
     """The port to a site's part in a topology."""
-
-    def __init__(
-        self, node: Node, catalog: Catalog, members: Members, links: Links, safe_points: SafePoints
-    ) -> None:
-        self._node = node
-        self._catalog = catalog
-        self._members = members
-        self._links = links
-        self._safe_points = safe_points
 
     def topology(self) -> Topology | None:
         """The topology in force."""
@@ -54,8 +43,8 @@ class Sharing:
                     self._note_empty(rows[name])
             left = [rows[name].id for name in self._members.left_by(topology) if name in rows]
             joined = [rows[name].id for name in self._members.joined_by(topology) if name in rows]
-            self._members.store(topology, [*self._links.forgetting([*left, *joined]), *told], left=left)
-            self._links.reload()
+            self._members.store(topology, [*self._site.links.forgetting([*left, *joined]), *told], left=left)
+            self._site.links.reload()
         for name in self._members.shared:
             if name not in rows:
                 self._make(name, topology)
@@ -75,7 +64,7 @@ class Sharing:
     def declare_loaded(self, namespace: str) -> Version:
         """Let the history of a namespace begin behind what it was loaded with."""
         row = self._catalog.get(namespace)
-        with self._node.storage.settled(), self._safe_points.lock:
+        with self._node.storage.settled(), self._site.safe_points.lock:
             retention = self._node.retention
             if not retention.loaded_version(row.id):
                 retention.declare_loaded(row.id, self._node.committer.sync_in_turn())
@@ -110,7 +99,7 @@ class Sharing:
         """What was written up to here by the sites that share a namespace is in."""
         now = self._node.committer.read_version()
         row = self._catalog.get(namespace)
-        watermark = self._links.watermark(row.id)
+        watermark = self._site.links.watermark(row.id)
         entries = [
             watermark.get(site, 0)
             for site, member in self._members.sources(namespace).items()
@@ -131,13 +120,13 @@ class Sharing:
                 namespace=namespace,
             )
         sources = {source: at for source, at in {**peers, **watermark}.items() if source != own}
-        self._links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
+        self._site.links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
 
     def finish_rejoining(self) -> list[str]:
         """Let the site take part again, unless namespaces have not got everything back: these."""
         topology = self._members.topology
         shared = [] if topology is None else topology.shared_by(self._members.site)
-        begun = {namespace for namespace, _ in self._links.rows}
+        begun = {namespace for namespace, _ in self._site.links.rows}
         ids = {row.name: row.id for row in self._catalog.live()}
         begun |= {each for each in ids.values() if self._members.told_version(each)}
         missing = [name for name in shared if ids.get(name) not in begun]

@@ -11,8 +11,8 @@ from typing import Final
 from floodmark.codec.ordered import decode_version, encode_namespace
 from floodmark.codec.thin import thin_record
 from floodmark.feed import at_present
-from floodmark.host.catalog import Catalog
 from floodmark.host.examination import CheckResult
+from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.model.errors import (
     Corruption,
     FloodmarkError,
@@ -24,26 +24,21 @@ from floodmark.model.limits import COMMIT_BYTES_MAX, KEY_BYTES_MAX, RECORDS_FOUN
 from floodmark.model.partition import CommitLimits
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.version import Version
-from floodmark.partition import LocalPartition, Node
+from floodmark.partition import LocalPartition
 from floodmark.partition.commit.entering import refuse_key
 from floodmark.partition.read.records import require_sound
-from floodmark.replication.members import Members
 from floodmark.routing import ROUTES_MAX, partly_done
 
 # What an answer may hold: some dozens of the largest values.
 FOUND_BYTES_MAX: Final = 2 * COMMIT_BYTES_MAX
 
 
-class LocalVerification:
+class LocalVerification(LocalPort):
     """The port to the records of a site of this process, key by key."""
 
-    def __init__(
-        self, node: Node, catalog: Catalog, members: Members, examine: Callable[[bool], list[CheckResult]]
-    ) -> None:
-        self._examine = examine
-        self._node = node
-        self._catalog = catalog
-        self._members = members
+    def __init__(self, site: SiteParts, examine: Callable[[bool], list[CheckResult]]) -> None:
+        super().__init__(site)
+        self.examine = examine
 
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
@@ -101,9 +96,6 @@ class LocalVerification:
         except FloodmarkError as error:
             raise partly_done(len(stored), error) from error
         return [key in stored for key in wanted]
-
-    def examine(self, quick: bool) -> list[CheckResult]:
-        return self._examine(quick)
 
     def _each_partition(
         self, keys: Sequence[bytes], work: Callable[[LocalPartition, Sequence[bytes]], None]

@@ -1,6 +1,6 @@
 """What a link needs of the two sites that it connects.
 
-These are parts of what every host of a site offers (`host/ports/`), embedded or behind a server: this room
+These are parts of what every host of a site offers (`host/ports.py`), embedded or behind a server: this room
 stands below `host` and says only what it uses.
 """
 

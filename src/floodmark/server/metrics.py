@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from floodmark.feed.named.feeds import FeedStatistics
-from floodmark.host.ports.transactions import Transactions
+from floodmark.host.ports import Transactions
 from floodmark.host.statistics import (
     NamespaceStatistics,
     PartitionStatistics,

@@ -1,12 +1,10 @@
 """The metrics of transactions, and of the logs that they are written to."""
 
-from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from floodmark.host.ports.transactions import LogReport, OwnTransactions, TransactionCounts, Transactions
+from floodmark.host.ports import LogReport, Transactions
 from floodmark.log import Histogram
 from floodmark.model.transaction import TransactionState
 
@@ -20,7 +18,7 @@ def transaction_families(site: str, transactions: Transactions) -> Iterator[Metr
 
 
 def _count(site: str, transactions: Transactions) -> Iterator[Metric]:
-    counts = _counts_of(transactions)
+    counts = transactions.count()
     count = GaugeMetricFamily(
         "floodmark_transactions", "Transactions that have not ended, by state.", labels=("site", "state")
     )
@@ -34,17 +32,6 @@ def _count(site: str, transactions: Transactions) -> Iterator[Metric]:
     )
     oldest.add_metric((site,), counts.oldest_age_ms / 1000)
     yield oldest
-
-
-def _counts_of(transactions: Transactions) -> TransactionCounts:
-    """Counted where they are, if that is here: to list very many takes long."""
-    if isinstance(transactions, OwnTransactions):
-        return transactions.count()
-    found = transactions.list(timedelta(0))
-    return TransactionCounts(
-        states=Counter(each.state for each in found),
-        oldest_age_ms=max((each.age_ms for each in found), default=0),
-    )
 
 
 def _logs(site: str, reports: list[LogReport]) -> Iterator[Metric]:

@@ -19,8 +19,7 @@ from floodmark.feed.subscription.consumer import Since as Start
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions, open_subscription
 from floodmark.feed.subscription.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
 from floodmark.host.catalog import RETENTION, NamespaceSettings
-from floodmark.host.ports import Host, NamespaceUpdate
-from floodmark.host.ports.transactions import Transactions
+from floodmark.host.ports import Host, NamespaceUpdate, Transactions
 from floodmark.host.statistics import (
     GarbageReport,
     PartitionHeat,

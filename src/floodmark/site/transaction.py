@@ -25,7 +25,7 @@ from floodmark.clock import monotonic_seconds
 from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.subscription.consumer import Delivery, Subscription
-from floodmark.host.ports.transactions import NamespaceWrites, Transactions
+from floodmark.host.ports import NamespaceWrites, Transactions
 from floodmark.model.errors import (
     Closed,
     CommitTooLarge,

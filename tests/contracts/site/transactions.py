@@ -9,7 +9,7 @@ from tests.contracts.site.base import SiteContractBase, wait_until
 from tests.contracts.site.subscriptions import BY_HAND, keys
 
 from floodmark.feed.subscription.consumer import Subscription
-from floodmark.host.ports.transactions import BatchUpdate, LogKind
+from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,

@@ -13,7 +13,7 @@ from floodmark.cli.opening import open_site
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.text import show_lag, show_time, show_version
-from floodmark.host.ports.transactions import BatchUpdate, LogKind, LogReport
+from floodmark.host.ports import BatchUpdate, LogKind, LogReport
 from floodmark.log import BatchSettings
 from floodmark.model.transaction import Participant, ParticipantKind, TransactionStatistics
 from floodmark.model.version import COUNTER_BITS

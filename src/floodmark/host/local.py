@@ -1,0 +1,229 @@
+"""Ports to a site of this process whose calls its parts answer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+from msgspec import UNSET
+
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed import ChangeReader, SafePoint
+from floodmark.feed.reading.cut import ChangesCut, CutRequest, cut_changes
+from floodmark.host.background import Background
+from floodmark.host.catalog import NamespaceRow, NamespaceSettings
+from floodmark.host.garbage import GarbageCollection
+from floodmark.host.parts import LocalPort, SiteParts
+from floodmark.host.ports import NamespaceUpdate
+from floodmark.host.sharing import Sharing
+from floodmark.host.statistics import (
+    GarbageReport,
+    NamespaceStatistics,
+    PartitionHeat,
+    PartitionStatistics,
+    ReplicationStatistics,
+    SiteStatistics,
+)
+from floodmark.model.actions import SITE_OWNER
+from floodmark.model.change import Heartbeat
+from floodmark.model.version import Version, moment_of
+
+
+class LocalNamespaces(LocalPort):
+    """The port to namespaces."""
+
+    def __init__(self, site: SiteParts, sharing: Sharing) -> None:
+        super().__init__(site)
+        self._sharing = sharing
+
+    def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
+        return self._catalog.create(namespace, settings)
+
+    def find_namespace(self, namespace: str) -> NamespaceRow:
+        return self._catalog.get(namespace)
+
+    def list_namespaces(self) -> list[NamespaceRow]:
+        return sorted(self._catalog.all(), key=lambda row: row.name)
+
+    def update_namespace(self, namespace: str, update: NamespaceUpdate) -> NamespaceRow:
+        def change(settings: NamespaceSettings) -> NamespaceSettings:
+            return replace(
+                settings,
+                ttl=settings.ttl if update.ttl is UNSET else update.ttl,
+                retention=settings.retention if update.retention is UNSET else update.retention,
+            )
+
+        self._catalog.update(namespace, change)
+        return self._catalog.get(namespace)
+
+    def drop_namespace(self, namespace: str) -> None:
+        self._sharing.require_unshared(namespace)
+        self._catalog.drop(namespace)
+
+
+class LocalVersions(LocalPort):
+    """The port to versions."""
+
+    def read_version(self) -> Version:
+        return self._node.committer.read_version()
+
+    def resolved_version(self) -> Version:
+        return self._node.resolved_version()
+
+    def now(self) -> Version:
+        return self._node.committer.now()
+
+    def observe(self, version: Version) -> None:
+        self._node.observe(version)
+
+    def pass_version(self, version: Version) -> None:
+        self._node.committer.observe(version)
+
+    def sync(self) -> None:
+        self._node.committer.sync()
+
+    def heartbeat(self) -> Heartbeat:
+        return self._node.heartbeat()
+
+    def open_epoch(self, namespace: str, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
+        return self._site.epochs.open(self._catalog.get(namespace).id, stream, epoch, owner)
+
+    def cut_changes(
+        self,
+        namespace: str,
+        since: Version,
+        changes_max: int | None,
+        until: Version | None,
+        at_heartbeat: bool,
+        own: bool = False,
+    ) -> ChangesCut:
+        if own:
+            self._members.require_rejoined()
+        request = CutRequest(
+            namespace=self._catalog.get(namespace).id,
+            since=since,
+            until=until,
+            changes_max=changes_max,
+            at_heartbeat=at_heartbeat,
+            own=own,
+        )
+        return cut_changes(self._node, self._site.safe_points, request)
+
+
+class LocalPartitions(LocalPort):
+    """The port to partitions."""
+
+    def partitions(self) -> list[PartitionStatistics]:
+        return [
+            PartitionStatistics(
+                id=partition.id,
+                range=partition.range,
+                writes=partition.heat.writes,
+                reads=partition.heat.reads,
+                bytes_written=partition.heat.bytes_written,
+            )
+            for partition in self._node.map.partitions
+        ]
+
+    def split(self, namespace: str, key: bytes) -> tuple[int, int]:
+        return self._node.split(encode_namespace(self._catalog.get(namespace).id) + key)
+
+    def merge(self, left: int, right: int) -> int:
+        return self._node.merge(left, right)
+
+    def heat(self) -> list[PartitionHeat]:
+        now_ms = self._node.clock.time_source()
+        return [
+            PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
+            for partition in self._node.map.partitions
+        ]
+
+
+class LocalRetention(LocalPort):
+    """The port to safe points and garbage collection."""
+
+    def __init__(self, site: SiteParts, garbage: GarbageCollection) -> None:
+        super().__init__(site)
+        self._safe_points = site.safe_points
+        self._garbage = garbage
+
+    def hold_safe_point(
+        self,
+        name: str,
+        version: Version,
+        lifetime: timedelta,
+        namespace: str | None,
+        owner: str = SITE_OWNER,
+    ) -> SafePoint:
+        scope = None if namespace is None else self._catalog.get(namespace).id
+        return self._safe_points.hold(name, version, lifetime, scope, owner)
+
+    def release_safe_point(self, name: str, owner: str = SITE_OWNER) -> None:
+        self._safe_points.release(name, owner)
+
+    def safe_points(self) -> list[SafePoint]:
+        return self._safe_points.list()
+
+    def oldest_version(self, namespace: str | None) -> Version:
+        if namespace is None:
+            return max(self._node.born_version(), self._safe_points.oldest_version(None))
+        row = self._catalog.get(namespace)
+        return max(row.created_at, self._safe_points.oldest_version(row.id))
+
+    def collect_garbage(self) -> GarbageReport:
+        return self._garbage.run()
+
+
+class LocalStatus(LocalPort):
+    """The port to statistics."""
+
+    def __init__(
+        self,
+        site: SiteParts,
+        garbage: GarbageCollection,
+        reader: ChangeReader,
+        background: Background,
+        *,
+        replication: Callable[[], ReplicationStatistics],
+    ) -> None:
+        super().__init__(site)
+        self._garbage = garbage
+        self._reader = reader
+        self._background = background
+        self.replication = replication
+
+    def statistics(self) -> SiteStatistics:
+        node, identity = self._node, self._site.identity
+        changes, bytes_written = node.written()
+        sizes, heartbeat = node.engine.sizes(), node.last_heartbeat
+        is_stopped = node.storage.stopped
+        return SiteStatistics(
+            site=identity.site,
+            site_id=identity.site_id,
+            format=identity.format,
+            version=node.clock.latest,
+            resolved_version=node.committer.announced_version() if is_stopped else node.resolved_version(),
+            clock_ahead_ms=node.clock.ahead_ms(),
+            commits=node.committer.counters.commits,
+            changes=changes,
+            bytes_written=bytes_written,
+            rounds=node.committer.counters.rounds,
+            recoveries=node.storage.recoveries,
+            data_bytes=sizes.get("data", 0),
+            log_bytes=sizes.get("log", 0),
+            last_heartbeat=None if heartbeat is None else moment_of(heartbeat.version),
+            background_error=self._background.error,
+            namespaces=[
+                NamespaceStatistics(
+                    name=row.name,
+                    id=row.id,
+                    merge=row.merge,
+                    oldest_version=node.retention.collected_version(row.id),
+                    collected_horizon=node.retention.collected_horizon(row.id),
+                )
+                for row in self._catalog.live()
+            ],
+            partitions=LocalPartitions(self._site).partitions(),
+            garbage=self._garbage.total,
+            readers=self._reader.statistics(),
+            held_back_by=node.holds.long(),
+        )

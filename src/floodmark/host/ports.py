@@ -1,0 +1,560 @@
+"""The ports of a host: where a site's data is, in this process or behind a server.
+
+Occasional calls are ports: Protocols whose arguments and results are plain data, and whose methods declare
+the role, the repeatability and the duration of each call (`model/actions.py`).  `PORTS` lists them; client
+and server derive the remote calls from it.  Frequent operations have messages of their own: partitions,
+found by the router, and streams of changes and writes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final, Protocol, get_type_hints
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from floodmark.feed import SafePoint
+from floodmark.feed.named.store import FeedStore
+from floodmark.feed.reading.cut import ChangesCut
+from floodmark.feed.safepoints import READERS_LIFETIME_MAX, is_readers_name
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
+from floodmark.feed.subscription.subscriptions import SubscriptionStore
+from floodmark.host.catalog import NamespaceRow, NamespaceSettings
+from floodmark.host.directory import Identity
+from floodmark.host.examination import CheckResult
+from floodmark.host.statistics import (
+    GarbageReport,
+    PartitionHeat,
+    PartitionStatistics,
+    ReplicationStatistics,
+    SiteStatistics,
+)
+from floodmark.log import BatchSettings, LogStatistics, Segment
+from floodmark.model.access import Role
+from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
+from floodmark.model.change import Heartbeat
+from floodmark.model.errors import InvalidArgument, InvalidVersion
+from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.record import FoundRecord, Repair
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.transaction import TransactionState, TransactionStatistics
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.replication.applied import Applied
+from floodmark.replication.links import LinkPosition
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
+from floodmark.replication.topology import Topology
+from floodmark.routing import Router
+
+
+class NamespaceUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a namespace that change; a setting that is not named stays."""
+
+    ttl: timedelta | UnsetType | None = UNSET
+    retention: timedelta | UnsetType = UNSET
+
+
+class NamespacePort(Protocol):
+    """Creates, finds, changes and drops namespaces."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True)
+    def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
+        """Add a namespace."""
+
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+    def find_namespace(self, namespace: str) -> NamespaceRow:
+        """The namespace of a name."""
+
+    @Action(Role.READ, shown_by=lambda row: row.name, repeatable=True)
+    def list_namespaces(self) -> list[NamespaceRow]:
+        """All namespaces by name, dropped ones included until their data is gone."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True)
+    def update_namespace(self, namespace: str, update: NamespaceUpdate) -> NamespaceRow:
+        """Change settings of a namespace."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
+    def drop_namespace(self, namespace: str) -> None:
+        """Drop a namespace.  Raises InvalidConfiguration if other sites share it."""
+
+
+class VersionPort(Protocol):
+    """Tells the versions that readers and writers begin and end at."""
+
+    @Action(Role.READ, repeatable=True)
+    def read_version(self) -> Version:
+        """The version at which a reader sees every acknowledged write."""
+
+    @Action(Role.READ, repeatable=True)
+    def resolved_version(self) -> Version:
+        """Every change at or below this is durable and published, and none will be added."""
+
+    @Action(Role.READ, repeatable=True)
+    def now(self) -> Version:
+        """A fresh version."""
+
+    @Action(Role.READ, repeatable=True)
+    def observe(self, version: Version) -> None:
+        """Move the clock past a version that a reader asks for, which must not be in the future."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
+    def pass_version(self, version: Version) -> None:
+        """Move the clock past a version that other sites hold.
+
+        Raises ClockSkew if it is further ahead than they tolerate.
+        """
+
+    @Action(Role.WRITE, repeatable=True)
+    def sync(self) -> None:
+        """Make durable all writes with durability "async"."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True)
+    def heartbeat(self) -> Heartbeat:
+        """Write a heartbeat now."""
+
+    @Action(Role.WRITE, Scope.NAMESPACE, audited=True, repeatable=True, owned=Owned.STREAM)
+    def open_epoch(self, namespace: str, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
+        """The version of an epoch of a stream from outside that is written into a namespace.
+
+        It is drawn when the epoch is first opened, above everything that was written before, and never
+        changes.  A stream opens its epochs in order.  The site remembers the last 16, until the stream was
+        not used for 30 days.  The stream belongs to the owner that opened its first epoch: with a version
+        that another caller drew too early, the owner's writes would lose.
+        """
+
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True, lengthy=True)
+    def cut_changes(
+        self,
+        namespace: str,
+        since: Version,
+        changes_max: int | None,
+        until: Version | None,
+        at_heartbeat: bool,
+        own: bool = False,
+    ) -> ChangesCut:
+        """The version at which the next step of a reader of a namespace's changes ends.
+
+        With `own` the reader reads, and counts, only changes that were first written at this site.
+        """
+
+
+class PartitionPort(Protocol):
+    """Lists, splits and merges partitions."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def partitions(self) -> list[PartitionStatistics]:
+        """The partitions in order of keys."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
+    def split(self, namespace: str, key: bytes) -> tuple[int, int]:
+        """Cut a partition in two, before a key; the ids of the halves."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
+    def merge(self, left: int, right: int) -> int:
+        """Join two neighbouring partitions; the id of the new one."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def heat(self) -> list[PartitionHeat]:
+        """The load of each partition over the last minutes."""
+
+
+READERS: Final = Exempt(
+    Role.READ,
+    lambda arguments: (
+        is_readers_name(arguments["name"])
+        and arguments["lifetime"] <= READERS_LIFETIME_MAX
+        and arguments["namespace"] is not None
+    ),
+    f"`read` for names of the form `KIND/NAME`, for at most {READERS_LIFETIME_MAX.days} days",
+)
+
+
+class RetentionPort(Protocol):
+    """Holds and releases safe points, and collects what lies behind them."""
+
+    @Action(
+        Role.ADMIN,
+        Scope.NAMESPACE,
+        audited=True,
+        repeatable=True,
+        exempt=READERS,
+        owned=Owned.SAFE_POINT,
+    )
+    def hold_safe_point(
+        self,
+        name: str,
+        version: Version,
+        lifetime: timedelta,
+        namespace: str | None,
+        owner: str = SITE_OWNER,
+    ) -> SafePoint:
+        """Keep what a reader at `version` sees.  Raises NotAllowed if the name is another owner's."""
+
+    @Action(Role.READ, audited=True, owned=Owned.SAFE_POINT)
+    def release_safe_point(self, name: str, owner: str = SITE_OWNER) -> None:
+        """Let garbage collection go on.  Only the owner of a safe point, or the site, releases it."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def safe_points(self) -> list[SafePoint]:
+        """The safe points that hold now."""
+
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+    def oldest_version(self, namespace: str | None) -> Version:
+        """The version after which every change of one namespace, or of all, is still there."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
+    def collect_garbage(self) -> GarbageReport:
+        """Remove versions and changes behind the safe points."""
+
+
+class MembershipPort(Protocol):
+    """Puts topologies in force, and shares namespaces."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def topology(self) -> Topology | None:
+        """The topology in force at this site; None if the site shares nothing."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
+    def set_topology(self, topology: Topology) -> None:
+        """Put a topology in force, and create its namespaces that are missing here."""
+
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+    def rewritable_version(self, namespace: str) -> Version:
+        """All that other sites wrote into a namespace up to here is in; 0 if one of them sent nothing yet."""
+
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+    def shared_since(self, namespace: str, position: Version) -> Version:
+        """The version after which a site at a position finds all that it still needs of a namespace."""
+
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True)
+    def note_rewritten(self, namespace: str, since: Version) -> None:
+        """Remember that all data of a namespace was rewritten above a version: it may be shared."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
+    def declare_loaded(self, namespace: str) -> Version:
+        """End the loading of a namespace: its history begins here, and this is its first version.
+
+        Loaded records are no changes, so no reader of changes may begin before this version.  Calling it
+        again does nothing.
+        """
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
+    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
+        """Let links go on from the position of the site from which a namespace was loaded."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
+    def finish_rejoining(self) -> list[str]:
+        """Let a restored site take part again, unless it lacks namespaces: these."""
+
+
+class ReplicationPort(Protocol):
+    """Tells and moves the positions of links."""
+
+    @Action(Role.READ, shown_by=lambda link: link.namespace, repeatable=True)
+    def links(self) -> list[LinkPosition]:
+        """The positions of this site in the changes of others, by source and namespace."""
+
+    @Action(Role.READ, Scope.NAMESPACE, namespaces=lambda arguments: arguments["namespaces"], repeatable=True)
+    def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
+        """The positions of this site in namespaces of one source; missing namespaces are left out."""
+
+    @Action(
+        Role.READ,
+        Scope.NAMESPACE,
+        namespaces=lambda arguments: arguments["positions"],
+        repeatable=True,
+        lengthy=True,
+    )
+    def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
+        """Where the next step of a link ends whose target is at these positions."""
+
+    @Action(
+        Role.REPLICATE,
+        Scope.NAMESPACE,
+        audited=True,
+        unsaid=("applied",),
+        repeatable=True,
+        # A site that was away brings all heartbeats that it has missed.
+        large=True,
+        namespaces=lambda arguments: [part.name for part in arguments["step"].namespaces] or [None],
+    )
+    def advance_link(self, step: LinkStep, applied: Applied) -> None:
+        """Store the position after a step whose changes are applied and durable.  Repeating does nothing."""
+
+    @Action(
+        Role.REPLICATE,
+        Scope.NAMESPACE,
+        audited=True,
+        repeatable=True,
+        namespaces=lambda arguments: arguments["namespaces"] or [None],
+    )
+    def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
+        """Report why a link does not advance.  The reason is shown until it does."""
+
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+    def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
+        """The watermark of a namespace, without the site's own entry, now or as of a version."""
+
+
+class VerificationPort(Protocol):
+    """Looks records up with their stamps, repairs them, and looks for damage."""
+
+    @Action(Role.READ, Scope.NAMESPACE, large=True, repeatable=True)
+    def find_records(
+        self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
+    ) -> list[FoundRecord | None]:
+        """The newest records of some keys, in their order, dead or alive, now or as of a version.
+
+        With `thin` they come without their values; digests stand for these.
+        """
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, unsaid=("repairs",), large=True)
+    def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
+        """Store records, with the stamps that they carry, under keys that still hold what was seen.
+
+        Returns which of them were stored.  Each is a new version of its key, and a change like others.
+        """
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, lengthy=True)
+    def examine(self, quick: bool) -> list[CheckResult]:
+        """Look for everything that is wrong with the site; unless `quick`, in every record."""
+
+
+class StatusPort(Protocol):
+    """Describes a site at this moment."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def statistics(self) -> SiteStatistics:
+        """The site at this moment."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def replication(self) -> ReplicationStatistics:
+        """The links that end at the site, and their alarms."""
+
+
+# The owner of what a process begins that has the site open itself: no caller of a server has this mark
+# (`server/ownership.py`).
+OWN_MARK: Final = "0" * 16
+
+
+class LogKind(StrEnum):
+    """The logs that transactions are written to."""
+
+    COORDINATOR = "coordinator"
+    """What was begun and decided: one log for each coordinator."""
+
+    PENDING_ACK = "pending-ack"
+    """What was acknowledged and is not decided: one log for each subscription."""
+
+
+class NamespaceWrites(msgspec.Struct, frozen=True, array_like=True):
+    """What a transaction writes to a namespace: stored values, or unstamped states, by key."""
+
+    namespace: str
+    id: int
+    rows: dict[bytes, bytes]
+
+
+class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a kind of log that change; what is not named stays.
+
+    `enabled` holds from the next record on, the others for logs that are opened from now on.
+    """
+
+    enabled: bool | UnsetType = UNSET
+    max_records: int | UnsetType = UNSET
+    max_bytes: int | UnsetType = UNSET
+    max_delay_ms: int | UnsetType = UNSET
+    max_bytes_in_flight: int | UnsetType = UNSET
+
+
+class LogReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A log at this moment.
+
+    `owner` is the number of a coordinator, or the name of a subscription.  While `holds_batches`, a reader
+    that knows only bare entries cannot read it.  `oldest_live` is the entry of its oldest live record.
+    """
+
+    log: LogKind
+    owner: str
+    settings: BatchSettings
+    holds_batches: bool
+    segments: list[Segment]
+    live_records: int
+    oldest_live: int | None
+    statistics: LogStatistics
+
+
+class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A live record of a log, in words."""
+
+    entry: int
+    batch_size: int
+    batch_index: int
+    transaction: str
+    kind: str
+    detail: str
+
+
+class TransactionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many transactions have not ended, by state, and the age of the oldest; 0 if there is none."""
+
+    states: dict[TransactionState, int]
+    oldest_age_ms: int
+
+
+class Transactions(Protocol):
+    """What can be asked of a site about transactions.  Each call may be repeated."""
+
+    @Action(Role.WRITE, repeatable=True, owned=Owned.TRANSACTION)
+    def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
+        """Open a transaction, which is aborted if it is not decided in time; its id.
+
+        `owner` marks whose it is, where there are callers to tell apart.  A server says that itself, and
+        does not hear what a caller says.
+        """
+
+    @Action(Role.WRITE, Scope.SUBSCRIPTION, owned=Owned.LEASE, repeatable=True)
+    def acknowledge(
+        self,
+        transaction: str,
+        name: str,
+        epoch: int,
+        progress: Progress,
+        acknowledgement: Acknowledgement,
+        owner: str = SITE_OWNER,
+    ) -> None:
+        """Acknowledge changes of a subscription if, and when, the transaction is committed.
+
+        The transaction and the lease of the subscription are the caller's.
+        """
+
+    @Action(
+        Role.WRITE,
+        Scope.NAMESPACE,
+        large=True,
+        owned=Owned.TRANSACTION,
+        namespaces=lambda arguments: [each.namespace for each in arguments["writes"]],
+        lengthy=True,
+    )
+    def commit(self, transaction: str, writes: list[NamespaceWrites]) -> Version:
+        """Commit, and return when everything is in effect; the version of it."""
+
+    @Action(Role.WRITE, audited=True, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
+    def abort(self, transaction: str, reason: str) -> None:
+        """Abort, and return when everything is as it was."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def show(self, transaction: str) -> TransactionStatistics:
+        """One of them, also if it has ended lately."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def count(self) -> TransactionCounts:
+        """The number of transactions that have not ended: cheaper than to list very many."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def logs(self) -> list[LogReport]:
+        """All logs, those of coordinators first."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def log_records(self, log: LogKind, owner: str, limit: int) -> list[LogRecord]:
+        """The first live records of a log."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def batching(self, log: LogKind) -> BatchSettings:
+        """How records are put into entries, in all logs of a kind."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
+    def set_batching(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
+        """Change that, for good."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def list(self, older_than: timedelta) -> list[TransactionStatistics]:
+        """Those that have not ended, the oldest first."""
+
+
+def check_stream_kind(apply: bool, load: bool, merge: bool, unchanged_since: Version | None) -> None:
+    """Refuse a write stream that would decide in two ways, or by what is no version."""
+    if apply + load + merge + (unchanged_since is not None) > 1:
+        raise InvalidArgument(
+            "a stream of writes applies changes, loads them, merges states or puts what is unchanged: one of "
+            "them"
+        )
+    if unchanged_since is None:
+        return
+    if not 0 <= unchanged_since <= VERSION_MAX:
+        raise InvalidVersion(f"{unchanged_since} is not a version; versions have 64 bits")
+
+
+class Host(ABC):
+    """Everything that a `Site` stands on."""
+
+    identity: Identity
+    router: Router
+    namespaces: NamespacePort
+    versions: VersionPort
+    partitions: PartitionPort
+    retention: RetentionPort
+    membership: MembershipPort
+    replication: ReplicationPort
+    verification: VerificationPort
+    status: StatusPort
+    feeds: FeedStore
+    subscriptions: SubscriptionStore
+    transactions: Transactions
+
+    @abstractmethod
+    def physical_ms(self) -> int:
+        """The site's time in unix milliseconds, at which a time to live begins."""
+
+    @abstractmethod
+    def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
+        """Keep a version of a namespace while it is being read, also across partitions."""
+
+    @abstractmethod
+    def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        """The changes that were asked for.  What they need is held from the call on."""
+
+    @abstractmethod
+    def write_stream(
+        self,
+        *,
+        durable: bool,
+        apply: bool = False,
+        load: bool = False,
+        merge: bool = False,
+        unchanged_since: Version | None = None,
+        link: LinkGuard | None = None,
+    ) -> WriteStream:
+        """A stream of writes.
+
+        With `apply` the values carry their origin, and each is stored where its stamp wins; with
+        `unchanged_since`, each is stored unless the newest stamp of its key lies above that version.
+        Repeating either, in whole or in part, changes nothing.  With `link`, applied changes are refused
+        once the link has moved on.  `load` is `apply` without a trace in the change log, to build a site up.
+        With `merge` the values are unstamped states, merged into the records of their keys.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go.  Closing twice is harmless."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """A Protocol whose methods are remote calls: its attribute of a host, and its prefix on the wire."""
+
+    attribute: str
+    protocol: type
+    prefix: str
+
+
+# Earlier releases had most ports in one, and call their methods by its name.
+PORTS: Final = tuple(
+    Port(name, kind, name if name in ("feeds", "subscriptions", "transactions") else "administration")
+    for name, kind in get_type_hints(Host).items()
+    if Protocol in kind.__bases__
+)
