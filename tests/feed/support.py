@@ -86,7 +86,6 @@ def tiny_pages() -> Iterator[None]:
         "floodmark.partition.read.records.PAGE_ROWS_MAX": 3,
         "floodmark.feed.reading.columns.BATCH_BYTES_MAX": 60,
         "floodmark.feed.reading.reader.BATCH_BYTES_MAX": 60,
-        "floodmark.feed.reading.scan.BATCH_BYTES_MAX": 60,
     }
     modules = {name: sys.modules[name.rpartition(".")[0]] for name in sizes}
     saved = {name: getattr(module, name.rpartition(".")[2]) for name, module in modules.items()}

@@ -13,8 +13,8 @@ from tests.feed.test_runner_processes import runner_process
 from tests.server.support import serving
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.named.buffer import RangeBatch, RangeBuffer
 from floodmark.feed.named.feeds import FeedState, RangeProgress, SinkOptions, advance, recut
+from floodmark.feed.named.round import RangeBatch, RangeBuffer
 from floodmark.feed.sinks import SinkContext
 from floodmark.feed.sinks.parquet import ParquetSink
 from floodmark.files.directory import directory_at

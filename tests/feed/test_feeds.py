@@ -19,7 +19,7 @@ from floodmark.feed.named.feeds import (
     measure,
     recut,
 )
-from floodmark.feed.sinks.address import URI_CHARACTERS_MAX
+from floodmark.feed.sinks.base import URI_CHARACTERS_MAX
 from floodmark.model.errors import InvalidArgument, InvalidName, InvalidRange, InvalidVersion
 from floodmark.model.limits import FEED_RANGES_MAX
 from floodmark.model.ranges import KeyRange

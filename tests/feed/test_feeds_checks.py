@@ -17,7 +17,7 @@ from floodmark.accounting.counting import BEATS_MAX
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.feed.named.feeds import Feed, FeedState, SinkOptions, measure
-from floodmark.feed.reading.damage import OnDamaged
+from floodmark.feed.reading.items import OnDamaged
 from floodmark.model.change import Change, Stamp
 from floodmark.model.errors import OutcomeUnknown, Unreachable
 from floodmark.model.stream import ChangeBatch, ChangesRequest

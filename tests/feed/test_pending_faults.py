@@ -14,8 +14,7 @@ from tests.log.support import PATIENCE_SECONDS
 
 from floodmark.engine import WriteRow
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
-from floodmark.feed.subscription.ledger import PendingLedger, Writing
-from floodmark.feed.subscription.pending import PendingRecord
+from floodmark.feed.subscription.pending import PendingLedger, PendingRecord, Writing
 from floodmark.feed.subscription.rows import Judge, SubscriptionChange, SubscriptionState
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.log import BatchSettings

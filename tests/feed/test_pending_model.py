@@ -22,8 +22,7 @@ from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, settler
 from tests.sizes import SEARCH, scaled
 
 from floodmark.feed.subscription.acknowledgement import ChangePosition
-from floodmark.feed.subscription.ledger import PendingLedger
-from floodmark.feed.subscription.pending import Pending
+from floodmark.feed.subscription.pending import Pending, PendingLedger
 from floodmark.log import BatchSettings
 from floodmark.model.errors import AcknowledgementConflict, FloodmarkError
 from floodmark.model.partition import Decision

@@ -10,7 +10,7 @@ from tests.feed.support_pending import NAME, Desk, make_consumer_stage, make_des
 from tests.feed.support_subscription import HANG_SECONDS, write
 from tests.log.support import PATIENCE_SECONDS, interrupt_at, run_threads
 
-from floodmark.feed.subscription import ledger as pending_ledger
+from floodmark.feed.subscription import pending as pending_ledger
 from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.log import Promise
 from floodmark.model.errors import AcknowledgementConflict, Retryable
@@ -154,7 +154,7 @@ def test_an_acknowledgement_that_is_interrupted_at_any_call_is_there_or_not_and_
     [log] = desk.store.pending_logs().values()
     for number in count(1):
         was_interrupted = interrupt_at(
-            number, "floodmark/feed/subscription/ledger", lambda: desk.acknowledge_in("t", A)
+            number, "floodmark/feed/subscription/pending", lambda: desk.acknowledge_in("t", A)
         )
         assert log.writer.flush(PATIENCE_SECONDS)
         assert ("t" in desk.pending()) == ("t" in desk.records())

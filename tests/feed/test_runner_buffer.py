@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.feed.support_feeds import Task
 from tests.feed.support_runner import Stage
 
-from floodmark.feed.named.buffer import RangeBatch, RangeBuffer, weigh
 from floodmark.feed.named.feeds import FeedState
+from floodmark.feed.named.round import RangeBatch, RangeBuffer, weigh
 from floodmark.feed.reading import reader
-from floodmark.feed.reading.damage import OnDamaged
+from floodmark.feed.reading.items import OnDamaged
 from floodmark.model.change import Change
 from floodmark.model.stream import ChangeBatch
 from floodmark.testing.sinks import HANG_SECONDS, SINCE, change

@@ -10,7 +10,7 @@ from tests.contracts.ledger import entries_of
 from tests.log.support import PATIENCE_SECONDS, run_threads
 
 from floodmark.codec.entries import decode_entry
-from floodmark.log import BatchedWriter, EntryId, Marks, Position
+from floodmark.log import BatchedWriter, BatchSettings, EntryId, Marks, Position
 from floodmark.log.base import NO_MARKS
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.testing import SimulatedCrash
@@ -105,7 +105,9 @@ class Caller:
 @pytest.mark.parametrize("seed", range(25))
 def test_nobody_is_left_hanging_and_every_answer_is_true(seed: int) -> None:
     ledger = UnreliableLedger(seed)
-    writer = BatchedWriter[bytes](ledger, max_records=5, max_bytes=150, bytes_in_flight_max=400)
+    writer = BatchedWriter[bytes](
+        ledger, BatchSettings(max_records=5, max_bytes=150, max_bytes_in_flight=400)
+    )
     callers = [Caller(writer, number, seed) for number in range(THREADS)]
     run_threads(lambda number: survive(callers[number].run), THREADS)
     survive(writer.close)

@@ -6,7 +6,7 @@ import pytest
 from tests.log.support import GatedLedger, SimulatedSeconds, answers, busy
 
 from floodmark.codec.entries import ENTRY_HEAD_BYTES, RECORD_HEAD_BYTES
-from floodmark.log import BatchedWriter, Histogram, Trigger
+from floodmark.log import BatchedWriter, BatchSettings, Histogram, Trigger
 from floodmark.log.statistics import BYTES_BUCKETS, DELAY_SECONDS_BUCKETS, RECORDS_BUCKETS, FlushCounter
 from floodmark.model.errors import StorageFailed
 
@@ -47,7 +47,9 @@ def test_cumulative_counts_are_what_prometheus_wants() -> None:
 def test_known_traffic_gives_known_numbers() -> None:
     ledger, time = GatedLedger(), SimulatedSeconds()
     writer = BatchedWriter[bytes](
-        ledger, max_records=60, max_bytes=1_000, max_delay_ms=8, time_seconds=time, bytes_in_flight_max=10_000
+        ledger,
+        BatchSettings(max_records=60, max_bytes=1_000, max_delay_ms=8, max_bytes_in_flight=10_000),
+        time_seconds=time,
     )
     with busy(writer, ledger):
         futures = [writer.add(bytes(10)) for _ in range(60)]  # count: 60 records

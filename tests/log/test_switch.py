@@ -8,7 +8,7 @@ from tests.contracts.ledger import entries_of
 from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, batches_of, busy, records_of
 
 from floodmark.codec.entries import MAGIC, decode_entry, encode_batch, is_batched
-from floodmark.log import Acknowledgements, BatchedWriter, Ledger, holds_batches
+from floodmark.log import Acknowledgements, BatchedWriter, BatchSettings, Ledger, holds_batches
 from floodmark.model.errors import FormatTooNew, StorageFailed
 from floodmark.testing.ledgers import MemoryLedger
 
@@ -25,7 +25,7 @@ def read_as_before(ledger: Ledger) -> list[bytes]:
 @pytest.mark.parametrize("switches", list(product([True, False], repeat=5)))
 def test_any_sequence_of_on_and_off_is_read_back(switches: tuple[bool, ...]) -> None:
     ledger = MemoryLedger()
-    writer = BatchedWriter[bytes](ledger, enabled=switches[0])
+    writer = BatchedWriter[bytes](ledger, BatchSettings(enabled=switches[0]))
     records = [b"%d" % number for number in range(3 * len(switches))]
     for number, enabled in enumerate(switches):
         writer.enabled = enabled
@@ -56,7 +56,7 @@ def test_the_switch_works_on_what_is_added_next_also_behind_an_append() -> None:
 
 def test_bare_entries_are_the_records_byte_for_byte() -> None:
     ledger = MemoryLedger()
-    writer = BatchedWriter[bytes](ledger, enabled=False)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(enabled=False))
     records = [b"", b"a", bytes(5_000)]
     for record in records:
         writer.write(record)
@@ -70,7 +70,7 @@ def test_bare_entries_are_the_records_byte_for_byte() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_record_that_looks_like_a_batch_comes_back_as_it_was(enabled: bool) -> None:
     ledger = MemoryLedger()
-    writer = BatchedWriter[bytes](ledger, enabled=enabled)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(enabled=enabled))
     records = [MAGIC, MAGIC + bytes(2), MAGIC + b"\x00\x01" + bytes(20)]
     for record in records:
         writer.write(record)

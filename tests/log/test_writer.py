@@ -21,7 +21,7 @@ from tests.log.support import (
     run_threads,
 )
 
-from floodmark.log import BatchedWriter, LogStatistics, Position, Trigger
+from floodmark.log import BatchedWriter, BatchSettings, LogStatistics, Position, Trigger
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.limits import LEDGER_ENTRY_RECORDS_MAX, LEDGER_RECORD_BYTES_MAX
 from floodmark.testing.ledgers import MemoryLedger
@@ -39,7 +39,9 @@ def time() -> SimulatedSeconds:
 
 @pytest.fixture
 def writer(ledger: GatedLedger, time: SimulatedSeconds) -> Iterator[BatchedWriter[bytes]]:
-    writer = BatchedWriter[bytes](ledger, max_records=4, max_bytes=100, max_delay_ms=10, time_seconds=time)
+    writer = BatchedWriter[bytes](
+        ledger, BatchSettings(max_records=4, max_bytes=100, max_delay_ms=10), time_seconds=time
+    )
     yield writer
     ledger.gate.set()
     writer.close()
@@ -184,7 +186,7 @@ def test_a_large_record_that_is_written_alone_is_counted_as_large(writer: Batche
 
 @pytest.mark.parametrize("way", ["callback", "wait", "asyncio", "timeout"])
 def test_a_record_goes_at_once_though_the_delay_is_an_hour(ledger: GatedLedger, way: str) -> None:
-    writer = BatchedWriter[bytes](ledger, max_delay_ms=3_600_000)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(max_delay_ms=3_600_000))
     future = writer.add(b"x")
     if way == "callback":
         came = Event()
@@ -245,7 +247,7 @@ def test_an_idle_writer_is_not_woken(ledger: GatedLedger) -> None:
 
 
 def test_callbacks_run_in_the_order_of_the_records(ledger: GatedLedger) -> None:
-    writer = BatchedWriter[bytes](ledger, max_records=7)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(max_records=7))
     order: list[int] = []
     futures = []
     for number in range(500):
@@ -274,7 +276,7 @@ def test_callbacks_of_several_entries_run_in_order_behind_an_append(
 @pytest.mark.parametrize("how", ["write", "add"])
 def test_64_threads_get_positions_of_their_own_records_in_their_order(how: str) -> None:
     ledger = MemoryLedger()
-    writer = BatchedWriter[bytes](ledger, max_records=50)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(max_records=50))
     found: dict[int, list[Position]] = {}
 
     def work(number: int) -> None:
@@ -302,7 +304,9 @@ def test_64_threads_get_positions_of_their_own_records_in_their_order(how: str) 
 
 def test_a_clock_that_jumps_holds_nothing_up_and_no_delay_is_negative(ledger: GatedLedger) -> None:
     random = Random(5)
-    writer = BatchedWriter[bytes](ledger, max_records=5, time_seconds=lambda: random.uniform(-1e9, 1e9))
+    writer = BatchedWriter[bytes](
+        ledger, BatchSettings(max_records=5), time_seconds=lambda: random.uniform(-1e9, 1e9)
+    )
     answers([writer.add(b"%d" % number) for number in range(200)])
     for number in range(200, 220):
         writer.write(b"%d" % number)
@@ -322,14 +326,16 @@ def test_a_clock_that_jumps_holds_nothing_up_and_no_delay_is_negative(ledger: Ga
         {"max_bytes": 0},
         {"max_bytes": LEDGER_RECORD_BYTES_MAX + 1},
         {"max_delay_ms": 0},
-        {"max_bytes": 1_000, "bytes_in_flight_max": 999},
+        {"max_bytes": 1_000, "max_bytes_in_flight": 999},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(ledger: GatedLedger, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(reversed(wrong))):
-        BatchedWriter[bytes](ledger, **wrong)
+        BatchedWriter[bytes](ledger, BatchSettings(**wrong))
 
 
 def test_the_largest_settings_are_accepted(ledger: GatedLedger) -> None:
     largest = LEDGER_RECORD_BYTES_MAX
-    BatchedWriter[bytes](ledger, max_records=LEDGER_ENTRY_RECORDS_MAX, max_bytes=largest).close()
+    BatchedWriter[bytes](
+        ledger, BatchSettings(max_records=LEDGER_ENTRY_RECORDS_MAX, max_bytes=largest)
+    ).close()

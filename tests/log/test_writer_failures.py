@@ -15,7 +15,7 @@ from tests.log.support import (
     run_threads,
 )
 
-from floodmark.log import BatchedWriter, Position, Promise
+from floodmark.log import BatchedWriter, BatchSettings, Position, Promise
 from floodmark.log import writer as writer_module
 from floodmark.model.errors import Closed, InvalidArgument, InvalidValue, OutcomeUnknown, StorageFailed
 from floodmark.model.limits import LEDGER_RECORD_BYTES_MAX
@@ -30,7 +30,9 @@ def ledger() -> GatedLedger:
 
 @pytest.fixture
 def writer(ledger: GatedLedger) -> Iterator[BatchedWriter[bytes]]:
-    writer = BatchedWriter[bytes](ledger, max_records=4, max_bytes=100, bytes_in_flight_max=200)
+    writer = BatchedWriter[bytes](
+        ledger, BatchSettings(max_records=4, max_bytes=100, max_bytes_in_flight=200)
+    )
     yield writer
     ledger.gate.set()
     writer.close()
@@ -268,7 +270,9 @@ def test_a_callback_may_add_and_acknowledge_but_not_wait(
 
 def test_callbacks_may_drive_more_than_the_room_there_is(ledger: GatedLedger) -> None:
     """If a callback had to wait for room, the log would wait for itself."""
-    writer = BatchedWriter[bytes](ledger, max_bytes=100, bytes_in_flight_max=100, wait_seconds_max=0.001)
+    writer = BatchedWriter[bytes](
+        ledger, BatchSettings(max_bytes=100, max_bytes_in_flight=100), wait_seconds_max=0.001
+    )
     done = Event()
     steps = 50
 
@@ -314,7 +318,9 @@ def test_add_waits_while_too_many_bytes_are_in_flight(
 
 
 def test_add_gives_up_after_a_while_and_takes_nothing(ledger: GatedLedger) -> None:
-    writer = BatchedWriter[bytes](ledger, max_bytes=100, bytes_in_flight_max=100, wait_seconds_max=0.01)
+    writer = BatchedWriter[bytes](
+        ledger, BatchSettings(max_bytes=100, max_bytes_in_flight=100), wait_seconds_max=0.01
+    )
     with busy(writer, ledger):
         writer.add(bytes(96))
         for _ in range(2):
@@ -327,14 +333,16 @@ def test_add_gives_up_after_a_while_and_takes_nothing(ledger: GatedLedger) -> No
 
 
 def test_a_record_larger_than_the_room_is_taken_when_nothing_is_in_flight(ledger: GatedLedger) -> None:
-    writer = BatchedWriter[bytes](ledger, max_bytes=100, bytes_in_flight_max=100)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(max_bytes=100, max_bytes_in_flight=100))
     assert answers([writer.add(bytes(1_000))]) == [Position(1, 1, 0)]
     assert writer.write(bytes(1_000)) == Position(2, 1, 0)
     writer.close()
 
 
 def test_memory_stays_within_the_room_under_a_flood(ledger: GatedLedger) -> None:
-    writer = BatchedWriter[bytes](ledger, max_records=5, max_bytes=1_000, bytes_in_flight_max=1_000)
+    writer = BatchedWriter[bytes](
+        ledger, BatchSettings(max_records=5, max_bytes=1_000, max_bytes_in_flight=1_000)
+    )
     seen: list[int] = []
 
     def flood(number: int) -> None:
@@ -385,7 +393,7 @@ def test_close_fails_what_cannot_be_written(writer: BatchedWriter[bytes], ledger
 
 
 def test_close_refuses_those_who_wait_for_room(ledger: GatedLedger) -> None:
-    writer = BatchedWriter[bytes](ledger, max_bytes=100, bytes_in_flight_max=100)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(max_bytes=100, max_bytes_in_flight=100))
     refused: list[BaseException] = []
 
     def late() -> None:
@@ -422,7 +430,7 @@ def test_close_in_a_callback_returns_and_the_rest_is_written(
 @pytest.mark.parametrize("how", ["write", "add"])
 def test_close_during_traffic_answers_everybody(how: str) -> None:
     ledger = MemoryLedger()
-    writer = BatchedWriter[bytes](ledger, max_records=3)
+    writer = BatchedWriter[bytes](ledger, BatchSettings(max_records=3))
     started, written = Event(), [0] * 16
 
     def work(number: int) -> None:

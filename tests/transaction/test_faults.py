@@ -26,8 +26,8 @@ from floodmark.model.partition import Decision
 from floodmark.model.transaction import Participant
 from floodmark.testing import UNKNOWN_FAULTS, Fault, FaultPlan, FaultyEngine, SimulatedCrash
 from floodmark.transaction import TransactionCoordinator
+from floodmark.transaction.book import HeldTransaction
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import HeldTransaction
 from floodmark.transaction.steps import TransactionStep
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")

@@ -23,8 +23,8 @@ from floodmark.log import BatchedWriter
 from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision
 from floodmark.transaction import TransactionCoordinator
+from floodmark.transaction.book import PAUSE_MS_FIRST, HeldTransaction
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import PAUSE_MS_FIRST, HeldTransaction
 from floodmark.transaction.records import Begun
 from floodmark.transaction.steps import TransactionStep
 

@@ -37,9 +37,8 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import Participant, ParticipantKind, TransactionState
 from floodmark.testing import FaultyEngine
 from floodmark.transaction import coordinator
-from floodmark.transaction.book import TransactionBook
+from floodmark.transaction.book import PAUSE_MS_MAX, HeldTransaction, TransactionBook
 from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import PAUSE_MS_MAX, HeldTransaction
 
 COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 PARTICIPANTS = [partition("0a"), partition("0b"), subscription("indexer")]

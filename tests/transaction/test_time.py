@@ -26,8 +26,7 @@ from floodmark.model.partition import Decision
 from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
 from floodmark.testing import Fault, FaultPlan, FaultyEngine
 from floodmark.transaction import TransactionCoordinator, start_sweeping
-from floodmark.transaction.agenda import NEVER_MS, Agenda
-from floodmark.transaction.held import HeldTransaction
+from floodmark.transaction.book import NEVER_MS, Agenda, HeldTransaction
 
 P, Q = partition("0a"), partition("0b")
 SECOND, HOUR_MS = timedelta(seconds=1), 3_600_000

@@ -1,8 +1,7 @@
 """Changes as ordered, resumable streams: catch-up, named feeds, subscriptions and safe points."""
 
 from floodmark.feed.reading.items import Decoder, Item
-from floodmark.feed.reading.reader import ChangeReader
-from floodmark.feed.reading.statistics import ChangeStatistics, ReaderStatistics
+from floodmark.feed.reading.reader import ChangeReader, ChangeStatistics, ReaderStatistics
 from floodmark.feed.safepoints import LIFETIME, SafePoint, SafePoints, at_present
 
 __all__ = [

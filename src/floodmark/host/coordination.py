@@ -50,7 +50,7 @@ from floodmark.model.version import Version
 from floodmark.partition import LocalPartition, Node
 from floodmark.routing import ROUTES_MAX
 from floodmark.transaction import TransactionCoordinator
-from floodmark.transaction.opening import open_coordinator, start_sweeping
+from floodmark.transaction.coordinator import open_coordinator, start_sweeping
 
 # How many hexadecimal digits keep others from guessing the id of a transaction.
 _SECRET_DIGITS: Final = 12

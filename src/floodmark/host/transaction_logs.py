@@ -28,7 +28,7 @@ from floodmark.model.errors import InvalidArgument, Retryable
 from floodmark.model.limits import LEDGER_RECORDS_READ_MAX
 from floodmark.model.version import COUNTER_BITS, moment_of
 from floodmark.partition import META, Node, load_metadata
-from floodmark.transaction.opening import LEDGERS
+from floodmark.transaction.coordinator import LEDGERS
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, decode_record
 
 # How long one who changes settings waits for what was taken by the old ones.

@@ -2,11 +2,9 @@
 
 from floodmark.log.acknowledgement import Acknowledgements, holds_batches
 from floodmark.log.base import EntryId, Ledger, LedgerSettings, Marks, Position, Segment
-from floodmark.log.batches import Promise
-from floodmark.log.opening import BatchSettings, OpenLog, open_log
 from floodmark.log.statistics import Histogram, LogStatistics, Trigger
 from floodmark.log.stored import FAMILY, Store, StoredLedger, list_ledgers
-from floodmark.log.writer import BatchedWriter
+from floodmark.log.writer import BatchedWriter, BatchSettings, OpenLog, Promise, open_log
 
 __all__ = [
     "Acknowledgements",

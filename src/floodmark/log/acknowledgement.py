@@ -11,14 +11,11 @@ records, always all or none of those of one call; the reader acknowledges them a
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from threading import Lock
-from typing import Final
 
 from floodmark.codec.entries import decode_entry, is_batched
 from floodmark.log.base import EntryId, Ledger, Marks, Position
 from floodmark.model.errors import Corruption, InvalidArgument
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
-
-_ALL_GONE: Final = 0
 
 
 class Acknowledgements:
@@ -85,7 +82,7 @@ class Acknowledgements:
                 if left == bits:
                     continue
                 self._changed.add(entry)
-                if left == _ALL_GONE:
+                if not left:
                     del self._live[entry]
                 else:
                     self._live[entry] = count, left
@@ -120,11 +117,8 @@ class Acknowledgements:
             return len(self._live), sum(bits.bit_count() for _, bits in self._live.values())
 
     def _encode(self, entry: EntryId) -> bytes | None:
-        held = self._live.get(entry)
-        if held is None:
-            return None
-        count, bits = held
-        return bits.to_bytes(_bytes_of(count), "little")
+        count, bits = self._live.get(entry, (0, 0))
+        return bits.to_bytes(_bytes_of(count), "little") if bits else None
 
 
 def holds_batches(ledger: Ledger) -> bool:

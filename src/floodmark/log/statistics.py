@@ -91,32 +91,39 @@ class LogStatistics:
         return int(self.entry_size_bytes.sum) + self.bare_bytes
 
 
+class _Observed:
+    """Observations on their way into a histogram."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum: float = 0
+
+    def add(self, number: float) -> None:
+        self.counts[bisect_left(self.bounds, number)] += 1
+        self.sum += number
+
+    def histogram(self) -> Histogram:
+        return Histogram(bounds=self.bounds, counts=tuple(self.counts), sum=self.sum)
+
+
 class FlushCounter:
     """Counts flushes.  Only the thread that writes to the ledger changes it, so it needs no lock."""
-
-    __slots__ = (
-        "_bare_bytes", "_bare_entries", "_bytes", "_bytes_sum", "_delays", "_delays_sum", "_flushes",
-        "_records", "_records_sum", "failed_appends",
-    )  # fmt: skip
 
     def __init__(self) -> None:
         self._bare_entries = self._bare_bytes = self.failed_appends = 0
         self._flushes = dict.fromkeys(Trigger, 0)
-        self._records = [0] * (len(RECORDS_BUCKETS) + 1)
-        self._bytes = [0] * (len(BYTES_BUCKETS) + 1)
-        self._delays = [0] * (len(DELAY_SECONDS_BUCKETS) + 1)
-        self._records_sum = self._bytes_sum = 0
-        self._delays_sum = 0.0
+        self._records, self._bytes = _Observed(RECORDS_BUCKETS), _Observed(BYTES_BUCKETS)
+        self._delays = _Observed(DELAY_SECONDS_BUCKETS)
 
     def flushed(self, trigger: Trigger, records: int, size: int, delay_seconds: float) -> None:
         """Count a batch that was written."""
         self._flushes[trigger] += 1
-        self._records[bisect_left(RECORDS_BUCKETS, records)] += 1
-        self._bytes[bisect_left(BYTES_BUCKETS, size)] += 1
-        self._delays[bisect_left(DELAY_SECONDS_BUCKETS, delay_seconds)] += 1
-        self._records_sum += records
-        self._bytes_sum += size
-        self._delays_sum += delay_seconds
+        self._records.add(records)
+        self._bytes.add(size)
+        self._delays.add(delay_seconds)
 
     def wrote_bare(self, size: int) -> None:
         """Count a record that was written as it is."""
@@ -127,17 +134,13 @@ class FlushCounter:
         """The totals as they are now."""
         return LogStatistics(
             enabled=enabled,
-            records=self._records_sum + self._bare_entries,
+            records=int(self._records.sum) + self._bare_entries,
             bare_entries=self._bare_entries,
             bare_bytes=self._bare_bytes,
             failed_appends=self.failed_appends,
             bytes_in_flight=bytes_in_flight,
             flushes=dict(self._flushes),
-            records_per_entry=_histogram(RECORDS_BUCKETS, self._records, self._records_sum),
-            entry_size_bytes=_histogram(BYTES_BUCKETS, self._bytes, self._bytes_sum),
-            oldest_record_delay_seconds=_histogram(DELAY_SECONDS_BUCKETS, self._delays, self._delays_sum),
+            records_per_entry=self._records.histogram(),
+            entry_size_bytes=self._bytes.histogram(),
+            oldest_record_delay_seconds=self._delays.histogram(),
         )
-
-
-def _histogram(bounds: tuple[float, ...], counts: list[int], total: float) -> Histogram:
-    return Histogram(bounds=bounds, counts=tuple(counts), sum=total)

@@ -22,33 +22,192 @@ written; otherwise the log answers the promise, though no caller waits for it.
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any, Final, Generic, TypeVar
 
-from floodmark.clock import monotonic_seconds
+import msgspec
+
+from floodmark.clock import TimeSource, monotonic_seconds
 from floodmark.codec.entries import encode_bare, encode_batch
 from floodmark.log.acknowledgement import Acknowledgements
 from floodmark.log.base import EntryId, Ledger, Marks, Position
-from floodmark.log.batches import Batch, Gathering, Promise, Receipt, require_limits
 from floodmark.log.statistics import FlushCounter, LogStatistics, Trigger
-from floodmark.model.errors import Closed, InvalidArgument, InvalidValue, StorageFailed
-from floodmark.model.limits import LEDGER_RECORD_BYTES_MAX, MIB
+from floodmark.log.stored import Store, StoredLedger
+from floodmark.model.errors import (
+    Closed,
+    FloodmarkError,
+    InvalidArgument,
+    InvalidValue,
+    OutcomeUnknown,
+    StorageFailed,
+)
+from floodmark.model.limits import (
+    LEDGER_ENTRY_RECORDS_MAX,
+    LEDGER_IN_FLIGHT_BYTES_MAX,
+    LEDGER_RECORD_BYTES_MAX,
+    MIB,
+)
 
-RECORDS_MAX: Final = 512
-BYTES_MAX: Final = 4 * MIB
-DELAY_MS_MAX: Final = 1
-BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
 WAIT_SECONDS_MAX: Final = 60.0
 
 Record = TypeVar("Record")
+Result = TypeVar("Result")
+
+
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of an entry, and how many bytes may wait to be written before callers wait for room."""
+
+    enabled: bool = True
+    max_records: int = 512
+    max_bytes: int = 4 * MIB
+    max_delay_ms: int = 1
+    max_bytes_in_flight: int = 64 * MIB
+
+    def require_sound(self) -> None:
+        """Raise `InvalidArgument` for settings out of range."""
+        for name, lowest, highest in (
+            ("max_records", 1, LEDGER_ENTRY_RECORDS_MAX),
+            ("max_bytes", 1, LEDGER_RECORD_BYTES_MAX),
+            ("max_delay_ms", 1, 3_600_000),
+            # It holds at least one entry.
+            ("max_bytes_in_flight", self.max_bytes, LEDGER_IN_FLIGHT_BYTES_MAX),
+        ):
+            number = getattr(self, name)
+            if not lowest <= number <= highest:
+                raise InvalidArgument(f"{name} must be between {lowest:,} and {highest:,}, but is {number:,}")
+
+
+class Promise(Future[Result]):
+    """The future of what follows from a record.  The log's thread calls `complete` or `fail`, once.
+
+    It can be cancelled until the log begins to write its record.
+    """
+
+    def complete(self, position: Position) -> None:
+        """Do what follows from a record that is durable, and set the result."""
+        raise NotImplementedError
+
+    def fail(self, failure: BaseException) -> None:
+        """Undo what depends on a record that is not there, or of unknown outcome, and set the error."""
+        self.set_exception(failure)
+
+
+class Receipt(Promise[Position]):
+    """The future of a record's position."""
+
+    def complete(self, position: Position) -> None:
+        self.set_result(position)
+
+
+class Batch:
+    """The records of one entry with their promises.  A batch without records stores only marks."""
+
+    __slots__ = ("bare", "bytes", "is_over", "items", "since", "trigger")
+
+    def __init__(self, since: float, *, bare: bool = False, trigger: Trigger | None = None) -> None:
+        self.since = since
+        self.bare = bare
+        self.trigger = trigger
+        self.items: list[tuple[bytes, Promise[Any]]] = []
+        # The size of the records that were added, cancelled ones too.
+        self.bytes = 0
+        # Whether the append succeeded or failed.
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Drop the records whose promises were cancelled; from here on none can be."""
+        self.items = [item for item in self.items if item[1].set_running_or_notify_cancel()]
+
+    def complete(self, entry: EntryId) -> None:
+        """Tell every promise the position of its record."""
+        size = len(self.items)
+        for index, (_, promise) in enumerate(self.items):
+            _tell(promise, promise.complete, Position(entry, size, index))
+
+    def fail(self, failure: BaseException) -> None:
+        """Tell every promise, each with an error of its own."""
+        for _, promise in self.items:
+            _tell(promise, promise.fail, _error_of(failure))
+
+
+class Gathering:
+    """Batches that wait to be appended, in order.  The caller holds the writer's lock.
+
+    >>> gathering = Gathering(BatchSettings(max_records=2), lambda: 0.0)
+    >>> for record in (b"a", b"b", b"c"):
+    ...     gathering.put(record, Receipt(), bare=False)
+    >>> [record for record, _ in gathering.take().items], len(gathering.take().items), bool(gathering)
+    ([b'a', b'b'], 1, False)
+    """
+
+    def __init__(self, settings: BatchSettings, time_seconds: Callable[[], float]) -> None:
+        self._max_records, self._max_bytes = settings.max_records, settings.max_bytes
+        self._time_seconds = time_seconds
+        self._batches: deque[Batch] = deque()
+        # The size of all records that are not written yet; the writer subtracts what is.
+        self.bytes_in_flight = 0
+        # The last batch, while it takes records.
+        self._open: Batch | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def put(self, record: bytes, promise: Promise[Any], *, bare: bool) -> None:
+        """Add a record to the open batch, or to a new one."""
+        size = len(record)
+        if bare:
+            batch = self._begin(bare=True)
+        elif size >= self._max_bytes:
+            self.shut(Trigger.BYTES)
+            batch = self._begin(trigger=Trigger.LARGE)
+        else:
+            batch = self._open_for(size)
+        batch.bytes += size
+        self.bytes_in_flight += size
+        batch.items.append((record, promise))
+        if batch is self._open:
+            if len(batch.items) >= self._max_records:
+                self.shut(Trigger.COUNT)
+            elif batch.bytes == self._max_bytes:
+                self.shut(Trigger.BYTES)
+
+    def put_end(self) -> Batch:
+        """Add a batch without records behind all others."""
+        self.shut()
+        return self._begin()
+
+    def take(self) -> Batch:
+        """Remove the first batch and return it."""
+        batch = self._batches.popleft()
+        if batch is self._open:
+            self._open = None
+        return batch
+
+    def shut(self, trigger: Trigger | None = None) -> None:
+        """Close the open batch: later records go into another."""
+        if self._open is not None:
+            self._open.trigger = trigger
+            self._open = None
+
+    def _open_for(self, size: int) -> Batch:
+        if self._open is not None and self._open.bytes + size > self._max_bytes:
+            self.shut(Trigger.BYTES)
+        if self._open is None:
+            self._open = self._begin()
+        return self._open
+
+    def _begin(self, *, bare: bool = False, trigger: Trigger | None = None) -> Batch:
+        batch = Batch(self._time_seconds(), bare=bare, trigger=trigger)
+        self._batches.append(batch)
+        return batch
 
 
 class BatchedWriter(Generic[Record]):
     """Appends records to a ledger, many to an entry.  Safe to use from many threads.
 
     >>> from floodmark.testing.ledgers import MemoryLedger
-    >>> ledger = MemoryLedger()
-    >>> writer = BatchedWriter[bytes](ledger)
+    >>> writer = BatchedWriter[bytes](MemoryLedger())
     >>> writer.write(b"begin")
     Position(entry=1, batch_size=1, batch_index=0)
     >>> writer.add(b"commit").result()
@@ -59,25 +218,20 @@ class BatchedWriter(Generic[Record]):
     def __init__(
         self,
         ledger: Ledger,
+        settings: BatchSettings | None = None,
         *,
-        max_records: int = RECORDS_MAX,
-        max_bytes: int = BYTES_MAX,
-        max_delay_ms: int = DELAY_MS_MAX,
-        enabled: bool = True,
-        bytes_in_flight_max: int = BYTES_IN_FLIGHT_MAX,
         wait_seconds_max: float = WAIT_SECONDS_MAX,
         encode: Callable[[Record], bytes] | None = None,
         acknowledgements: Acknowledgements | None = None,
         time_seconds: Callable[[], float] = monotonic_seconds,
     ) -> None:
-        require_limits(max_records, max_bytes, max_delay_ms)
-        if bytes_in_flight_max < max_bytes:
-            raise InvalidArgument("bytes_in_flight_max must hold at least one entry of max_bytes")
+        settings = settings or BatchSettings()
+        settings.require_sound()
         self.ledger = ledger
         self.acknowledgements = acknowledgements or Acknowledgements(ledger)
         self._encode = encode
-        self._max_delay_seconds = max_delay_ms / 1_000
-        self._bytes_in_flight_max = bytes_in_flight_max
+        self._max_delay_seconds = settings.max_delay_ms / 1_000
+        self._bytes_in_flight_max = settings.max_bytes_in_flight
         self._wait_seconds_max = wait_seconds_max
         self._time_seconds = time_seconds
         self._counter = FlushCounter()
@@ -87,9 +241,9 @@ class BatchedWriter(Generic[Record]):
         self._called = Condition(self._lock)
         self._changed = Condition(self._lock)
         self._thread: Thread | None = None
-        self._enabled = enabled
+        self._enabled = settings.enabled
         self._closed = False
-        self._gathering = Gathering(max_records=max_records, max_bytes=max_bytes, time_seconds=time_seconds)
+        self._gathering = Gathering(settings, time_seconds)
         # How many callers wait for a flush, and the callers that wait for room, in order of arrival.
         self._flushing = 0
         self._line: deque[object] = deque()
@@ -111,7 +265,7 @@ class BatchedWriter(Generic[Record]):
         return self.add(record).result()
 
     def hand_over(self, record: Record, promise: Promise[Any]) -> None:
-        """Append a record for a promise, which may be any future: `add` for callers that have their own.
+        """Append a record for a promise of the caller.
 
         A record that cannot be encoded fails its promise.  Other errors are raised, and the record is not
         written.  After an interruption, cancel the promise to know whether it will be.
@@ -311,3 +465,51 @@ class BatchedWriter(Generic[Record]):
             batch.is_over = True
             if self._line or self._flushing:
                 self._changed.notify_all()
+
+
+def _tell(promise: Promise[Any], tell: Callable[[Any], None], answer: object) -> None:
+    """Call a promise.  An error in it fails this promise alone."""
+    try:
+        tell(answer)
+    except BaseException as error:
+        if not promise.done():
+            promise.set_exception(error)
+
+
+def _error_of(failure: BaseException) -> BaseException:
+    if isinstance(failure, FloodmarkError):
+        return failure.again()
+    if not isinstance(failure, Exception):
+        # The process is to end, so the caller must not handle it as an error.
+        return failure
+    return OutcomeUnknown(
+        f"appending to the log failed ({failure!r}); whether the record was written is unknown. Read the log "
+        "before you write it again"
+    )
+
+
+@dataclass(frozen=True)
+class OpenLog(Generic[Record]):
+    """A log, and the records that were live when it was opened, in order."""
+
+    ledger: StoredLedger
+    writer: BatchedWriter[Record]
+    live: list[tuple[Position, Record]]
+
+
+def open_log(
+    store: Store,
+    name: str,
+    settings: BatchSettings,
+    *,
+    encode: Callable[[Record], bytes],
+    decode: Callable[[bytes], Record],
+    time_source: TimeSource,
+) -> OpenLog[Record]:
+    """Open the log of a name.  The first record creates its ledger."""
+    ledger = StoredLedger(store, name, time_source=time_source)
+    acknowledgements = Acknowledgements(ledger)
+    live = [(position, decode(record)) for position, record in acknowledgements.recover()]
+    return OpenLog(
+        ledger, BatchedWriter(ledger, settings, acknowledgements=acknowledgements, encode=encode), live
+    )

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import Decoder, Item
-from floodmark.feed.reading.damage import OnDamaged
+from floodmark.feed.reading.items import OnDamaged
 from floodmark.feed.safepoints import begin_reading
 from floodmark.host.ports import Host
 from floodmark.model.change import Resolved

@@ -7,7 +7,7 @@ from typing import Any
 from floodmark.feed.named.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
 from floodmark.feed.named.round import Surroundings, ThreadRound
 from floodmark.feed.named.runner import FeedRunner
-from floodmark.feed.reading.damage import OnCorrupt
+from floodmark.feed.reading.items import OnCorrupt
 from floodmark.feed.sinks import AllowedSinks, require_sink
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.host.ports import Host

@@ -13,7 +13,7 @@ from uuid import uuid4
 from msgspec import UNSET, UnsetType
 
 from floodmark.feed import LIFETIME, Item, SafePoint
-from floodmark.feed.reading.damage import OnDamaged
+from floodmark.feed.reading.items import OnDamaged
 from floodmark.feed.safepoints import require_lifetime
 from floodmark.feed.subscription.consumer import Since as Start
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions, open_subscription

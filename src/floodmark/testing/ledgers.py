@@ -8,7 +8,7 @@ from threading import Lock
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.engine import Engine, WriteRow
 from floodmark.log.base import DEFAULT_SETTINGS, NO_MARKS, EntryId, LedgerSettings, Marks, Segment
-from floodmark.log.segments import SegmentBook
+from floodmark.log.stored import SegmentBook
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, StorageFailed
 
 

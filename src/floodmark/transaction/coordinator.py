@@ -24,12 +24,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Thread
 from typing import Final, TypeVar
 
 from msgspec import structs
 
 from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
-from floodmark.log import BatchedWriter, Position
+from floodmark.log import BatchedWriter, BatchSettings, Position, Store, open_log
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -42,11 +43,17 @@ from floodmark.model.limits import TRANSACTIONS_OPEN_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
-from floodmark.transaction.book import OverTime, TransactionBook, not_found
-from floodmark.transaction.ending import Ending
-from floodmark.transaction.held import Ended, HeldTransaction
-from floodmark.transaction.ports import Participants
-from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
+from floodmark.transaction.book import Ended, HeldTransaction, OverTime, TransactionBook, not_found
+from floodmark.transaction.ending import Ending, Participants
+from floodmark.transaction.records import (
+    Aborting,
+    Begun,
+    Committing,
+    Joined,
+    Record,
+    decode_record,
+    encode_record,
+)
 from floodmark.transaction.recovery import replay
 from floodmark.transaction.steps import (
     ABORTS,
@@ -57,6 +64,9 @@ from floodmark.transaction.steps import (
     TransactionStep,
     require_undecided,
 )
+
+# The prefix of the names of coordinators' ledgers.
+LEDGERS: Final = "coordinator/"
 
 TIMEOUT: Final = timedelta(minutes=1)
 TIMEOUT_MS_MAX: Final = 24 * 3_600_000
@@ -328,3 +338,52 @@ def _over_time(transaction: str) -> TransactionEnded:
         f"transaction {transaction} is past its deadline; begin another one, with a longer timeout",
         transaction=transaction,
     )
+
+
+def open_coordinator(
+    number: int,
+    store: Store,
+    participants: Participants,
+    *,
+    settings: BatchSettings,
+    mint: Callable[[], object],
+    time_source: TimeSource,
+    growing_ms: TimeSource = monotonic_ms,
+    wait_seconds_max: float = WAIT_SECONDS_MAX,
+    is_abandoned: Callable[[str], bool] = lambda _: False,
+) -> TransactionCoordinator:
+    """Open the coordinator of a number, with what its log holds."""
+    log = open_log(
+        store,
+        f"{LEDGERS}{number}",
+        settings,
+        encode=encode_record,
+        decode=decode_record,
+        time_source=time_source,
+    )
+    return TransactionCoordinator(
+        number,
+        log.writer,
+        log.live,
+        participants,
+        mint=mint,
+        time_source=time_source,
+        growing_ms=growing_ms,
+        wait_seconds_max=wait_seconds_max,
+        is_abandoned=is_abandoned,
+    )
+
+
+def start_sweeping(coordinator: TransactionCoordinator) -> Thread:
+    """Start a daemon thread that sweeps whenever a transaction is due, until the coordinator is closed."""
+
+    def run() -> None:
+        while coordinator.wait_work():
+            try:
+                coordinator.sweep()
+            except Exception:
+                _log.exception("a sweep of coordinator %d failed; the next one retries", coordinator.number)
+
+    thread = Thread(target=run, name=f"floodmark-coordinator-{coordinator.number}", daemon=True)
+    thread.start()
+    return thread

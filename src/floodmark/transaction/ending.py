@@ -8,19 +8,33 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from threading import Event
-from typing import Final
+from typing import Final, Protocol
 
 from floodmark.log import BatchedWriter
 from floodmark.model.errors import Closed, PartlyDone
 from floodmark.model.transaction import Participant, TransactionState, Waiting
-from floodmark.transaction.book import TransactionBook
-from floodmark.transaction.held import HeldTransaction
-from floodmark.transaction.ports import Participants
+from floodmark.model.version import Version
+from floodmark.transaction.book import HeldTransaction, TransactionBook
 from floodmark.transaction.records import Record
 
 _ERROR_CHARACTERS_MAX: Final = 500
-
 _log = logging.getLogger("floodmark.transaction")
+
+
+class Participants(Protocol):
+    """Tells participants the decision.
+
+    Calls are idempotent and succeed for a participant that no longer exists.  After any error the coordinator
+    calls again.
+    """
+
+    def commit(self, participant: Participant, transaction: str, version: Version) -> None:
+        """Make a participant's part of a transaction effective at a version."""
+        ...
+
+    def abort(self, participant: Participant, transaction: str) -> None:
+        """Discard a participant's part of a transaction."""
+        ...
 
 
 class Ending:

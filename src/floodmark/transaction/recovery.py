@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from floodmark.log import Position
-from floodmark.transaction.held import HeldTransaction
+from floodmark.transaction.book import RESTARTED, HeldTransaction
 from floodmark.transaction.records import Aborting, Begun, Joined, Record
 
-# Reasons of aborts.
-RESTARTED: Final = "the site was restarted in the middle of its commit"
+# The reason of an abort.
 ABANDONED: Final = "the process that began it has ended"
 
 _log = logging.getLogger("floodmark.transaction")

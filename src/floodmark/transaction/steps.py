@@ -10,8 +10,7 @@ from floodmark.log import Position, Promise
 from floodmark.model.errors import InvalidArgument, LimitExceeded, Retryable, TransactionEnded
 from floodmark.model.limits import TRANSACTION_PARTICIPANTS_MAX, TRANSACTIONS_OPEN_MAX
 from floodmark.model.transaction import TransactionState
-from floodmark.transaction.book import TransactionBook
-from floodmark.transaction.held import PAUSE_MS_FIRST, Ended, HeldTransaction, owner_of
+from floodmark.transaction.book import PAUSE_MS_FIRST, Ended, HeldTransaction, TransactionBook, owner_of
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 
 COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)

@@ -16,7 +16,7 @@ from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import show_bytes, show_place, show_time
 from floodmark.feed import Item
-from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
+from floodmark.feed.reading.items import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Corruption, NamespaceNotFound, VersionCollected

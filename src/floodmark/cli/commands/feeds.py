@@ -36,7 +36,7 @@ from floodmark.cli.render.text import (
 )
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.named.feeds import Feed, FeedStatistics, SinkOptions, measure
-from floodmark.feed.reading.damage import OnCorrupt
+from floodmark.feed.reading.items import OnCorrupt
 from floodmark.model import Resolved, Version
 from floodmark.model.version import compose
 

@@ -26,8 +26,8 @@ from floodmark.accounting.checks import Checks, CheckStatistics
 from floodmark.accounting.counting import Counted, CountedRun
 from floodmark.clock.backoff import LONGEST_MS
 from floodmark.feed.leased import Lease
-from floodmark.feed.reading.damage import OnCorrupt, SkippedChange
-from floodmark.feed.sinks.address import SinkAddress, parse_sink
+from floodmark.feed.reading.items import OnCorrupt, SkippedChange
+from floodmark.feed.sinks.base import SinkAddress, parse_sink
 from floodmark.model.errors import (
     FeedStateConflict,
     InvalidArgument,

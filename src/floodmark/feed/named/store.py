@@ -31,7 +31,7 @@ from floodmark.feed.named.feeds import (
     require_possible,
     require_work_left,
 )
-from floodmark.feed.reading.damage import SKIPPED_KEPT, join_skipped
+from floodmark.feed.reading.items import SKIPPED_KEPT, join_skipped
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope

@@ -4,46 +4,151 @@ There are three ways to catch up, and a stream takes the cheapest that still rea
 
 - the *tail*: the last commits, in memory.  Nothing is read and nothing is decoded;
 - the *log*: one sequential scan, O(changes);
-- a *scan* of all versions of the keys, O(keys), sorted by version.  It serves where the change log was
-  trimmed but the versions are still kept.
+- a *scan* of all versions of the keys, O(keys), sorted by version and rate limited.  It serves where the
+  change log was trimmed but the versions are still kept.
 
 Changes that were collected cannot be read, and a stream that needs them fails at once.  A reader that needs
-every key begins with a snapshot (`snapshot.py`).
+every key begins with a *snapshot*: the state at a version S in order of keys, then the changes above S.  None
+is missing and none comes twice, because a scan as of S sees every commit at or below S and no other.
+
+    place        (S, "")  (S, key)  …  (S, key)  S        version …
+    delivered    nothing  records up to the key  all      changes up to the version
+
+The place is all that a reader stores.  Expiry is judged at S, so the rows depend on S and the keys alone, and
+a reader that resumes in the middle finds the same.
 
 A slow reader must cost the writers nothing.  A stream holds one batch in memory, takes no lock that
 writers wait for, and gathers what is committed within a few milliseconds instead of being woken for
 every commit; a commit to other keys does not wake it at all (`partition/following.py`).
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from threading import Event, RLock
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
 from floodmark.feed.reading.rate import RateLimit
-from floodmark.feed.reading.scan import Position, scan_changes
-from floodmark.feed.reading.snapshot import snapshot_batches
 from floodmark.feed.reading.sorter import Sorter
-from floodmark.feed.reading.statistics import ChangeStatistics, ReaderStatistics
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.errors import Corruption, InvalidArgument, VersionCollected, VersionInFuture
 from floodmark.model.limits import SORT_BYTES_MAX
+from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Follower, LogLine, Node, version_of
 from floodmark.routing import Router
 
+# A change's place in the stream: by version, and by key within a commit.
+Position: TypeAlias = tuple[Version, bytes]
 # How long a follower waits before it looks around by itself, as for a site that was closed.
 FOLLOW_SECONDS: Final = 0.2
 # A follower gathers what is committed in this time, so that it need not be woken for every commit.
 GATHER_SECONDS: Final = 0.01
 SCAN_RATE_BYTES_MAX: Final = 64 * 1024 * 1024
+Scan = Callable[[ChangesRequest, Version, Version, Position, Columns], Iterator[ChangeBatch]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderStatistics:
+    """One open stream of changes.
+
+    `namespace` is an id, None for all; `changes` counts deliveries by the way they were read.
+    """
+
+    namespace: int | None
+    follow: bool
+    position: Version
+    lag_ms: int
+    way: Way
+    changes: Mapping[Way, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeStatistics:
+    """The open streams of changes, and the deliveries of all since the site was opened."""
+
+    open: list[ReaderStatistics]
+    changes: Mapping[Way, int]
+
+
+def scan_changes(
+    node: Node,
+    keys: KeyRange,
+    since: Version,
+    until: Version,
+    seen: Position,
+    columns: Columns,
+    sorter: Sorter,
+    rate: RateLimit,
+) -> Iterator[ChangeBatch]:
+    """The changes of qualified keys in `(since, until]`, in commit order.
+
+    Changes at or before the position `seen` are left out, of a commit that was read in part.  The caller
+    holds a safe point at `since`, and `until` is resolved: the versions in between do not change.  An empty
+    batch comes after each page, so that a reader can stop.
+    """
+    nothing_yet = ChangeBatch(through=since, way=Way.SCAN)
+    for page in node.scan_versions(keys, since, until):
+        route = node.map.route
+        sorter.add_page(
+            [
+                (version, key, route(key).id, stored)
+                for version, key, stored in page.rows
+                if columns.wants(stored)
+            ]
+        )
+        rate.spend(page.bytes_read)
+        yield nothing_yet
+    last: Version = since
+    for version, key, partition, stored in sorter.rows():
+        if (version, key) <= seen:
+            continue
+        if columns.gathered_bytes >= BATCH_BYTES_MAX:
+            # A batch goes through the last complete commit.
+            yield from columns.drain(last if version != last else last - 1, Way.SCAN)
+        columns.add_change(version, partition, key, stored)
+        last = version
+    yield from columns.drain(until, Way.SCAN)
+
+
+def snapshot_batches(
+    router: Router, namespaces: Iterable[int], request: ChangesRequest
+) -> Iterator[ChangeBatch]:
+    """The records of some namespaces that live at the version `since` of a request, behind its key.
+
+    The caller holds a safe point at that version.  A page without a live record is an empty batch, so that a
+    reader can stop.  The last batch is empty, and ends the snapshot.
+    """
+    assert request.snapshot is not None
+    place = request.snapshot
+    for namespace in sorted(namespaces):
+        prefix = encode_namespace(namespace)
+        within = KeyRange(prefix, prefix_end(prefix)).intersect(request.keys)
+        left = within and within.intersect(KeyRange(after(place)))
+        if left is None:
+            continue
+        for page in router.scan_records(left, request.since):
+            user_keys, versions, partitions, values = (column.to_pylist() for column in page.columns)
+            keys = [prefix + key for key in user_keys]
+            place = keys[-1] if keys else place
+            yield ChangeBatch(
+                through=request.since,
+                way=Way.SNAPSHOT,
+                versions=versions,
+                partitions=partitions,
+                keys=keys,
+                values=values,
+                befores=[None] * len(keys) if request.before_images else None,
+                snapshot=place,
+            )
+    yield ChangeBatch(through=request.since, way=Way.SNAPSHOT)
 
 
 class ChangeReader:
@@ -143,9 +248,6 @@ class ChangeReader:
         rate = RateLimit(self._scan_rate_bytes_max, self._node.clock.time_source, Event().wait)
         with Sorter(self._sort_directory, self._sort_bytes_max) as sorter:
             yield from scan_changes(self._node, request.keys, since, until, seen, columns, sorter, rate)
-
-
-Scan = Callable[[ChangesRequest, Version, Version, Position, Columns], Iterator[ChangeBatch]]
 
 
 class _Stream:

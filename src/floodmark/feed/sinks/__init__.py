@@ -1,8 +1,16 @@
 """Where feeds write to: the port, and the sinks that come with Floodmark."""
 
-from floodmark.feed.sinks.address import SinkAddress, parse_sink
-from floodmark.feed.sinks.allowed import AllowedSinks
-from floodmark.feed.sinks.base import OpenSink, Sink, SinkContext, known_schemes, open_sink, require_sink
+from floodmark.feed.sinks.base import (
+    AllowedSinks,
+    OpenSink,
+    Sink,
+    SinkAddress,
+    SinkContext,
+    known_schemes,
+    open_sink,
+    parse_sink,
+    require_sink,
+)
 
 __all__ = [
     "AllowedSinks",

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from floodmark.feed.sinks.address import SinkAddress
-from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.feed.sinks.base import Sink, SinkAddress, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed
 from floodmark.model.version import Version

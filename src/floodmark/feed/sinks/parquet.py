@@ -31,8 +31,7 @@ import pyarrow
 import pyarrow.parquet
 
 from floodmark.codec.digest import SEED, hash_bytes
-from floodmark.feed.sinks.address import SinkAddress
-from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.feed.sinks.base import Sink, SinkAddress, SinkContext
 from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed, Corruption, InvalidArgument, SinkFailed, StorageFailed

@@ -15,8 +15,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from floodmark.feed.sinks.address import SinkAddress
-from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.feed.sinks.base import Sink, SinkAddress, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed
 from floodmark.model.version import MOMENT_SECONDS_MAX, Version, moment_of

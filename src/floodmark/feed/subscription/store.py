@@ -21,8 +21,14 @@ from floodmark.clock import TimeSource
 from floodmark.feed.leased import Lease, LeasedReaders
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries, Progress
-from floodmark.feed.subscription.ledger import OpenPendingLog, PendingLedger, PendingLedgers, Writing
-from floodmark.feed.subscription.pending import PendingAcknowledgement, PendingRecord
+from floodmark.feed.subscription.pending import (
+    OpenPendingLog,
+    PendingAcknowledgement,
+    PendingLedger,
+    PendingLedgers,
+    PendingRecord,
+    Writing,
+)
 from floodmark.feed.subscription.rows import (
     SUBSCRIPTIONS,
     ChangeStep,
