@@ -6,17 +6,12 @@ are first merged into longer ones.  The sort is stable: rows of equal version an
 they were added.
 
 The files have no names, so they vanish when they are closed, also after kill -9.  All runs of one pass are in
-one file, so at most three files are open.  A run is a sequence of blocks with their rows in columns:
+one file, so at most three files are open.  A run is a sequence of blocks:
 
-    +-------------+----------+------+
-    | body length | checksum | body |
-    |      4      |    8     |      |
-    +-------------+----------+------+
-
-    +-------+----------+------------+-------------+---------------+------+--------+
-    | count | versions | partitions | key lengths | value lengths | keys | values |
-    |   4   |  8 each  |   4 each   |   2 each    |    4 each     |      |        |
-    +-------+----------+------------+-------------+---------------+------+--------+
+    +-------------+----------+----------------------+
+    | body length | checksum | rows, as messagepack |
+    |      4      |    8     |                      |
+    +-------------+----------+----------------------+
 
 Numbers are little-endian.  The checksum is XXH64 of the body, seeded with the block's position in the file,
 so that a block at a wrong position is detected too.  `docs/decisions/013-libraries.md` compares this layout
@@ -26,15 +21,15 @@ with Arrow's.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import FileIO
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from struct import Struct, pack, unpack_from
-from struct import error as StructError
+from struct import Struct
 from tempfile import TemporaryFile
 from typing import Final, NamedTuple, Self, TypeAlias
+
+import msgspec
 
 from floodmark.codec.digest import hash_bytes
 from floodmark.files.local import FULL_DISK
@@ -54,21 +49,12 @@ _BLOCK_SHARE: Final = 2 * MERGE_RUNS_MAX
 _BLOCK_BYTES_MAX: Final = MIB
 
 _HEAD: Final = Struct("<IQ")
-_COUNT: Final = Struct("<I")
-_ROW_HEAD_BYTES: Final = 8 + 4 + 2 + 4
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(list[Row])
 
 _by_version: Final = itemgetter(0)
 _by_key: Final = itemgetter(1)
 _order: Final = itemgetter(0, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SorterStatistics:
-    """The work of a sorter.  `bytes_spilled` includes intermediate merges."""
-
-    rows_added: int
-    bytes_spilled: int
-    runs: int
 
 
 class _Run(NamedTuple):
@@ -118,7 +104,8 @@ class Sorter:
         self._room = self._gather_bytes_max
         self._files: list[FileIO] = []
         self._runs: list[_Run] = []
-        self._rows_spilled = self._bytes_spilled = self._runs_spilled = 0
+        # The work so far; the bytes include intermediate merges.
+        self.runs_spilled = self.bytes_spilled = 0
         self._sorted = self._closed = False
 
     def __enter__(self) -> Self:
@@ -134,14 +121,6 @@ class Sorter:
         self._pending = []
         self._runs = []
         self._keep_files(())
-
-    def statistics(self) -> SorterStatistics:
-        """The work so far."""
-        return SorterStatistics(
-            rows_added=self._rows_spilled + len(self._pending),
-            bytes_spilled=self._bytes_spilled,
-            runs=self._runs_spilled,
-        )
 
     def add_page(self, rows: Sequence[Row]) -> None:
         """Add rows, all of them or none: versions of 8 bytes, keys below 64 KiB, partitions of 4 bytes."""
@@ -182,15 +161,14 @@ class Sorter:
             self._open()
         start = self._runs[-1].end if self._runs else 0
         self._runs.append(self._write_run(self._files[-1], start, self._pending))
-        self._runs_spilled += 1
-        self._rows_spilled += len(self._pending)
+        self.runs_spilled += 1
         self._pending = []
         self._room = self._gather_bytes_max
 
     def _write_run(self, file: FileIO, start: int, rows: Iterable[Row]) -> _Run:
         position, largest = start, 0
         for block, cost in _blocks(rows, self._block_bytes_max):
-            body = _encode_body(block)
+            body = _encoder.encode(block)
             self._write(file, position, _HEAD.pack(len(body), hash_bytes(body, position)))
             self._write(file, position + _HEAD.size, body)
             position += _HEAD.size + len(body)
@@ -253,7 +231,7 @@ class Sorter:
         body = self._read(file, position + _HEAD.size, length)
         if hash_bytes(body, position) != checksum:
             raise _damaged(position, "its checksum does not match")
-        return _decode_body(position, body), position + _HEAD.size + length
+        return _decoder.decode(body), position + _HEAD.size + length
 
     def _read(self, file: FileIO, position: int, size: int) -> bytes:
         self._require_open()
@@ -272,7 +250,7 @@ class Sorter:
             rest = memoryview(data)
             while rest:
                 written = file.write(rest)
-                self._bytes_spilled += written
+                self.bytes_spilled += written
                 rest = rest[written:]
 
     def _open(self) -> FileIO:
@@ -297,9 +275,9 @@ class Sorter:
             place = self._directory or "the directory for temporary files"
             if error.errno in FULL_DISK:
                 raise StorageFull(
-                    f"{place} has no room for {self._bytes_spilled:,} bytes and more of changes that are "
+                    f"{place} has no room for {self.bytes_spilled:,} bytes and more of changes that are "
                     f"being sorted ({error.strerror}); make room, then call again",
-                    bytes_spilled=self._bytes_spilled,
+                    bytes_spilled=self.bytes_spilled,
                 ) from error
             raise StorageFailed(
                 f"changes could not be sorted in {place} ({error.strerror}); check it, then call again"
@@ -365,34 +343,6 @@ def _blocks(rows: Iterable[Row], bytes_max: int) -> Iterator[tuple[list[Row], in
         size += cost
     if block:
         yield block, size
-
-
-def _encode_body(rows: Sequence[Row]) -> bytes:
-    count = len(rows)
-    versions, keys, partitions, values = zip(*rows, strict=True)
-    return b"".join(
-        (
-            _COUNT.pack(count),
-            pack(f"<{count}Q", *versions),
-            pack(f"<{count}I", *partitions),
-            pack(f"<{count}H", *map(len, keys)),
-            pack(f"<{count}I", *map(len, values)),
-            *keys,
-            *values,
-        )
-    )
-
-
-def _decode_body(position: int, body: bytes) -> list[Row]:
-    try:
-        (count,) = _COUNT.unpack_from(body)
-        columns = unpack_from(f"<{count}Q{count}I{count}H{count}I", body, _COUNT.size)
-    except StructError as error:
-        raise _damaged(position, "it is too short for its rows") from error
-    lengths = columns[2 * count :]
-    start = _COUNT.size + count * _ROW_HEAD_BYTES
-    pieces = [body[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
-    return list(zip(columns[:count], pieces[:count], columns[count : 2 * count], pieces[count:], strict=True))
 
 
 def _damaged(position: int, reason: str) -> Corruption:
