@@ -12,6 +12,7 @@ from tests.replication.support_links import Mesh
 
 from floodmark.accounting.checks import FINDING_MS_MAX
 from floodmark.engine import MemoryEngine
+from floodmark.feed.named.store import LocalFeedStore
 from floodmark.host.coordination import LocalTransactions
 from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.model.errors import (
@@ -26,7 +27,6 @@ from floodmark.partition import FAMILIES
 from floodmark.server.metrics import (
     BUCKETS_SECONDS,
     NAMESPACES_SHOWN_MAX,
-    FeedLag,
     MetricsPage,
     ServerMetrics,
     outcome_of,
@@ -55,7 +55,7 @@ def server() -> ServerMetrics:
 
 @pytest.fixture
 def page(site: Site, server: ServerMetrics) -> MetricsPage:
-    return MetricsPage("oslo", site.statistics, server)
+    return MetricsPage(site, server)
 
 
 def families(page: MetricsPage) -> dict[str, Metric]:
@@ -249,7 +249,7 @@ def test_links_show_how_they_are_and_what_is_wrong(server: ServerMetrics) -> Non
     mesh.put("rome", b"ada")
     mesh.exchange()
     oslo = mesh["oslo"]
-    page = MetricsPage("oslo", oslo.statistics, server, replication=oslo.replication)
+    page = MetricsPage(oslo, server)
     link = {"source": "rome", "namespace": "users"}
     mesh.time.advance(2_500)
     assert value(page, "floodmark_link_heartbeat_age_seconds", **link) == 2.5
@@ -265,7 +265,7 @@ def test_links_show_how_they_are_and_what_is_wrong(server: ServerMetrics) -> Non
 
 def test_link_of_which_nothing_has_come_has_no_age(server: ServerMetrics) -> None:
     oslo = Mesh("oslo", "rome")["oslo"]
-    page = MetricsPage("oslo", oslo.statistics, server, replication=oslo.replication)
+    page = MetricsPage(oslo, server)
     link = {"source": "rome", "namespace": "users"}
     assert value(page, "floodmark_link_heartbeat_age_seconds", **link) is None
     assert value(page, "floodmark_link_lag_seconds", quantile="0.5", **link) is None
@@ -275,21 +275,27 @@ def test_link_of_which_nothing_has_come_has_no_age(server: ServerMetrics) -> Non
 # Feeds
 
 
-def test_feeds_show_their_state_and_how_far_they_lie_behind(site: Site, server: ServerMetrics) -> None:
-    feeds: list[FeedLag] = [("indexer", "normal", 1.5, 0.25), ("fresh", "stopped", None, None)]
-    page = MetricsPage("oslo", site.statistics, server, lambda: feeds)
+def test_feeds_show_their_state_and_how_far_they_lie_behind(
+    page: MetricsPage, site: Site, time: SimulatedTime
+) -> None:
+    site.create_namespace("users")
+    for name in ("indexer", "lake"):
+        site.feeds.create(name, "users", "blackhole:", since="now")
+    site.feeds.pause("lake")
+    time.advance(1_500)
     assert value(page, "floodmark_feed_state", feed="indexer", state="normal") == 1
     assert value(page, "floodmark_feed_checkpoint_lag_seconds", feed="indexer") == 1.5
-    assert value(page, "floodmark_feed_resolved_lag_seconds", feed="indexer") == 0.25
-    assert value(page, "floodmark_feed_state", feed="fresh", state="stopped") == 1
-    assert value(page, "floodmark_feed_checkpoint_lag_seconds", feed="fresh") is None
+    assert value(page, "floodmark_feed_resolved_lag_seconds", feed="indexer") == 0
+    assert value(page, "floodmark_feed_state", feed="lake", state="stopped") == 1
 
 
-def test_feeds_that_cannot_be_read_cost_only_their_own_metrics(site: Site, server: ServerMetrics) -> None:
-    def fail() -> list[FeedLag]:
+def test_feeds_that_cannot_be_read_cost_only_their_own_metrics(
+    page: MetricsPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
         raise StorageFailed("the disk is away")
 
-    page = MetricsPage("oslo", site.statistics, server, fail)
+    monkeypatch.setattr(LocalFeedStore, "list", fail)
     assert value(page, "floodmark_site_up") == 1
     assert "floodmark_feed_state" not in families(page)
 
@@ -299,7 +305,7 @@ def test_feeds_show_what_heartbeats_have_shown(
 ) -> None:
     site.create_namespace("users")
     site.feeds.create("lake", "users", "blackhole:")
-    page = MetricsPage("oslo", site.statistics, server, checked=lambda: [site.feeds.statistics("lake")])
+    page = MetricsPage(site, server)
     assert value(page, "floodmark_feed_alarm", feed="lake") == 0
     lose_changes(site, "lake")
     assert value(page, "floodmark_feed_intervals_checked_total", feed="lake") == 0
@@ -310,12 +316,6 @@ def test_feeds_show_what_heartbeats_have_shown(
     time.advance(FINDING_MS_MAX + 1_000)
     assert value(page, "floodmark_feed_intervals_wrong_total", feed="lake") == 1
     assert value(page, "floodmark_feed_alarm", feed="lake") == 0
-
-
-def test_odd_label_values_are_escaped(site: Site, server: ServerMetrics) -> None:
-    name = 'a"b\\c\nd é'
-    page = MetricsPage("oslo", site.statistics, server, lambda: [(name, "normal", 1.0, 1.0)])
-    assert value(page, "floodmark_feed_state", feed=name, state="normal") == 1
 
 
 # The server
@@ -423,7 +423,7 @@ def test_outcome_says_what_the_caller_may_do(error: Exception | None, outcome: s
 def test_transactions_show_how_many_there_are_and_what_was_written_to_their_logs(
     site: Site, server: ServerMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = MetricsPage("oslo", site.statistics, server, transactions=site.transactions)
+    page = MetricsPage(site, server)
     assert value(page, "floodmark_transactions", state="open") == 0
     first, _ = site.transaction(), site.transaction()
     first.commit()

@@ -1,34 +1,31 @@
 """Metrics in Prometheus' text format, made when they are asked for.
 
-`SiteStatistics` holds what a site knows about itself, and this file names it; `ServerMetrics` counts what the
-server does.  Labels take only values that are known beforehand or that the site holds, so a caller cannot
-make the page grow.  A version is shown as the moment that it stands for, since a float has too few digits
-for it.
+`ServerMetrics` counts what the server does.  The other metrics render the statistics of the site.  Labels
+take only values that are known beforehand or that the site holds, so a caller cannot make the page grow.  A
+version is shown as its moment, since a float has too few digits for it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from floodmark.feed.named.feeds import FeedStatistics
-from floodmark.host.ports import Transactions
-from floodmark.host.statistics import (
-    NamespaceStatistics,
-    PartitionStatistics,
-    ReplicationStatistics,
-    SiteStatistics,
-)
-from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
+from floodmark.feed.named.store import FeedStore
+from floodmark.host.ports import Host
+from floodmark.host.statistics import AlarmKind, SiteStatistics
+from floodmark.log import Histogram as LogHistogram
+from floodmark.model.errors import FeedNotFound, FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
 from floodmark.model.partition import HoldKind
 from floodmark.model.stream import Way
-from floodmark.model.version import Version, physical_ms
-from floodmark.server.metrics_links import check_families, link_families
-from floodmark.server.metrics_transactions import transaction_families
+from floodmark.model.transaction import TransactionState
+from floodmark.model.version import physical_ms
+from floodmark.site.site import Site
 
 BUCKETS_SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -38,9 +35,6 @@ OTHER: Final = "other"
 NAMESPACES_SHOWN_MAX: Final = 1_000
 
 _log = logging.getLogger("floodmark.server")
-
-# Name, state, and how many seconds its checkpoint and its resolved version lie behind; None if unknown.
-FeedLag: TypeAlias = tuple[str, str, float | None, float | None]
 
 
 def outcome_of(error: BaseException | None) -> str:
@@ -143,26 +137,28 @@ class ServerMetrics:
                 yield family
 
 
+# A number, one for each value of one more label, or a histogram; None if there is none.
+_Value: TypeAlias = float | Mapping[str, float | None] | LogHistogram | None
+# The help of a metric, the path of its attribute or a function that reads it, and the name of one more label.
+_Described: TypeAlias = tuple[str, str | Callable[[Any], _Value]] | tuple[str, Callable[[Any], _Value], str]
+
+
+class _Metric(NamedTuple):
+    """A metric of some statistics."""
+
+    family: Any
+    name: str
+    help: str
+    read: Callable[[Any], _Value]
+    label: str | None = None
+
+
 class MetricsPage(Collector):
     """All metrics of one server: its own, its site's and its feeds'."""
 
-    def __init__(
-        self,
-        site: str,
-        statistics: Callable[[], SiteStatistics],
-        server: ServerMetrics,
-        feeds: Callable[[], Iterable[FeedLag]] | None = None,
-        replication: Callable[[], ReplicationStatistics] | None = None,
-        checked: Callable[[], Iterable[FeedStatistics]] | None = None,
-        transactions: Transactions | None = None,
-    ) -> None:
+    def __init__(self, site: Site, server: ServerMetrics) -> None:
         self._site = site
-        self._replication = replication
-        self._checked = checked
-        self._transactions = transactions
-        self._statistics = statistics
         self._server = server
-        self._feeds = feeds
         # A registry of its own: the library's global one would collect what others register.
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -173,215 +169,275 @@ class MetricsPage(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry for each rendering."""
-        yield from self._server.families(self._site)
-        families = _unless_failing(lambda: _site_families(self._statistics()))
-        up = "Whether the site answers; if not, its own metrics are missing here."
-        yield _gauge("floodmark_site_up", up, self._site, bool(families))
+        """The families of one rendering; the registry calls it."""
+        name = self._site.name
+        yield from self._server.families(name)
+        families = self._of_host(_site_families)
+        yield from _families(("site",), [((name,), bool(families))], _UP)
         yield from families
-        if self._feeds is not None:
-            yield from _unless_failing(self._feed_families)
-        replication = self._replication
-        if replication is not None:
-            yield from _unless_failing(lambda: link_families(replication()))
-        checked = self._checked
-        if checked is not None:
-            yield from _unless_failing(lambda: check_families(self._site, checked()))
-        transactions = self._transactions
-        if transactions is not None:
-            yield from _unless_failing(lambda: transaction_families(self._site, transactions))
+        for part in (_feed_families, _link_families, _transaction_families):
+            yield from self._of_host(part)
 
-    def _feed_families(self) -> Iterator[Metric]:
-        assert self._feeds is not None
-        labels = ("site", "feed")
-        state = GaugeMetricFamily(
-            "floodmark_feed_state", "1 for the state that a feed is in.", labels=(*labels, "state")
-        )
-        checkpoint = GaugeMetricFamily(
-            "floodmark_feed_checkpoint_lag_seconds", "How far a feed's checkpoint lies behind.", labels=labels
-        )
-        resolved = GaugeMetricFamily(
-            "floodmark_feed_resolved_lag_seconds",
-            "How far the resolved version that a feed has seen lies behind.",
-            labels=labels,
-        )
-        for name, present, checkpoint_lag, resolved_lag in self._feeds():
-            state.add_metric((self._site, name, present), 1)
-            if checkpoint_lag is not None:
-                checkpoint.add_metric((self._site, name), checkpoint_lag)
-            if resolved_lag is not None:
-                resolved.add_metric((self._site, name), resolved_lag)
-        yield state
-        yield checkpoint
-        yield resolved
+    def _of_host(self, families: Callable[[Host], Iterator[Metric]]) -> list[Metric]:
+        """Some metrics, or none if the site fails: the page is needed most when the site is in trouble."""
+        try:
+            return list(families(self._site.host))
+        except FloodmarkError as error:
+            _log.warning("metrics of the site are missing from the page: %s", error)
+            return []
 
 
-_SITE_COUNTERS: Final[tuple[tuple[str, str, Callable[[SiteStatistics], int]], ...]] = (
-    ("floodmark_commits", "Commits since the site was opened.", lambda s: s.commits),
-    ("floodmark_changes", "Changes since the site was opened.", lambda s: s.changes),
-    ("floodmark_written_bytes", "Bytes of keys and values written.", lambda s: s.bytes_written),
-    ("floodmark_commit_rounds", "Rounds of group commit.", lambda s: s.rounds),
-    ("floodmark_recoveries", "Recoveries from failures of storage.", lambda s: s.recoveries),
-    ("floodmark_garbage_runs", "Runs of garbage collection.", lambda s: s.garbage.runs),
-    (
-        "floodmark_garbage_versions_read",
-        "Versions that garbage collection has looked at.",
-        lambda s: s.garbage.versions_read,
+def feed_statistics(feeds: FeedStore) -> Iterator[FeedStatistics]:
+    """The statistics of all feeds, without those that are removed meanwhile."""
+    for feed in feeds.list():
+        with suppress(FeedNotFound):
+            yield feeds.statistics(feed.name)
+
+
+def _families(
+    labels: Sequence[str], items: Iterable[tuple[Sequence[str], object]], metrics: Iterable[_Metric]
+) -> Iterator[Metric]:
+    """Metrics of some items, each with the values of its labels."""
+    known = list(items)
+    for metric in metrics:
+        more = () if metric.label is None else (metric.label,)
+        family = metric.family(metric.name, metric.help, labels=(*labels, *more))
+        for values, item in known:
+            found = metric.read(item)
+            if isinstance(found, LogHistogram):
+                family.add_metric(values, found.cumulative(), found.sum)
+                continue
+            for extra, number in found.items() if isinstance(found, Mapping) else [(None, found)]:
+                if number is not None:
+                    family.add_metric(values if extra is None else (*values, extra), number)
+        yield family
+
+
+def _describe(family: Any) -> Callable[..., list[_Metric]]:
+    def describe(**metrics: _Described) -> list[_Metric]:
+        return [
+            _Metric(family, f"floodmark_{name}", text, _reader(name, source), *label)
+            for name, (text, source, *label) in metrics.items()
+        ]
+
+    return describe
+
+
+_counters, _gauges = _describe(CounterMetricFamily), _describe(GaugeMetricFamily)
+_histograms = _describe(HistogramMetricFamily)
+
+
+def _reader(name: str, source: str | Callable[[Any], _Value]) -> Callable[[Any], _Value]:
+    """Reads an attribute.  A metric of seconds shows milliseconds as seconds, or a version as its moment."""
+    if not isinstance(source, str):
+        return source
+    get = attrgetter(source)
+    if name.endswith("_timestamp_seconds"):
+        return lambda item: physical_ms(get(item)) / 1000 if get(item) else None
+    return (lambda item: _seconds(get(item))) if source.endswith("_ms") else get
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _held_seconds(site: SiteStatistics) -> dict[str, float | None]:
+    ages_ms = {kind: [hold.age_ms for hold in site.held_back_by if hold.kind is kind] for kind in HoldKind}
+    return {kind.value: max(ages, default=0) / 1000 for kind, ages in ages_ms.items()}
+
+
+_FIRST: Final = f"if there is one; for the first {NAMESPACES_SHOWN_MAX:,} namespaces."
+_UP: Final = _gauges(site_up=("Whether the site answers; if not, its own metrics are missing here.", float))
+_INFO: Final = _gauges(site_info=("The site that this server serves.", lambda _: 1))
+_SITE: Final = [
+    *_counters(
+        commits=("Commits since the site was opened.", "commits"),
+        changes=("Changes since the site was opened.", "changes"),
+        written_bytes=("Bytes of keys and values written.", "bytes_written"),
+        commit_rounds=("Rounds of group commit.", "rounds"),
+        recoveries=("Recoveries from failures of storage.", "recoveries"),
+        garbage_runs=("Runs of garbage collection.", "garbage.runs"),
+        garbage_versions_read=("Versions that garbage collection read.", "garbage.versions_read"),
+        garbage_versions_removed=("Versions that garbage collection removed.", "garbage.versions_removed"),
+        garbage_keys_removed=("Keys that garbage collection removed entirely.", "garbage.keys_removed"),
+        garbage_namespaces_removed=(
+            "Dropped namespaces that garbage collection removed.",
+            "garbage.namespaces_removed",
+        ),
+        delivered_changes=(
+            "Changes that readers were given, by way.",
+            lambda s: {way: s.readers.changes.get(way, 0) for way in Way},
+            "way",
+        ),
     ),
-    (
-        "floodmark_garbage_versions_removed",
-        "Versions that garbage collection has removed.",
-        lambda s: s.garbage.versions_removed,
+    *_gauges(
+        version_timestamp_seconds=("Moment of the latest version that the site minted or saw.", "version"),
+        resolved_version_timestamp_seconds=(
+            "Moment up to which every change is durable and published.",
+            "resolved_version",
+        ),
+        resolved_version_lag_seconds=(
+            "Distance of the resolved version from the latest version.",
+            lambda s: max(0, physical_ms(s.version) - physical_ms(s.resolved_version)) / 1000,
+        ),
+        resolved_version_held_seconds=(
+            "For how long the resolved version has been held back, by what; 0 up to two seconds.",
+            _held_seconds,
+            "by",
+        ),
+        clock_ahead_seconds=("How far the site's clock runs ahead of the machine's.", "clock_ahead_ms"),
+        data_bytes=("Size of the data on disk.", "data_bytes"),
+        change_log_bytes=("Size of the change logs on disk.", "log_bytes"),
+        last_heartbeat_timestamp_seconds=(
+            "Moment of the last heartbeat.",
+            lambda s: None if s.last_heartbeat is None else s.last_heartbeat.timestamp(),
+        ),
+        background_failing=(
+            "1 while heartbeats or garbage collection fail.",
+            lambda s: s.background_error is not None,
+        ),
+        garbage_log_trimmed_timestamp_seconds=(
+            "Moment up to which change logs were trimmed.",
+            "garbage.log_trimmed_version",
+        ),
+        change_readers=("Streams of changes that are open.", lambda s: len(s.readers.open)),
+        change_readers_lag_seconds=(
+            "Lag of the slowest reader that follows, if any follows.",
+            lambda s: max((each.lag_ms / 1000 for each in s.readers.open if each.follow), default=None),
+        ),
+        namespaces=("Namespaces of the site.", lambda s: len(s.namespaces)),
+        partitions=("Partitions of the site.", lambda s: len(s.partitions)),
     ),
-    (
-        "floodmark_garbage_keys_removed",
-        "Keys that garbage collection has removed entirely.",
-        lambda s: s.garbage.keys_removed,
+]
+_NAMESPACE: Final = _gauges(
+    namespace_oldest_version_timestamp_seconds=(
+        f"Moment of the oldest version that can be read, {_FIRST}",
+        "oldest_version",
     ),
-    (
-        "floodmark_garbage_namespaces_removed",
-        "Dropped namespaces that garbage collection has removed.",
-        lambda s: s.garbage.namespaces_removed,
+    namespace_collected_horizon_timestamp_seconds=(
+        f"Moment of the latest stamp whose key was removed entirely, {_FIRST}",
+        "collected_horizon",
     ),
 )
-
-_SITE_GAUGES: Final[tuple[tuple[str, str, Callable[[SiteStatistics], float | None]], ...]] = (
-    (
-        "floodmark_version_timestamp_seconds",
-        "Moment of the latest version that the site has given or seen.",
-        lambda s: _moment(s.version),
-    ),
-    (
-        "floodmark_resolved_version_timestamp_seconds",
-        "Moment up to which every change is durable and published.",
-        lambda s: _moment(s.resolved_version),
-    ),
-    (
-        "floodmark_resolved_version_lag_seconds",
-        "How far the resolved version lies behind the latest version.",
-        lambda s: max(0, physical_ms(s.version) - physical_ms(s.resolved_version)) / 1000,
-    ),
-    (
-        "floodmark_clock_ahead_seconds",
-        "How far the site's clock runs ahead of the machine's.",
-        lambda s: s.clock_ahead_ms / 1000,
-    ),
-    ("floodmark_data_bytes", "Size of the data on disk.", lambda s: s.data_bytes),
-    ("floodmark_change_log_bytes", "Size of the change logs on disk.", lambda s: s.log_bytes),
-    (
-        "floodmark_last_heartbeat_timestamp_seconds",
-        "Moment of the last heartbeat.",
-        lambda s: None if s.last_heartbeat is None else s.last_heartbeat.timestamp(),
-    ),
-    (
-        "floodmark_background_failing",
-        "1 while heartbeats or garbage collection fail.",
-        lambda s: s.background_error is not None,
-    ),
-    (
-        "floodmark_garbage_log_trimmed_timestamp_seconds",
-        "Moment up to which change logs were trimmed.",
-        lambda s: _moment(s.garbage.log_trimmed_version),
-    ),
-    (
-        "floodmark_change_readers",
-        "Streams of changes that are open.",
-        lambda s: len(s.readers.open),
-    ),
-    (
-        "floodmark_change_readers_lag_seconds",
-        "How far the slowest reader that follows lies behind, if any follows.",
-        lambda s: max((reader.lag_ms / 1000 for reader in s.readers.open if reader.follow), default=None),
-    ),
-    ("floodmark_namespaces", "Namespaces of the site.", lambda s: len(s.namespaces)),
-    ("floodmark_partitions", "Partitions of the site.", lambda s: len(s.partitions)),
+_PARTITION: Final = _counters(
+    partition_writes=("Changes written to a partition.", "writes"),
+    partition_reads=("Reads from a partition.", "reads"),
+    partition_written_bytes=("Bytes written to a partition.", "bytes_written"),
 )
-
-_SHOWN: Final = f"if there is one; for the first {NAMESPACES_SHOWN_MAX:,} namespaces"
-
-_NAMESPACE_GAUGES: Final[tuple[tuple[str, str, Callable[[NamespaceStatistics], Version]], ...]] = (
-    (
-        "floodmark_namespace_oldest_version_timestamp_seconds",
-        f"Moment of the oldest version that can be read, {_SHOWN}.",
-        lambda n: n.oldest_version,
+_FEED: Final = [
+    *_gauges(
+        feed_state=("1 for the state that a feed is in.", lambda feed: {feed.state: 1}, "state"),
+        feed_checkpoint_lag_seconds=("Lag of a feed's checkpoint.", "checkpoint_lag_ms"),
+        feed_resolved_lag_seconds=("Lag of the resolved version that a feed has seen.", "resolved_lag_ms"),
+        feed_alarm=("1 if an operator should look at the feed.", lambda feed: feed.alarm is not None),
     ),
-    (
-        "floodmark_namespace_collected_horizon_timestamp_seconds",
-        f"Moment of the latest stamp whose key was removed entirely, {_SHOWN}.",
-        lambda n: n.collected_horizon,
+    *_counters(
+        feed_intervals_checked=(
+            "Intervals between heartbeats whose changes a feed has all delivered.",
+            "checks.intervals_checked",
+        ),
+        feed_intervals_unchecked=(
+            "Intervals between heartbeats in which a feed could not be checked.",
+            "checks.intervals_unchecked",
+        ),
+        feed_intervals_wrong=(
+            "Intervals between heartbeats in which a feed has lost, doubled or altered changes.",
+            "checks.intervals_wrong",
+        ),
+    ),
+]
+_LINK: Final = [
+    *_gauges(
+        link_heartbeat_age_seconds=(
+            "Time since the source wrote the last heartbeat that came, if one came.",
+            "heartbeat_age_ms",
+        ),
+        link_backlog_seconds=("Distance of the changes that are in from the present.", "backlog_ms"),
+        link_lag_seconds=(
+            "Age of the changes of the last minutes when they were in: the median, and the 99th of 100.",
+            lambda link: {"0.5": _seconds(link.lag_ms_p50), "0.99": _seconds(link.lag_ms_p99)},
+            "quantile",
+        ),
+        link_alarm=(
+            "1 if an operator should look at the link.",
+            lambda link: {kind: kind in {alarm.kind for alarm in link.alarms} for kind in AlarmKind},
+            "kind",
+        ),
+    ),
+    *_counters(
+        link_intervals_checked=(
+            "Intervals between heartbeats whose changes have all come.",
+            "intervals_checked",
+        ),
+        link_intervals_unchecked=(
+            "Intervals between heartbeats that could not be checked.",
+            "intervals_unchecked",
+        ),
+        link_intervals_wrong=(
+            "Intervals between heartbeats in which changes are missing, doubled or altered.",
+            "intervals_wrong",
+        ),
+    ),
+]
+_UNENDED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING)
+_TRANSACTIONS: Final = _gauges(
+    transactions=(
+        "Transactions that have not ended, by state.",
+        lambda counts: {state.value: counts.states.get(state, 0) for state in _UNENDED},
+        "state",
+    ),
+    transaction_oldest_age_seconds=(
+        "The age of the oldest transaction that has not ended; 0 if there is none.",
+        "oldest_age_ms",
     ),
 )
+_LOG: Final = [
+    *_histograms(
+        txn_log_records_per_entry=("Records in a batched entry.", "statistics.records_per_entry"),
+        txn_log_entry_size_bytes=("Bytes of a batched entry.", "statistics.entry_size_bytes"),
+        txn_log_oldest_record_delay_seconds=(
+            "Wait of the oldest record of an entry.",
+            "statistics.oldest_record_delay_seconds",
+        ),
+    ),
+    *_counters(
+        txn_log_flushes=(
+            "Batched entries that were written, by trigger.",
+            lambda log: log.statistics.flushes,
+            "trigger",
+        ),
+        txn_log_bare_entries=("Entries of one record that were written.", "statistics.bare_entries"),
+        txn_log_failed_appends=("Entries that could not be written.", "statistics.failed_appends"),
+    ),
+    *_gauges(txn_log_live_records=("Records that are needed.", "live_records")),
+]
 
-_PARTITION_COUNTERS: Final[tuple[tuple[str, str, Callable[[PartitionStatistics], int]], ...]] = (
-    ("floodmark_partition_writes", "Changes written to a partition.", lambda p: p.writes),
-    ("floodmark_partition_reads", "Reads from a partition.", lambda p: p.reads),
-    ("floodmark_partition_written_bytes", "Bytes written to a partition.", lambda p: p.bytes_written),
-)
 
-
-def _unless_failing(families: Callable[[], Iterator[Metric]]) -> list[Metric]:
-    """All of some metrics, or none.  The page is needed most when the site is in trouble."""
-    try:
-        return list(families())
-    except FloodmarkError as error:
-        _log.warning("metrics of the site are missing from the page: %s", error)
-        return []
-
-
-def _site_families(statistics: SiteStatistics) -> Iterator[Metric]:
+def _site_families(host: Host) -> Iterator[Metric]:
+    statistics = host.status.statistics()
     site = statistics.site
-    info = GaugeMetricFamily(
-        "floodmark_site_info", "The site that this server serves.", labels=("site", "site_id", "format")
-    )
-    info.add_metric((site, str(statistics.site_id), str(statistics.format)), 1)
-    yield info
-    for name, text, count in _SITE_COUNTERS:
-        yield _counter(name, text, site, count(statistics))
-    for name, text, value_of in _SITE_GAUGES:
-        value = value_of(statistics)
-        if value is not None:
-            yield _gauge(name, text, site, value)
-    held = GaugeMetricFamily(
-        "floodmark_resolved_version_held_seconds",
-        "For how long the resolved version has been held back, by what; 0 up to two seconds.",
-        labels=("site", "by"),
-    )
-    for kind in HoldKind:
-        ages_ms = [hold.age_ms for hold in statistics.held_back_by if hold.kind is kind]
-        held.add_metric((site, kind.value), max(ages_ms, default=0) / 1000)
-    yield held
-    delivered = CounterMetricFamily(
-        "floodmark_delivered_changes", "Changes that readers were given, by way.", labels=("site", "way")
-    )
-    for way in Way:
-        delivered.add_metric((site, way), statistics.readers.changes.get(way, 0))
-    yield delivered
-    for name, text, version_of in _NAMESPACE_GAUGES:
-        gauge = GaugeMetricFamily(name, text, labels=("site", "namespace"))
-        for namespace in statistics.namespaces[:NAMESPACES_SHOWN_MAX]:
-            moment = _moment(version_of(namespace))
-            if moment is not None:
-                gauge.add_metric((site, namespace.name), moment)
-        yield gauge
-    for name, text, count_of in _PARTITION_COUNTERS:
-        counter = CounterMetricFamily(name, text, labels=("site", "partition"))
-        for partition in statistics.partitions:
-            counter.add_metric((site, str(partition.id)), count_of(partition))
-        yield counter
+    info = (site, str(statistics.site_id), str(statistics.format))
+    yield from _families(("site", "site_id", "format"), [(info, statistics)], _INFO)
+    yield from _families(("site",), [((site,), statistics)], _SITE)
+    namespaces = [((site, each.name), each) for each in statistics.namespaces[:NAMESPACES_SHOWN_MAX]]
+    yield from _families(("site", "namespace"), namespaces, _NAMESPACE)
+    partitions = [((site, str(each.id)), each) for each in statistics.partitions]
+    yield from _families(("site", "partition"), partitions, _PARTITION)
 
 
-def _counter(name: str, text: str, site: str, value: float) -> Metric:
-    family = CounterMetricFamily(name, text, labels=("site",))
-    family.add_metric((site,), value)
-    return family
+def _feed_families(host: Host) -> Iterator[Metric]:
+    feeds = [((host.identity.site, feed.name), feed) for feed in feed_statistics(host.feeds)]
+    return _families(("site", "feed"), feeds, _FEED)
 
 
-def _gauge(name: str, text: str, site: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=("site",))
-    family.add_metric((site,), value)
-    return family
+def _link_families(host: Host) -> Iterator[Metric]:
+    found = host.status.replication()
+    links = [((found.site, link.source, link.namespace), link) for link in found.links]
+    return _families(("site", "source", "namespace"), links, _LINK)
 
 
-def _moment(version: Version) -> float | None:
-    """The moment of a version in unix seconds; None for 0, which stands before everything."""
-    return physical_ms(version) / 1000 if version else None
+def _transaction_families(host: Host) -> Iterator[Metric]:
+    site, transactions = host.identity.site, host.transactions
+    yield from _families(("site",), [((site,), transactions.count())], _TRANSACTIONS)
+    logs = [((site, log.log.value, log.owner), log) for log in transactions.logs()]
+    yield from _families(("site", "log", "owner"), logs, _LOG)

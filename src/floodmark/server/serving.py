@@ -8,8 +8,6 @@ acknowledged or was never begun.
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from ssl import SSLContext
 from threading import Lock, Thread
@@ -17,9 +15,7 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
-from floodmark.feed.named.feeds import FeedStatistics
-from floodmark.feed.named.store import FeedStore
-from floodmark.model.errors import CannotOpen, FeedNotFound, FloodmarkError, InvalidConfiguration
+from floodmark.model.errors import CannotOpen, FloodmarkError, InvalidConfiguration
 from floodmark.model.limits import MIB, STREAMS_MAX, STREAMS_PER_CALLER_MAX
 from floodmark.server.access import (
     OPEN_ACCESS,
@@ -31,7 +27,7 @@ from floodmark.server.access import (
 )
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.health import HealthServer
-from floodmark.server.metrics import FeedLag, MetricsPage
+from floodmark.server.metrics import MetricsPage, feed_statistics
 from floodmark.server.relay import Relay, listen_on, make_tls
 from floodmark.server.service import Service
 from floodmark.server.stalled import STALL_SECONDS
@@ -182,16 +178,7 @@ class Server:
     # Health
 
     def _serve_health(self, listen: Listen) -> HealthServer:
-        host = self._site.host
-        page = MetricsPage(
-            self._site.name,
-            host.status.statistics,
-            self.service.metrics,
-            feeds=lambda: _feed_lags(host.feeds),
-            replication=host.status.replication,
-            checked=lambda: _feed_statistics(host.feeds),
-            transactions=host.transactions,
-        )
+        page = MetricsPage(self._site, self.service.metrics)
         return HealthServer(
             listen.host,
             listen.port,
@@ -223,7 +210,7 @@ class Server:
         try:
             feeds = [
                 f"feed {feed.name}: {feed.alarm}"
-                for feed in _feed_statistics(self._site.host.feeds)
+                for feed in feed_statistics(self._site.host.feeds)
                 if feed.alarm is not None
             ]
             return [*found, *self._site.host.status.replication().alarms, *feeds]
@@ -336,16 +323,3 @@ def _cannot_listen(listen: Listen, reason: str) -> CannotOpen:
         host=listen.host,
         port=listen.port,
     )
-
-
-def _feed_lags(feeds: FeedStore) -> Iterator[FeedLag]:
-    """How far each feed lies behind, for the metrics."""
-    for lag in _feed_statistics(feeds):
-        yield lag.name, lag.state, lag.checkpoint_lag_ms / 1000, lag.resolved_lag_ms / 1000
-
-
-def _feed_statistics(feeds: FeedStore) -> Iterator[FeedStatistics]:
-    for feed in feeds.list():
-        # One that was removed a moment ago is left out.
-        with suppress(FeedNotFound):
-            yield feeds.statistics(feed.name)
