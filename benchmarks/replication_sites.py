@@ -11,13 +11,12 @@ import floodmark
 from floodmark import Site
 from floodmark.codec.changelog import encode_log_range
 from floodmark.host.embedded import EmbeddedHost
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
 from floodmark.partition.families import LOG
 from floodmark.partition.node import NODE
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 
 COMMIT: Final = 50

@@ -33,10 +33,10 @@ from benchmarks.replication_sites import COMMIT, embedded, open_site, run_link
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import PLAIN
+from floodmark.links.applying import Applier
+from floodmark.links.reading import RowKind, read_step
+from floodmark.links.steps import plan_step
 from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.replication.applying import Applier
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import RowKind, read_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site
 

@@ -22,15 +22,15 @@ from floodmark.divergence import (
     take_vantage,
 )
 from floodmark.engine import MemoryEngine
+from floodmark.links.applying import Applier
+from floodmark.links.reading import RowKind, read_step
+from floodmark.links.steps import plan_step
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import FoundRecord
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
 from floodmark.partition.families import DATA
-from floodmark.replication.applying import Applier
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import RowKind, read_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime

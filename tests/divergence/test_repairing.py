@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import reduce
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 from tests.divergence.worlds import KEYS, Site, World, visible
@@ -24,6 +24,7 @@ from floodmark.divergence import (
 )
 from floodmark.divergence.repairing import KEYS_AT_ONCE
 from floodmark.host.directory import Identity
+from floodmark.host.ports import Host
 from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -242,6 +243,11 @@ class ModelHost:
         return ModelStatistics([])
 
 
+def mend(hosts: Sequence[ModelHost], namespace: str, drifts: Sequence[Drift]) -> RepairSummary:
+    """Repair sites that have all that repair asks for."""
+    return repair([cast(Host, host) for host in hosts], namespace, drifts)
+
+
 class ModelStatistics(NamedTuple):
     namespaces: list["ModelNamespace"]
 
@@ -278,7 +284,7 @@ def test_after_a_repair_all_sites_of_a_world_agree_and_hold_what_was_written() -
         hosts = [ModelHost(site) for site in world.sites]
         drifts = find_drifts(hosts)
         expected = {key: join_of(world, key) for key in {drift.key for drift in drifts}}
-        summary = repair(hosts, "users", drifts)
+        summary = mend(hosts, "users", drifts)
         assert summary == RepairSummary(repaired=len(expected)), f"seed {seed}"
         assert find_drifts(hosts) == [], f"seed {seed}"
         now_ms = max(site.clock for site in world.sites) >> 18
@@ -316,7 +322,7 @@ def test_what_has_changed_since_it_was_seen_is_left_alone() -> None:
     hosts = two_sites(put(b"1", Stamp(5, 1)), put(b"2", Stamp(6, 2)))
     drift = drift_of(hosts)
     hosts[0].site.records[b"ada"].append((45, put(b"3", Stamp(45, 1))))
-    assert repair(hosts, "users", [drift]) == RepairSummary(changed_meanwhile=1)
+    assert mend(hosts, "users", [drift]) == RepairSummary(changed_meanwhile=1)
     assert hosts[0].written == hosts[1].written == []
 
 
@@ -329,19 +335,19 @@ def test_what_changes_under_the_eyes_of_repair_is_left_alone(monkeypatch: pytest
         return write(namespace, repairs)
 
     monkeypatch.setattr(hosts[0], "repair_records", write_late)
-    assert repair(hosts, "users", [drift]) == RepairSummary(changed_meanwhile=1)
+    assert mend(hosts, "users", [drift]) == RepairSummary(changed_meanwhile=1)
 
 
 def test_a_record_is_given_to_who_lacks_it_and_never_taken_away() -> None:
     hosts = two_sites(None, put(b"1", Stamp(6, 2)))
-    assert repair(hosts, "users", [drift_of(hosts)]) == RepairSummary(repaired=1)
+    assert mend(hosts, "users", [drift_of(hosts)]) == RepairSummary(repaired=1)
     assert hosts[0].written == [Repair(b"ada", 0, put(b"1", Stamp(6, 2)))]
     assert hosts[1].written == []
 
 
 def test_what_cannot_be_repaired_is_told_with_its_reason() -> None:
     hosts = two_sites(put(b"1", Stamp(5, 3)), put(b"2", Stamp(5, 3)))
-    summary = repair(hosts, "users", [drift_of(hosts)])
+    summary = mend(hosts, "users", [drift_of(hosts)])
     assert (summary.repaired, summary.impossible) == (0, 1)
     assert "b'ada': sites hold different bytes under one stamp" in summary.problems[0]
 
@@ -350,7 +356,7 @@ def test_a_site_that_was_not_found_to_differ_is_a_source_and_not_written_to() ->
     hosts = two_sites(put(b"x", Stamp(5, 3)), put(b"y", Stamp(5, 3)))
     origin = ModelHost(Site(3, 0, clock=50))
     origin.site.records[b"ada"] = [(5, encode_value(b"1"))]
-    summary = repair([*hosts, origin], "users", [drift_of(hosts)])
+    summary = mend([*hosts, origin], "users", [drift_of(hosts)])
     assert summary == RepairSummary(repaired=1)
     assert [each.stored for host in hosts for each in host.written] == [put(b"1", Stamp(5, 3))] * 2
     assert origin.written == []
@@ -373,7 +379,7 @@ def test_a_key_that_cannot_be_repaired_keeps_no_other_from_it(
         return act(namespace, some, *others)
 
     monkeypatch.setattr(hosts[0], call, refuse)
-    summary = repair(hosts, "users", [drift_of(hosts, key) for key in keys])
+    summary = mend(hosts, "users", [drift_of(hosts, key) for key in keys])
     assert (summary.repaired, summary.changed_meanwhile, summary.impossible) == (len(keys) - 1, 0, 1)
     (problem,) = summary.problems
     assert problem.startswith("b'0007': site-1 ")
@@ -395,13 +401,13 @@ def test_a_site_that_takes_nothing_is_not_asked_for_each_key(
         raise error("refused")
 
     monkeypatch.setattr(hosts[0], "repair_records", refuse)
-    summary = repair(hosts, "users", [drift_of(hosts, key) for key in keys])
+    summary = mend(hosts, "users", [drift_of(hosts, key) for key in keys])
     assert (summary.repaired, summary.impossible, asked) == (0, 10, [10])
 
 
 def test_the_right_bytes_under_a_stamp_that_cannot_be_are_written_again() -> None:
     hosts = two_sites(put(b"1", Stamp(5, 3)), put(b"1", Stamp(60, 3)))
-    assert repair(hosts, "users", [drift_of(hosts)]) == RepairSummary(repaired=1)
+    assert mend(hosts, "users", [drift_of(hosts)]) == RepairSummary(repaired=1)
     assert hosts[1].written == [Repair(b"ada", 40, put(b"1", Stamp(5, 3)))]
 
 
@@ -410,5 +416,5 @@ def test_many_keys_are_repaired_a_few_at_a_time() -> None:
     keys = [b"%04d" % number for number in range(3 * KEYS_AT_ONCE + 1)]
     for key in keys:
         hosts[1].site.records[key] = [(40, encode_value(key))]
-    assert repair(hosts, "users", [drift_of(hosts, key) for key in keys]).repaired == len(keys)
+    assert mend(hosts, "users", [drift_of(hosts, key) for key in keys]).repaired == len(keys)
     assert [hosts[0].site.newest(key) for key in keys] == [put(key, Stamp(40, 2)) for key in keys]

@@ -12,9 +12,9 @@ import pytest
 from tests.divergence.support_sites import POLICIES, RETENTION_MS, Sites
 
 from floodmark.divergence import Drift, Lag, compare_keys, take_vantage
-from floodmark.replication.applying import Applier
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import read_step
+from floodmark.links.applying import Applier
+from floodmark.links.reading import read_step
+from floodmark.links.steps import plan_step
 
 KEYS = [b"key-%d" % number for number in range(8)]
 

@@ -19,9 +19,8 @@ from tests.server.processes import wait_until
 
 from floodmark.links.driver import TopologySummary, site_addresses
 from floodmark.links.pair import LinkPair
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import InvalidConfiguration, StaleLink
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import Topology, parse_topology
 from floodmark.site.address import SiteAddress
 

@@ -11,6 +11,7 @@ from floodmark.engine import MemoryEngine
 from floodmark.links.driver import run_links
 from floodmark.links.pair import LinkPair, begin_copy, pair_topology
 from floodmark.links.process import ProcessRunner
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import (
     Fenced,
     InvalidArgument,
@@ -19,8 +20,6 @@ from floodmark.model.errors import (
     NamespaceNotFound,
 )
 from floodmark.partition import FAMILIES
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site
 from floodmark.site.address import SiteAddress

@@ -6,10 +6,10 @@ from itertools import groupby
 import pyarrow
 from tests.replication.support_links import Mesh, embedded
 
+from floodmark.links.applying import Applier
 from floodmark.model.change import Change, Stamp
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import Applier
 from floodmark.replication.links import LinkRow
 from floodmark.replication.step import LinkStep
 from floodmark.site import Site

@@ -6,11 +6,11 @@ from typing import Final
 
 from floodmark.engine import Engine, MemoryEngine
 from floodmark.host.embedded import EmbeddedHost
+from floodmark.links.applying import Applier
+from floodmark.links.reading import read_step
+from floodmark.links.steps import plan_step, run_step
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import Applier, run_step
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import read_step
 from floodmark.replication.step import LinkStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site, open_engine

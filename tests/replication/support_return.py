@@ -11,12 +11,11 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import MemoryEngine
+from floodmark.links.exchange import Copied
+from floodmark.links.returning import BackupFacts, Portion, join_namespace, return_namespace
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import FAMILIES
-from floodmark.replication.applying import run_step
-from floodmark.replication.exchange import Copied
-from floodmark.replication.planning import plan_step
-from floodmark.replication.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site, open_engine
 from floodmark.site.arguments import qualify_range

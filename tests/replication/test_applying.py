@@ -22,15 +22,15 @@ from tests.replication.support_links import Mesh
 from floodmark.accounting.account import Account, Checked, Doubt, Unchecked
 from floodmark.engine import MemoryEngine
 from floodmark.engine.base import EngineLimits
+from floodmark.links.applying import Applier
+from floodmark.links.reading import decode_beat, encode_beat, read_part, read_step
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.change import Tally
 from floodmark.model.errors import CommitTooLarge, StaleLink
 from floodmark.model.limits import MIB
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied, NamespaceApplied
-from floodmark.replication.applying import Applier, run_step
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import decode_beat, encode_beat, read_part, read_step
 from floodmark.replication.step import LinkStep
 from floodmark.site import open_engine
 

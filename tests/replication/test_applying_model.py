@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.replication.support_applying import apply_rows, link_row, require_whole_commits, sliced, state_of
 from tests.replication.support_links import Mesh
 
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import read_step
+from floodmark.links.reading import read_step
+from floodmark.links.steps import plan_step
 
 NAMES: Final = ("oslo", "rome", "bonn")
 LINKS: Final = tuple(permutations(NAMES, 2))

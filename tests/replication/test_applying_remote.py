@@ -7,11 +7,10 @@ import pytest
 from tests.replication.support_applying import commits_of, state_of, stored_link
 
 from floodmark.engine import MemoryEngine
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import StaleLink
 from floodmark.model.limits import MIB
 from floodmark.partition import FAMILIES
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.server import serve
 from floodmark.site import Site, open_engine
 from floodmark.site.connecting import connect

@@ -11,6 +11,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
 from floodmark.host.statistics import AlarmKind
+from floodmark.links.steps import run_step
 from floodmark.model.change import Tally
 from floodmark.model.errors import (
     ClockSkew,
@@ -26,7 +27,6 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import compose
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import run_step
 from floodmark.replication.links import FINDINGS_KEPT, LinkRow
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, SiteState

@@ -16,9 +16,9 @@ import pytest
 from tests.replication.support_links import IDS, Mesh, embedded, open_one, topology_of
 
 from floodmark.engine import WriteRow
+from floodmark.links.steps import run_step
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.partition import FAMILIES, Storage
-from floodmark.replication.applying import run_step
 from floodmark.replication.links import LinkRow, Links
 from floodmark.replication.step import LinkStep
 from floodmark.site import Site

@@ -8,10 +8,10 @@ import pytest
 from tests.replication.support_links import Mesh
 
 from floodmark.codec.values import decode_value
+from floodmark.links.reading import ROWS, RowKind, decode_beat, read_part, read_step
+from floodmark.links.steps import plan_step
 from floodmark.model.change import Stamp, Tally
 from floodmark.model.ranges import KeyRange
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import ROWS, RowKind, decode_beat, read_part, read_step
 
 
 @pytest.fixture

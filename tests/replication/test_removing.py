@@ -8,13 +8,12 @@ from tests.replication.support_return import IDS, POLICIES, World
 
 from floodmark.codec.values import encode_value
 from floodmark.host.embedded import EmbeddedHost
+from floodmark.links.removing import Removed, remove_site
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Fenced, InvalidConfiguration, StaleLink
 from floodmark.model.partition import LinkGuard
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
-from floodmark.replication.removing import Removed, remove_site
 from floodmark.replication.topology import SiteState, Topology
 
 BONN = IDS["bonn"]

@@ -13,6 +13,9 @@ from tests.replication.support_return import IDS, POLICIES, CutOff, World
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import MemoryEngine
 from floodmark.host.catalog import Catalog
+from floodmark.links import returning
+from floodmark.links.removing import remove_site
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
@@ -25,11 +28,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import LinkGuard
 from floodmark.partition import FAMILIES
-from floodmark.replication import returning
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
-from floodmark.replication.removing import remove_site
 from floodmark.site import open_engine
 
 OSLO = IDS["oslo"]

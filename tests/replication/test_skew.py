@@ -8,10 +8,9 @@ from tests.replication.support_links import open_one, topology_of
 
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import MemoryEngine
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import ClockSkew
 from floodmark.partition import FAMILIES
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.testing.clock import START_MS, SimulatedTime
 
 NAMES = ("oslo", "rome", "bonn")

@@ -6,9 +6,8 @@ from datetime import timedelta
 import pytest
 from tests.replication.support_links import IDS, Mesh, embedded
 
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import InvalidArgument, NamespaceNotFound, VersionCollected
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.replication.step import LinkStep
 
 

@@ -11,11 +11,10 @@ from tests.server.support import LOOPBACK, connected
 from floodmark.engine import MemoryEngine
 from floodmark.host.linking import HEARTBEAT_MS_MAX
 from floodmark.host.statistics import AlarmKind
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import Fenced, InvalidConfiguration, StaleLink
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SiteState
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import open_engine

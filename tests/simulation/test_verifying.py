@@ -152,9 +152,10 @@ def check_fault(stage: Stage, fault: Fault) -> None:
     assert {drift.key for drift in drifts} == {fault.key.key}
     found = {(drift.left.site, drift.right.site): (drift.verdict, drift.part) for drift in drifts}
     assert found == {(sound.name, stage.broken.name): (fault.verdict, fault.part) for sound in stage.sound}
-    single = list(compare_keys(visited, namespace, [fault.key.key, b"key-0", b"nowhere"]))
+    hosts = [site.host for site in visited]
+    single = list(compare_keys(hosts, namespace, [fault.key.key, b"key-0", b"nowhere"]))
     assert [(each.key, type(each)) for each in single] == [(fault.key.key, Drift)] * len(stage.sound)
-    summary = repair(visited, namespace, drifts)
+    summary = repair(hosts, namespace, drifts)
     assert (summary.repaired, summary.changed_meanwhile, summary.impossible) == (1, 0, 0)
     assert find_all(sites, namespace) == []
 

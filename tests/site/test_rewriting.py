@@ -7,9 +7,9 @@ import pytest
 from tests.replication.support_links import IDS, Mesh, open_one, topology_of
 
 from floodmark.engine import MemoryEngine
+from floodmark.links.steps import run_step
 from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.partition import FAMILIES
-from floodmark.replication.applying import run_step
 from floodmark.replication.topology import SharedNamespace
 from floodmark.site import Site
 from floodmark.site.rewriting import rewrite

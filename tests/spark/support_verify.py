@@ -10,13 +10,12 @@ from floodmark.codec.ordered import encode_key
 from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.host.embedded import EmbeddedHost
+from floodmark.links.steps import plan_step, run_step
 from floodmark.merge.states import newest_stamp
 from floodmark.model.change import Stamp
 from floodmark.model.record import FoundRecord
 from floodmark.model.version import Version
 from floodmark.partition.families import DATA
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.site import Site
 from floodmark.spark import SiteAddress
 

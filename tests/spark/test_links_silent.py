@@ -16,9 +16,9 @@ from floodmark.clock import monotonic_ms
 from floodmark.links import connections as links_sites
 from floodmark.links.connections import Connections, attend
 from floodmark.links.planning import PLAN_SECONDS, LinkOptions, Piece, Planner, plan_all
+from floodmark.links.steps import run_step
 from floodmark.model.errors import Unreachable
 from floodmark.model.ranges import KeyRange
-from floodmark.replication.applying import run_step
 from floodmark.replication.step import LinkStep
 from floodmark.replication.topology import parse_topology
 from floodmark.site import Site

@@ -20,9 +20,8 @@ from tests.spark.support_garbage import collect_old
 
 import floodmark
 from floodmark.host.ports import NamespaceUpdate
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import VersionCollected
-from floodmark.replication.applying import run_step
-from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.replication.topology_file import render_topology
 from floodmark.server import serve

@@ -26,7 +26,6 @@ from floodmark.divergence.histories import (
     walk_histories,
 )
 from floodmark.divergence.looking import compare_keys, read_horizon, take_vantage
-from floodmark.divergence.ports import LookedAtSite, RepairedSite
 from floodmark.divergence.repairing import Choice, Copy, RepairSummary, choose_repair, repair
 from floodmark.divergence.rules import Judgement, Side, Verdict, covers, judge, verdict
 
@@ -45,10 +44,8 @@ __all__ = [
     "HistoryChange",
     "Judgement",
     "Lag",
-    "LookedAtSite",
     "Pair",
     "RepairSummary",
-    "RepairedSite",
     "Side",
     "ComparedTally",
     "Vantage",

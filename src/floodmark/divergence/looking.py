@@ -11,16 +11,17 @@ from typing import Final
 
 from floodmark.divergence.alignment import Row
 from floodmark.divergence.comparing import Comparison, Vantage, compare_rows
-from floodmark.divergence.ports import LookedAtSite, MemberFacts
+from floodmark.host.ports import Host
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.model.record import FoundRecord
 from floodmark.model.version import VERSION_MAX, Version
+from floodmark.replication.topology import MemberSite
 
 # As many as a site looks up in one call.
 KEYS_AT_ONCE: Final = 10_000
 
 
-def take_vantage(site: LookedAtSite, namespace: str) -> Vantage:
+def take_vantage(site: Host, namespace: str) -> Vantage:
     """A site as of now.  The caller sees to it that the version stays readable, by a safe point.
 
     Raises InvalidConfiguration where nothing can ever be told, because the site does not share the namespace,
@@ -47,7 +48,7 @@ def take_vantage(site: LookedAtSite, namespace: str) -> Vantage:
     return Vantage(own.site, own.site_id, version, mark, horizon_of)
 
 
-def read_horizon(site: LookedAtSite, namespace: str, known: Collection[int]) -> Version:
+def read_horizon(site: Host, namespace: str, known: Collection[int]) -> Version:
     """The collected horizon of a namespace now, for a vantage that knows of some sites, by their ids.
 
     It is above everything if another site has joined since: a tombstone of that may have been collected.
@@ -59,7 +60,7 @@ def read_horizon(site: LookedAtSite, namespace: str, known: Collection[int]) -> 
 
 
 def compare_keys(
-    sites: Sequence[LookedAtSite],
+    sites: Sequence[Host],
     namespace: str,
     keys: Iterable[bytes],
     vantages: Sequence[Vantage] | None = None,
@@ -70,7 +71,7 @@ def compare_keys(
 
 
 def _find_rows(
-    sites: Sequence[LookedAtSite], vantages: Sequence[Vantage], namespace: str, keys: Iterator[bytes]
+    sites: Sequence[Host], vantages: Sequence[Vantage], namespace: str, keys: Iterator[bytes]
 ) -> Iterator[tuple[bytes, list[Row | None]]]:
     while some := list(islice(keys, KEYS_AT_ONCE)):
         found = [
@@ -85,12 +86,12 @@ def _row_of(record: FoundRecord | None) -> Row | None:
     return None if record is None else Row(record.version, record.stored, record.digest)
 
 
-def _find_members(site: LookedAtSite, namespace: str) -> Mapping[int, MemberFacts]:
+def _find_members(site: Host, namespace: str) -> Mapping[int, MemberSite]:
     topology = site.membership.topology()
     members = {} if topology is None else topology.members(namespace)
     return {member.id: member for member in members.values()}
 
 
-def _entry(member: MemberFacts, through: Version, version: Version) -> Version:
+def _entry(member: MemberSite, through: Version, version: Version) -> Version:
     """How far a watermark is with a site.  Of one that has ended, everything up to any version is in."""
     return max(through, version) if member.has_ended(through) else through

@@ -33,7 +33,7 @@ from floodmark.codec.states import (
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence.comparing import Drift
-from floodmark.divergence.ports import RepairedSite
+from floodmark.host.ports import Host
 from floodmark.merge.states import merge_states, newest_stamp, stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -116,7 +116,7 @@ def choose_repair(copies: Sequence[Copy], known: Collection[int] | None = None) 
     return _choose_join(copies, merged, known) if merged else _choose_last_write(copies, known)
 
 
-def repair(sites: Sequence[RepairedSite], namespace: str, drifts: Iterable[Drift]) -> RepairSummary:
+def repair(sites: Sequence[Host], namespace: str, drifts: Iterable[Drift]) -> RepairSummary:
     """Mend what has drifted.  `sites` are all that are looked at: any of them may have the right record.
 
     Only sites that are named in a drift of a key are written to.  What a site cannot show or does not take is
@@ -132,7 +132,7 @@ def repair(sites: Sequence[RepairedSite], namespace: str, drifts: Iterable[Drift
 
 
 def _repair_some(
-    sites: Sequence[RepairedSite],
+    sites: Sequence[Host],
     namespace: str,
     keys: Mapping[bytes, Sequence[Drift]],
     summary: RepairSummary,
@@ -168,7 +168,7 @@ def _repair_some(
 
 
 def _find_everywhere(
-    sites: Sequence[RepairedSite], namespace: str, keys: list[bytes], problems: dict[bytes, str]
+    sites: Sequence[Host], namespace: str, keys: list[bytes], problems: dict[bytes, str]
 ) -> list[dict[bytes, FoundRecord | None]]:
     """What every site holds of some keys.  Those that one cannot show become problems."""
     found: list[dict[bytes, FoundRecord | None]] = []
@@ -184,7 +184,7 @@ def _find_everywhere(
 
 
 def _write(
-    sites: Sequence[RepairedSite],
+    sites: Sequence[Host],
     namespace: str,
     writes: Mapping[int, list[Repair]],
     problems: dict[bytes, str],
@@ -229,13 +229,11 @@ def divide(
     yield items, result
 
 
-def _find_whole(site: RepairedSite, namespace: str, keys: list[bytes]) -> Sequence[FoundRecord | None]:
+def _find_whole(site: Host, namespace: str, keys: list[bytes]) -> Sequence[FoundRecord | None]:
     return site.verification.find_records(namespace, keys, site.versions.read_version(), False)
 
 
-def _are_as_seen(
-    sites: Sequence[RepairedSite], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]
-) -> bool:
+def _are_as_seen(sites: Sequence[Host], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]) -> bool:
     versions = {
         site.identity.site: 0 if record is None else record.version
         for site, record in zip(sites, held, strict=True)
@@ -244,9 +242,7 @@ def _are_as_seen(
     return seen <= versions.items()
 
 
-def _copies(
-    sites: Sequence[RepairedSite], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]
-) -> list[Copy]:
+def _copies(sites: Sequence[Host], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]) -> list[Copy]:
     marks = {side.site: side.mark for drift in drifts for side in (drift.left, drift.right)}
     return [
         Copy(
@@ -261,21 +257,19 @@ def _copies(
     ]
 
 
-def _choose(
-    sites: Sequence[RepairedSite], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]
-) -> Choice:
+def _choose(sites: Sequence[Host], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]) -> Choice:
     try:
         return choose_repair(_copies(sites, held, drifts), _known_sites(sites, drifts))
     except FloodmarkError as error:
         return Choice(None, str(error))
 
 
-def _known_sites(sites: Sequence[RepairedSite], drifts: Sequence[Drift]) -> set[int]:
+def _known_sites(sites: Sequence[Host], drifts: Sequence[Drift]) -> set[int]:
     marks = (side.mark for drift in drifts for side in (drift.left, drift.right))
     return {site.identity.site_id for site in sites}.union(*marks)
 
 
-def _is_named(site: RepairedSite, drifts: Sequence[Drift]) -> bool:
+def _is_named(site: Host, drifts: Sequence[Drift]) -> bool:
     return any(site.identity.site in (drift.left.site, drift.right.site) for drift in drifts)
 
 

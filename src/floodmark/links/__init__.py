@@ -1,6 +1,7 @@
-"""The links between sites: one driver for all links of a topology, and the runner of this process.
+"""Moves changes between sites: the steps of links, and the driver that takes them for a whole topology.
 
-`driver.py` puts the topology in force, lets a *runner* take steps, and reports.  A runner decides where steps
-are taken: `process.py` takes them in threads of this process, `spark/links/` in the tasks of a Spark query.
-Both plan with `planning.py`, and read and apply with the room `replication`.
+A step is planned (`steps.py`), read (`reading.py`), applied (`applying.py`), and noted by the target.  The
+driver (`driver.py`) puts the topology in force and lets a *runner* take steps: in threads of this process
+(`process.py`), or in the tasks of a Spark query (`spark/links/`).  Sites that join from a backup, come back,
+or are removed exchange records instead (`exchange.py`, `returning.py`, `removing.py`).
 """

@@ -21,6 +21,8 @@ import msgspec
 
 from floodmark.host.ports import Host
 from floodmark.links.entering import Entering
+from floodmark.links.exchange import copy_records
+from floodmark.links.steps import plan_step
 from floodmark.model.errors import (
     InvalidArgument,
     InvalidConfiguration,
@@ -29,8 +31,6 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.partition import LinkGuard
-from floodmark.replication.exchange import copy_records
-from floodmark.replication.planning import plan_step
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology, check_topology
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site

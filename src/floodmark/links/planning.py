@@ -20,10 +20,10 @@ import msgspec
 from floodmark.clock import monotonic_ms
 from floodmark.feed import LIFETIME
 from floodmark.links.connections import Connections, Rest, at_once, begin
+from floodmark.links.steps import plan_step, positions_after
 from floodmark.model.errors import Closed, FloodmarkError, Unreachable
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import physical_ms
-from floodmark.replication.planning import plan_step, positions_after
 from floodmark.replication.step import LinkStep, NamespacePosition, NamespaceStep
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site

@@ -14,8 +14,8 @@ from typing import Final
 
 from floodmark.links.connections import Connections, attend, begin
 from floodmark.links.planning import PAUSE_SECONDS, STEP_MS_ALONE, LinkOptions, Planner
+from floodmark.links.steps import run_step
 from floodmark.model.errors import Closed, FloodmarkError, StaleLink, Unreachable
-from floodmark.replication.applying import run_step
 from floodmark.replication.step import LinkStep
 
 # The pause between two looks at a link without changes for a while: each costs a request.

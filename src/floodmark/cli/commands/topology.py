@@ -12,7 +12,7 @@ from floodmark.cli.opening import open_members, open_site, read_topology
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.text import show_version
-from floodmark.replication.removing import remove_site
+from floodmark.links.removing import remove_site
 from floodmark.replication.topology import Topology
 from floodmark.replication.topology_file import render_topology
 

@@ -10,7 +10,7 @@ failures: a link whose site is away, or refuses, takes no step and is retried la
 in the middle of a step delays the others by some eight seconds, once: its tasks give up (`attend`), and the
 commit does not wait for it.
 
-The first row of every task names the link and the step.  The rows of `replication/reading.py` follow, in
+The first row of every task names the link and the step.  The rows of `links/reading.py` follow, in
 types of Spark; a row with an error message ends a task that could not read on.  With the option `direct` no
 rows follow, and the task that applies them also reads them: a change then goes through one process, and not
 through Java and two workers, which takes several times as long.  A transformation of the query sees only rows
@@ -39,6 +39,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.links.applying import Applier
 from floodmark.links.connections import Connections, attend, begin
 from floodmark.links.planning import (
     PAUSE_SECONDS,
@@ -51,11 +52,10 @@ from floodmark.links.planning import (
     report_stalled,
     whole_step,
 )
+from floodmark.links.reading import ROWS, read_part
 from floodmark.model.errors import FloodmarkError, StaleLink, Unreachable
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import Applier
-from floodmark.replication.reading import ROWS, read_part
 from floodmark.replication.step import LinkStep
 from floodmark.site.site import Site
 from floodmark.spark.source.planning import plan_ranges

@@ -25,10 +25,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from floodmark.links.returning import Portion
 from floodmark.model.errors import InvalidConfiguration, InvalidOption
 from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.version import Version
-from floodmark.replication.returning import Portion
 from floodmark.site.address import SiteAddress
 from floodmark.site.policies import POLICIES, LastWrite
 from floodmark.site.site import Site

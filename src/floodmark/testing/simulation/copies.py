@@ -15,9 +15,9 @@ import pyarrow
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
 from floodmark.host.ports import NamespaceUpdate
+from floodmark.links.returning import BackupFacts, Portion
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
-from floodmark.replication.returning import BackupFacts, Portion
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.drivers import DistantSite
 from floodmark.testing.simulation.network import Carrier

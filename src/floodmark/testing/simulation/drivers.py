@@ -13,6 +13,9 @@ from typing import Final, TypeVar
 
 from floodmark.host.directory import Identity
 from floodmark.host.ports import Host
+from floodmark.links.applying import Applier
+from floodmark.links.reading import read_part
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import (
     ClockSkew,
     Fenced,
@@ -27,9 +30,6 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
-from floodmark.replication.applying import Applier, run_step
-from floodmark.replication.planning import plan_step
-from floodmark.replication.reading import read_part
 from floodmark.replication.step import LinkStep
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.clocks import Schedule
@@ -146,7 +146,7 @@ class Link:
 
     def plan(self, changes_max: int | None) -> LinkStep:
         """Plan the next step, and keep at the source what it needs."""
-        source, target = self.ends()
+        source, target = (end.host for end in self.ends())
         step = plan_step(source, target, NAMESPACES, incarnation=self.incarnation, changes_max=changes_max)
         self.hold_safe_points({namespace.name: namespace.begin for namespace in step.namespaces})
         return step
@@ -175,7 +175,8 @@ class Link:
 
     def run_step(self) -> None:
         """Take one whole step to the present at once."""
-        run_step(*self.ends(), self.plan(None))
+        source, target = (end.host for end in self.ends())
+        run_step(source, target, self.plan(None))
 
 
 class Driver:
@@ -229,10 +230,12 @@ class Driver:
             batches = [
                 rows
                 for index in range(len(step.namespaces))
-                for rows in read_part(self._source, step, index, keys)
+                for rows in read_part(self._source.host, step, index, keys)
             ]
             yield
-            with Applier(self._target, step, batch_rows_max=random.randint(1, BATCH_ROWS_MAX)) as applier:
+            with Applier(
+                self._target.host, step, batch_rows_max=random.randint(1, BATCH_ROWS_MAX)
+            ) as applier:
                 for rows in batches:
                     cut = random.randint(0, rows.num_rows)
                     for part in (rows.slice(0, cut), rows.slice(cut)):

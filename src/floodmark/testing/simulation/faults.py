@@ -16,10 +16,10 @@ import msgspec
 
 from floodmark.codec.stamps import NO_STAMP
 from floodmark.codec.states import CounterEntry, CounterState, FieldsState
+from floodmark.links.exchange import Copied
 from floodmark.model.change import Sums, Tally
 from floodmark.model.version import VERSION_MAX
 from floodmark.partition.recounting import Recount
-from floodmark.replication.exchange import Copied
 
 
 class PlantedFault(NamedTuple):
@@ -238,13 +238,13 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "change-dropped": PlantedFault(
         "a change is dropped on the way",
-        "floodmark.replication.reading",
+        "floodmark.links.reading",
         "_encode_changes",
         _without_first_row,
     ),
     "watermark-early": PlantedFault(
         "a watermark moves before the changes are durable",
-        "floodmark.replication.applying:_Sender",
+        "floodmark.links.applying:Sender",
         "settle",
         _unheard,
     ),
@@ -256,7 +256,7 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "commit-split": PlantedFault(
         "a commit of another site is split in two at the target",
-        "floodmark.replication.applying",
+        "floodmark.links.applying",
         "_cut_repeats",
         _row_by_row,
     ),
@@ -268,7 +268,7 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "removed-unshared": PlantedFault(
         "what some have of a site that is removed is not given to the others",
-        "floodmark.replication.removing",
+        "floodmark.links.removing",
         "copy_origin",
         _always(Copied(0, 0)),
     ),

@@ -14,10 +14,10 @@ from typing import Final, Protocol
 import msgspec
 
 from floodmark.host.ports import Host
+from floodmark.links.removing import remove_site
+from floodmark.links.returning import join_namespace, return_namespace
 from floodmark.model.errors import ClockSkew, SafePointNotFound, VersionCollected
 from floodmark.model.version import Version
-from floodmark.replication.removing import remove_site
-from floodmark.replication.returning import join_namespace, return_namespace
 from floodmark.replication.topology import MemberSite, Topology
 from floodmark.testing.simulation.chronicle import NAMESPACES, SeenChange, unqualified
 from floodmark.testing.simulation.clocks import Schedule
@@ -173,7 +173,7 @@ class SiteJoining(MembershipChange):
         near = self.prepare(self._site)
         for namespace in NAMESPACES:
             write = writer_of(self._site, namespace, self._copy, self._random)
-            join_namespace(near, namespace, self._copy.facts[namespace], write)
+            join_namespace(near.host, namespace, self._copy.facts[namespace], write)
             yield
         self.enter(self._site, self._copy, self._point)
 
@@ -221,13 +221,13 @@ class Returning(MembershipChange):
 
     def _get_back(self, near: DistantMember) -> Iterator[None]:
         """Let the site have what it wrote, and what its copy holds of the others."""
-        peers = {member.identity.site: member for member in self.members()}
+        peers = {member.identity.site: member.host for member in self.members()}
         for namespace in NAMESPACES:
             if self._copy is None:
                 self._copy = self.copy_any(self._point)
             write = writer_of(self._site, namespace, self._copy, self._random)
             try:
-                return_namespace(near, peers, namespace, self._copy.facts[namespace], write)
+                return_namespace(near.host, peers, namespace, self._copy.facts[namespace], write)
             except VersionCollected:
                 # Too old, it says: take another, and do all that again.
                 self._copy = None
@@ -274,7 +274,7 @@ class Removing(MembershipChange):
                 self._site.crash()
             yield
         name = self._site.name
-        survivors = {member.identity.site: member for member in self.members()}
+        survivors = {member.identity.site: member.host for member in self.members()}
         removed = remove_site(self.world.topology, name, survivors, self._publish)
         self._site.note(f"removed, and ended at {removed.final}")
         for link in self.world.links:

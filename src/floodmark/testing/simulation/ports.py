@@ -33,6 +33,11 @@ class DistantPorts:
         self.verification = cast(VerificationPort, _DistantPort(ask, "verification"))
         self.status = cast(StatusPort, _DistantPort(ask, "status"))
 
+    @property
+    def host(self) -> Host:
+        """The site as a host, for callers that need no more than it has."""
+        return cast(Host, self)
+
 
 class _DistantPort:
     def __init__(self, ask: Ask, attribute: str) -> None:

@@ -103,7 +103,7 @@ class Verifier:
         namespace = random.choice(NAMESPACES)
         vantages: list[Vantage] = []
         for site in visited:
-            vantages.append(take_vantage(site, namespace))
+            vantages.append(take_vantage(site.host, namespace))
             site.hold(vantages[-1].version)
             yield
         streams = []
@@ -114,12 +114,13 @@ class Verifier:
         self.census.update({"whole looks": 1, "keys in lag": len(keys)})
         while random.random() < 0.5:
             for place, site in enumerate(visited):
-                vantage = take_vantage(site, namespace)
+                vantage = take_vantage(site.host, namespace)
                 keys |= site.changed_keys(namespace, vantages[place].version, vantage.version)
                 site.hold(vantage.version)
                 vantages[place] = vantage
                 yield
-            keys = require_no_drift(compare_keys(visited, namespace, sorted(keys), vantages), namespace)
+            hosts = [site.host for site in visited]
+            keys = require_no_drift(compare_keys(hosts, namespace, sorted(keys), vantages), namespace)
             self.census["second looks"] += 1
 
 
@@ -148,7 +149,7 @@ def require_no_drift(comparison: Comparison, namespace: str) -> set[bytes]:
 def find_all(sites: Iterable[SimulatedSite], namespace: str) -> list[Drift | Lag]:
     """Compare all sites at once."""
     visited = [VisitedSite(site) for site in sites]
-    vantages = [take_vantage(site, namespace) for site in visited]
+    vantages = [take_vantage(site.host, namespace) for site in visited]
     streams = [site.scan(namespace, vantage.version) for site, vantage in zip(visited, vantages, strict=True)]
     return list(compare(vantages, streams))
 

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from floodmark.files.directory import Directory, find_full_disk
+from floodmark.links.returning import Portion
 from floodmark.model.change import ChangeType
 from floodmark.model.errors import FormatTooNew
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
-from floodmark.replication.returning import Portion
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.manifest import ColumnType, Manifest, RowCounts, RowSums
 from floodmark.spark.runtime.failures import raising_floodmark_errors

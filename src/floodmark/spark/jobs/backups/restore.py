@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from floodmark.codec.ordered import encode_namespace
 from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
+from floodmark.links.returning import Portion
 from floodmark.model.errors import (
     BackupDamaged,
     Corruption,
@@ -36,7 +37,6 @@ from floodmark.model.errors import (
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.replication.returning import Portion
 from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site

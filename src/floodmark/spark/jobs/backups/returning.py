@@ -1,7 +1,7 @@
 """Rebuild a site of a topology from a backup: a new site that joins, or one that has lost its data.
 
 The rows are written as by a restore, but most of them without rows in the change log, because the other sites
-have them already.  `floodmark.replication.returning` holds the rules; here Spark writes the rows.
+have them already.  `floodmark.links.returning` holds the rules; here Spark writes the rows.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from floodmark.host.ports import NamespaceUpdate
+from floodmark.links.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.model.errors import InvalidArgument, InvalidConfiguration
 from floodmark.model.version import Version
-from floodmark.replication.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.replication.topology import Topology
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site

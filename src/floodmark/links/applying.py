@@ -33,13 +33,13 @@ from floodmark.accounting.counting import Digests, Versions
 from floodmark.codec.joining import qualify_keys
 from floodmark.codec.origins import digest_records
 from floodmark.columns.pairs import Pairs
+from floodmark.host.ports import Host
+from floodmark.links.reading import RowKind, decode_beat
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
 from floodmark.model.partition import LinkGuard, WriteStream
 from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.lag import LagCounts
-from floodmark.replication.ports import SourceSite, TargetSite
-from floodmark.replication.reading import RowKind, decode_beat, read_step
 from floodmark.replication.step import LinkStep, NamespaceStep
 
 BATCH_ROWS_MAX: Final = 8_192
@@ -53,13 +53,19 @@ class Applier:
 
     def __init__(
         self,
-        target: TargetSite,
+        target: Host,
         step: LinkStep,
         *,
         batch_rows_max: int = BATCH_ROWS_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
     ) -> None:
-        self._sender = _Sender(target, step)
+        guard = LinkGuard(
+            step.source_id,
+            positions={each.target_id: each.since for each in step.namespaces},
+            incarnation=step.incarnation,
+            starts={each.target_id: each.start for each in step.namespaces},
+        )
+        self._sender = Sender(target, guard)
         self._parts = [
             _Part(namespace, self._sender, batch_rows_max, batch_bytes_max) for namespace in step.namespaces
         ]
@@ -98,26 +104,13 @@ class Applier:
         return Applied({part.step.name: part.applied for part in self._parts})
 
 
-def run_step(source: SourceSite, target: TargetSite, step: LinkStep) -> Applied:
-    """Take a step: read it, apply it, and let the target note it."""
-    with Applier(target, step) as applier:
-        for rows in read_step(source, step):
-            applier.add(rows)
-        applied = applier.finish()
-    target.replication.advance_link(step, applied)
-    return applied
-
-
 class _Part:
     """One namespace of a step on its way into the target."""
 
-    def __init__(self, step: NamespaceStep, sender: "_Sender", rows_max: int, bytes_max: int) -> None:
+    def __init__(self, step: NamespaceStep, sender: "Sender", rows_max: int, bytes_max: int) -> None:
         self.step = step
         self.applied = NamespaceApplied()
-        self._sender = sender
-        self._rows_max = rows_max
-        self._bytes_max = bytes_max
-        self._gathered = _Gathered()
+        self._batches = Batches(sender, self.applied.lags, rows_max, bytes_max)
         # Digests of changes whose heartbeat has not come yet.
         self._digests = Digests()
 
@@ -130,8 +123,7 @@ class _Part:
         self._digests.add(versions, digest_records(keys, records))
         self.applied.changes += len(versions)
         self.applied.latest = int(versions[-1])
-        self._gathered.add(_Batch(versions, qualify_keys(self.step.target_id, keys), records))
-        self._send(complete=False)
+        self._batches.add(Batch(versions, qualify_keys(self.step.target_id, keys), records))
 
     def add_beats(self, rows: pyarrow.RecordBatch) -> None:
         for encoded in self._within(rows).column(4).to_pylist():
@@ -141,7 +133,7 @@ class _Part:
                 self.applied.count(beat.through, self._digests.take_tally(beat.through))
 
     def finish(self) -> None:
-        self._send(complete=True)
+        self._batches.finish()
         self.applied.rest = self._digests.take_tally()
 
     def _within(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
@@ -151,13 +143,9 @@ class _Part:
             return rows
         return rows.filter(pyarrow.array((versions > self.step.since) & (versions <= self.step.until)))
 
-    def _send(self, *, complete: bool) -> None:
-        for batch in self._gathered.take_batches(self._rows_max, self._bytes_max, complete=complete):
-            self._sender.send(batch, self.applied.lags)
-
 
 @dataclass(slots=True)
-class _Batch:
+class Batch:
     """Rows of whole commits of the source, in order, for one commit of the target."""
 
     versions: Versions
@@ -176,7 +164,7 @@ class _Batch:
         sizes: NDArray[numpy.int32] = pyarrow.compute.binary_length(self.records).to_numpy()
         return sizes
 
-    def halves(self) -> "tuple[_Batch, _Batch] | None":
+    def halves(self) -> "tuple[Batch, Batch] | None":
         """Two halves, cut at the end of a commit if there are several; None for a single row."""
         count = len(self.keys)
         if count < 2:
@@ -187,44 +175,65 @@ class _Batch:
         cut = start if start > 0 else end if end < count else middle
         return self.part(0, cut), self.part(cut, count)
 
-    def part(self, start: int, end: int) -> "_Batch":
-        return _Batch(self.versions[start:end], self.keys[start:end], self.records[start:end])
+    def part(self, start: int, end: int) -> "Batch":
+        return Batch(self.versions[start:end], self.keys[start:end], self.records[start:end])
 
 
-class _Gathered:
-    """Changes that wait until there are enough of them for a batch."""
+class Batches:
+    """Gathers rows until they are enough for a batch, and sends it."""
 
-    def __init__(self) -> None:
-        self._pieces: list[_Batch] = []
+    def __init__(
+        self,
+        sender: "Sender",
+        lags: LagCounts | None = None,
+        rows_max: int = BATCH_ROWS_MAX,
+        bytes_max: int = BATCH_BYTES_MAX,
+    ) -> None:
+        self._sender = sender
+        self._lags = lags
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._pieces: list[Batch] = []
         self._rows = self._bytes = 0
 
-    def add(self, piece: _Batch) -> None:
+    def add(self, piece: Batch) -> None:
+        """Take rows in their order.  The last commit is kept back: it may continue in the next piece."""
+        self._keep(piece)
+        if self._rows > self._rows_max or self._bytes > self._bytes_max:
+            self._send(complete=False)
+
+    def finish(self) -> None:
+        """Send the remaining rows."""
+        if self._rows:
+            self._send(complete=True)
+
+    def _keep(self, piece: Batch) -> None:
         self._pieces.append(piece)
         self._rows += len(piece.versions)
         self._bytes += int(piece.sizes().sum())
 
-    def take_batches(self, rows_max: int, bytes_max: int, *, complete: bool) -> Iterator[_Batch]:
-        """Batches of whole commits.  Unless `complete`, the last commit is kept back: it may continue."""
-        if not self._rows or (not complete and self._rows <= rows_max and self._bytes <= bytes_max):
-            return
+    def _send(self, *, complete: bool) -> None:
         whole, total = _join(self._pieces), self._rows
         sizes = numpy.cumsum(whole.sizes(), dtype=numpy.int64)
         start = 0
         while start < total:
             spent = int(sizes[start - 1]) if start else 0
-            full = min(start + rows_max, int(numpy.searchsorted(sizes, spent + bytes_max, side="right")))
+            full = min(
+                start + self._rows_max, int(numpy.searchsorted(sizes, spent + self._bytes_max, side="right"))
+            )
             end = total if full >= total else _commit_end(whole.versions, start, full)
             if not complete and end == total:
                 break
-            yield from _cut_repeats(whole.part(start, end))
+            for batch in _cut_repeats(whole.part(start, end)):
+                self._sender.send(batch, self._lags)
             start = end
         self._pieces, self._rows, self._bytes = [], 0, 0
         if start < total:
-            self.add(whole.part(start, total))
+            self._keep(whole.part(start, total))
 
 
-def _join(pieces: Sequence[_Batch]) -> _Batch:
-    return _Batch(
+def _join(pieces: Sequence[Batch]) -> Batch:
+    return Batch(
         numpy.concatenate([piece.versions for piece in pieces]),
         pyarrow.concat_arrays([piece.keys for piece in pieces]),
         pyarrow.concat_arrays([piece.records for piece in pieces]),
@@ -237,7 +246,7 @@ def _commit_end(versions: Versions, start: int, full: int) -> int:
     return end if end > start else int(numpy.searchsorted(versions, versions[start], side="right"))
 
 
-def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
+def _cut_repeats(batch: Batch) -> Iterator[Batch]:
     """A batch in pieces without repeated keys, cut before the commits that repeat one."""
     if batch.pairs().is_ordered:
         yield batch
@@ -255,22 +264,16 @@ def _cut_repeats(batch: _Batch) -> Iterator[_Batch]:
     yield batch.part(start, len(versions))
 
 
-class _Sender:
+class Sender:
     """Sends batches, some at a time, and records the age of changes when they were applied."""
 
-    def __init__(self, target: TargetSite, step: LinkStep) -> None:
+    def __init__(self, target: Host, guard: LinkGuard) -> None:
         self._target = target
-        guard = LinkGuard(
-            step.source_id,
-            positions={each.target_id: each.since for each in step.namespaces},
-            incarnation=step.incarnation,
-            starts={each.target_id: each.start for each in step.namespaces},
-        )
         self._stream: WriteStream = target.write_stream(durable=True, apply=True, link=guard)
-        self._sent: deque[tuple[_Batch, LagCounts, Future[int]]] = deque()
+        self._sent: deque[tuple[Batch, LagCounts | None, Future[int]]] = deque()
 
-    def send(self, batch: _Batch, lags: LagCounts) -> None:
-        self._sent.append((batch, lags, self._hand_over(batch)))
+    def send(self, batch: Batch, lags: LagCounts | None) -> None:
+        self._sent.append((batch, lags, self._stream.send(batch.pairs())))
         self.settle(UNSETTLED_MAX)
 
     def settle(self, unsettled_max: int) -> None:
@@ -278,12 +281,13 @@ class _Sender:
         while self._sent and (len(self._sent) > unsettled_max or self._sent[0][2].done()):
             batch, lags, answer = self._sent.popleft()
             self._finish(batch, answer)
-            lags.add_versions(batch.versions, self._target.physical_ms())
+            if lags is not None:
+                lags.add_versions(batch.versions, self._target.physical_ms())
 
     def close(self) -> None:
         self._stream.close()
 
-    def _finish(self, batch: _Batch, answer: "Future[int]") -> None:
+    def _finish(self, batch: Batch, answer: "Future[int]") -> None:
         try:
             answer.result()
         except CommitTooLarge:
@@ -291,7 +295,4 @@ class _Sender:
             if halves is None:
                 raise
             for half in halves:
-                self._finish(half, self._hand_over(half))
-
-    def _hand_over(self, batch: _Batch) -> "Future[int]":
-        return self._stream.send(batch.pairs())
+                self._finish(half, self._stream.send(half.pairs()))

@@ -25,11 +25,11 @@ import pyarrow.compute
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.codec.origins import add_origins
+from floodmark.host.ports import Host
 from floodmark.model.change import NamespaceBeat, narrow_heartbeat
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
-from floodmark.replication.ports import SourceSite
 from floodmark.replication.step import LinkStep
 
 _BINARY: Final = pyarrow.binary()
@@ -57,14 +57,14 @@ class RowKind(IntEnum):
     SCANNED = 2
 
 
-def read_step(source: SourceSite, step: LinkStep) -> Iterator[pyarrow.RecordBatch]:
+def read_step(source: Host, step: LinkStep) -> Iterator[pyarrow.RecordBatch]:
     """All rows of a step, one namespace after the other."""
     for index in range(len(step.namespaces)):
         yield from read_part(source, step, index)
 
 
 def read_part(
-    source: SourceSite, step: LinkStep, index: int, keys: KeyRange = _ALL
+    source: Host, step: LinkStep, index: int, keys: KeyRange = _ALL
 ) -> Iterator[pyarrow.RecordBatch]:
     """The rows of one namespace of a step: the changes of a range of users' keys, and all heartbeats."""
     namespace = step.namespaces[index]

@@ -11,84 +11,16 @@ Every action here can be repeated.  The site takes no writes, and no link reads 
 A new site that joins from a backup of another is the simpler case: it has no earlier incarnation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from floodmark.host.ports import Host
+from floodmark.host.statistics import NamespaceStatistics
+from floodmark.links.exchange import Copied, copy_origin
 from floodmark.merge.origins import split_record
 from floodmark.model.errors import ClockSkew, VersionCollected
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version, moment_of
-from floodmark.replication.exchange import Copied, HolderSite, HolderVersions, copy_origin
-from floodmark.replication.ports import LinkState
-from floodmark.replication.topology import Topology
-
-
-class LinkFacts(Protocol):
-    """The links that end at a site."""
-
-    @property
-    def links(self) -> Sequence[LinkState]: ...
-
-
-class NamespaceRemembers(Protocol):
-    """The oldest readable version of a namespace, and its collected horizon."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def oldest_version(self) -> Version: ...
-
-    @property
-    def collected_horizon(self) -> Version: ...
-
-
-class SiteRemembers(Protocol):
-    """The namespaces of a site, as its statistics tell."""
-
-    @property
-    def namespaces(self) -> Sequence[NamespaceRemembers]: ...
-
-
-class PeerVersions(HolderVersions, Protocol):
-    """The versions of a site, and its clock."""
-
-    def pass_version(self, version: Version) -> object: ...
-
-
-class PeerStatus(Protocol):
-    """The statistics of a site."""
-
-    def replication(self) -> LinkFacts: ...
-
-    def statistics(self) -> SiteRemembers: ...
-
-
-class PeerSite(HolderSite, Protocol):
-    """A site of the topology."""
-
-    @property
-    def versions(self) -> PeerVersions: ...
-
-    @property
-    def status(self) -> PeerStatus: ...
-
-
-class ReturnMembership(Protocol):
-    """The part of the returning site in the topology."""
-
-    def topology(self) -> Topology | None: ...
-
-    def declare_loaded(self, namespace: str) -> Version: ...
-
-    def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> object: ...
-
-
-class ReturnSite(PeerSite, Protocol):
-    """The site that comes back."""
-
-    @property
-    def membership(self) -> ReturnMembership: ...
 
 
 class BackupFacts(NamedTuple):
@@ -120,7 +52,7 @@ WritePortion = Callable[[Portion], object]
 _NOBODY = 0
 
 
-def join_namespace(site: ReturnSite, namespace: str, backup: BackupFacts, write: WritePortion) -> None:
+def join_namespace(site: Host, namespace: str, backup: BackupFacts, write: WritePortion) -> None:
     """Build a namespace of a new site from a backup of another; its links continue from there."""
     _require_complete(site, namespace, backup)
     write(Portion(load=True, site=_NOBODY, above=0))
@@ -129,8 +61,8 @@ def join_namespace(site: ReturnSite, namespace: str, backup: BackupFacts, write:
 
 
 def return_namespace(
-    site: ReturnSite,
-    peers: Mapping[str, PeerSite],
+    site: Host,
+    peers: Mapping[str, Host],
     namespace: str,
     backup: BackupFacts,
     write: WritePortion,
@@ -156,7 +88,7 @@ def return_namespace(
 
 
 def prepare_return(
-    site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, watermark: Mapping[int, Version]
+    site: Host, peers: Mapping[str, Host], namespace: str, watermark: Mapping[int, Version]
 ) -> Version:
     """The version up to which all other sites have the writes of the site's earlier incarnation.
 
@@ -189,7 +121,7 @@ def prepare_return(
     return min(positions)
 
 
-def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> None:
+def _require_complete(site: Host, namespace: str, backup: BackupFacts) -> None:
     """Refuse a backup that garbage collection overtook while it was made.
 
     It lacks deletions that are newer than its changes of some site.  Older writes of that site are still to
@@ -208,14 +140,14 @@ def _require_complete(site: ReturnSite, namespace: str, backup: BackupFacts) -> 
         )
 
 
-def _sources(site: ReturnSite, namespace: str) -> set[int]:
+def _sources(site: Host, namespace: str) -> set[int]:
     """The active sites whose changes of a namespace go to the others, by id."""
     topology = site.membership.topology()
     sources = {} if topology is None else topology.sources(namespace)
     return {source.id for source in sources.values() if source.is_active} or {site.identity.site_id}
 
 
-def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, above: Version) -> Copied:
+def bring_back(site: Host, peers: Mapping[str, Host], namespace: str, above: Version) -> Copied:
     """Fetch a site's own writes above a version from all other sites, and move its clock past them."""
     topology = site.membership.topology()
     life = 1 if topology is None else topology.sites[site.identity.site].incarnation
@@ -226,7 +158,7 @@ def bring_back(site: ReturnSite, peers: Mapping[str, PeerSite], namespace: str, 
     return Copied(sum(copied.records for copied in copies), newest)
 
 
-def _pass_version(site: PeerSite, version: Version) -> None:
+def _pass_version(site: Host, version: Version) -> None:
     """Let all later writes of a site lie above those that other sites hold of it."""
     try:
         site.versions.pass_version(version)
@@ -238,13 +170,13 @@ def _pass_version(site: PeerSite, version: Version) -> None:
         ) from error
 
 
-def _position(peer: PeerSite, namespace: str, source: int) -> Version:
+def _position(peer: Host, namespace: str, source: int) -> Version:
     links = peer.status.replication().links
     found = [link for link in links if link.source_id == source and link.namespace == namespace]
     return found[0].through if found else 0
 
 
-def _remembered(peer: PeerSite, namespace: str) -> NamespaceRemembers:
+def _remembered(peer: Host, namespace: str) -> NamespaceStatistics:
     return next(each for each in peer.status.statistics().namespaces if each.name == namespace)
 
 

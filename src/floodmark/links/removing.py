@@ -11,43 +11,17 @@ the site's changes to sites that have joined since.
 
 from collections.abc import Callable, Mapping
 from itertools import permutations
-from typing import Protocol
 
 import msgspec
 
+from floodmark.host.ports import Host
+from floodmark.links.exchange import copy_origin
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
-from floodmark.replication.exchange import HolderSite, copy_origin
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SiteState, Topology
-
-
-class SurvivorMembership(Protocol):
-    """The part of a remaining site in the topology."""
-
-    def topology(self) -> Topology | None: ...
-
-    def set_topology(self, topology: Topology) -> object: ...
-
-
-class SurvivorLinks(Protocol):
-    """The links that end at a remaining site."""
-
-    def watermark(self, namespace: str, at: Version | None) -> Mapping[int, Version]: ...
-
-    def advance_link(self, step: LinkStep, applied: Applied) -> object: ...
-
-
-class SurvivorSite(HolderSite, Protocol):
-    """A site that stays."""
-
-    @property
-    def membership(self) -> SurvivorMembership: ...
-
-    @property
-    def replication(self) -> SurvivorLinks: ...
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +36,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 def remove_site(
     topology: Topology,
     name: str,
-    survivors: Mapping[str, SurvivorSite],
+    survivors: Mapping[str, Host],
     publish: Callable[[Topology], None],
 ) -> Removed:
     """Remove a site from a topology; `survivors` are all others that are active, by name.
@@ -89,13 +63,13 @@ def remove_site(
     return Removed(site=name, final=final, epoch=topology.epoch, records_copied=copied)
 
 
-def _newest(topology: Topology, survivors: Mapping[str, SurvivorSite]) -> Topology:
+def _newest(topology: Topology, survivors: Mapping[str, Host]) -> Topology:
     """A topology, or a later one that an interrupted removal has put in force somewhere."""
     known = [site.membership.topology() for site in survivors.values()]
     return max([topology, *(each for each in known if each is not None)], key=lambda each: each.epoch)
 
 
-def _exchange(topology: Topology, name: str, survivors: Mapping[str, SurvivorSite]) -> tuple[int, Version]:
+def _exchange(topology: Topology, name: str, survivors: Mapping[str, Host]) -> tuple[int, Version]:
     """Exchange the records of a removed site; their number, and its last version."""
     origin = topology.sites[name].id
     records, final = 0, 0
@@ -120,7 +94,7 @@ def _exchange(topology: Topology, name: str, survivors: Mapping[str, SurvivorSit
     return records, final
 
 
-def _end_links(topology: Topology, name: str, survivors: Mapping[str, SurvivorSite], final: Version) -> None:
+def _end_links(topology: Topology, name: str, survivors: Mapping[str, Host], final: Version) -> None:
     """Move every link from a removed site to its last version: a step without changes."""
     removed = topology.sites[name]
     for site in survivors.values():
@@ -149,7 +123,7 @@ def _changed(topology: Topology, name: str, site: MemberSite) -> Topology:
 
 
 def _put_in_force(
-    topology: Topology, survivors: Mapping[str, SurvivorSite], publish: Callable[[Topology], None]
+    topology: Topology, survivors: Mapping[str, Host], publish: Callable[[Topology], None]
 ) -> None:
     for site in survivors.values():
         site.membership.set_topology(topology)
