@@ -1,7 +1,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-PYTEST := $(BIN)/python -m pytest --dist loadscope --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 ARGS ?=
 
 # The tests start hundreds of processes: none of them should compile what another has compiled.

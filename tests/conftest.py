@@ -1,4 +1,4 @@
-"""What `make test`, `make test-all` and `make soak` differ in, and how the tests are spread over processes.
+"""How `make test`, `make test-all` and `make soak` differ, and how xdist spreads the tests over processes.
 
 | | tests | hypothesis profile |
 |---|---|---|
@@ -6,6 +6,11 @@
 | `make test-all` | also those marked `slow` | `test-all` |
 | `make soak` | those marked `soak` | `soak`, with fresh examples in each run |
 """
+
+import os
+import signal
+from collections.abc import Generator
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,14 +30,73 @@ settings.register_profile("test-all", settings.get_profile("test"), max_examples
 settings.register_profile("soak", settings.get_profile("test"), max_examples=1_000, derandomize=False)
 settings.load_profile("test")
 
+# A background job of a shell ignores SIGINT, and so would every process that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where one of these is set, pytest prints whole differences, which takes hours for thousands of rows.
+for variable in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(variable, None)
+
+# Spark's Java runs for seconds: a quick start is worth more than quick code.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+SLOW_SECONDS: Final = 60
+
+# Of the tests of Spark, those that start a Java of their own.  The others share one session.
+SPARK_PROCESSES: Final = (
+    "tests/spark/test_backup_kill.py",
+    "tests/spark/test_examples.py",
+    "tests/spark/test_java.py",
+    "tests/spark/test_jobs_elsewhere.py",
+    "tests/spark/test_jobs_kill.py",
+    "tests/spark/test_links_kill.py",
+    "tests/spark/test_python.py",
+    "tests/spark/test_stopping.py",
+)
+
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """A module's tests run in one process, and so do all tests of Spark: they share one session."""
+    """A module's tests run in one process; the tests of Spark run in two, begun first."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+        if nodeid.startswith(SPARK_PROCESSES):
+            return "spark processes"
+        return "spark session" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
     return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests of Spark, the longest groups."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/spark/"))
+
+
+class SlowTests:
+    """Names a slow test as soon as it ends, also for a run that is cut off later."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.duration >= SLOW_SECONDS:
+            self._terminal.write_line(f"{report.duration:.0f} s {report.when} {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SlowTests(terminal))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape the text of a report that UTF-8 cannot hold: reports travel between processes as UTF-8."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report

@@ -46,11 +46,23 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark_session() -> Iterator[SparkSession]:
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the shared session's event log."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def spark_session(event_log: Path) -> Iterator[SparkSession]:
     """The shared session, for fixtures that outlive a test."""
+    logging = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": event_log.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+    }
     with ExitStack() as stack:
         with environment():
-            options = SparkOptions(master="local[2]", conf=TEST_CONF)
+            options = SparkOptions(master="local[2]", conf=TEST_CONF | logging)
             session = stack.enter_context(open_session(options))
         yield session
 

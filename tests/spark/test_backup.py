@@ -340,6 +340,7 @@ def chain(spark: SparkSession, served: Served, users: Namespace, target: Path) -
     return target
 
 
+@pytest.mark.slow
 def test_a_sound_backup_has_no_findings(spark: SparkSession, chain: Path) -> None:
     summary = check_backup(str(chain), spark=spark)
     assert summary.findings == []
@@ -380,14 +381,15 @@ def add(file: Path) -> None:
     (file.parent / "part-more.parquet").write_bytes(file.read_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (drop, "{name} is missing"),
-        pytest.param(truncate, "{name} has ", marks=pytest.mark.slow),
-        pytest.param(add, "part-more.parquet does not belong to it", marks=pytest.mark.slow),
+        (truncate, "{name} has "),
+        (add, "part-more.parquet does not belong to it"),
         (flip, "{name} cannot be read"),
-        pytest.param(flip_without_checksum, "{name} cannot be read", marks=pytest.mark.slow),
+        (flip_without_checksum, "{name} cannot be read"),
     ],
 )
 def test_every_damage_is_found_and_named_and_of_a_damaged_backup_nothing_is_restored(

@@ -253,9 +253,8 @@ def run_through_faults(site: Site, users: Namespace, run: Callable[[], CheckStat
     return later
 
 
-@pytest.mark.parametrize(
-    ("kind", "view"), [("parquet", "history"), pytest.param("delta", "current", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "view"), [("parquet", "history"), ("delta", "current")])
 def test_an_export_names_what_went_astray_and_keeps_it(
     served: Served, spark: SparkSession, users: Namespace, tmp_path: Path, kind: str, view: str
 ) -> None:

@@ -8,7 +8,6 @@ from pyspark.sql import SparkSession
 from tests.links.contract import RunnerContract
 from tests.links.support import HANG_SECONDS, Replication, Run, ServeSite, share, wait_checked
 from tests.server.processes import wait_until
-from tests.sizes import only
 
 from floodmark.links.planning import LinkOptions
 from floodmark.spark.jobs import replicate_topology, site_addresses
@@ -24,7 +23,8 @@ class TestSparkRunner(RunnerContract):
         return partial(replicate_topology, spark=spark)
 
 
-@pytest.mark.parametrize("fault", only(["lost"], ["lost", "doubled"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["lost", "doubled"])
 def test_a_change_that_goes_wrong_in_the_query_is_named(
     serve_site: ServeSite, spark: SparkSession, tmp_path: Path, fault: str
 ) -> None:

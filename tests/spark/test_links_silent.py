@@ -1,7 +1,7 @@
 """A site that falls silent, or a second driver, holds up no other link and raises no alarm of its own."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -12,10 +12,8 @@ from pyspark.sql import SparkSession
 from tests.links.support import HANG_SECONDS, Replication, Served, ServeSite, SiteProcess, describe, share
 from tests.server.processes import wait_until
 
-from floodmark.clock import monotonic_ms
-from floodmark.links import connections as links_sites
 from floodmark.links.connections import Connections, attend
-from floodmark.links.planning import PLAN_SECONDS, LinkOptions, Piece, Planner, plan_all
+from floodmark.links.planning import LinkOptions, Piece, Planner, plan_all
 from floodmark.links.steps import run_step
 from floodmark.model.errors import Unreachable
 from floodmark.model.ranges import KeyRange
@@ -24,8 +22,8 @@ from floodmark.replication.topology import parse_topology
 from floodmark.site import Site
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs import replicate_topology
+from floodmark.spark.links import steps
 from floodmark.spark.links.steps import (
-    COMMIT_SECONDS,
     WORKER_SITES,
     AppliedPart,
     LinkPart,
@@ -34,15 +32,27 @@ from floodmark.spark.links.steps import (
     StepOfLink,
 )
 
-# A machine that has much else to do needs longer; a call that waits for a silent site takes 20 s and more.
-SLACK_SECONDS = 5.0
-
 
 @pytest.fixture
 def silent() -> Iterator[SiteAddress]:
-    """Where connections are taken, and nobody answers."""
+    """An address that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as hole:
         yield SiteAddress(location=f"grpc://127.0.0.1:{hole.getsockname()[1]}")
+
+
+class SlowSites(Connections):
+    """Connections to sites, some of which do not answer until the test lets them."""
+
+    def __init__(self, *slow: SiteAddress) -> None:
+        super().__init__()
+        self._slow = slow
+        self.may_answer = Event()
+        self.gave_up = False
+
+    def get(self, address: SiteAddress) -> Site:
+        if address in self._slow:
+            self.gave_up |= not self.may_answer.wait(HANG_SECONDS)
+        return super().get(address)
 
 
 class Pair(NamedTuple):
@@ -91,12 +101,6 @@ def plan_now(planners: list[Planner]) -> LinkStep:
     return found[0]
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    began_ms = monotonic_ms()
-    work()
-    return (monotonic_ms() - began_ms) / 1000
-
-
 # Planning
 
 
@@ -105,33 +109,25 @@ def test_a_silent_site_does_not_hold_up_the_plans_of_others(pair: Pair, silent: 
         source_id=pair.oslo.id, source=pair.link.source, target=silent, namespaces=("users",)
     )
     from_silent = LinkOptions(source_id=99, source=silent, target=pair.link.target, namespaces=("users",))
-    sites = Connections()
+    sites = SlowSites(silent)
     planners = [Planner(link, sites) for link in (pair.link, to_silent, from_silent)]
     for number in range(5):
         pair.oslo.namespace("users").put(b"%d" % number, b"x")
-        began_ms = monotonic_ms()
-        step = plan_now(planners)
-        run_step(pair.oslo.host, pair.rome.host, step)
-        assert monotonic_ms() - began_ms < 1000 * (PLAN_SECONDS + SLACK_SECONDS)
+        run_step(pair.oslo.host, pair.rome.host, plan_now(planners))
     assert pair.stalled() == []
-    assert seconds_of(sites.close) < SLACK_SECONDS
+    sites.close()
+    # None of this took as long as a site may be silent.
+    assert not sites.gave_up
+    sites.may_answer.set()
 
 
 def test_a_plan_that_comes_late_is_used_when_it_comes(pair: Pair) -> None:
-    class SlowSites(Connections):
-        may_answer = Event()
-
-        def get(self, address: SiteAddress) -> Site:
-            assert self.may_answer.wait(HANG_SECONDS)
-            return super().get(address)
-
-    sites = SlowSites()
+    sites = SlowSites(pair.link.source, pair.link.target)
     planner = Planner(pair.link, sites)
     pair.oslo.namespace("users").put(b"ada", b"countess")
     assert plan_all([planner]) == []
-    # Nobody waits for it a second time, and it is not begun a second time.
+    # It is neither begun nor waited for a second time.
     assert planner.begin() is None
-    assert seconds_of(lambda: plan_all([planner])) < PLAN_SECONDS
     sites.may_answer.set()
     step = plan_now([planner])
     run_step(pair.oslo.host, pair.rome.host, step)
@@ -142,10 +138,8 @@ def test_a_plan_that_comes_late_is_used_when_it_comes(pair: Pair) -> None:
 
 
 def test_work_is_left_behind_when_a_site_falls_silent_and_goes_on_while_all_answer(
-    pair: Pair, silent: SiteAddress, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, silent: SiteAddress
 ) -> None:
-    monkeypatch.setattr(links_sites, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(links_sites, "ANSWER_SECONDS", 0.5)
     ended = Event()
 
     def work() -> str:
@@ -153,7 +147,7 @@ def test_work_is_left_behind_when_a_site_falls_silent_and_goes_on_while_all_answ
         return "done"
 
     with pytest.raises(Unreachable, match=silent.location):
-        attend(work, Connections(), [pair.link.source, silent])
+        attend(work, Connections(), [silent, pair.link.source], look_seconds=0.01, answer_seconds=0.5)
 
     class CountingSites(Connections):
         asked = 0
@@ -164,7 +158,9 @@ def test_work_is_left_behind_when_a_site_falls_silent_and_goes_on_while_all_answ
                 ended.set()
             return super().get(address)
 
-    assert attend(work, CountingSites(), [pair.link.source, pair.link.target]) == "done"
+    answering = [pair.link.source, pair.link.target]
+    done = attend(work, CountingSites(), answering, look_seconds=0.01, answer_seconds=HANG_SECONDS)
+    assert done == "done"
 
 
 def write_step(link: LinkOptions, step: LinkStep, place: int = 0) -> AppliedPart:
@@ -174,16 +170,21 @@ def write_step(link: LinkOptions, step: LinkStep, place: int = 0) -> AppliedPart
     return LinksWriter(links).write(LinksReader(links, direct=True).read(part))
 
 
-def test_a_commit_leaves_a_silent_target_behind(pair: Pair, silent: SiteAddress) -> None:
+def test_a_commit_leaves_a_silent_target_behind(
+    pair: Pair, silent: SiteAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = SlowSites(silent)
+    monkeypatch.setattr(steps, "WORKER_SITES", sites)
     to_silent = LinkOptions(
         source_id=pair.oslo.id, source=pair.link.source, target=silent, namespaces=("users",)
     )
     step = pair.plan()
     writer = LinksWriter([to_silent, pair.link])
     failed = AppliedPart(StepOfLink(0, step), failure="the site does not answer")
-    done = write_step(pair.link, step, place=1)
-    assert seconds_of(lambda: writer.commit([failed, done], 0)) < COMMIT_SECONDS + SLACK_SECONDS
+    writer.commit([failed, write_step(pair.link, step, place=1)], 0)
     wait_until(lambda: pair.position() == step.namespaces[0].until, HANG_SECONDS, "the step was not noted")
+    assert not sites.gave_up
+    sites.may_answer.set()
 
 
 def test_a_stale_step_is_planned_again_without_an_alarm_and_keeps_its_connections(pair: Pair) -> None:
@@ -203,6 +204,7 @@ def test_a_stale_step_is_planned_again_without_an_alarm_and_keeps_its_connection
 # All of it
 
 
+@pytest.mark.slow
 def test_changes_go_on_between_the_others_when_a_site_is_stopped(
     serve_site: ServeSite, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -211,12 +213,10 @@ def test_changes_go_on_between_the_others_when_a_site_is_stopped(
     urls = {"oslo": oslo.url, "rome": rome.url, "bonn": bonn.url}
     topology = parse_topology(describe(urls, {"oslo": oslo.site.id, "rome": rome.site.id, "bonn": 77}))
 
-    def bring(key: bytes) -> float:
-        """Write at one site, and wait for it at the other; how many seconds it took."""
-        began_ms = monotonic_ms()
+    def bring(key: bytes) -> None:
+        """Write at one site, and wait for it at the other."""
         oslo.site.namespace("users").put(key, b"x")
         wait_until(lambda: rome.site.namespace("users").get(key) is not None, HANG_SECONDS, f"{key!r}")
-        return (monotonic_ms() - began_ms) / 1000
 
     with Replication(partial(replicate_topology, spark=spark), topology):
         try:
@@ -227,8 +227,7 @@ def test_changes_go_on_between_the_others_when_a_site_is_stopped(
             )
             bring(b"before")
             bonn.stop()
-            # The first may share its micro-batch with a step of the site that was stopped meanwhile.
-            assert bring(b"meanwhile") < 10 + SLACK_SECONDS
-            assert max(bring(b"%d" % number) for number in range(10)) < SLACK_SECONDS
+            for number in range(10):
+                bring(b"%d" % number)
         finally:
             bonn.kill()

@@ -218,6 +218,7 @@ def fill(people: Namespace, visits: Namespace, number: int) -> None:
     visits.delete(b"away")
 
 
+@pytest.mark.slow
 def test_merged_records_come_back_whole_from_a_backup(
     spark: SparkSession,
     serve_site: ServeSite,

@@ -73,6 +73,7 @@ def test_everything_comes_back_in_a_new_namespace_of_the_same_site(
     assert users.get(b"00001") == b"changed since"
 
 
+@pytest.mark.slow
 def test_every_version_in_the_chain_can_be_restored(
     spark: SparkSession, served: Served, users: Namespace, rome: Served, target: str
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_version_that_the_backup_does_not_lead_to_is_refused_with_the_range(
     assert rome.site.namespaces() == []
 
 
+@pytest.mark.slow
 def test_a_range_of_keys_can_be_restored(
     spark: SparkSession, served: Served, users: Namespace, rome: Served, target: str
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_range_of_keys_can_be_restored(
     assert list(contents(rome.site, "odd")) == [b"\x00\xff"]
 
 
+@pytest.mark.slow
 def test_an_empty_backup_gives_an_empty_namespace(
     spark: SparkSession, served: Served, site: Site, rome: Served, target: str
 ) -> None:
@@ -148,6 +151,7 @@ def test_a_namespace_with_other_records_is_refused_however_often_one_tries(
     assert list(contents(rome.site, "users")) == [b"mine"]
 
 
+@pytest.mark.slow
 def test_a_restore_that_is_run_again_changes_nothing(
     spark: SparkSession, oslo: Served, rome: Served, target: str
 ) -> None:
@@ -160,6 +164,7 @@ def test_a_restore_that_is_run_again_changes_nothing(
     assert list(rome.site.changes("users", since=restored)) == []
 
 
+@pytest.mark.slow
 def test_another_restore_into_the_same_namespace_is_refused(
     spark: SparkSession, oslo: Served, rome: Served, target: str
 ) -> None:
@@ -171,6 +176,7 @@ def test_another_restore_into_the_same_namespace_is_refused(
             restore(target, address_of(rome.url), "users", at=at, keys=keys, spark=spark)
 
 
+@pytest.mark.slow
 def test_what_others_wrote_meanwhile_stays_and_is_told(
     spark: SparkSession, oslo: Served, rome: Served, target: str
 ) -> None:
@@ -185,6 +191,7 @@ def test_what_others_wrote_meanwhile_stays_and_is_told(
     assert (restored.get(b"00001"), restored.get(b"00002")) == (b"newer", None)
 
 
+@pytest.mark.slow
 def test_an_empty_namespace_keeps_its_settings(
     spark: SparkSession, oslo: Served, rome: Served, target: str
 ) -> None:
@@ -198,6 +205,7 @@ def test_an_empty_namespace_keeps_its_settings(
 # Restore, then follow
 
 
+@pytest.mark.slow
 def test_restore_then_follow_misses_nothing_and_doubles_nothing(
     spark: SparkSession, served: Served, users: Namespace, rome: Served, target: str, tmp_path: Path
 ) -> None:

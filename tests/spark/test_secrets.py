@@ -1,23 +1,23 @@
 """No secret stands in a plan, an error or an event log, and what would put one there is refused."""
 
 from collections.abc import Callable
-from contextlib import closing, redirect_stdout
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from tests.links.support import Served, ServeSite
+from tests.links.support import HANG_SECONDS, Served, ServeSite
 from tests.server.certificates import Certificates, make_certificates
+from tests.server.processes import wait_until
 from tests.server.support import token_of, write_roles
-from tests.spark.processes import SparkProcess
 
 from floodmark.model.access import Role
 from floodmark.model.errors import InvalidOption, NotAuthenticated
 from floodmark.server import ServerOptions
 from floodmark.spark.runtime.failures import find_error
-from floodmark.spark.session import SparkOptions
 
 SECRET = "open-sesame-4711"
 URL_WITH_PASSWORD = f"grpc://ada:{SECRET}@127.0.0.1:7100"
@@ -79,7 +79,7 @@ def closed_site(serve_site: ServeSite, certificates: Certificates, tmp_path: Pat
 
 
 def use_credentials(spark: SparkSession, url: str, options: dict[str, str]) -> list[str]:
-    """For another process: what Spark shows of reads, of writes, and of one that fails."""
+    """What Spark shows of a read, a write, and reads that fail."""
     frame = load(spark, url, **options)
     with redirect_stdout(StringIO()) as plans:
         frame.explain(mode="extended")
@@ -96,8 +96,23 @@ def use_credentials(spark: SparkSession, url: str, options: dict[str, str]) -> l
     return [*shown, str(caught.value), str(caught_later.value), str(refused)]
 
 
+def read_events(spark: SparkSession, directory: Path) -> str:
+    """The event log so far: Spark logs in order, so all is there that came before one last job."""
+    last = f"the last job of {uuid4()}"
+    spark.sparkContext.setJobDescription(last)
+    spark.range(1).collect()
+    spark.sparkContext.setJobDescription("")
+    (path,) = (file for file in directory.iterdir() if not file.name.startswith("."))
+    wait_until(lambda: last in path.read_text("utf-8"), HANG_SECONDS, "the last job is not in the event log")
+    return path.read_text("utf-8")
+
+
 def test_token_and_key_are_nowhere_but_in_their_files(
-    closed_site: Served, certificates: Certificates, token_file: Callable[..., Path], tmp_path: Path
+    spark: SparkSession,
+    event_log: Path,
+    closed_site: Served,
+    certificates: Certificates,
+    token_file: Callable[..., Path],
 ) -> None:
     closed_site.site.create_namespace("users").put(b"ada", b"1")
     ada, token = certificates.client("ada"), token_file(Role.WRITE)
@@ -107,19 +122,10 @@ def test_token_and_key_are_nowhere_but_in_their_files(
         "tlsCertificate": str(ada.certificate_path),
         "tlsKey": str(ada.key_path),
     }
-    events = tmp_path / "events"
-    events.mkdir()
-    conf = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": events.as_uri(),
-        "spark.eventLog.compress": "false",
-    }
-    # The log is complete when the session is closed.
-    with closing(SparkProcess(SparkOptions(master="local[1]", conf=conf))) as process:
-        shown = process.run(use_credentials, closed_site.url, options)
-    logs = [file.read_text("utf-8") for file in events.rglob("*") if file.is_file()]
-    assert any("SparkListenerSQLExecutionStart" in text for text in logs)
-    secrets = [SECRET, token_of(Role.WRITE), *ada.key.decode().splitlines()[1:-1]]
+    shown = use_credentials(spark, closed_site.url, options)
+    events = read_events(spark, event_log)
+    assert "SparkListenerSQLExecutionStart" in events
     assert "ada" in "".join(shown)
-    for text in [*shown, *logs]:
+    secrets = [SECRET, token_of(Role.WRITE), *ada.key.decode().splitlines()[1:-1]]
+    for text in [*shown, events]:
         assert not [secret for secret in secrets if secret in text]

@@ -15,6 +15,8 @@ from tests.spark.support_verify import World
 
 from floodmark.partition.partition import LocalPartition
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(serve_site: ServeSite) -> World:
@@ -45,7 +47,7 @@ def stalling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 @pytest.mark.parametrize(
     ("command", "number", "code"),
     [
-        pytest.param("verify", signal.SIGINT, 130, marks=pytest.mark.slow),
+        ("verify", signal.SIGINT, 130),
         ("backup", signal.SIGTERM, 143),
     ],
 )
@@ -67,7 +69,6 @@ def test_job_that_has_nothing_to_tell_yet_is_cancelled_at_once(
     assert len(held) == (1 if command == "backup" else 0)
 
 
-@pytest.mark.slow
 def test_watch_ends_with_what_the_last_pass_said(world: World) -> None:
     with running("verify", *world.urls, "--watch", "--every", "1h") as process:
         assert process.stdout is not None
@@ -79,7 +80,6 @@ def test_watch_ends_with_what_the_last_pass_said(world: World) -> None:
     assert [site.host.retention.safe_points() for site in world.sites.values()] == [[], []]
 
 
-@pytest.mark.slow
 def test_export_that_follows_ends_in_order_and_tells_what_it_has_done(world: World, tmp_path: Path) -> None:
     table = tmp_path / "table"
     command = ["export", world.urls[0], "users", str(table), "--format", "parquet", "--follow", "--json"]

@@ -121,6 +121,7 @@ def test_changes_are_copied_over_spark_connect(
     )
 
 
+@pytest.mark.slow
 def test_rows_from_elsewhere_are_written_over_spark_connect(
     users: Namespace, connect: SparkProcess, url: str, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ BACKOFF_MS: Final = 250
 BACKOFF_MS_MAX: Final = 15_000
 # Concurrent requests of `at_once`.
 THREADS_MAX: Final = 16
-# After this time `attend` begins to ask the sites whether they answer.
+# The interval at which `attend` asks the sites whether they answer.
 LOOK_SECONDS: Final = 1.0
 # A site that does not answer a trivial request for this long counts as silent.
 ANSWER_SECONDS: Final = 5.0
@@ -154,25 +154,32 @@ def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
     return results
 
 
-def attend(work: Callable[[], Result], sites: Connections, addresses: Sequence[SiteAddress]) -> Result:
+def attend(
+    work: Callable[[], Result],
+    sites: Connections,
+    addresses: Sequence[SiteAddress],
+    *,
+    look_seconds: float = LOOK_SECONDS,
+    answer_seconds: float = ANSWER_SECONDS,
+) -> Result:
     """Run work that depends on sites, as long as all of them answer, and return its result.
 
     Raises Unreachable about six seconds after a site has fallen silent, or at the next look if it refuses
     connections.  The work is then abandoned, and must do no harm if it still goes on for a while.
     """
     outcome = begin(work)
-    while outcome not in wait([outcome], LOOK_SECONDS).done:
-        _require_answers(sites, addresses)
+    while outcome not in wait([outcome], look_seconds).done:
+        _require_answers(sites, addresses, answer_seconds)
     return outcome.result()
 
 
-def _require_answers(sites: Connections, addresses: Sequence[SiteAddress]) -> None:
+def _require_answers(sites: Connections, addresses: Sequence[SiteAddress], answer_seconds: float) -> None:
     asked = [begin(partial(_ask, sites, address)) for address in addresses]
-    wait(asked, ANSWER_SECONDS)
+    wait(asked, answer_seconds)
     for address, outcome in zip(addresses, asked, strict=True):
         if not outcome.done():
             raise Unreachable(
-                f"no answer from {address.location} for {ANSWER_SECONDS:.0f} s; see whether its server hangs"
+                f"no answer from {address.location} for {answer_seconds:g} s; see whether its server hangs"
             )
         # Any other error is an answer.
         if isinstance(error := outcome.exception(), Unreachable):
