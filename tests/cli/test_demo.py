@@ -33,7 +33,8 @@ from floodmark.cli.demo.story import (
     serve_two_sites,
     survive_a_kill,
 )
-from floodmark.divergence import Drift, DriftSide, Verdict
+from floodmark.divergence.comparing import Drift, DriftSide
+from floodmark.divergence.rules import Verdict
 from floodmark.model.change import Stamp
 from floodmark.model.errors import CannotOpen, Unreachable
 from floodmark.replication.topology import parse_topology

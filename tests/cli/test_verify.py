@@ -19,15 +19,11 @@ from floodmark.cli.commands import verifying
 from floodmark.cli.commands.verify_metrics import VerifyMetrics
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.verification import print_verification
-from floodmark.divergence import (
-    Difference,
-    DifferenceKind,
-    Drift,
-    DriftSide,
-    RepairSummary,
-    Verdict,
-)
+from floodmark.divergence.comparing import Drift, DriftSide
+from floodmark.divergence.histories import Difference, DifferenceKind
 from floodmark.divergence.outcome import Outcome
+from floodmark.divergence.repairing import RepairSummary
+from floodmark.divergence.rules import Verdict
 from floodmark.model.change import Stamp
 from floodmark.model.version import compose
 from floodmark.spark.jobs import PairSummary, VerifySummary

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from floodmark.codec.states import CounterState, FieldsState
-from floodmark.divergence import Evidence, Side, Verdict
+from floodmark.divergence.rules import Evidence, Side, Verdict
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version, physical_ms
 

@@ -10,17 +10,16 @@ import pyarrow.compute
 from tests.replication.support_links import IDS, embedded, open_one
 
 from floodmark.codec.ordered import encode_key, encode_namespace
-from floodmark.divergence import (
+from floodmark.divergence.comparing import (
     Comparison,
     Drift,
     Lag,
-    RepairSummary,
     Vantage,
     compare,
     compare_keys,
-    repair,
     take_vantage,
 )
+from floodmark.divergence.repairing import RepairSummary, repair
 from floodmark.engine import MemoryEngine
 from floodmark.links.applying import Applier
 from floodmark.links.reading import RowKind, read_step

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.columns import RECORDS_WITH_DIGESTS
-from floodmark.divergence.alignment import Aligned, Failed, Row, Unlike, align
+from floodmark.divergence.alignment import Aligned, Failed, Unlike, align
 from floodmark.model.errors import Unreachable
+from floodmark.model.record import FoundRecord
 
 Contents = dict[bytes, int]
 keys = st.binary(min_size=1, max_size=2).map(lambda key: bytes(byte % 4 for byte in key))
@@ -36,10 +37,10 @@ def stream_of(held: Contents, cuts: list[int]) -> Iterator[pyarrow.RecordBatch]:
         yield batch_of(rows[start:end])
 
 
-def row_of(held: Contents, key: bytes) -> Row | None:
+def row_of(held: Contents, key: bytes) -> FoundRecord | None:
     if key not in held:
         return None
-    return Row(held[key] + 100, b"%d" % held[key], (held[key] - 1) % (1 << 64))
+    return FoundRecord(held[key] + 100, b"%d" % held[key], (held[key] - 1) % (1 << 64))
 
 
 @given(st.lists(contents, min_size=2, max_size=3), st.lists(st.integers(0, 40)), st.integers(1, 12))

@@ -4,14 +4,8 @@ from random import Random
 
 import pytest
 
-from floodmark.divergence import (
-    BoundedSide,
-    Verdict,
-    covers,
-    heartbeat_bounds,
-    high_watermark,
-    verdict_bounded,
-)
+from floodmark.divergence.bounds import BoundedSide, heartbeat_bounds, high_watermark, verdict_bounded
+from floodmark.divergence.rules import Verdict, covers
 
 Positions = dict[int, int]
 

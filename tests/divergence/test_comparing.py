@@ -9,8 +9,10 @@ import pytest
 from floodmark.codec.columns import RECORDS_WITH_DIGESTS
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import encode_value
-from floodmark.divergence import ComparedTally, Drift, Lag, Pair, Vantage, Verdict, compare, comparing
+from floodmark.divergence import comparing
 from floodmark.divergence.alignment import align
+from floodmark.divergence.comparing import ComparedTally, Drift, Lag, Pair, Vantage, compare
+from floodmark.divergence.rules import Verdict
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, Unreachable
 

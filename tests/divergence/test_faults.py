@@ -11,7 +11,8 @@ import pytest
 from tests.divergence.support_sites import RETENTION_MS, Sites
 
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.divergence import Lag, RepairSummary
+from floodmark.divergence.comparing import Lag
+from floodmark.divergence.repairing import RepairSummary
 from floodmark.model.change import Stamp
 from floodmark.replication.admission import Admission
 from floodmark.testing.simulation.faults import plant

@@ -15,19 +15,9 @@ from typing import Final, Literal, NamedTuple
 import pytest
 
 from floodmark.codec.states import Field, FieldsState
-from floodmark.divergence import (
-    BoundedSide,
-    Evidence,
-    History,
-    HistoryChange,
-    Side,
-    heartbeat_bounds,
-    high_watermark,
-    verdict,
-    verdict_bounded,
-    walk_histories,
-)
-from floodmark.divergence.rules import PartName
+from floodmark.divergence.bounds import BoundedSide, heartbeat_bounds, high_watermark, verdict_bounded
+from floodmark.divergence.histories import History, HistoryChange, walk_histories
+from floodmark.divergence.rules import Evidence, PartName, Side, verdict
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from tests.divergence.worlds import KEYS, Site, World
 
-from floodmark.divergence import DifferenceKind, History, HistoryChange, walk_histories
+from floodmark.divergence.histories import DifferenceKind, History, HistoryChange, walk_histories
 from floodmark.divergence.rules import PartName
 from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp

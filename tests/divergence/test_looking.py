@@ -3,7 +3,7 @@
 import pytest
 from tests.replication.support_links import Mesh, topology_of
 
-from floodmark.divergence import Lag, compare_keys, read_horizon, take_vantage
+from floodmark.divergence.comparing import Lag, compare_keys, read_horizon, take_vantage
 from floodmark.model.errors import InvalidConfiguration, NamespaceNotFound, Rejoining
 from floodmark.model.version import VERSION_MAX
 from floodmark.replication.topology import MemberSite, SiteState

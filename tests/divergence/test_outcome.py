@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from floodmark.divergence import ComparedTally, Pair, Vantage
+from floodmark.divergence.comparing import ComparedTally, Pair, Vantage
 from floodmark.divergence.outcome import Outcome, conclude, find_overdue
 from floodmark.model.version import Version, compose
 

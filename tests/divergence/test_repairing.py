@@ -11,18 +11,9 @@ from tests.divergence.worlds import KEYS, Site, World, visible
 from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, decode_state, encode_state
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.divergence import (
-    Choice,
-    Copy,
-    Drift,
-    DriftSide,
-    RepairSummary,
-    Verdict,
-    choose_repair,
-    repair,
-    verdict,
-)
-from floodmark.divergence.repairing import KEYS_AT_ONCE
+from floodmark.divergence.comparing import Drift, DriftSide
+from floodmark.divergence.repairing import KEYS_AT_ONCE, Choice, Copy, RepairSummary, choose_repair, repair
+from floodmark.divergence.rules import Verdict, verdict
 from floodmark.host.directory import Identity
 from floodmark.host.ports import Host
 from floodmark.merge.states import merge_states

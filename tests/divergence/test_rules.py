@@ -7,8 +7,17 @@ import pytest
 from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, State, encode_state
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import encode_value
-from floodmark.divergence import Evidence, Judgement, Side, Verdict, covers, evidence_of, judge, verdict
-from floodmark.divergence.rules import find_doubt
+from floodmark.divergence.rules import (
+    Evidence,
+    Judgement,
+    Side,
+    Verdict,
+    covers,
+    evidence_of,
+    find_doubt,
+    judge,
+    verdict,
+)
 from floodmark.model.change import Stamp
 from floodmark.model.version import compose
 

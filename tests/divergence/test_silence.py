@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from tests.divergence.support_sites import POLICIES, RETENTION_MS, Sites
 
-from floodmark.divergence import Drift, Lag, compare_keys, take_vantage
+from floodmark.divergence.comparing import Drift, Lag, compare_keys, take_vantage
 from floodmark.links.applying import Applier
 from floodmark.links.reading import read_step
 from floodmark.links.steps import plan_step

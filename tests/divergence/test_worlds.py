@@ -9,7 +9,7 @@ import pytest
 from tests.divergence.rules_copy import Rule, is_drift
 from tests.divergence.worlds import KEYS, Look, World, visible
 
-from floodmark.divergence import Verdict, verdict
+from floodmark.divergence.rules import Verdict, verdict
 
 WORLDS = 1_000
 STEPS = 25

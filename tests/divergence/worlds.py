@@ -14,18 +14,12 @@ from typing import Final, NamedTuple
 from floodmark.codec.states import CounterState, FieldsState, decode_state
 from floodmark.codec.thin import digest_record, thin_record
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.divergence import Evidence, HistoryChange, Side, evidence_of
-from floodmark.divergence.histories import part_stamps
-from floodmark.merge.pruning import prune_record
-from floodmark.merge.states import (
-    add_to_counter,
-    delete_fields,
-    delete_record,
-    merge_states,
-    put_fields,
-    update_fields,
-    write_state,
-)
+from floodmark.divergence.histories import HistoryChange, part_stamps
+from floodmark.divergence.rules import Evidence, Side, evidence_of
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import delete_fields, put_fields, update_fields
+from floodmark.merge.parts import prune_record
+from floodmark.merge.states import delete_record, merge_states, write_state
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version, physical_ms
 from floodmark.replication.settled import settled_version

@@ -18,7 +18,9 @@ from floodmark.codec.states import decode_state, encode_state
 from floodmark.codec.values import encode_value
 from floodmark.engine import WriteRow
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.merge.states import add_to_counter, stamp_state, update_fields
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import update_fields
+from floodmark.merge.states import stamp_state
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.model.partition import Decision, Fate

@@ -7,16 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.merge.histories import SITES_MAX, Replica, Step, exchange, run, steps
 
-from floodmark.codec.states import CounterState, decode_state, encode_state
-from floodmark.merge.states import (
-    add_to_counter,
-    delete_fields,
-    delete_record,
-    live_value,
-    newest_stamp,
-    put_fields,
-    update_fields,
-)
+from floodmark.codec.states import CounterState, decode_state, encode_state, live_value
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import delete_fields, put_fields, update_fields
+from floodmark.merge.states import delete_record, newest_stamp
 from floodmark.model.change import Stamp
 
 NAMES = ("a", "b", "c")

@@ -7,7 +7,7 @@ from tests.codec.strategies import STAMPED, STAMPS
 
 from floodmark.codec.states import Field, FieldsState, State, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.merge.origins import Split, split_record
+from floodmark.merge.parts import Split, split_record
 from floodmark.merge.states import merge_states, newest_stamp, stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption

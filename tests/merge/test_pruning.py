@@ -14,11 +14,12 @@ from floodmark.codec.states import (
     State,
     decode_state,
     encode_state,
+    live_value,
     remembers_deletes,
 )
 from floodmark.codec.values import decode_value
-from floodmark.merge.pruning import prune_record, prune_state
-from floodmark.merge.states import live_value, merge_states, newest_stamp, stamps_of
+from floodmark.merge.parts import prune_record, prune_state
+from floodmark.merge.states import merge_states, newest_stamp, stamps_of
 from floodmark.model.change import Stamp
 
 NAMES = ("a", "b", "c")

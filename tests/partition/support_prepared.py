@@ -15,7 +15,7 @@ import floodmark
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.merge.states import add_to_counter
+from floodmark.merge.counter import add_to_counter
 from floodmark.model.errors import Retryable
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import Version

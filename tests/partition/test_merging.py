@@ -13,7 +13,9 @@ from floodmark.codec.ordered import encode_namespace, encode_prefix, encode_vers
 from floodmark.codec.states import FieldsState, State, decode_state, encode_state
 from floodmark.codec.values import TOMBSTONE, decode_value, encode_value
 from floodmark.engine import MemoryEngine
-from floodmark.merge.states import add_to_counter, merge_states, put_fields, stamp_state, update_fields
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import put_fields, update_fields
+from floodmark.merge.states import merge_states, stamp_state
 from floodmark.model.change import Stamp
 from floodmark.model.errors import ClockSkew, Corruption, InvalidArgument, InvalidValue, WrongPolicy
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way

@@ -19,16 +19,9 @@ from floodmark.codec.changelog import CommitRow, decode_row, encode_log_key
 from floodmark.codec.ordered import decode_version, encode_namespace, encode_prefix
 from floodmark.codec.states import decode_state, encode_state, live_value
 from floodmark.codec.values import TOMBSTONE, encode_value
-from floodmark.merge.states import (
-    Written,
-    add_to_counter,
-    delete_record,
-    merge_states,
-    put_fields,
-    stamp_state,
-    update_fields,
-    write_state,
-)
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import put_fields, update_fields
+from floodmark.merge.states import Written, delete_record, merge_states, stamp_state, write_state
 from floodmark.model.change import Heartbeat, Stamp, Sums, Tally
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange

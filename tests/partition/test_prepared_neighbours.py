@@ -5,7 +5,7 @@ from tests.partition.test_prepared import Coordinator, coordinator, partition, p
 from tests.site.support import HookedEngine, node_of, open_memory, run_threads
 
 from floodmark.codec.values import encode_value
-from floodmark.merge.states import add_to_counter
+from floodmark.merge.counter import add_to_counter
 from floodmark.model.change import Stamp
 from floodmark.model.errors import LimitExceeded, Retryable, WrongPolicy
 from floodmark.model.limits import COUNTER_TOTAL_MAX

@@ -10,7 +10,8 @@ from tests.server.support import HANG_SECONDS, connected, qualify, serving, stor
 
 from floodmark.codec.values import encode_value
 from floodmark.host.ports import NamespaceWrites
-from floodmark.merge.states import add_to_counter, put_fields
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import put_fields
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidArgument, InvalidKey, InvalidValue, NamespaceNotFound, WrongPolicy

@@ -15,7 +15,9 @@ from floodmark.codec.states import (
     encode_state,
 )
 from floodmark.codec.values import TOMBSTONE, encode_value
-from floodmark.merge.states import add_to_counter, delete_record, update_fields
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import update_fields
+from floodmark.merge.states import delete_record
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, InvalidValue, WrongPolicy
 from floodmark.model.partition import Partition

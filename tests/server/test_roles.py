@@ -14,7 +14,7 @@ from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progres
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.host.catalog import NamespaceSettings
 from floodmark.host.ports import PORTS, BatchUpdate, LogKind, NamespaceUpdate, NamespaceWrites, Port
-from floodmark.merge.states import add_to_counter
+from floodmark.merge.counter import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
 from floodmark.model.change import Stamp

@@ -12,7 +12,10 @@ from tests.simulation.support_stage import Stage, Stored, find_stored
 from tests.sizes import only
 
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.divergence import Drift, Verdict, compare_keys, repair, rules
+from floodmark.divergence import rules
+from floodmark.divergence.comparing import Drift, compare_keys
+from floodmark.divergence.repairing import repair
+from floodmark.divergence.rules import Verdict
 from floodmark.model.change import Stamp
 from floodmark.testing.simulation import first_failure
 from floodmark.testing.simulation.history import Key

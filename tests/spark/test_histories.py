@@ -4,7 +4,7 @@ import pytest
 from tests.divergence.support_sites import Sites
 from tests.replication.support_links import embedded
 
-from floodmark.divergence import Difference
+from floodmark.divergence.histories import Difference
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version

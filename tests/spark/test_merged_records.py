@@ -24,7 +24,8 @@ from tests.spark.support_write import batches_of
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import State, decode_state, encode_state
 from floodmark.codec.values import decode_value
-from floodmark.merge.states import stamp_state, update_fields
+from floodmark.merge.fields import update_fields
+from floodmark.merge.states import stamp_state
 from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidValue, SchemaMismatch, WrongPolicy
 from floodmark.model.ranges import KeyRange

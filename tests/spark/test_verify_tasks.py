@@ -11,7 +11,7 @@ from tests.links.support import ServeSite
 from tests.spark.support_verify import World
 
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.divergence import compare_keys
+from floodmark.divergence.comparing import compare_keys
 from floodmark.divergence.outcome import Outcome
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.verifying import LocalVerification

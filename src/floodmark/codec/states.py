@@ -28,11 +28,11 @@ stamps are `HERE`, a delete is `DELETE_HERE`, and a counter has one entry, of si
 to be added.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -86,6 +86,11 @@ class FieldsState(msgspec.Struct, frozen=True):
     deleted: Stamp | None
     fields: tuple[Field, ...]
 
+    @property
+    def parts(self) -> tuple[Field, ...]:
+        """The fields."""
+        return self.fields
+
 
 class CounterEntry(msgspec.Struct, frozen=True, gc=False):
     """What a site has added to a counter, in all, up to a version of its own."""
@@ -93,6 +98,11 @@ class CounterEntry(msgspec.Struct, frozen=True, gc=False):
     site: int
     version: Version
     total: int
+
+    @property
+    def name(self) -> int:
+        """The site, which names the entry among the parts of its state."""
+        return self.site
 
     @property
     def stamp(self) -> Stamp:
@@ -106,17 +116,30 @@ class CounterState(msgspec.Struct, frozen=True):
     deleted: Stamp | None
     entries: tuple[CounterEntry, ...]
 
+    @property
+    def parts(self) -> tuple[CounterEntry, ...]:
+        """The entries."""
+        return self.entries
+
 
 State: TypeAlias = FieldsState | CounterState
+Part: TypeAlias = Field | CounterEntry
+
+
+def choose_parts(
+    state: State, parts: Iterable[Part], is_kept: Callable[[Stamp], bool] = lambda _: True
+) -> State:
+    """A state of the same kind with these parts, and its delete, as far as their stamps are kept."""
+    deleted = state.deleted if state.deleted is not None and is_kept(state.deleted) else None
+    kept = tuple(part for part in parts if is_kept(part.stamp))
+    if isinstance(state, FieldsState):
+        return FieldsState(deleted, cast(tuple[Field, ...], kept))
+    return CounterState(deleted, cast(tuple[CounterEntry, ...], kept))
 
 
 def is_unstamped(state: State) -> bool:
     """Whether a state is a write that waits for its commit."""
-    if state.deleted is not None:
-        return not state.deleted.version
-    if isinstance(state, FieldsState):
-        return not state.fields[0].stamp.version
-    return not state.entries[0].version
+    return not (state.deleted or state.parts[0].stamp).version
 
 
 def encode_state(state: State, origin: Stamp | None = None) -> bytes:

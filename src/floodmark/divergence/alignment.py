@@ -1,19 +1,17 @@
-"""Records of several sites side by side: streams in order of keys, cut into windows of the same keys.
+"""Records of several sites side by side: streams in key order, cut into windows of the same keys.
 
-Every site gives its records in order of keys, so what is to be compared lies at about the same place in all
-streams, and nothing has to be sorted, shuffled or kept.  A window reaches as far as all streams have been
-read: to the smallest of their last keys.
+So no record is sorted, shuffled or kept.  A window reaches as far as all streams have been read: to the
+smallest of their last keys.
 
     oslo    | a  b  c  d | e  f ...
     rome    | a  c  d  e | g ...            window: all keys up to d
     bonn    | a  b  c  d  e  f  g | ...
 
 Within a window keys and digests are compared as whole columns.  Only records that differ become objects.
-
-A stream that fails is left out from there on, and the others go on: a failed site must not hide that two
-others have drifted apart.
+A stream that fails is left out from there on: it must not hide that two other sites have drifted apart.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Final, NamedTuple, TypeAlias
@@ -23,8 +21,9 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from floodmark.columns.column import Column
 from floodmark.model.errors import FloodmarkError
-from floodmark.model.version import Version
+from floodmark.model.record import FoundRecord
 
 # A window pays for some calls that do not depend on its size; below this they would outweigh the rows.
 WINDOW_ROWS: Final = 8_192
@@ -32,24 +31,16 @@ WINDOW_ROWS: Final = 8_192
 _UNSIGNED: Final = (1 << 64) - 1
 
 
-class Row(NamedTuple):
-    """A thin record of one site (`codec/thin.py`)."""
-
-    version: Version
-    thin: bytes
-    digest: int
-
-
 class Unlike(NamedTuple):
-    """A key that two sites do not hold the same of.  At least one of them has a record of it."""
+    """A key in which two sites differ, and its thin records (`codec/thin.py`); one may be missing."""
 
     key: bytes
-    left: Row | None
-    right: Row | None
+    left: FoundRecord | None
+    right: FoundRecord | None
 
 
 class Aligned(NamedTuple):
-    """What two sites hold in one window: the sites by their places, and what they do not hold the same of."""
+    """The keys of one window in which two sites differ; the sites are named by their places."""
 
     left: int
     right: int
@@ -72,15 +63,15 @@ def align(
 ) -> Iterator[Alignment]:
     """Compare streams of thin records of the same range of keys, each with each.
 
-    Of every window there is one result for each pair of streams, in order of their places.  In memory is at
-    most one window, and one batch of each stream.
+    Each window has one result for each pair of streams, in order of their places.  At most one window is in
+    memory, and one batch of each stream.
     """
     sources = {place: _Source(stream, window_rows) for place, stream in enumerate(streams)}
     while len(sources) > 1:
         failed = list(_fill(sources))
         yield from failed
         if failed:
-            # Those that are left may be too few.
+            # The streams that are left may be too few.
             continue
         if not any(source.rows for source in sources.values()):
             return
@@ -130,7 +121,7 @@ class _Source:
         batches: list[pyarrow.RecordBatch] = []
         while self._batches:
             batch = self._batches[0]
-            count = batch.num_rows if end is None else _count_up_to(batch.column("key"), end)
+            count = batch.num_rows if end is None else bisect_right(Column(batch.column("key")), end)
             if count == batch.num_rows:
                 self._batches.pop(0)
             else:
@@ -141,18 +132,6 @@ class _Source:
                 break
         self.rows -= sum(batch.num_rows for batch in batches)
         return pyarrow.concat_batches(batches) if batches else None
-
-
-def _count_up_to(keys: pyarrow.BinaryArray, end: bytes) -> int:
-    """How many keys of a column in order are at or below one."""
-    low, high = 0, len(keys)
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle].as_py() <= end:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _compare(
@@ -209,7 +188,7 @@ def _pair(
 
 def _rows_of(
     batch: pyarrow.RecordBatch | None, chosen: NDArray[numpy.int64] | None = None
-) -> Iterator[tuple[bytes, Row]]:
+) -> Iterator[tuple[bytes, FoundRecord]]:
     """Some rows of a batch, or all, as objects."""
     if batch is None:
         return
@@ -217,4 +196,4 @@ def _rows_of(
         batch = batch.take(pyarrow.array(chosen))
     columns = (batch.column(name).to_pylist() for name in ("key", "version", "value", "digest"))
     for key, version, thin, digest in zip(*columns, strict=True):
-        yield key, Row(version, thin, digest & _UNSIGNED)
+        yield key, FoundRecord(version, thin, digest & _UNSIGNED)

@@ -1,37 +1,52 @@
-"""Sites compared with each other, record by record, over a range of keys or a list of them.
+"""Compares what sites hold, record by record, over a range of keys or a list of them.
 
-Records that are equal are only counted (`alignment.py`); the others are judged (`rules.py`).  A verdict that
-hangs on what a site has collected has to wait: the collected horizon must be read after the records.  Such
-differences are kept until the end, or until there are too many of them.  Then the horizons are read in
-between, and once more whenever there are too many again, for each counts only for what was read before it.
+Equal records are only counted (`alignment.py`); the others are judged (`rules.py`).  A verdict that depends
+on a collected horizon waits, because the horizon is read after the records.  When too many wait, the horizons
+are read in between: each counts only for the records that were read before it.
 
-A site that fails is left out from there on, and the error is raised when the others have been compared.
+The version of each site is fixed first, and everything else is asked for as of it or after it.  A site that
+joins in between is not yet in the watermark, and then nothing is concluded from absence.
+
+A site that fails is left out from there on, and its error is raised when the others have been compared.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import partial
+from itertools import combinations, islice
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow
 
-from floodmark.divergence.alignment import Aligned, Alignment, Failed, Row, Unlike, align
-from floodmark.divergence.evidence import Evidence, evidence_of
-from floodmark.divergence.rules import Judgement, PartName, Side, Verdict, find_doubt, judge
+from floodmark.divergence.alignment import Aligned, Alignment, Failed, Unlike, align
+from floodmark.divergence.rules import (
+    Evidence,
+    Judgement,
+    PartName,
+    Side,
+    Verdict,
+    evidence_of,
+    find_doubt,
+    judge,
+)
+from floodmark.host.ports import Host
 from floodmark.model.change import Stamp
-from floodmark.model.errors import FloodmarkError
+from floodmark.model.errors import FloodmarkError, InvalidConfiguration
+from floodmark.model.record import FoundRecord
 from floodmark.model.version import VERSION_MAX, Version
+from floodmark.replication.topology import MemberSite
 
+# The keys that a site looks up in one call.
+KEYS_AT_ONCE: Final = 10_000
 WAITING_MAX: Final = 100_000
 
 
 @dataclass(frozen=True)
 class Vantage:
-    """A site as of a version: what it could have heard of by then, and how to learn its collected horizon.
+    """A site as of a version, and its watermark then (`Side.mark`).
 
-    `mark` is the site's watermark as of the version, as `Side` wants it.  `horizon_of` is called when all
-    records have been read.
+    `horizon_of` returns its collected horizon; it is called after the records have been read.
     """
 
     site: str
@@ -49,10 +64,10 @@ class Pair(NamedTuple):
 
 
 class DriftSide(msgspec.Struct, frozen=True):
-    """What one of two sites holds of a key that has drifted.
+    """A key that has drifted, at one of two sites.
 
-    `version` is 0 and `digest` is None where there is no record.  `stamp` is that of the part that decided,
-    and None where the site has nothing of it.
+    Without a record, `version` is 0 and `digest` None.  `stamp` is that of the part that decided, None if the
+    site lacks it.
     """
 
     site: str
@@ -64,9 +79,9 @@ class DriftSide(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """A key of which two sites hold something else, though each has heard of all that the other holds.
+    """A key in which two sites differ, though each has merged what the other holds.
 
-    `part` is the first field that has drifted, or the site whose count has, in a record that is merged.
+    `part` is the first field of a merged record that has drifted, or the site whose count has.
     """
 
     key: bytes
@@ -77,10 +92,7 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """A key of which two sites hold something else, and at least one has not heard of all yet.
-
-    `doubt` says why it may be more than that.
-    """
+    """A key in which two sites differ, and at least one lacks changes.  `doubt` says why it may be drift."""
 
     key: bytes
     left: str
@@ -92,7 +104,7 @@ Finding: TypeAlias = Drift | Lag
 
 
 class ComparedTally(msgspec.Struct, frozen=True):
-    """How many keys of two sites were compared, and what came of it."""
+    """The number of keys that were compared at two sites, and of each verdict."""
 
     compared: int = 0
     agree: int = 0
@@ -103,7 +115,7 @@ class ComparedTally(msgspec.Struct, frozen=True):
 
     @property
     def drift(self) -> int:
-        """How many keys have drifted, in whatever way."""
+        """The number of keys that have drifted."""
         return self.value_mismatch + self.missing_left + self.missing_right
 
     def plus(self, other: "ComparedTally") -> "ComparedTally":
@@ -117,9 +129,9 @@ class ComparedTally(msgspec.Struct, frozen=True):
 
 
 class Comparison:
-    """What is found when it is iterated over, once; after that, `tallies` has the numbers of each pair.
+    """Yields findings when it is iterated over, once; after that, `tallies` has the numbers of each pair.
 
-    `failures` says which sites could not be read to the end, by name, and why.
+    `failures` has the errors of sites that could not be read to the end, by name.
     """
 
     def __init__(self, vantages: Sequence[Vantage], aligned: Iterable[Alignment], waiting_max: int) -> None:
@@ -140,7 +152,7 @@ class Comparison:
 
     @property
     def tallies(self) -> dict[Pair, ComparedTally]:
-        """What was counted so far, for every two sites in the order in which they were given."""
+        """The numbers so far, for every two sites in the order in which they were given."""
         return {
             name: ComparedTally(
                 compared=self._compared[pair],
@@ -154,9 +166,9 @@ class Comparison:
             yield from window
 
     def windows(self) -> Iterator[list[Finding]]:
-        """What is found, and not in parts: all pairs of sites that were compared in the same keys.
+        """The findings of all pairs of sites in the same keys together.
 
-        Of a key that waits for horizons some pairs may come later, unless nothing may wait (`waiting_max`).
+        If a key waits for horizons, some pairs may come later, unless none may wait (`waiting_max`).
         """
         found: list[Finding] = []
         before = None
@@ -178,7 +190,6 @@ class Comparison:
                 for unlike in each.unlike:
                     found += self._examine(pair, unlike)
         except FloodmarkError:
-            # What was read before something failed still counts.
             yield [*found, *self._settle()]
             raise
         yield [*found, *self._settle()]
@@ -188,7 +199,7 @@ class Comparison:
     def _examine(self, pair: tuple[int, int], unlike: Unlike) -> Iterator[Finding]:
         left, right = (self.vantages[place] for place in pair)
         waiting = _Waiting(pair, unlike.key, _evidence(left, unlike.left), _evidence(right, unlike.right))
-        # A horizon of 0 condemns whatever can be condemned, one above everything only what is sure.
+        # A horizon of 0 gives the harshest verdict, and one above everything the mildest.
         harsh = self._judge(waiting, 0, 0)
         if harsh.verdict.is_drift and self._judge(waiting, VERSION_MAX, VERSION_MAX) != harsh:
             self._waiting.append(waiting)
@@ -196,7 +207,7 @@ class Comparison:
             yield from self._tell(waiting, harsh)
 
     def _settle(self) -> Iterator[Finding]:
-        """Judge what had to wait until all that it hangs on was read."""
+        """Read the horizons, and judge the differences that waited for them."""
         waiting, self._waiting = self._waiting, []
         places = {place for each in waiting for place in each.pair}
         horizons = {place: self._read_horizon(self.vantages[place]) for place in sorted(places)}
@@ -205,7 +216,7 @@ class Comparison:
             yield from self._tell(each, self._judge(each, horizons[left], horizons[right]))
 
     def _read_horizon(self, vantage: Vantage) -> Version:
-        """The collected horizon; where it cannot be told, nothing is concluded from absence."""
+        """The collected horizon; above everything if the site does not tell it."""
         if vantage.site in self._mute:
             return VERSION_MAX
         try:
@@ -257,32 +268,85 @@ def compare(
     """Compare sites, each with each, over one range of keys.
 
     `streams` are the thin records of the range at each site, dead ones included, as of the version of its
-    vantage and in order of keys.  Nothing is read before the comparison is iterated over.
+    vantage and in key order.  The comparison reads them when it is iterated over.
     """
     return Comparison(vantages, align(streams), waiting_max)
 
 
-def compare_rows(
-    vantages: Sequence[Vantage], rows: Iterable[tuple[bytes, Sequence[Row | None]]]
+def take_vantage(site: Host, namespace: str) -> Vantage:
+    """A site as of now.  The caller keeps the version readable by a safe point.
+
+    Raises InvalidConfiguration if the site does not share the namespace, and Rejoining while a restored site
+    does not know what it has lost.
+    """
+    own = site.identity
+    version = site.versions.read_version()
+    watermark = site.replication.watermark(namespace, version)
+    members = _find_members(site, namespace)
+    # Raises Rejoining.
+    site.replication.links()
+    if own.site_id not in members and not watermark:
+        raise InvalidConfiguration(
+            f"site {own.site!r} does not share namespace {namespace!r} and has got no changes of it from "
+            "others, so that it cannot be told what it should hold. Name sites that replicate it",
+            site=own.site,
+            namespace=namespace,
+        )
+    mark = dict(watermark)
+    for site_id, member in members.items():
+        through = watermark.get(site_id, 0)
+        # All changes of a site that has ended are in, up to any version.
+        mark[site_id] = max(through, version) if member.has_ended(through) else through
+    mark[own.site_id] = version
+    horizon_of = partial(read_horizon, site, namespace, tuple(mark))
+    return Vantage(own.site, own.site_id, version, mark, horizon_of)
+
+
+def read_horizon(site: Host, namespace: str, known: Collection[int]) -> Version:
+    """The collected horizon of a namespace now, for a vantage that knows of some sites, by their ids.
+
+    It is above everything if another site has joined since: a tombstone of that site may be collected.
+    """
+    facts = site.status.statistics().namespaces
+    horizon = next((each.collected_horizon for each in facts if each.name == namespace), VERSION_MAX)
+    joined = _find_members(site, namespace).keys() - set(known)
+    return VERSION_MAX if joined else horizon
+
+
+def _find_members(site: Host, namespace: str) -> dict[int, MemberSite]:
+    topology = site.membership.topology()
+    members = {} if topology is None else topology.members(namespace)
+    return {member.id: member for member in members.values()}
+
+
+def compare_keys(
+    sites: Sequence[Host],
+    namespace: str,
+    keys: Iterable[bytes],
+    vantages: Sequence[Vantage] | None = None,
 ) -> Comparison:
-    """`compare` for single keys, each with what every site holds of it."""
-    return Comparison(vantages, _align_rows(rows), WAITING_MAX)
+    """Compare some keys of sites, each site with each, as of now or from vantages taken before."""
+    taken = [take_vantage(site, namespace) for site in sites] if vantages is None else vantages
+    return Comparison(taken, _align_keys(sites, taken, namespace, iter(keys)), WAITING_MAX)
 
 
-def _align_rows(rows: Iterable[tuple[bytes, Sequence[Row | None]]]) -> Iterator[Aligned]:
-    for key, found in rows:
-        for left, right in combinations(range(len(found)), 2):
-            on_left, on_right = found[left], found[right]
-            is_unlike = _digest_of(on_left) != _digest_of(on_right)
-            yield Aligned(left, right, 1, [Unlike(key, on_left, on_right)] if is_unlike else [])
+def _align_keys(
+    sites: Sequence[Host], vantages: Sequence[Vantage], namespace: str, keys: Iterator[bytes]
+) -> Iterator[Aligned]:
+    while some := list(islice(keys, KEYS_AT_ONCE)):
+        found = [
+            site.verification.find_records(namespace, some, vantage.version, True)
+            for site, vantage in zip(sites, vantages, strict=True)
+        ]
+        for key, *records in zip(some, *found, strict=True):
+            for left, right in combinations(range(len(records)), 2):
+                unlike = Unlike(key, records[left], records[right])
+                digests = {record and record.digest for record in unlike[1:]}
+                yield Aligned(left, right, 1, [unlike] if len(digests) > 1 else [])
 
 
-def _digest_of(row: Row | None) -> int | None:
-    return None if row is None else row.digest
-
-
-def _evidence(vantage: Vantage, row: Row | None) -> Evidence | None:
-    return None if row is None else evidence_of(row.version, vantage.site_id, row.thin, row.digest)
+def _evidence(vantage: Vantage, row: FoundRecord | None) -> Evidence | None:
+    return None if row is None else evidence_of(row.version, vantage.site_id, row.stored, row.digest)
 
 
 def _side(vantage: Vantage, record: Evidence | None, stamp: Stamp | None) -> DriftSide:

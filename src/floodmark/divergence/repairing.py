@@ -1,35 +1,26 @@
-"""Sites that have drifted apart, brought together again.
+"""Repairs sites that have drifted apart.
 
-What each of them should hold is what they would hold if everything had arrived everywhere: the record with
-the highest stamp, or the join of all states.  Where the same stamp stands over different bytes, one of them
-is damaged, and the site where it was first written is believed.  A record that only some sites have is given
-to the others: nothing is ever deleted because it is missing elsewhere.
+All should hold what they would hold if every change had arrived everywhere: the record with the highest
+stamp, or the join of all states.  If the same stamp stands over different bytes, one copy is damaged, and the
+site of the stamp is believed.  A record that some sites lack is given to them: nothing is deleted because it
+is missing elsewhere.
 
-A high stamp wins everywhere, so a damaged one must not be believed.  What bears a stamp that no commit can
-have given it, or one of an unknown site, is no source.  Sites that were not found to have drifted
-are sources as well, but they may be anywhere behind or ahead: what only they have is believed if the site
-where it was first written holds it too.
+A high stamp wins everywhere, so a damaged one must not be believed: a stamp that no commit can have given, or
+of an unknown site, is no source.  Sites that have not drifted are sources too, but may lag: what only they
+have is believed if the site of its stamp holds it as well.
 
-A repair is written under its original stamp, so it is no new write and wins over nothing that it should not.
-It is conditional on the version that was seen: what has changed meanwhile is left for the next comparison.
+A repair is written under its original stamp, so it wins over nothing newer.  It is conditional on the version
+that was seen: a key that has changed meanwhile is left for the next comparison.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import islice
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from floodmark.codec.states import (
-    CounterEntry,
-    CounterState,
-    Field,
-    FieldsState,
-    State,
-    decode_state,
-    encode_state,
-)
+from floodmark.codec.states import Part, State, choose_parts, decode_state, encode_state
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence.comparing import Drift
@@ -53,19 +44,15 @@ from floodmark.model.version import Version
 KEYS_AT_ONCE: Final = 64
 PROBLEMS_TOLD: Final = 10
 
-# One key of many may be to blame for these.  Others concern the whole site, and are not asked for again.
+# Errors that one key of many may cause; others concern the whole site.
 _OF_ONE_KEY: Final = (ClockSkew, Corruption, InvalidArgument, LimitExceeded, OutcomeUnknown, WrongPolicy)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Part: TypeAlias = Field | CounterEntry
 
 
 class Copy(NamedTuple):
-    """The whole record of a key that a site holds, as it is stored there.
-
-    `is_named` says that the site was found to have drifted from another one in this key.
-    """
+    """The whole record of a key as a site stores it; the site has drifted in this key if `is_named`."""
 
     site_id: int
     version: Version
@@ -75,19 +62,19 @@ class Copy(NamedTuple):
 
     @property
     def stamp(self) -> Stamp:
-        """Where and when it was first written; of a state, where it was last written to."""
+        """The stamp of the first write; of a state, that of the last."""
         return decode_value(self.stored).origin or Stamp(self.version, self.site_id)
 
 
 class Choice(NamedTuple):
-    """The record that all sites should hold, with its origin; or the reason why it cannot be known."""
+    """The record that all sites should hold, with its origin; or why it cannot be known."""
 
     stored: bytes | None
     problem: str | None = None
 
 
 class RepairSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How many keys were repaired, had changed meanwhile or cannot be repaired; why, of the first few."""
+    """The number of keys that were repaired, had changed, or cannot be repaired, and the first reasons."""
 
     repaired: int = 0
     changed_meanwhile: int = 0
@@ -96,7 +83,7 @@ class RepairSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_repair(copies: Sequence[Copy], known: Collection[int] | None = None) -> Choice:
-    """The record that all sites should hold of a key, by what those hold that have a record of it.
+    """The record that all sites should hold of a key, by the copies that there are.
 
     `known` are the ids of all sites that may have written; None stands for any.
 
@@ -108,19 +95,20 @@ def choose_repair(copies: Sequence[Copy], known: Collection[int] | None = None) 
     >>> chosen == choose_repair([Copy(3, 10, damaged), Copy(1, 9, new)])
     True
     """
-    states = {copy.site_id: _state_of(copy) for copy in copies}
-    kinds = {type(state) for state in states.values()}
-    if len(kinds) > 1:
+    merged = [copy for copy in copies if decode_value(copy.stored).stamps is not None]
+    if not merged:
+        return _choose_last_write(copies, known)
+    states = {copy.site_id: decode_state(copy.stored) for copy in merged}
+    if len(merged) < len(copies) or len({type(state) for state in states.values()}) > 1:
         return Choice(None, "the sites do not merge it in the same way; they need the same merge policy")
-    merged = {site_id: state for site_id, state in states.items() if state is not None}
-    return _choose_join(copies, merged, known) if merged else _choose_last_write(copies, known)
+    return _choose_join(copies, states, known)
 
 
 def repair(sites: Sequence[Host], namespace: str, drifts: Iterable[Drift]) -> RepairSummary:
-    """Mend what has drifted.  `sites` are all that are looked at: any of them may have the right record.
+    """Repair keys that have drifted.  `sites` are all that were compared: any may have the right record.
 
-    Only sites that are named in a drift of a key are written to.  What a site cannot show or does not take is
-    counted as impossible, and the rest is mended.
+    Writes only to sites that are named in a drift of the key.  A key that a site cannot show, or does not
+    take, is counted as impossible.
     """
     keys: dict[bytes, list[Drift]] = {}
     for drift in drifts:
@@ -170,7 +158,7 @@ def _repair_some(
 def _find_everywhere(
     sites: Sequence[Host], namespace: str, keys: list[bytes], problems: dict[bytes, str]
 ) -> list[dict[bytes, FoundRecord | None]]:
-    """What every site holds of some keys.  Those that one cannot show become problems."""
+    """The records of some keys at every site.  Keys that a site cannot show become problems."""
     found: list[dict[bytes, FoundRecord | None]] = []
     for site in sites:
         records: dict[bytes, FoundRecord | None] = {}
@@ -189,9 +177,9 @@ def _write(
     writes: Mapping[int, list[Repair]],
     problems: dict[bytes, str],
 ) -> set[bytes]:
-    """Write repairs to the sites, by their places; the keys that had changed somewhere.
+    """Write repairs to the sites, by their places; returns the keys that had changed somewhere.
 
-    Those that a site does not take become problems.
+    Keys that a site does not take become problems.
     """
     changed: set[bytes] = set()
     for place, repairs in writes.items():
@@ -209,9 +197,9 @@ def _write(
 def divide(
     items: list[Item], work: Callable[[list[Item]], Result]
 ) -> Iterator[tuple[list[Item], Result | FloodmarkError]]:
-    """Do something with items at once; where one of them may be to blame for a failure, with ever fewer.
+    """Do work on items at once, and in halves if one item may have caused its failure.
 
-    What cannot be done has its error as its result: one key must not keep the others from being repaired.
+    Items that fail have their error as the result: one key must not keep the others from being repaired.
     """
     if not items:
         return
@@ -220,7 +208,7 @@ def divide(
         result = work(items)
     except FloodmarkError as error:
         middle = len(items) // 2
-        # What is prepared on a key is refused without a kind of its own.
+        # The error of a prepared write on a key has no class of its own.
         if middle and (isinstance(error, _OF_ONE_KEY) or type(error) is Retryable):
             yield from divide(items[:middle], work)
             yield from divide(items[middle:], work)
@@ -242,9 +230,9 @@ def _are_as_seen(sites: Sequence[Host], held: Sequence[FoundRecord | None], drif
     return seen <= versions.items()
 
 
-def _copies(sites: Sequence[Host], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]) -> list[Copy]:
+def _choose(sites: Sequence[Host], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]) -> Choice:
     marks = {side.site: side.mark for drift in drifts for side in (drift.left, drift.right)}
-    return [
+    copies = [
         Copy(
             site.identity.site_id,
             record.version,
@@ -255,18 +243,11 @@ def _copies(sites: Sequence[Host], held: Sequence[FoundRecord | None], drifts: S
         for site, record in zip(sites, held, strict=True)
         if record is not None
     ]
-
-
-def _choose(sites: Sequence[Host], held: Sequence[FoundRecord | None], drifts: Sequence[Drift]) -> Choice:
+    known = {site.identity.site_id for site in sites}.union(*marks.values())
     try:
-        return choose_repair(_copies(sites, held, drifts), _known_sites(sites, drifts))
+        return choose_repair(copies, known)
     except FloodmarkError as error:
         return Choice(None, str(error))
-
-
-def _known_sites(sites: Sequence[Host], drifts: Sequence[Drift]) -> set[int]:
-    marks = (side.mark for drift in drifts for side in (drift.left, drift.right))
-    return {site.identity.site_id for site in sites}.union(*marks)
 
 
 def _is_named(site: Host, drifts: Sequence[Drift]) -> bool:
@@ -274,9 +255,9 @@ def _is_named(site: Host, drifts: Sequence[Drift]) -> bool:
 
 
 def _is_wrong(record: FoundRecord | None, chosen: bytes) -> bool:
-    """Whether a site does not hold what it should.  One without a record needs no tombstone.
+    """Whether a site holds the wrong record.  A site without a record needs no tombstone.
 
-    The right bytes under a stamp that cannot be are wrong as well: nothing newer would win over them.
+    The right bytes under an impossible stamp are wrong as well: no newer write would win over them.
     """
     if record is None:
         return not decode_value(chosen).deleted
@@ -285,20 +266,16 @@ def _is_wrong(record: FoundRecord | None, chosen: bytes) -> bool:
     return is_ahead or record.digest != digest_record(chosen)
 
 
-# Which record wins
-
-
-def _state_of(copy: Copy) -> State | None:
-    return None if decode_value(copy.stored).stamps is None else decode_state(copy.stored)
-
-
 def _choose_last_write(copies: Sequence[Copy], known: Collection[int] | None) -> Choice:
     believed = [copy for copy in copies if _can_be(copy.stamp, copy.version, known)]
     if not believed:
         return Choice(None, _NOT_POSSIBLE)
     stamp = max(copy.stamp for copy in believed)
     winners = [copy for copy in believed if copy.stamp == stamp]
-    newest = {copy.site_id: _with_origin(copy, stamp) for copy in winners}
+    newest = {}
+    for copy in winners:
+        record = decode_value(copy.stored)
+        newest[copy.site_id] = encode_value(record.value, record.expires_at, record.deleted, origin=stamp)
     damaged = [copy for copy in copies if copy.is_named and copy not in believed]
     if not all(any(_has_heard_of(copy, each) for copy in winners) for each in damaged):
         return Choice(None, _NOT_HEARD)
@@ -312,47 +289,52 @@ def _choose_last_write(copies: Sequence[Copy], known: Collection[int] | None) ->
 
 
 def _has_heard_of(copy: Copy, damaged: Copy) -> bool:
-    """Whether a site has heard of whatever a record may have been whose stamp is damaged.
+    """Whether a site has every record that one with a damaged stamp may have been.
 
-    Its true stamp was not above its version.  A site that lags behind that could have something older.
+    Its true stamp was not above its version.  A site that lags behind that may have an older one.
     """
     sites = {*copy.mark, *damaged.mark}
     return bool(sites) and all(copy.mark.get(site, 0) >= damaged.version for site in sites)
 
 
-def _with_origin(copy: Copy, stamp: Stamp) -> bytes:
-    record = decode_value(copy.stored)
-    return encode_value(record.value, record.expires_at, record.deleted, origin=stamp)
-
-
 def _choose_join(
     copies: Sequence[Copy], states: Mapping[int, State], known: Collection[int] | None
 ) -> Choice:
-    """The join of states, after each part was set right by the state of the site that wrote it."""
-    altered = [copy for copy in copies if _is_altered(states[copy.site_id], copy.version, known)]
+    """The join of states, after each part was corrected by the state of the site that wrote it."""
+    altered = [
+        copy
+        for copy in copies
+        if not all(_can_be(stamp, copy.version, known) for stamp in stamps_of(states[copy.site_id]))
+    ]
     sound = [copy for copy in copies if copy not in altered]
     for copy in altered:
         if copy.is_named and not any(_has_heard_of(each, copy) for each in sound):
             return Choice(None, _NOT_HEARD)
-    # What else is in the state of a site that is written to may be found nowhere else.
-    kept = {
-        copy.site_id: _possible(states[copy.site_id], copy.version, known)
-        for copy in altered
-        if copy.is_named
-    }
+    # Other parts of a state that a repair replaces may exist nowhere else.
+    kept = {}
+    for copy in altered:
+        if copy.is_named:
+            state = states[copy.site_id]
+            can_be = partial(_can_be, version=copy.version, known=known)
+            kept[copy.site_id] = choose_parts(state, state.parts, can_be)
     left_out = {copy.site_id for copy in altered} - kept.keys()
     states = {site: state for site, state in {**states, **kept}.items() if site not in left_out}
     named = {copy.site_id for copy in copies if copy.is_named}
-    held = {(part.stamp.site, _name_of(part), part.stamp): part for part in _own_parts(states)}
+    own = {
+        (part.name, part.stamp): part
+        for site_id, state in states.items()
+        for part in state.parts
+        if part.stamp.site == site_id
+    }
     believed: list[State] = []
     seen: dict[tuple[str | int, Stamp], Part] = {}
     for site_id, state in states.items():
-        parts = [held.get((part.stamp.site, _name_of(part), part.stamp), part) for part in _parts_of(state)]
+        parts = [own.get((part.name, part.stamp), part) for part in state.parts]
         for part in parts:
-            if seen.setdefault((_name_of(part), part.stamp), part) != part:
+            if seen.setdefault((part.name, part.stamp), part) != part:
                 return Choice(None, _unknown_origin(part.stamp))
-        corrected = _with_parts(state, state.deleted, parts)
-        believed.append(corrected if site_id in named else _confirmed(corrected, states))
+        corrected = choose_parts(state, parts)
+        believed.append(corrected if site_id in named else _confirmed(corrected, states, own.keys()))
     encoded = [encode_state(state) for state in believed if stamps_of(state)]
     if not encoded:
         return Choice(None, _NOT_POSSIBLE)
@@ -360,59 +342,24 @@ def _choose_join(
     return Choice(encode_state(joined, newest_stamp(joined)))
 
 
-def _is_altered(state: State, version: Version, known: Collection[int] | None) -> bool:
-    return not all(_can_be(stamp, version, known) for stamp in stamps_of(state))
-
-
 def _can_be(stamp: Stamp, version: Version, known: Collection[int] | None) -> bool:
     return stamp.version <= version and (known is None or stamp.site in known)
 
 
-def _possible(state: State, version: Version, known: Collection[int] | None) -> State:
-    """A state without the parts whose stamps cannot be."""
-    parts = [part for part in _parts_of(state) if _can_be(part.stamp, version, known)]
-    deleted = state.deleted
-    return _with_parts(
-        state, deleted if deleted is not None and _can_be(deleted, version, known) else None, parts
-    )
+def _confirmed(state: State, states: Mapping[int, State], own: Collection[tuple[str | int, Stamp]]) -> State:
+    """The parts of a state that the sites which wrote them hold as well.
 
-
-def _own_parts(states: Mapping[int, State]) -> list[Part]:
-    """The parts that are held where they were written."""
-    return [
-        part for site_id, state in states.items() for part in _parts_of(state) if part.stamp.site == site_id
-    ]
-
-
-def _confirmed(state: State, states: Mapping[int, State]) -> State:
-    """Of the state of a site that was not found to have drifted, what the sites hold that wrote it.
-
-    The rest is left out: what is under way comes by itself.
+    The state is of a site that has not drifted.  Its other parts are under way, and arrive by themselves.
     """
-    own = {(_name_of(part), part.stamp) for part in _own_parts(states)}
-    parts = [part for part in _parts_of(state) if (_name_of(part), part.stamp) in own]
     origin = None if state.deleted is None else states.get(state.deleted.site)
     is_deleted_there = origin is not None and origin.deleted == state.deleted
-    return _with_parts(state, state.deleted if is_deleted_there else None, parts)
-
-
-def _parts_of(state: State) -> Sequence[Part]:
-    return state.fields if isinstance(state, FieldsState) else state.entries
-
-
-def _name_of(part: Part) -> str | int:
-    return part.name if isinstance(part, Field) else part.site
-
-
-def _with_parts(state: State, deleted: Stamp | None, parts: Sequence[Part]) -> State:
-    if isinstance(state, FieldsState):
-        return FieldsState(deleted, tuple(part for part in parts if isinstance(part, Field)))
-    return CounterState(deleted, tuple(part for part in parts if isinstance(part, CounterEntry)))
+    confirmed = choose_parts(state, [part for part in state.parts if (part.name, part.stamp) in own])
+    return confirmed if is_deleted_there else msgspec.structs.replace(confirmed, deleted=None)
 
 
 _NOT_POSSIBLE: Final = (
-    "a stamp is above the version it is stored under, or of a site that is in no topology, so that nobody "
-    "can know which record is right; write the key anew"
+    "a stamp is above the version it is stored under, or of a site that is in no topology, so that the "
+    "right record cannot be known; write the key anew"
 )
 
 

@@ -1,39 +1,92 @@
-"""Leap Frog: whether two sites that differ in a record have not heard of each other yet, or have drifted.
+"""Leap Frog: whether two sites that differ in a record lag behind each other, or have drifted apart.
 
-Each site is read as of a version, together with its watermark as of that version, whose entry for the site
-itself is the version.  If the record of either site bears only stamps that the other's watermark covers, each
-of them has merged what the other holds, and what two sites hold that have merged the same is equal.  If it is
-not, something was lost or altered, and no waiting will mend it.  In all other cases the difference may be
-lag, and is called so.
+Each site is read as of a version, with its watermark as of that version, whose entry for the site itself is
+the version.  If each watermark covers all stamps of the other site's record, each site has merged what the
+other holds, and the records must be equal.  If they are not, something was lost or altered, and no waiting
+mends it: drift.  Everything else may be lag.
 
-A site that has no record at all bears no stamp.  It may have had a tombstone that won over what the other
-holds, and have collected it since.  The *collected horizon* is the highest stamp so forgotten: once all of
-the other's watermark has reached it, the other must have heard of that tombstone as well.  The horizon has to
-be read after the site was, for a tombstone may be collected under the reader's eyes.
+A site without a record may have had a tombstone that won, and have collected it.  The *collected horizon* is
+the highest stamp so forgotten: once every entry of the other's watermark has reached it, the other has that
+tombstone as well.  The horizon is read after the records, for a tombstone may be collected meanwhile.
 
-A merged record is judged part by part: each field, and what each site has added to a counter.  A part that
-is older than the record's delete has been deleted there, under the delete's stamp; otherwise a part that is
-not there is absent, and the rule of absence holds for it as well.
+A merged record is judged part by part: each field, and each site's entry of a counter.  A part that is older
+than the record's delete was deleted there, under the delete's stamp; otherwise a missing part is absent, and
+the rule of absence holds for it.
 
-All this trusts the stamps, and they lie on the same disks as the values.  A record with a stamp that no
-commit can have given it is drift at once: no watermark would ever cover it, and it would pass for lag for
-ever.
+Stamps lie on the same disks as values.  A record with a stamp that no commit can have given it is drift at
+once: no watermark would ever cover it, and it would pass for lag for ever.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from floodmark.codec.states import CounterState, FieldsState, State
-from floodmark.divergence.evidence import Evidence
+from floodmark.codec.states import CounterState, FieldsState, State, decode_state
+from floodmark.codec.values import decode_value
+from floodmark.merge.states import stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version, physical_ms
 
 
+class Evidence(msgspec.Struct, frozen=True):
+    """A record, dead or alive, as a site stores it: its stamps, and digests in place of values.
+
+    `version` is that of the commit which stored it, and `stamp` that of the first write.  `digest` covers the
+    whole record but its origin (`codec/thin.py`).  A merged record has a `state` as well: fields, whose texts
+    are digests, or a counter as it is.
+    """
+
+    version: Version
+    stamp: Stamp
+    digest: int
+    deleted: bool = False
+    expires_at: int | None = None
+    state: State | None = None
+
+    def is_alive_at(self, physical_ms: int) -> bool:
+        """Whether a reader at this time finds the record."""
+        return not self.deleted and (self.expires_at is None or self.expires_at * 1000 > physical_ms)
+
+    @property
+    def stamps(self) -> list[Stamp]:
+        """The stamp of the record, or those of its parts and of its delete."""
+        return [self.stamp] if self.state is None else stamps_of(self.state)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a commit can have stored it: its clock has passed all stamps that it applies.
+
+        >>> Evidence(9, Stamp(7, 2), digest=0).is_possible, Evidence(9, Stamp(10, 2), digest=0).is_possible
+        (True, False)
+        """
+        return all(stamp.version <= self.version for stamp in (self.stamp, *self.stamps))
+
+
+def evidence_of(version: Version, site_id: int, thin: bytes, digest: int) -> Evidence:
+    """The evidence of a thin record that a site stores at a version.
+
+    >>> from floodmark.codec.thin import thin_record
+    >>> from floodmark.codec.values import encode_value
+    >>> evidence_of(9, 1, *thin_record(encode_value(b"ada", origin=Stamp(7, 2)))).stamp
+    Stamp(version=7, site=2)
+    >>> evidence_of(9, 1, *thin_record(encode_value(b"ada"))).stamp
+    Stamp(version=9, site=1)
+    """
+    record = decode_value(thin)
+    return Evidence(
+        version,
+        record.origin or Stamp(version, site_id),
+        digest,
+        record.deleted,
+        record.expires_at,
+        None if record.stamps is None else decode_state(thin),
+    )
+
+
 class Verdict(StrEnum):
-    """What is to be said about a record of two sites.
+    """The result of comparing a record of two sites.
 
     >>> [verdict.value for verdict in Verdict if verdict.is_drift]
     ['value_mismatch', 'missing_left', 'missing_right']
@@ -56,11 +109,10 @@ PartName: TypeAlias = str | int | None
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of two sites, as far as a record is concerned.
+    """A record at one of two sites, read as of the version `at`.
 
-    `at` is the version as of which it was read and `mark` its watermark then, with `at` as its entry for
-    itself and an entry for every site that shares the namespace: 0 if nothing came from there.  `horizon` is
-    the site's collected horizon, read later than the record.
+    `mark` is the watermark then, with `at` as its own entry and an entry for every site that shares the
+    namespace: 0 if nothing came from there.  `horizon` is the collected horizon, read after the record.
     """
 
     record: Evidence | None
@@ -70,7 +122,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Judgement(NamedTuple):
-    """A verdict, and what decided it: which part, and the stamps that the two sides hold of it."""
+    """A verdict, the part that decided it, and the stamps of that part on both sides."""
 
     verdict: Verdict
     part: PartName = None
@@ -79,27 +131,20 @@ class Judgement(NamedTuple):
 
 
 def covers(mark: Mapping[int, Version], vector: Mapping[int, Version]) -> bool:
-    """Whether all that a vector names lies within a watermark.
-
-    A site that is missing in the vector has no part in what it describes; one that is missing in the mark is
-    one from which nothing may have come.  Nothing can be said about an empty mark or an empty vector.
+    """Whether a watermark has an entry at or above each entry of a vector; False if either is empty.
 
     >>> covers({1: 10, 2: 20, 3: 1500}, {1: 3}), covers({1: 10, 2: 20, 3: 1500}, {1: 20, 2: 19})
     (True, False)
     >>> covers({1: 10}, {1: 3, 2: 0}), covers({}, {1: 3}), covers({1: 10}, {})
     (False, False, False)
     """
-    return (
-        bool(mark)
-        and bool(vector)
-        and all(site in mark and version <= mark[site] for site, version in vector.items())
-    )
+    return bool(vector) and all(site in mark and version <= mark[site] for site, version in vector.items())
 
 
 def verdict(left: Side, right: Side) -> Verdict:
-    """Whether two sites agree on a record, or one lags behind, or they have drifted apart.
+    """Whether two sites agree on a record, lag, or have drifted apart.
 
-    Ada was renamed at site 1, and site 2 does not have it.  Whether it should depends on its watermark.
+    Ada was renamed at site 1, and site 2 does not have it.  Its watermark decides whether it should.
 
     >>> new, old = Evidence(9, Stamp(9, 1), digest=0xADA), Evidence(5, Stamp(4, 1), digest=0xA1A)
     >>> left = Side(new, {1: 20, 2: 15}, horizon=0, at=20)
@@ -112,22 +157,24 @@ def verdict(left: Side, right: Side) -> Verdict:
 
 
 def judge(left: Side, right: Side) -> Judgement:
-    """The verdict on a record, and what decided it.  A drift of one part outweighs lag of others."""
+    """The verdict on a record, and the part that decided it.  Drift of one part outweighs lag of others."""
     now_ms = physical_ms(max(left.at, right.at))
-    alive = _is_alive(left.record, now_ms), _is_alive(right.record, now_ms)
-    if not any(alive) or _are_equal(left.record, right.record):
+    records = left.record, right.record
+    alive = [record is not None and record.is_alive_at(now_ms) for record in records]
+    digests = {None if record is None else record.digest for record in records}
+    if not any(alive) or len(digests) == 1:
         return Judgement(Verdict.AGREE)
-    if not (_is_possible(left.record) and _is_possible(right.record)):
+    if not all(record is None or record.is_possible for record in records):
         return _judge_whole(left, right, drifted=True)
     if not _are_of_one_kind(left.record, right.record):
-        # One policy makes one kind, so that one of the two did not come to be by merging.
+        # One policy makes one kind: one of the two records did not come from merging.
         return _judge_whole(left, right, drifted=_has_all(left, right) and _has_all(right, left))
     lagging: Judgement | None = None
     for part, on_left, on_right in _pair_parts(left.record, right.record, now_ms):
         found = _judge_part(left, right, on_left, on_right)
         if found is Verdict.AGREE:
             continue
-        judgement = Judgement(_name(alive), part, _stamp_of(on_left), _stamp_of(on_right))
+        judgement = Judgement(_name(alive), part, on_left and on_left.stamp, on_right and on_right.stamp)
         if found is not Verdict.LAG:
             return judgement
         lagging = lagging or judgement._replace(verdict=Verdict.LAG)
@@ -135,19 +182,17 @@ def judge(left: Side, right: Side) -> Judgement:
 
 
 def find_doubt(left: Evidence | None, right: Evidence | None, known: Collection[int]) -> str | None:
-    """Why a difference that counts as lag may never end; None if nothing speaks for that.
+    """Why a difference that counts as lag may never end; None without such a reason.
 
-    `known` are the sites of which any that are compared has heard.  A stamp of another one may be damaged, or
-    from a site that no link replicates from: no watermark will ever cover it.
+    `known` are the sites in the watermarks of the compared sites.  A stamp of another site may be damaged, or
+    of a site that no link replicates from: no watermark will ever cover it.
 
     >>> find_doubt(Evidence(9, Stamp(7, 130), digest=1), None, {1, 2})
     'has a stamp of site 130, which is in no topology or watermark'
     >>> find_doubt(Evidence(9, Stamp(7, 2), digest=1), None, {1, 2})
     """
     for record in (left, right):
-        if record is None or (record.state is None and record.stamp.site in known):
-            continue
-        strangers = [stamp.site for stamp in record.stamps if stamp.site not in known]
+        strangers = [stamp.site for stamp in record.stamps if stamp.site not in known] if record else []
         if strangers:
             return f"has a stamp of site {min(strangers)}, which is in no topology or watermark"
     if not _are_of_one_kind(left, right):
@@ -156,23 +201,11 @@ def find_doubt(left: Evidence | None, right: Evidence | None, known: Collection[
 
 
 class _Part(NamedTuple):
-    """What a site holds of a part.  Contents are compared only if both are alive."""
+    """A part at a site.  Contents are compared only if both are alive."""
 
     stamp: Stamp
     is_alive: bool
     content: object = None
-
-
-def _is_alive(record: Evidence | None, now_ms: int) -> bool:
-    return record is not None and record.is_alive_at(now_ms)
-
-
-def _are_equal(left: Evidence | None, right: Evidence | None) -> bool:
-    return left is not None and right is not None and left.digest == right.digest
-
-
-def _is_possible(record: Evidence | None) -> bool:
-    return record is None or record.is_possible
 
 
 def _are_of_one_kind(left: Evidence | None, right: Evidence | None) -> bool:
@@ -181,9 +214,8 @@ def _are_of_one_kind(left: Evidence | None, right: Evidence | None) -> bool:
 
 
 def _has_all(side: Side, other: Side) -> bool:
-    """Whether all that another site's record is made of has come to a site."""
-    stamps = [] if other.record is None else other.record.stamps
-    return all(covers(side.mark, {stamp.site: stamp.version}) for stamp in stamps)
+    """Whether a site's watermark covers all stamps of the other's record."""
+    return other.record is None or all(_has_come(side, stamp) for stamp in other.record.stamps)
 
 
 def _judge_whole(left: Side, right: Side, *, drifted: bool) -> Judgement:
@@ -191,12 +223,8 @@ def _judge_whole(left: Side, right: Side, *, drifted: bool) -> Judgement:
     return Judgement(Verdict.VALUE_MISMATCH if drifted else Verdict.LAG, None, *stamps)
 
 
-def _stamp_of(part: _Part | None) -> Stamp | None:
-    return None if part is None else part.stamp
-
-
-def _name(alive: tuple[bool, bool]) -> Verdict:
-    """What a drift is called: something is missing if only one side has anything."""
+def _name(alive: Sequence[bool]) -> Verdict:
+    """The verdict on a drift: a record is missing if only one side has it alive."""
     if all(alive):
         return Verdict.VALUE_MISMATCH
     return Verdict.MISSING_RIGHT if alive[0] else Verdict.MISSING_LEFT
@@ -204,44 +232,35 @@ def _name(alive: tuple[bool, bool]) -> Verdict:
 
 def _judge_part(left: Side, right: Side, on_left: _Part | None, on_right: _Part | None) -> Verdict:
     """AGREE, LAG, or VALUE_MISMATCH for any drift."""
-    if on_left is None and on_right is None:
+    alive = [part for part in (on_left, on_right) if part is not None and part.is_alive]
+    if not alive or (len(alive) == 2 and alive[0].content == alive[1].content):
         return Verdict.AGREE
-    if on_left is None or on_right is None:
-        present = on_right if on_left is None else on_left
-        absent, other = (left, right) if on_left is None else (right, left)
-        assert present is not None
-        if not present.is_alive:
-            return Verdict.AGREE
-        drifted = _has_come(absent, present) and _knows_what_was_collected(other, absent)
+    if on_left is None:
+        drifted = _has_come(left, alive[0].stamp) and _knows_what_was_collected(right, left)
+    elif on_right is None:
+        drifted = _has_come(right, alive[0].stamp) and _knows_what_was_collected(left, right)
     else:
-        if not (on_left.is_alive or on_right.is_alive):
-            return Verdict.AGREE
-        if on_left.is_alive and on_right.is_alive and on_left.content == on_right.content:
-            return Verdict.AGREE
-        drifted = _has_come(left, on_right) and _has_come(right, on_left)
+        drifted = _has_come(left, on_right.stamp) and _has_come(right, on_left.stamp)
     return Verdict.VALUE_MISMATCH if drifted else Verdict.LAG
 
 
-def _has_come(side: Side, part: _Part) -> bool:
-    """Whether what is held elsewhere has been merged at a site as well."""
-    return covers(side.mark, {part.stamp.site: part.stamp.version})
+def _has_come(side: Side, stamp: Stamp) -> bool:
+    """Whether a site has merged what was written under a stamp."""
+    return covers(side.mark, {stamp.site: stamp.version})
 
 
 def _knows_what_was_collected(side: Side, absent: Side) -> bool:
-    """Whether every tombstone that was forgotten at the site without a record has come to the other.
+    """Whether every tombstone that the site without a record has collected has come to the other.
 
-    A site that only the other one knows of has joined meanwhile, and counts: the tombstone may be from there.
+    A site that only the other one knows of has joined meanwhile: the tombstone may be from there.
     """
     return all(side.mark.get(site, 0) >= absent.horizon for site in {*side.mark, *absent.mark})
-
-
-# Parts
 
 
 def _pair_parts(
     left: Evidence | None, right: Evidence | None, now_ms: int
 ) -> Iterator[tuple[PartName, _Part | None, _Part | None]]:
-    """What the two sides hold of each part that one of them has; the record itself if it is not merged."""
+    """Each part that a side has, on both sides; the record itself if it is not merged."""
     known = left or right
     assert known is not None
     if known.state is None:
@@ -274,7 +293,7 @@ def _parts_of(record: Evidence | None, now_ms: int) -> dict[str | int, _Part]:
 
 
 def _deleted_part(record: Evidence | None, stamp: Stamp) -> _Part | None:
-    """What a record whose delete took a part away holds of it; None if it never had it, or forgot it."""
+    """A part that a record's delete took away; None if the record never had it, or forgot it."""
     state = None if record is None else record.state
     if state is None or state.deleted is None:
         return None

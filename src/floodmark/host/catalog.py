@@ -9,8 +9,7 @@ import msgspec
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import Engine, WriteRow
-from floodmark.merge import POLICIES
-from floodmark.merge.policies import COUNTER, LAST_WRITE
+from floodmark.merge.policies import COUNTER, LAST_WRITE, POLICIES
 from floodmark.model.errors import (
     InvalidName,
     LimitExceeded,
@@ -43,7 +42,7 @@ class NamespaceSettings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.merge, str) or self.merge not in POLICIES:
-            known = ", ".join(sorted(POLICIES))
+            known = ", ".join(POLICIES)
             raise InvalidName(f"merge policy {self.merge!r} is not known; choose from: {known}")
         if self.ttl is not None:
             _require_duration("ttl", self.ttl)

@@ -21,7 +21,7 @@ from floodmark.codec.values import decode_value
 from floodmark.feed import at_present
 from floodmark.host.ports import Host
 from floodmark.links.applying import Batch, Batches, Sender
-from floodmark.merge.origins import split_record
+from floodmark.merge.parts import split_record
 from floodmark.model.partition import LinkGuard
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version

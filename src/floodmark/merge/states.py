@@ -19,29 +19,12 @@ from floodmark.codec.states import (
     decode_state,
     encode_state,
     is_unstamped,
-    live_value,
 )
-from floodmark.merge.counter import add_to_counter, merge_counters, stamp_counter
-from floodmark.merge.fields import delete_fields, merge_fields, put_fields, stamp_fields, update_fields
+from floodmark.merge.counter import merge_counters, stamp_counter
+from floodmark.merge.fields import merge_fields, stamp_fields
 from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidValue, WrongPolicy
 from floodmark.model.version import Version
-
-__all__ = [
-    "Kind",
-    "Written",
-    "add_to_counter",
-    "delete_fields",
-    "delete_record",
-    "live_value",
-    "merge_states",
-    "newest_stamp",
-    "put_fields",
-    "stamp_state",
-    "stamps_of",
-    "update_fields",
-    "write_state",
-]
 
 Kind: TypeAlias = Literal["fields", "counter"]
 
@@ -61,6 +44,8 @@ def merge_states(current: bytes | None, incoming: bytes, *, own: Stamp | None = 
     The origins of the two play no part.  The join has none, unless `own` is given, the stamp of the commit
     that is to store it: then a join whose newest stamp is another one carries that as its origin.
 
+    >>> from floodmark.codec.states import live_value
+    >>> from floodmark.merge.fields import update_fields
     >>> oslo = stamp_state(update_fields(b'{"city":"Oslo"}'), None, 7, 1)
     >>> rome = stamp_state(update_fields(b'{"zip":"00184"}'), None, 8, 2)
     >>> live_value(merge_states(oslo, rome), 0)
@@ -88,6 +73,8 @@ def stamp_state(unstamped: bytes, current: bytes | None, version: Version, site:
 def write_state(current: bytes | None, unstamped: bytes, version: Version, site: int) -> Written:
     """What a commit at a version of a site makes of a write: `stamp_state` and `merge_states` in one.
 
+    >>> from floodmark.codec.states import live_value
+    >>> from floodmark.merge.counter import add_to_counter
     >>> first = write_state(None, add_to_counter(40), 7, 1)
     >>> live_value(write_state(first.stored, add_to_counter(2), 8, 1).stored, 0)
     b'42'
@@ -107,8 +94,7 @@ def delete_record(kind: Kind) -> bytes:
 
 def stamps_of(state: State) -> list[Stamp]:
     """Every stamp in a state: its delete, and its fields or entries."""
-    parts = state.fields if isinstance(state, FieldsState) else state.entries
-    stamps = [part.stamp for part in parts]
+    stamps = [part.stamp for part in state.parts]
     return stamps if state.deleted is None else [state.deleted, *stamps]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from floodmark.codec.ordered import RAW, VERSION_BYTES, decode_version, encode_namespace
 from floodmark.codec.values import HAS_STAMPS
 from floodmark.engine import Engine, Row, WriteRow
-from floodmark.merge.pruning import Pruned, prune_record
+from floodmark.merge.parts import Pruned, prune_record
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import prefix_end

@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from floodmark.merge import POLICIES
+from floodmark.merge.policies import POLICIES
 from floodmark.model.errors import InvalidConfiguration, InvalidName
 from floodmark.model.limits import SITE_IDS_MAX
 from floodmark.model.names import require_name
@@ -209,7 +209,7 @@ def check_topology(topology: Topology, place: str = "the topology") -> None:
 
 def _problem_of(shared: SharedNamespace, topology: Topology) -> str | None:
     if shared.merge not in POLICIES:
-        return f"has merge = {shared.merge!r}; choose from: {', '.join(sorted(POLICIES))}"
+        return f"has merge = {shared.merge!r}; choose from: {', '.join(POLICIES)}"
     sites = tuple(topology.sites) if shared.sites is None else shared.sites
     sources = sites if shared.sources is None else shared.sources
     if any(len(set(names)) < len(names) for names in (sites, sources)):

@@ -10,14 +10,10 @@ from typing import Final, TypeAlias
 
 from floodmark.codec.states import CounterEntry, CounterState, FieldsState, decode_state, encode_state
 from floodmark.codec.values import TOMBSTONE, encode_value
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import delete_fields, put_fields, update_fields
 from floodmark.merge.policies import COUNTER, FIELDS
-from floodmark.merge.states import (
-    add_to_counter,
-    delete_fields,
-    delete_record,
-    put_fields,
-    update_fields,
-)
+from floodmark.merge.states import delete_record
 from floodmark.model.errors import InvalidValue, LimitExceeded, WrongPolicy
 from floodmark.model.limits import COUNTER_TOTAL_MAX, VALUE_BYTES_MAX
 from floodmark.site.arguments import refuse_value

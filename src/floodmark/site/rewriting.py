@@ -29,8 +29,8 @@ from floodmark.codec.states import HERE, CounterState, FieldsState, decode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.feed import at_present
 from floodmark.host.ports import Host
+from floodmark.merge.counter import add_to_counter
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
-from floodmark.merge.states import add_to_counter
 from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.model.partition import WriteStream
 from floodmark.model.ranges import KeyRange

@@ -7,7 +7,9 @@ import pytest
 from tests.contracts.site.base import START_MS, refused
 from tests.contracts.site.merging import ELSEWHERE, MergedBase, apply, elsewhere, qualify
 
-from floodmark.merge.states import add_to_counter, delete_record, update_fields
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import update_fields
+from floodmark.merge.states import delete_record
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     CommitTooLarge,

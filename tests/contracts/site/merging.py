@@ -16,7 +16,8 @@ from tests.contracts.site.subscriptions import BY_HAND
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import FieldsState, State, decode_state, encode_state
-from floodmark.merge.states import stamp_state, update_fields
+from floodmark.merge.fields import update_fields
+from floodmark.merge.states import stamp_state
 from floodmark.model.change import ChangeType, Stamp
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest

@@ -11,7 +11,9 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import decode_state, encode_state
 from floodmark.codec.thin import thin_record
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.merge.states import add_to_counter, merge_states, newest_stamp, update_fields
+from floodmark.merge.counter import add_to_counter
+from floodmark.merge.fields import update_fields
+from floodmark.merge.states import merge_states, newest_stamp
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     InvalidArgument,

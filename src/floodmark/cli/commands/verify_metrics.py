@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from floodmark.clock import TimeSource, monotonic_ms
-from floodmark.divergence import Verdict
 from floodmark.divergence.outcome import Outcome
+from floodmark.divergence.rules import Verdict
 
 if TYPE_CHECKING:
     from floodmark.spark.jobs import VerifySummary

@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Final
 from floodmark.cli.render.fields import plain
 from floodmark.cli.render.output import Column, Output
 from floodmark.cli.render.text import json_bytes, show_bytes, show_count, show_time
-from floodmark.divergence import Difference, DifferenceKind, Drift, DriftSide, RepairSummary, Verdict
+from floodmark.divergence.comparing import Drift, DriftSide
+from floodmark.divergence.histories import Difference, DifferenceKind
 from floodmark.divergence.outcome import Outcome
+from floodmark.divergence.repairing import RepairSummary
+from floodmark.divergence.rules import Verdict
 from floodmark.model.change import Stamp
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
-from floodmark.codec.states import decode_state
+from floodmark.codec.states import decode_state, live_value
 from floodmark.codec.values import decode_value
-from floodmark.merge.states import live_value, merge_states, stamps_of
+from floodmark.merge.states import merge_states, stamps_of
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
 from floodmark.testing.simulation.history import Key, Violation, show_version

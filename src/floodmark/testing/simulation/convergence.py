@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 from typing import Final, TypeAlias
 
-from floodmark.codec.states import decode_state, encode_state
+from floodmark.codec.states import decode_state, encode_state, live_value
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.merge.pruning import prune_state
-from floodmark.merge.states import live_value, merge_states, stamps_of
+from floodmark.merge.parts import prune_state
+from floodmark.merge.states import merge_states, stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
 from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, Chronicle, qualified

@@ -10,8 +10,9 @@ from random import Random
 from typing import Final
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.states import live_value
 from floodmark.codec.values import decode_value
-from floodmark.merge.states import live_value, merge_states
+from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, VersionCollected
 from floodmark.model.ranges import KeyRange, prefix_end

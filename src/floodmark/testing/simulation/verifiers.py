@@ -14,7 +14,15 @@ from typing import Final, TypeVar
 import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.divergence import Comparison, Drift, Lag, Vantage, compare, compare_keys, take_vantage
+from floodmark.divergence.comparing import (
+    Comparison,
+    Drift,
+    Lag,
+    Vantage,
+    compare,
+    compare_keys,
+    take_vantage,
+)
 from floodmark.host.directory import Identity
 from floodmark.host.ports import Host
 from floodmark.model.errors import (

@@ -25,24 +25,22 @@ import pyarrow
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.divergence import (
+from floodmark.divergence.comparing import (
+    WAITING_MAX,
     ComparedTally,
     Comparison,
-    Difference,
     Drift,
     DriftSide,
+    Finding,
     Lag,
     Pair,
-    RepairSummary,
     Vantage,
     compare,
     compare_keys,
     read_horizon,
-    repair,
-    walk_histories,
 )
-from floodmark.divergence.comparing import WAITING_MAX, Finding
-from floodmark.divergence.repairing import PROBLEMS_TOLD, divide
+from floodmark.divergence.histories import Difference, walk_histories
+from floodmark.divergence.repairing import PROBLEMS_TOLD, RepairSummary, divide, repair
 from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, Unreachable
 from floodmark.model.partition import Content

@@ -7,8 +7,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.states import decode_state
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value
-from floodmark.divergence import History, HistoryChange
-from floodmark.divergence.histories import part_stamps
+from floodmark.divergence.histories import History, HistoryChange, part_stamps
 from floodmark.host.ports import Host
 from floodmark.model.change import Stamp
 from floodmark.model.errors import LimitExceeded

@@ -13,7 +13,7 @@ from typing import Final
 from uuid import uuid4
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.divergence import Vantage, take_vantage
+from floodmark.divergence.comparing import Vantage, take_vantage
 from floodmark.feed import at_present
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import (

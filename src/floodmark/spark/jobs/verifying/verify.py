@@ -14,8 +14,10 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 from floodmark.clock import monotonic_ms
-from floodmark.divergence import ComparedTally, Difference, Drift, Pair, RepairSummary
+from floodmark.divergence.comparing import ComparedTally, Drift, Pair
+from floodmark.divergence.histories import Difference
 from floodmark.divergence.outcome import Outcome, conclude, find_overdue
+from floodmark.divergence.repairing import RepairSummary
 from floodmark.files.directory import directory_at
 from floodmark.model.errors import Corruption, InvalidArgument, Unreachable, VersionCollected
 from floodmark.site.address import SiteAddress

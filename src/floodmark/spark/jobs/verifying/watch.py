@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 
 from floodmark.clock import monotonic_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.divergence import ComparedTally, Drift, Pair, Vantage, compare_keys
-from floodmark.divergence.comparing import Finding
+from floodmark.divergence.comparing import ComparedTally, Drift, Finding, Pair, Vantage, compare_keys
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.errors import FloodmarkError, Unreachable, VersionCollected
 from floodmark.model.ranges import KeyRange
