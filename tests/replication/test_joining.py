@@ -106,3 +106,30 @@ def test_namespace_that_is_not_shared_has_no_links_to_begin() -> None:
     world["oslo"].create_namespace("local")
     with pytest.raises(InvalidConfiguration, match="set the topology first"):
         world["oslo"].host.membership.adopt_watermark("local", {2: 7}, 0)
+
+
+def test_a_load_after_the_links_have_begun_is_no_loss(world: World) -> None:
+    world["lund"].heartbeat()
+    world.link("lund", "oslo")
+    world.join("lund", world.backup("oslo"))
+    world.write("lund", "first")
+    for _ in range(3):
+        world.link_all()
+    world.require_equal()
+    links = [link for link in world["oslo"].host.status.replication().links if link.source == "lund"]
+    assert [(link.intervals_wrong, link.alarms) for link in links] == [(0, [])] * len(POLICIES)
+    assert all(link.intervals_checked for link in links)
+
+
+def test_a_write_that_a_load_hides_from_the_links_is_a_loss(world: World) -> None:
+    world["lund"].heartbeat()
+    world.link("lund", "oslo")
+    world["lund"].namespace("users").put(b"hidden", b"x")
+    world.join("lund", world.backup("oslo"))
+    world.link("lund", "oslo")
+    links = [link for link in world["oslo"].host.status.replication().links if link.source == "lund"]
+    assert {link.namespace: link.intervals_wrong for link in links} == {
+        "users": 1,
+        "profiles": 0,
+        "counts": 0,
+    }

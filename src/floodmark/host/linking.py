@@ -89,6 +89,7 @@ class LocalLinks(LocalPort):
             site=self._identity.site,
             find_id=lambda name: self._catalog.get(name).id,
             shared_since=self._sharing.shared_since,
+            loaded_version=self._sharing.loaded_version,
             returned_version=self._members.returned_version,
             cut_own=lambda name, since, changes_max, until: self._versions.cut_changes(
                 name, since, changes_max, until, False, own=True

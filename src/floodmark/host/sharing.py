@@ -11,6 +11,7 @@ A namespace that is no longer shared is as if it had never been shared.
 from collections.abc import Iterable
 
 from floodmark.engine import WriteRow
+from floodmark.feed.reading.cut import has_own_changes
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.parts import LocalPort
 from floodmark.model.errors import InvalidConfiguration, NamespaceExists, VersionCollected
@@ -89,6 +90,12 @@ class Sharing(LocalPort):
             )
         begun = position or max(row.created_at, self._members.rewritten_since(row.id))
         return max(begun, self._node.retention.loaded_version(row.id))
+
+    def loaded_version(self, namespace: str, position: Version) -> Version:
+        """The end of the data loaded after a position; 0 if this site itself wrote in between."""
+        row = self._catalog.get(namespace)
+        loaded = self._node.retention.loaded_version(row.id)
+        return 0 if has_own_changes(self._node, row.id, position, loaded) else loaded
 
     def note_rewritten(self, namespace: str, since: Version) -> None:
         """Remember that everything in a namespace has been written again above a version."""

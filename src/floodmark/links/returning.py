@@ -17,7 +17,7 @@ from typing import NamedTuple
 from floodmark.host.ports import Host
 from floodmark.host.statistics import NamespaceStatistics
 from floodmark.links.exchange import Copied, copy_origin
-from floodmark.merge.origins import split_record
+from floodmark.merge.parts import split_record
 from floodmark.model.errors import ClockSkew, VersionCollected
 from floodmark.model.partition import LinkGuard
 from floodmark.model.version import Version, moment_of
@@ -57,7 +57,9 @@ def join_namespace(site: Host, namespace: str, backup: BackupFacts, write: Write
     _require_complete(site, namespace, backup)
     write(Portion(load=True, site=_NOBODY, above=0))
     site.membership.declare_loaded(namespace)
-    site.membership.adopt_watermark(namespace, dict(backup.watermark), backup.collected_horizon)
+    # All that the site itself has written is in its log: it has no earlier incarnation.
+    watermark = {source: at for source, at in backup.watermark.items() if source != site.identity.site_id}
+    site.membership.adopt_watermark(namespace, watermark, backup.collected_horizon)
 
 
 def return_namespace(

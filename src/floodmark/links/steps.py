@@ -72,6 +72,7 @@ def plan_step(
                 target_id=position.id,
                 since=position.through,
                 start=ends[position.name].start,
+                loaded=ends[position.name].loaded,
                 until=ends[position.name].until,
             )
             for position in positions

@@ -29,6 +29,8 @@ class LinkSource:
     find_id: Callable[[str], int]
     # The version after which a target at a position finds all that it lacks.
     shared_since: Callable[[str, Version], Version]
+    # The end of the data that was loaded after a position, if the site itself wrote nothing meanwhile; or 0.
+    loaded_version: Callable[[str, Version], Version]
     # The end of what the site tells again since it was restored.
     returned_version: Callable[[], Version]
     # Where a step over the site's own changes ends: since, at most so many changes, until.
@@ -75,6 +77,7 @@ def cut_link(
             id=source.find_id(name),
             start=start[name],
             until=common if start[name] == furthest else cut.version,
+            loaded=source.loaded_version(name, positions[name]) if start[name] > positions[name] else 0,
             changes=cut.changes,
         )
         for name, cut in cuts.items()

@@ -413,8 +413,8 @@ def _advance(
     """A link after a step."""
     account = Account(row.account, own=True)
     verdicts: list[Verdict] = []
-    if part.begin > row.through > 0 and incarnation == row.incarnation:
-        # A link that goes on leaves nothing out; only one that begins, or begins anew, does.
+    if part.begin > max(row.through, part.loaded) and row.through and incarnation == row.incarnation:
+        # Only a link that begins, or begins anew, leaves versions out, and one whose source was loaded.
         verdicts.append(Finding(row.through, part.begin, None, Tally()))
     if part.begin > row.through or incarnation != row.incarnation:
         # What lies in between was never to be read, nor were its heartbeats.

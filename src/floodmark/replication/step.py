@@ -9,8 +9,8 @@ class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of one namespace in `(since, until]`, versions of the source.
 
     `since` is the position of the link.  Reading begins after `start` if that is higher: the version at which
-    the namespace was shared, or the end of the data that it was loaded with.  The ids are those of the
-    namespace at each site: a namespace that was dropped and made anew has another id.
+    the namespace was shared, or the end of the data that it was loaded with.  The source wrote nothing itself
+    after `since`, up to `loaded`.  A namespace that was dropped and made anew has another id.
     """
 
     name: str
@@ -19,6 +19,7 @@ class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
     since: Version
     until: Version
     start: Version = 0
+    loaded: Version = 0
 
     @property
     def begin(self) -> Version:
@@ -42,13 +43,15 @@ class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
 class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
     """The begin and end of the next step of a namespace, and the namespace's id at the source.
 
-    `changes` is their number, None if the source does not know it.  With a `problem` there is no step.
+    `changes` is their number, None if the source does not know it.  `loaded` is as in `NamespaceStep`.  With
+    a `problem` there is no step.
     """
 
     name: str
     id: int = 0
     start: Version = 0
     until: Version = 0
+    loaded: Version = 0
     changes: int | None = 0
     problem: str | None = None
 

@@ -81,6 +81,16 @@ def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> Cha
         return ChangesCut(version, changes, resolved)
 
 
+def has_own_changes(node: Node, namespace: int, since: Version, until: Version) -> bool:
+    """Whether this site wrote to a namespace in `(since, until]`; True if the log no longer tells."""
+    prefix = encode_namespace(namespace)
+    keys = KeyRange(prefix, prefix_end(prefix))
+    try:
+        return any(_commits(node, keys, max(since, node.born_version()), until, own=True))
+    except VersionCollected:
+        return True
+
+
 def _cut(
     node: Node, keys: KeyRange, since: Version, end: Version, request: CutRequest
 ) -> tuple[Version, int | None]:
