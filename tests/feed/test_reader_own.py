@@ -10,6 +10,7 @@ from tests.site.support import host_of
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.model.change import Stamp
+from floodmark.model.partition import ApplyStream
 from floodmark.model.stream import Way
 
 OTHER = 9
@@ -26,7 +27,7 @@ def apply(world: World, *keys: bytes, value: bytes = b"copied", site: int = OTHE
     host = host_of(world.site)
     prefix = encode_namespace(host.namespaces.find_namespace("users").id)
     origin = Stamp(host.versions.now(), site)
-    stream = host.write_stream(durable=True, apply=True)
+    stream = host.write_stream(ApplyStream(True))
     stream.send({prefix + key: encode_value(value, origin=origin) for key in keys}).result()
 
 

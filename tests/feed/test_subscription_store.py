@@ -35,7 +35,7 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX
 from floodmark.site import Site
 from floodmark.testing import SimulatedTime
-from floodmark.wire.calls import call_specs
+from floodmark.wire.messages import port_methods
 
 SPEC = SubscriptionSpec(name="indexer", namespace="users")
 DAY_MS = 24 * 3_600_000
@@ -374,7 +374,7 @@ def test_a_new_subscription_cannot_begin_where_changes_are_gone(stage: Stage) ->
 
 
 def test_every_call_can_travel() -> None:
-    specs = call_specs(SubscriptionStore, "subscriptions")
+    methods = port_methods(SubscriptionStore, "subscriptions")
     stage = make_stage()
     write(stage.users, b"a", b"b", b"c")
     subscription = stage.subscribe(keys=KeyRange(b"b", None))
@@ -396,10 +396,10 @@ def test_every_call_can_travel() -> None:
         "statistics": ("indexer",),
         "list": (),
     }
-    assert {spec.name for spec in specs.values()} == arguments.keys()
-    for spec in specs.values():
-        request = spec.bind(*arguments[spec.name])
-        assert spec.method.decode_request(spec.method.encode_request(request)) == request
+    assert {method.call for method in methods.values()} == arguments.keys()
+    for method in methods.values():
+        request = method.request(*arguments[method.call])
+        assert method.decode_request(method.encode_request(request)) == request
     subscription.flush()
     row = stage.subscriptions.find("indexer")
     assert row.live
@@ -409,6 +409,6 @@ def test_every_call_can_travel() -> None:
         ("statistics", stage.subscriptions.statistics("indexer")),
         ("acknowledge", [ChangePosition(7, 1)]),
     ):
-        method = specs[f"subscriptions.{name}"].method
+        method = methods[f"subscriptions.{name}"]
         assert method.decode_reply(method.encode_reply(reply)) == reply
     assert msgspec.json.decode(msgspec.json.encode(row), type=SubscriptionRow) == row

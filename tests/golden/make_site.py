@@ -21,6 +21,7 @@ from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsStat
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.model.format import FORMAT
+from floodmark.model.partition import ApplyStream
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
@@ -151,7 +152,7 @@ class Author:
         self.pass_time()
         qualified = self.ids[name].to_bytes(3, "big") + key
         stored = encode_state(state, Stamp(stamp, ROME))
-        stream = self.site.host.write_stream(durable=True, apply=True)
+        stream = self.site.host.write_stream(ApplyStream(True))
         version = stream.send({qualified: stored}).result()
         self.note(name, key, version, value)["origin"] = stamp, ROME
         since = self.watermarks.setdefault(name, {}).get(str(ROME), 0)

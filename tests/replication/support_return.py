@@ -14,6 +14,7 @@ from floodmark.engine import MemoryEngine
 from floodmark.links.exchange import Copied
 from floodmark.links.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.links.steps import plan_step, run_step
+from floodmark.model.partition import ApplyStream, LoadStream
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import FAMILIES
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
@@ -166,7 +167,7 @@ class World:
         written = count()
 
         def write(portion: Portion) -> None:
-            stream = host.write_stream(durable=True, load=portion.load, apply=not portion.load)
+            stream = host.write_stream(LoadStream(True) if portion.load else ApplyStream(True))
             for key, record in backup.records[namespace].items():
                 part = portion.take(record)
                 if part is not None:

@@ -12,7 +12,7 @@ from floodmark.links.removing import Removed, remove_site
 from floodmark.links.steps import plan_step, run_step
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Fenced, InvalidConfiguration, StaleLink
-from floodmark.model.partition import LinkGuard
+from floodmark.model.partition import ApplyStream, LinkGuard
 from floodmark.replication.applied import Applied
 from floodmark.replication.topology import SiteState, Topology
 
@@ -204,16 +204,17 @@ def test_what_is_exchanged_too_late_is_refused(world: World) -> None:
     held: list[LinkGuard] = []
     original = EmbeddedHost.write_stream
 
-    def hold(host: EmbeddedHost, **options: Any) -> Any:
-        held.append(options["link"])
-        return original(host, **options)
+    def hold(host: EmbeddedHost, command: ApplyStream) -> Any:
+        assert command.link is not None
+        held.append(command.link)
+        return original(host, command)
 
     with patch.object(EmbeddedHost, "write_stream", hold):
         removed = remove(world)
     guard = next(guard for guard in held if 0 < min(guard.positions.values()) < removed.final)
     stored = encode_value(b"old", origin=Stamp(min(guard.positions.values()) + 1, BONN))
     for name in world.sites:
-        stream = world[name].host.write_stream(durable=True, apply=True, link=guard)
+        stream = world[name].host.write_stream(ApplyStream(True, guard))
         with pytest.raises(StaleLink):
             stream.send({b"\x00\x00\x01key": stored}).result()
 

@@ -26,7 +26,7 @@ from floodmark.model.errors import (
     StorageFailed,
     VersionCollected,
 )
-from floodmark.model.partition import LinkGuard
+from floodmark.model.partition import ApplyStream, LinkGuard
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
 from floodmark.site import open_engine
@@ -232,7 +232,7 @@ def test_what_comes_back_too_late_is_refused(world: World) -> None:
     stored = encode_value(b"old", origin=Stamp(1, OSLO))
     for incarnation in (1, 2):
         guard = LinkGuard(source=OSLO, positions={}, incarnation=incarnation)
-        stream = world["oslo"].host.write_stream(durable=True, apply=True, link=guard)
+        stream = world["oslo"].host.write_stream(ApplyStream(True, guard))
         with pytest.raises(StaleLink, match="has got everything back"):
             stream.send({b"\x00\x00\x01key": stored}).result()
 

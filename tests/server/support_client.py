@@ -9,6 +9,7 @@ signal; left alone, it waits.
 import sys
 from threading import Event
 
+from floodmark.model.partition import PutStream
 from floodmark.site.connecting import connect
 
 
@@ -24,7 +25,7 @@ def main(url: str, kind: str) -> None:
         held = site.changes("big", follow=True)
         next(held)
     elif kind == "write":
-        held = site.host.write_stream(durable=False)
+        held = site.host.write_stream(PutStream(False))
         held.send({b"\x00\x00\x01stalled": b"x\x00"}).result()
     else:
         big.get(b"0")

@@ -10,10 +10,11 @@ from tests.server.support import open_memory, serving
 from floodmark.host.ports import PORTS, Port
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Owned, declared
+from floodmark.model.partition import StreamCommand
 from floodmark.server import Server
 from floodmark.server.calls import call_handlers
-from floodmark.wire import call_specs, messages
-from floodmark.wire.messages import Method, StreamCommand, Ticket
+from floodmark.wire import messages
+from floodmark.wire.messages import Method, Ticket, port_methods
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations" / "access.md"
 
@@ -52,8 +53,8 @@ def _streams() -> Iterator[tuple[str, Action]]:
 
 
 def _calls() -> Iterator[tuple[str, Action]]:
-    specs = [spec for port in PORTS for spec in call_specs(port.protocol, port.prefix).values()]
-    return ((spec.method.name, spec.action) for spec in sorted(specs, key=lambda spec: spec.method.name))
+    methods = [method for port in PORTS for method in port_methods(port.protocol, port.prefix).values()]
+    return ((method.name, method.action) for method in sorted(methods, key=lambda method: method.name))
 
 
 def _say_role(action: Action) -> str:

@@ -16,6 +16,14 @@ from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidArgument, InvalidKey, InvalidValue, NamespaceNotFound, WrongPolicy
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.partition import (
+    ApplyStream,
+    LoadStream,
+    MergeStream,
+    PutStream,
+    PutUnchangedStream,
+    StreamCommand,
+)
 from floodmark.model.record import Repair
 from floodmark.server import Server, ServerOptions
 from floodmark.site import Namespace, Site
@@ -36,9 +44,9 @@ def _commit(site: Site, namespace: Namespace, key: bytes, value: bytes) -> objec
     return transactions.commit(transaction, [NamespaceWrites(namespace.name, namespace.id, {key: value})])
 
 
-def _stream(**options: Any) -> Way:
+def _stream(command: StreamCommand) -> Way:
     def send(site: Site, namespace: Namespace, key: bytes, value: bytes) -> object:
-        stream = site.host.write_stream(durable=True, **options)
+        stream = site.host.write_stream(command)
         try:
             return stream.send({qualify(namespace, key): value}).result(HANG_SECONDS)
         finally:
@@ -68,17 +76,21 @@ NEW: dict[str, Way] = {
     "put_unchanged": _direct("put_unchanged", 1),
     "compare_and_set": _compare,
     "commit": _commit,
-    "stream": _stream(),
-    "unchanged stream": _stream(unchanged_since=1),
+    "stream": _stream(PutStream(True)),
+    "unchanged stream": _stream(PutUnchangedStream(True, 1)),
 }
 COPIES: dict[str, Way] = {
     "apply": _direct("apply"),
     "load": _direct("load"),
     "repair": _repair,
-    "apply stream": _stream(apply=True),
-    "load stream": _stream(load=True),
+    "apply stream": _stream(ApplyStream(True)),
+    "load stream": _stream(LoadStream(True)),
 }
-STATES: dict[str, Way] = {"merge": _direct("merge"), "commit": _commit, "merge stream": _stream(merge=True)}
+STATES: dict[str, Way] = {
+    "merge": _direct("merge"),
+    "commit": _commit,
+    "merge stream": _stream(MergeStream(True)),
+}
 
 NO_RECORDS = [b"", b"xx\x40", b"x\x01", b"x\x02", b"x\x20", b"x\x80", b"x\x05"]
 TOO_LARGE = bytes(VALUE_BYTES_MAX + 1)
@@ -173,7 +185,7 @@ def test_nothing_is_stored_in_part_when_several_partitions_are_written(site: Sit
     if len(site.partitions()) == 1:
         site.split("users", b"m")
     rows = {qualify(users, b"a"): stored(b"fine"), qualify(users, b"z"): b"xx\x40"}
-    stream = site.host.write_stream(durable=True)
+    stream = site.host.write_stream(PutStream(True))
     try:
         with pytest.raises(InvalidValue):
             stream.send(rows).result(HANG_SECONDS)

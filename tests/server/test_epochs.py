@@ -5,6 +5,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.server.support import (
     HANG_SECONDS,
@@ -31,6 +32,7 @@ from floodmark.model.errors import (
     SafePointNotFound,
 )
 from floodmark.model.limits import VALUE_BYTES_MAX
+from floodmark.model.partition import ApplyStream, PutUnchangedStream
 from floodmark.model.version import Version
 from floodmark.server import Server, ServerOptions
 from floodmark.site import Site
@@ -238,7 +240,7 @@ def test_long_stream_of_an_epoch_is_written_again_without_harm(server: Server) -
         keys = [qualify(namespace, b"%05d" % number) for number in range(4_000)]
 
         def write(value: bytes) -> int:
-            stream = site.host.write_stream(durable=True, unchanged_since=version)
+            stream = site.host.write_stream(PutUnchangedStream(True, version))
             with closing(stream):
                 batches = [keys[start : start + 500] for start in range(0, len(keys), 500)]
                 sent = [stream.send(dict.fromkeys(batch, stored(value))) for batch in batches]
@@ -257,8 +259,8 @@ def test_records_that_do_not_belong_into_a_stream_are_refused(server: Server) ->
     with connected(server, token=token_of(Role.ADMIN)) as site:
         key = qualify(site.namespace(OTHER), b"key")
         now = site.now()
-        unchanged = site.host.write_stream(durable=True, unchanged_since=now)
-        applying = site.host.write_stream(durable=True, apply=True)
+        unchanged = site.host.write_stream(PutUnchangedStream(True, now))
+        applying = site.host.write_stream(ApplyStream(True))
         with closing(unchanged), closing(applying):
             damaged = [b"\x04", copy[1 - 10 :], copy[:-1] + b"\x0c", copy[:-1] + b"\x06", b"", LARGE_COPY]
             for stream, wrong in [
@@ -276,7 +278,8 @@ def test_version_that_is_none_is_refused(server: Server) -> None:
         key = qualify(site.namespace(OTHER), b"key")
         partition = site.host.router.maps.map.partitions[0]
         with closing(Connection(server.url, token=token_of(Role.ADMIN))) as connection:
-            stream = RemoteWriteStream(connection, durable=True, unchanged_since=-1)
+            stream = RemoteWriteStream(connection, PutUnchangedStream(True, 0))
+            stream._command = msgspec.msgpack.encode({"type": "put_unchanged", "durable": True, "since": -1})
             with closing(stream), pytest.raises(InvalidVersion):
                 stream.send({key: stored(b"x")}).result(HANG_SECONDS)
         with pytest.raises(InvalidVersion):

@@ -14,6 +14,7 @@ from tests.server.support import connected, raw_client, raw_options, serving
 
 from floodmark.model.errors import FloodmarkError, InvalidArgument, LimitExceeded, WireMismatch
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB
+from floodmark.model.partition import PutStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.server import Server
@@ -199,7 +200,7 @@ def test_tickets_that_are_right_but_for_one_thing_are_refused(server: Server) ->
         messages.ChangesTicket(ChangesRequest(keys=users, namespace=1, since=-1)),
     ]
     for ticket in wrong:
-        body = messages.TICKET.encode_request(ticket)  # type: ignore[arg-type]
+        body = messages.TICKET.encode_request(ticket)
         said = answer(lambda body=body: client.do_get(flight.Ticket(body), raw_options()).read_all())  # type: ignore[misc]
         assert said is not None, ticket
     body = messages.TICKET.encode_request(messages.ScanTicket(partition, users, at))
@@ -207,7 +208,7 @@ def test_tickets_that_are_right_but_for_one_thing_are_refused(server: Server) ->
 
 
 def test_batches_that_are_not_what_they_say_are_refused_one_by_one(server: Server) -> None:
-    command = messages.COMMAND.encode_request(messages.WriteStreamCommand(True))
+    command = messages.COMMAND.encode_request(PutStream(True))
     descriptor = flight.FlightDescriptor.for_command(command)
     writer, reader = raw_client(server).do_put(descriptor, PAIRS, raw_options(timeout=60))
     offsets = pyarrow.py_buffer(b"".join(offset.to_bytes(4, "little") for offset in (0, 1 << 30, 3)))

@@ -20,7 +20,7 @@ from floodmark.merge.fields import update_fields
 from floodmark.merge.states import delete_record
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, InvalidValue, WrongPolicy
-from floodmark.model.partition import Partition
+from floodmark.model.partition import ApplyStream, MergeStream, Partition, PutStream
 from floodmark.model.ranges import KeyRange, after
 from floodmark.site import Site
 
@@ -78,8 +78,8 @@ def test_put_is_for_values_and_merge_for_states(site: Site) -> None:
     assert send(site, "merge", "users", PLAIN) is WrongPolicy
     assert send(site, "merge", "people", UPDATE) is None
     assert send(site, "put_unchanged", "visits", ADD) is WrongPolicy
-    for how, name, value in (("merge", "users", PLAIN), ("put", "people", UPDATE)):
-        stream = site.host.write_stream(durable=True, merge=how == "merge")
+    for command, name, value in ((MergeStream(True), "users", PLAIN), (PutStream(True), "people", UPDATE)):
+        stream = site.host.write_stream(command)
         sent = stream.send({qualify(site.namespace(name), b"ada"): value})
         assert refusal(sent.result) is WrongPolicy
         stream.close()
@@ -120,7 +120,7 @@ def test_copy_must_have_stamps(site: Site) -> None:
     assert refusal(lambda: router.apply({key: plain}, durable=True)) is WrongPolicy
     whole = encode_state(FieldsState(None, (Field("a", b"1", ORIGIN),)), ORIGIN)
     assert router.apply({key: whole}, durable=True)
-    stream = site.host.write_stream(durable=True, apply=True)
+    stream = site.host.write_stream(ApplyStream(True))
     assert refusal(stream.send({key: plain}).result) is WrongPolicy
     assert stream.send({key: whole}).result() == 0
     stream.close()

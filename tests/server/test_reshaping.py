@@ -7,6 +7,7 @@ import pytest
 from tests.server.support import connected, in_threads, qualify, stored
 
 from floodmark.model.errors import PartitionMoved, Terminal
+from floodmark.model.partition import PutStream
 from floodmark.model.ranges import KeyRange
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
@@ -57,7 +58,7 @@ def test_writers_and_readers_go_on_through_splits_and_merges(
         chance, written = Random(f"{seed}/{number}"), dict[bytes, bytes]()
         with connected(server) as site:
             mine = site.namespace("users")
-            stream = site.host.write_stream(durable=True)
+            stream = site.host.write_stream(PutStream(True))
             for step in range(STEPS):
                 rows = {b"%03d-%d" % (chance.randrange(1_000), number): b"%d" % step for _ in range(10)}
                 if step % 3 == 0:

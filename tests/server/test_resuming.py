@@ -33,7 +33,7 @@ from floodmark.site import Namespace, Site
 from floodmark.site.beginning import find_scope
 from floodmark.site.connecting import connect
 from floodmark.wire import Connection
-from floodmark.wire.messages import HELLO, PUT, Nothing, PutRequest
+from floodmark.wire.messages import HELLO, PUT
 
 # Enough that a stream is never done before it is cut.
 ROWS = 12_000
@@ -254,9 +254,9 @@ def test_a_call_has_a_deadline(server: Server) -> None:
 
     service.handlers["put"] = Slow()
     with closing(Connection(server.url, timeout_seconds=0.3)) as connection:
-        connection.invoke(HELLO, Nothing())
+        connection.call(HELLO)
         with pytest.raises(OutcomeUnknown, match="no answer within"):
-            connection.invoke(PUT, PutRequest(1, [b"\x00\x00\x01k"], [b"\x00"], True))
+            connection.call(PUT, 1, [b"\x00\x00\x01k"], [b"\x00"], True)
         let_go.set()
 
 

@@ -19,6 +19,7 @@ from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FeedNotFound, FloodmarkError, NotAllowed, SubscriptionNotFound
+from floodmark.model.partition import LoadStream, PutStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Repair
 from floodmark.model.stream import ChangesRequest
@@ -30,8 +31,7 @@ from floodmark.server.data import DataPlane
 from floodmark.server.guard import AccessGuard
 from floodmark.server.leases import Leases
 from floodmark.site import Site
-from floodmark.wire import call_specs
-from floodmark.wire.messages import HOLD, RELEASE, HoldRequest, ReleaseRequest
+from floodmark.wire.messages import HOLD, RELEASE, port_methods
 
 Use = Callable[[Site], object]
 
@@ -48,7 +48,7 @@ def _partition(site: Site) -> Any:
 
 
 def _write_stream(site: Site, namespace: str) -> object:
-    stream = site.host.write_stream(durable=True)
+    stream = site.host.write_stream(PutStream(True))
     try:
         return stream.send({_key(namespace): stored(b"x")}).result(20)
     finally:
@@ -56,7 +56,7 @@ def _write_stream(site: Site, namespace: str) -> object:
 
 
 def _load_stream(site: Site, namespace: str) -> object:
-    stream = site.host.write_stream(durable=True, load=True)
+    stream = site.host.write_stream(LoadStream(True))
     try:
         return stream.send({_key(namespace): _copied()}).result(20)
     finally:
@@ -109,8 +109,8 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
     "changes": (Role.READ, _changes),
     "hold": (
         Role.READ,
-        lambda site, name: site.host._connection.invoke(  # type: ignore[attr-defined]
-            HOLD, HoldRequest(site.now(), _key(name)[2])
+        lambda site, name: site.host._connection.call(  # type: ignore[attr-defined]
+            HOLD, site.now(), _key(name)[2]
         ),
     ),
     "put": (
@@ -150,7 +150,7 @@ OPEN = {
     "hello": lambda site: site.host._connection.hello(),
     "map": lambda site: site.host.router.maps.refresh(),
     "resolved": lambda site: _partition(site).resolved_version(),
-    "release": lambda site: site.host._connection.invoke(RELEASE, ReleaseRequest(1)),
+    "release": lambda site: site.host._connection.call(RELEASE, 1),
 }
 
 # The arguments of every call, about a namespace where it is about one.
@@ -292,9 +292,9 @@ def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
 
 
 CALLS = [
-    (port, spec.name, spec.action)
+    (port, method.call, method.action)
     for port in PORTS
-    for spec in call_specs(port.protocol, port.prefix).values()
+    for method in port_methods(port.protocol, port.prefix).values()
 ]
 
 

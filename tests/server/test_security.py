@@ -40,6 +40,7 @@ from floodmark.model.errors import (
     WireMismatch,
 )
 from floodmark.model.limits import REPORTED_CHARACTERS_MAX
+from floodmark.model.partition import LoadStream, PutStream
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.access import CHECK_EVERY_MS, require_safe_metrics
 from floodmark.site import Site
@@ -125,7 +126,7 @@ def test_a_token_is_rotated_without_a_restart(tmp_path: Path) -> None:
         write_access(access, new)
         wait_until_refused(text_client)
         users = file_client.create_namespace("users")
-        stream = file_client.host.write_stream(durable=True)
+        stream = file_client.host.write_stream(PutStream(True))
         assert stream.send({b"\x00\x00\x01ada": b"1\x00"}).result(10) > 0
         assert list(users.scan()) == [(b"ada", b"1")]
         stream.close()
@@ -391,7 +392,7 @@ def test_a_load_is_audited(caplog: pytest.LogCaptureFixture) -> None:
         key = qualify(site.create_namespace("users"), b"ada")
         copied = encode_value(b"x", origin=Stamp(1, 9))
         remote.host.router.maps.map.partitions[0].load([key], [copied], durable=True)
-        stream = remote.host.write_stream(durable=True, load=True)
+        stream = remote.host.write_stream(LoadStream(True))
         stream.send({key: copied}).result(10)
         stream.close()
     assert {"anonymous: load", "anonymous: stream.load"} <= {record.message for record in caplog.records}

@@ -17,6 +17,7 @@ from tests.server.support import HANG_SECONDS, connected, qualify, serving, stor
 
 import floodmark
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, Retryable, Unreachable
+from floodmark.model.partition import PutStream
 from floodmark.server import ServerOptions
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
@@ -66,7 +67,7 @@ class Load:
                 self._began.wait(HANG_SECONDS)
 
     def _stream(self, number: int) -> None:
-        stream = self._site.host.write_stream(durable=True)
+        stream = self._site.host.write_stream(PutStream(True))
         ended = Event()
         waiting = []
         for step in count():

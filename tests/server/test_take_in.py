@@ -11,6 +11,7 @@ from tests.server.support import qualify, raw_client, raw_options
 
 from floodmark.codec.values import encode_value
 from floodmark.model.change import Change, Stamp
+from floodmark.model.partition import ApplyStream
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
 from floodmark.wire import messages
@@ -23,7 +24,7 @@ Send = Callable[[Rows], tuple[int, dict[str, list[str]] | None]]
 @pytest.fixture
 def send(server: Server) -> Iterator[Send]:
     """Sends a batch as it is, and gives back its version, or an error."""
-    command = messages.COMMAND.encode_request(messages.ApplyStreamCommand(True))
+    command = messages.COMMAND.encode_request(ApplyStream(True))
     descriptor = flight.FlightDescriptor.for_command(command)
     writer, reader = raw_client(server).do_put(descriptor, PAIRS, raw_options(timeout=60))
 

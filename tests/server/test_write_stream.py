@@ -33,13 +33,14 @@ from floodmark.model.errors import (
     OutcomeUnknown,
     Unreachable,
 )
+from floodmark.model.partition import PutStream
 from floodmark.model.version import Version
 from floodmark.server import Server, serve
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.wire import Connection, RemoteWriteStream
 from floodmark.wire.columns import PAIRS
 from floodmark.wire.errors import decode_error
-from floodmark.wire.messages import COMMAND, WriteStreamCommand
+from floodmark.wire.messages import COMMAND
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def connection(server: Server) -> Iterator[Connection]:
 
 @pytest.fixture
 def stream(connection: Connection) -> Iterator[RemoteWriteStream]:
-    with closing(RemoteWriteStream(connection, durable=True)) as stream:
+    with closing(RemoteWriteStream(connection, PutStream(True))) as stream:
         yield stream
 
 
@@ -159,7 +160,7 @@ def test_send_waits_while_too_many_batches_are_on_their_way() -> None:
     with (
         held_site() as held,
         closing(Connection(held.server.url)) as connection,
-        closing(RemoteWriteStream(connection, durable=True, batches_max=3)) as stream,
+        closing(RemoteWriteStream(connection, PutStream(True), batches_max=3)) as stream,
         ThreadPoolExecutor(1) as pool,
     ):
         sent = [stream.send(held.row(number)) for number in range(3)]
@@ -177,7 +178,7 @@ def test_send_waits_while_too_many_bytes_are_on_their_way() -> None:
     with (
         held_site() as held,
         closing(Connection(held.server.url)) as connection,
-        closing(RemoteWriteStream(connection, durable=True, bytes_max=1_000)) as stream,
+        closing(RemoteWriteStream(connection, PutStream(True), bytes_max=1_000)) as stream,
     ):
         large = {qualify(held.users, b"large"): stored(b"x" * 5_000)}
         first = stream.send(large)
@@ -191,7 +192,7 @@ def test_a_lost_connection_leaves_unknown_outcomes_and_the_stream_goes_on() -> N
     with (
         held_site() as held,
         closing(Connection(held.server.url)) as connection,
-        closing(RemoteWriteStream(connection, durable=True)) as stream,
+        closing(RemoteWriteStream(connection, PutStream(True))) as stream,
     ):
         lost = [stream.send(held.row(number)) for number in range(3)]
         assert held.reached.wait(HANG_SECONDS)
@@ -205,7 +206,7 @@ def test_a_lost_connection_leaves_unknown_outcomes_and_the_stream_goes_on() -> N
 
 def test_closing_gives_up_after_a_while() -> None:
     with held_site() as held, closing(Connection(held.server.url, timeout_seconds=0.5)) as connection:
-        stream = RemoteWriteStream(connection, durable=True)
+        stream = RemoteWriteStream(connection, PutStream(True))
         waiting = stream.send(held.row(1))
         stream.close()
         assert isinstance(waiting.exception(HANG_SECONDS), OutcomeUnknown)
@@ -218,7 +219,7 @@ def test_closing_gives_up_after_a_while() -> None:
 def test_an_idle_stream_lets_its_connection_go_and_takes_another(
     connection: Connection, users: Namespace
 ) -> None:
-    with closing(RemoteWriteStream(connection, durable=True, idle_seconds=0.05)) as stream:
+    with closing(RemoteWriteStream(connection, PutStream(True), idle_seconds=0.05)) as stream:
         for number in range(3):
             assert stream.send({qualify(users, b"%d" % number): stored(b"x")}).result(HANG_SECONDS) > 0
             with stream._changed:
@@ -227,7 +228,7 @@ def test_an_idle_stream_lets_its_connection_go_and_takes_another(
 
 
 def test_closing_returns_when_everything_was_answered(connection: Connection, users: Namespace) -> None:
-    stream = RemoteWriteStream(connection, durable=True)
+    stream = RemoteWriteStream(connection, PutStream(True))
     futures: list[Future[Version]] = [
         stream.send({qualify(users, b"%d" % number): stored(b"x")}) for number in range(50)
     ]
@@ -240,7 +241,7 @@ def test_closing_returns_when_everything_was_answered(connection: Connection, us
 
 def test_a_server_that_is_gone_was_not_written_to(server: Server, users: Namespace) -> None:
     with closing(Connection(server.url)) as connection:
-        stream = RemoteWriteStream(connection, durable=True)
+        stream = RemoteWriteStream(connection, PutStream(True))
         rows = {qualify(users, b"key"): stored(b"x")}
         server.close()
         with pytest.raises(Unreachable):
@@ -248,7 +249,7 @@ def test_a_server_that_is_gone_was_not_written_to(server: Server, users: Namespa
 
 
 def test_other_streams_to_the_server_are_refused(server: Server) -> None:
-    command = COMMAND.encode_request(WriteStreamCommand(True))
+    command = COMMAND.encode_request(PutStream(True))
     other = pyarrow.schema([("key", pyarrow.string())])
     for descriptor, schema in (
         (flight.FlightDescriptor.for_command(command), other),

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from floodmark.model.errors import StaleLink
-from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.partition import ApplyStream, LinkGuard, WriteStream
 from floodmark.replication.links import Links
 from floodmark.testing.simulation import World
 from floodmark.testing.simulation.drivers import DistantSite
@@ -22,10 +22,9 @@ class Sent:
         self.batches: list[tuple[SimulatedSite, LinkGuard, Mapping[bytes, bytes]]] = []
         self._original = DistantSite.write_stream
 
-    def write_stream(
-        self, target: DistantSite, *, durable: bool, apply: bool, link: LinkGuard
-    ) -> WriteStream:
-        stream = self._original(target, durable=durable, apply=apply, link=link)
+    def write_stream(self, target: DistantSite, command: ApplyStream) -> WriteStream:
+        stream, link = self._original(target, command), command.link
+        assert link is not None
         send = stream.send
         stream.send = lambda rows: self.batches.append((target._site, link, dict(rows))) or send(rows)  # type: ignore[method-assign, func-returns-value]
         return stream
@@ -60,9 +59,7 @@ def test_a_change_that_comes_after_its_tombstone_was_collected_stays_dead(guarde
             assert site.call(lambda opened: opened.collect_garbage()).keys_removed == 1
 
         def deliver() -> None:
-            rome.call_host(
-                lambda host: host.write_stream(durable=True, apply=True, link=guard).send(rows).result()
-            )
+            rome.call_host(lambda host: host.write_stream(ApplyStream(True, guard)).send(rows).result())
 
         if guarded:
             with pytest.raises(StaleLink):

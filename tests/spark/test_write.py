@@ -35,7 +35,7 @@ from floodmark.model.errors import (
     SchemaMismatch,
     Unreachable,
 )
-from floodmark.model.partition import WriteStream
+from floodmark.model.partition import PutUnchangedStream, WriteStream
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
@@ -151,7 +151,7 @@ def test_a_task_that_is_killed_between_any_two_rows_and_run_again_leaves_the_las
     rows = [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"a", b"3"), (b"b", b"2")]
 
     def attempt(batches_max: int) -> None:
-        stream = DyingStream(site.host.write_stream(durable=True, unchanged_since=since), batches_max)
+        stream = DyingStream(site.host.write_stream(PutUnchangedStream(True, since)), batches_max)
         with Spool(columns.PAIRS, memory_bytes_max=memory_bytes_max) as spool:
             send_rows(BatchSender(stream, in_order=True), reverse(encode_one_by_one(users, rows), spool))
 

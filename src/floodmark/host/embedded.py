@@ -26,12 +26,19 @@ from floodmark.host.local import (
     LocalVersions,
 )
 from floodmark.host.parts import SiteParts
-from floodmark.host.ports import Host, check_stream_kind
+from floodmark.host.ports import Host
 from floodmark.host.sharing import Sharing
 from floodmark.host.transaction_logs import TransactionLogs
 from floodmark.host.verifying import LocalVerification
 from floodmark.model.errors import Closed, FloodmarkError
-from floodmark.model.partition import LinkGuard
+from floodmark.model.partition import (
+    ApplyStream,
+    LoadStream,
+    MergeStream,
+    PutStream,
+    PutUnchangedStream,
+    StreamCommand,
+)
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.partition import Node
@@ -157,26 +164,22 @@ class EmbeddedHost(SiteParts, Host):
             self.members.require_rejoined()
         return self.reader.read(request)
 
-    def write_stream(
-        self,
-        *,
-        durable: bool,
-        apply: bool = False,
-        load: bool = False,
-        merge: bool = False,
-        unchanged_since: Version | None = None,
-        link: LinkGuard | None = None,
-    ) -> LocalWriteStream:
-        check_stream_kind(apply, load, merge, unchanged_since)
+    def write_stream(self, command: StreamCommand) -> LocalWriteStream:
         self.node.require_open()
-        router = self.router
-        if unchanged_since is not None:
-            return LocalWriteStream(partial(router.put_unchanged, since=unchanged_since, durable=durable))
-        if link is not None:
-            admit = partial(self.links.admit, link)
-            return LocalWriteStream(partial(router.apply, durable=durable, admit=admit))
-        commit = router.apply if apply else router.load if load else router.merge if merge else router.put
-        return LocalWriteStream(partial(commit, durable=durable))
+        commit: Callable[..., int]
+        match command:
+            case PutStream():
+                commit = self.router.put
+            case MergeStream():
+                commit = self.router.merge
+            case LoadStream():
+                commit = self.router.load
+            case PutUnchangedStream():
+                commit = partial(self.router.put_unchanged, since=command.since)
+            case ApplyStream(link=link):
+                admit = None if link is None else partial(self.links.admit, link)
+                commit = partial(self.router.apply, admit=admit)
+        return LocalWriteStream(partial(commit, durable=command.durable))
 
     def abandon(self) -> None:
         """Serve nothing in a process that was forked; closing is for the one that opened the site."""

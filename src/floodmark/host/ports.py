@@ -37,12 +37,11 @@ from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
-from floodmark.model.errors import InvalidArgument, InvalidVersion
-from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.partition import StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.transaction import TransactionState, TransactionStatistics
-from floodmark.model.version import VERSION_MAX, Version
+from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
@@ -476,19 +475,6 @@ class Transactions(Protocol):
         """Those that have not ended, the oldest first."""
 
 
-def check_stream_kind(apply: bool, load: bool, merge: bool, unchanged_since: Version | None) -> None:
-    """Refuse a write stream that would decide in two ways, or by what is no version."""
-    if apply + load + merge + (unchanged_since is not None) > 1:
-        raise InvalidArgument(
-            "a stream of writes applies changes, loads them, merges states or puts what is unchanged: one of "
-            "them"
-        )
-    if unchanged_since is None:
-        return
-    if not 0 <= unchanged_since <= VERSION_MAX:
-        raise InvalidVersion(f"{unchanged_since} is not a version; versions have 64 bits")
-
-
 class Host(ABC):
     """Everything that a `Site` stands on."""
 
@@ -519,24 +505,8 @@ class Host(ABC):
         """The changes that were asked for.  What they need is held from the call on."""
 
     @abstractmethod
-    def write_stream(
-        self,
-        *,
-        durable: bool,
-        apply: bool = False,
-        load: bool = False,
-        merge: bool = False,
-        unchanged_since: Version | None = None,
-        link: LinkGuard | None = None,
-    ) -> WriteStream:
-        """A stream of writes.
-
-        With `apply` the values carry their origin, and each is stored where its stamp wins; with
-        `unchanged_since`, each is stored unless the newest stamp of its key lies above that version.
-        Repeating either, in whole or in part, changes nothing.  With `link`, applied changes are refused
-        once the link has moved on.  `load` is `apply` without a trace in the change log, to build a site up.
-        With `merge` the values are unstamped states, merged into the records of their keys.
-        """
+    def write_stream(self, command: StreamCommand) -> WriteStream:
+        """A stream of writes of one kind."""
 
     @abstractmethod
     def close(self) -> None:

@@ -8,9 +8,9 @@ from typing import Final
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.directory import Identity
-from floodmark.host.ports import PORTS, Host, NamespacePort, NamespaceUpdate, check_stream_kind
+from floodmark.host.ports import PORTS, Host, NamespacePort, NamespaceUpdate
 from floodmark.model.errors import FloodmarkError
-from floodmark.model.partition import LinkGuard
+from floodmark.model.partition import StreamCommand
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.routing import Router
@@ -19,10 +19,10 @@ from floodmark.wire import (
     RemoteCalls,
     RemotePartitionMaps,
     RemoteWriteStream,
-    call_specs,
+    port_methods,
     read_changes,
 )
-from floodmark.wire.messages import HOLD, HOLD_ON, RELEASE, Hello, HoldRequest, Method, ReleaseRequest
+from floodmark.wire.messages import HOLD, HOLD_ON, RELEASE, Hello, Method
 
 # How long the server's clock is taken to run like this machine's before it is asked again.
 CLOCK_MS_MAX: Final = 60_000
@@ -42,8 +42,8 @@ class RemoteHost(Host):
         hello = self._clock.hello()
         self.identity = Identity(site=hello.site, site_id=hello.site_id, format=hello.format)
         for port in PORTS:
-            specs = call_specs(port.protocol, port.prefix).values()
-            setattr(self, port.attribute, RemoteCalls(connection, specs))
+            methods = port_methods(port.protocol, port.prefix).values()
+            setattr(self, port.attribute, RemoteCalls(connection, methods))
         self.namespaces = RemoteNamespaces(self.namespaces)
         self.router = Router(RemotePartitionMaps(connection))
         self._holds = ReaderHolds(connection)
@@ -72,26 +72,8 @@ class RemoteHost(Host):
                 yield batch
                 hold.version = max(hold.version, batch.through)
 
-    def write_stream(
-        self,
-        *,
-        durable: bool,
-        apply: bool = False,
-        load: bool = False,
-        merge: bool = False,
-        unchanged_since: Version | None = None,
-        link: LinkGuard | None = None,
-    ) -> RemoteWriteStream:
-        check_stream_kind(apply, load, merge, unchanged_since)
-        return RemoteWriteStream(
-            self._connection,
-            durable=durable,
-            apply=apply,
-            load=load,
-            merge=merge,
-            unchanged_since=unchanged_since,
-            link=link,
-        )
+    def write_stream(self, command: StreamCommand) -> RemoteWriteStream:
+        return RemoteWriteStream(self._connection, command)
 
     def close(self) -> None:
         self._holds.close()
@@ -228,12 +210,11 @@ class ReaderHolds:
                     with suppress(FloodmarkError):
                         self._renew(hold, HOLD_ON)
 
-    def _renew(self, hold: ReaderHold, method: Method[HoldRequest, int]) -> None:
-        request = HoldRequest(hold.version, hold.namespace, hold.lease)
-        hold.lease = self._connection.invoke(method, request)
+    def _renew(self, hold: ReaderHold, method: Method[int]) -> None:
+        hold.lease = self._connection.call(method, hold.version, hold.namespace, hold.lease)
 
     def _release(self, hold: ReaderHold) -> None:
         if hold.lease is not None and not self._closed:
             # A lease that is not released ends by itself.
             with suppress(FloodmarkError):
-                self._connection.invoke(RELEASE, ReleaseRequest(hold.lease))
+                self._connection.call(RELEASE, hold.lease)

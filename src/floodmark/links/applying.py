@@ -37,7 +37,7 @@ from floodmark.host.ports import Host
 from floodmark.links.reading import RowKind, decode_beat
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
-from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.partition import ApplyStream, LinkGuard, WriteStream
 from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.lag import LagCounts
 from floodmark.replication.step import LinkStep, NamespaceStep
@@ -269,7 +269,7 @@ class Sender:
 
     def __init__(self, target: Host, guard: LinkGuard) -> None:
         self._target = target
-        self._stream: WriteStream = target.write_stream(durable=True, apply=True, link=guard)
+        self._stream: WriteStream = target.write_stream(ApplyStream(True, guard))
         self._sent: deque[tuple[Batch, LagCounts | None, Future[int]]] = deque()
 
     def send(self, batch: Batch, lags: LagCounts | None) -> None:

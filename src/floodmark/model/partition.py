@@ -9,16 +9,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from floodmark.model.access import Role
+from floodmark.model.actions import Action, Scope
+from floodmark.model.errors import InvalidVersion
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
-from floodmark.model.version import Version
+from floodmark.model.version import VERSION_MAX, Version
 
 if TYPE_CHECKING:
     import pyarrow
+
+# What requests for data need.  The first is for requests that reveal nothing.
+OPEN: Final = Action(Role.READ, repeatable=True)
+READS: Final = Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+WRITES: Final = Action(Role.WRITE, Scope.NAMESPACE, large=True)
+LOADS: Final = Action(Role.ADMIN, Scope.NAMESPACE, audited=True, large=True)
 
 
 class CommitLimits(NamedTuple):
@@ -41,23 +50,23 @@ class Content(StrEnum):
 
 
 class Partition(Protocol):
-    """A range of keys with one writer."""
+    """A range of keys with one writer.  A server's requests derive from calls that declare a role."""
 
     id: int
     range: KeyRange
     limits: CommitLimits
 
+    @READS
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
         """The value of a qualified key, now or as of a version."""
-        ...
 
+    @READS
     def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
         """The live record of a qualified key with its version and stamp."""
-        ...
 
+    @READS
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
         """The values of several qualified keys, in their order; each is read on its own."""
-        ...
 
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
@@ -67,7 +76,6 @@ class Partition(Protocol):
         A page may be empty.  `rows_max` says how many rows will be read at most, so that no more are
         prepared; there may be a few more.
         """
-        ...
 
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
@@ -78,31 +86,31 @@ class Partition(Protocol):
         that have expired by `at` come only with `dead`.  If `content` is not whole, the stored records hold
         no values, and a column more has digests.  A batch may be empty.
         """
-        ...
 
+    @WRITES
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         """Store encoded values under distinct qualified keys, as one commit."""
-        ...
 
+    @WRITES
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         """Merge unstamped states into what distinct qualified keys hold, as one commit.
 
         They get the stamp of the commit.  What the change log then holds is what was written and no more,
         so that it can be merged at another site as well.
         """
-        ...
 
+    @WRITES
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
         """Store an encoded value if the present one is as expected (None: absent); 0 if it is not.
 
         An unstamped state is merged instead.
         """
-        ...
 
+    @WRITES
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         """Delete those keys that were not written after `since`, as one commit; how many."""
-        ...
 
+    @WRITES
     def apply(
         self,
         keys: Sequence[bytes],
@@ -118,16 +126,16 @@ class Partition(Protocol):
         what is there, so applying twice, or late, changes nothing.  The version of the commit; 0 if nothing
         was left to store.
         """
-        ...
 
+    @LOADS
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         """`apply` without a trace in the change log, for what all who read that have heard of already.
 
         A site that joins from a backup of another, or comes back from its own, holds then what it would hold
         if it had been there all the time, and no reader is told of it as if it were new.
         """
-        ...
 
+    @WRITES
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
@@ -138,11 +146,10 @@ class Partition(Protocol):
         A deletion that garbage collection has removed is not known any more.  Of unstamped states of fields,
         those fields are written that were not changed; those of counters are refused.
         """
-        ...
 
+    @OPEN
     def resolved_version(self) -> Version:
         """Every change at or below it is durable and published, and none will be added."""
-        ...
 
 
 class Decision(StrEnum):
@@ -234,11 +241,9 @@ class PartitionMaps(Protocol):
     @property
     def map(self) -> PartitionMap[Partition]:
         """The map as it is known."""
-        ...
 
     def refresh(self) -> None:
         """Learn the map anew, after a partition refused with `PartitionMoved`."""
-        ...
 
 
 class LinkGuard(msgspec.Struct, frozen=True):
@@ -257,6 +262,54 @@ class LinkGuard(msgspec.Struct, frozen=True):
     starts: Mapping[int, Version] = {}
 
 
+@WRITES
+class PutStream(msgspec.Struct, frozen=True, tag="write"):
+    """A stream of writes."""
+
+    durable: bool
+
+
+@WRITES
+class MergeStream(msgspec.Struct, frozen=True, tag="merge"):
+    """A stream of unstamped states, each merged into the record of its key."""
+
+    durable: bool
+
+
+@WRITES
+class ApplyStream(msgspec.Struct, frozen=True, tag="apply"):
+    """A stream of changes that carry their origin; each is stored where its stamp wins.
+
+    With `link`, changes are refused once the link has moved on.
+    """
+
+    durable: bool
+    link: LinkGuard | None = None
+
+
+@LOADS
+class LoadStream(msgspec.Struct, frozen=True, tag="load"):
+    """`ApplyStream` without a trace in the change log, to build a site up."""
+
+    durable: bool
+
+
+@WRITES
+class PutUnchangedStream(msgspec.Struct, frozen=True, tag="put_unchanged"):
+    """A stream of writes; each is stored unless the newest stamp of its key lies above `since`."""
+
+    durable: bool
+    since: Version
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.since <= VERSION_MAX:
+            raise InvalidVersion(f"{self.since} is not a version; versions have 64 bits")
+
+
+# Repeating an applied, loaded or unchanged batch, in whole or in part, changes nothing.
+StreamCommand: TypeAlias = PutStream | MergeStream | ApplyStream | LoadStream | PutUnchangedStream
+
+
 class WriteStream(Protocol):
     """Batches of writes on their way to a site, several at a time, acknowledged in order."""
 
@@ -266,8 +319,6 @@ class WriteStream(Protocol):
         The highest version, 0 if nothing was stored; of a stream that puts only what is unchanged since a
         version, how many were stored.  Waits while too much is on its way.
         """
-        ...
 
     def close(self) -> None:
         """Return when every batch was answered.  Closing twice is harmless."""
-        ...

@@ -14,45 +14,44 @@ Transactions, safe points and streams of epochs belong to the caller that began 
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec.structs import asdict
+
 from floodmark.feed.safepoints import require_safe_point_name
 from floodmark.host.ports import PORTS, Host, Port
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Arguments, Owned, Scope
 from floodmark.model.errors import FeedNotFound, InvalidKey, NamespaceNotFound, SubscriptionNotFound
-from floodmark.model.limits import KEY_BYTES_MAX, REQUEST_BYTES_MAX
+from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.server.access import Caller
 from floodmark.server.checks import check_position
-from floodmark.server.data import WRITE_BYTES_MAX, Handler
+from floodmark.server.data import Handler
 from floodmark.server.logs import log_action
 from floodmark.server.ownership import mark_of, owner_of, require_owner
-from floodmark.wire.calls import CallSpec, call_specs
+from floodmark.wire.messages import Method, port_methods
 
 
 def call_handlers(host: Host, ports: Iterable[Port] = PORTS) -> list[Handler]:
     """What can be called on a host, each call behind its declaration."""
     return [
-        Handler(
-            spec.method,
-            _Call(host, port, spec),
-            bytes_max=WRITE_BYTES_MAX if spec.action.large else REQUEST_BYTES_MAX,
-        )
+        Handler(method, _Call(host, port, method))
         for port in ports
-        for spec in call_specs(port.protocol, port.prefix).values()
+        for method in port_methods(port.protocol, port.prefix).values()
     ]
 
 
 class _Call:
     """One method of a port, behind its declaration."""
 
-    def __init__(self, host: Host, port: Port, spec: CallSpec) -> None:
+    def __init__(self, host: Host, port: Port, method: Method[Any]) -> None:
         self._host = host
         self._port = port
-        self._spec = spec
-        self._action = spec.action
+        self._method = method
+        self._action = method.action
 
-    def __call__(self, caller: Caller, request: object) -> object:
-        action, arguments = self._action, self._spec.arguments(request)
+    def __call__(self, caller: Caller, request: Any) -> object:
+        action = self._action
+        arguments: Arguments = asdict(request)
         role, audited = action.role, action.audited
         if action.exempt is not None and action.exempt.when(arguments):
             role, audited = action.exempt.role, False
@@ -65,17 +64,17 @@ class _Call:
                 raise
             return None
         if action.owned is not None:
-            request = self._as_owner(caller, action.owned, arguments)
+            arguments = self._as_owner(caller, action.owned, arguments)
         if audited:
-            log_action(caller, self._spec.method.name, action, arguments)
-        result = self._call(caller, request)
+            log_action(caller, self._method.name, action, arguments)
+        result = self._call(caller, arguments)
         if action.shown_by is None:
             return result
         return [item for item in result if caller.may(role, action.shown_by(item))]
 
-    def _call(self, caller: Caller, request: object) -> Any:
+    def _call(self, caller: Caller, arguments: Arguments) -> Any:
         try:
-            return self._spec.call(getattr(self._host, self._port.attribute), request)
+            return getattr(getattr(self._host, self._port.attribute), self._method.call)(**arguments)
         except NamespaceNotFound as error:
             if caller.namespaces is None:
                 raise
@@ -108,14 +107,14 @@ class _Call:
             raise FeedNotFound(f"no feed {name!r:.200} {where}", feed=name)
         raise SubscriptionNotFound(f"no subscription {name!r:.200} {where}", subscription=name)
 
-    def _as_owner(self, caller: Caller, owned: Owned, arguments: Arguments) -> object:
-        """The request in the name of its caller, whatever owner it names; refused if another's."""
+    def _as_owner(self, caller: Caller, owned: Owned, arguments: Arguments) -> Arguments:
+        """The arguments in the name of the caller, whatever owner they name; refused if another's."""
         if "transaction" in arguments:
             require_owner(caller, arguments["transaction"])
         if "owner" in arguments:
             owner = mark_of(caller) if owned is Owned.TRANSACTION else owner_of(caller)
-            arguments = {**arguments, "owner": owner}
-        return self._spec.bind(**arguments)
+            return {**arguments, "owner": owner}
+        return arguments
 
 
 def require_role(caller: Caller, role: Role) -> None:

@@ -1,6 +1,7 @@
 """Point reads and writes: each request checked, allowed, and handed to its partition."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from floodmark.host.ports import Host
@@ -8,55 +9,42 @@ from floodmark.model.errors import LimitExceeded
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Partition
 from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import check_keys
 from floodmark.server.access import Caller
-from floodmark.server.checks import (
-    check_inside,
-    check_position,
-    check_size,
-    check_version,
-)
+from floodmark.server.checks import check_inside, check_position, check_size, check_version
 from floodmark.server.guard import AccessGuard
 from floodmark.server.leases import Leases
 from floodmark.server.logs import log_action
+from floodmark.wire import messages
 from floodmark.wire.messages import (
-    APPLY,
     COMPARE_AND_SET,
-    DELETE_UNCHANGED,
-    FIND,
-    GET,
     GET_MANY,
     GET_MANY_KEYS_MAX,
     HELLO,
     HOLD,
-    LOAD,
     MAP,
-    MERGE,
-    PUT,
-    PUT_UNCHANGED,
     RELEASE,
     REQUEST_MARGIN_BYTES,
     RESOLVED,
-    CompareAndSetRequest,
-    DeleteUnchangedRequest,
-    GetManyRequest,
-    GetRequest,
     Hello,
-    HoldRequest,
     MapReply,
     Method,
-    Nothing,
     PartitionEntry,
-    PutRequest,
-    PutUnchangedRequest,
-    ReleaseRequest,
-    Reply,
-    Request,
-    ResolvedRequest,
 )
 
+# The calls of a partition that need nothing but their checks.
+POINT_CALLS: Final = (
+    messages.GET,
+    messages.FIND,
+    messages.PUT,
+    messages.MERGE,
+    messages.APPLY,
+    messages.LOAD,
+    messages.PUT_UNCHANGED,
+    messages.DELETE_UNCHANGED,
+    COMPARE_AND_SET,
+)
 # A write may hold a whole commit.
 WRITE_BYTES_MAX: Final = COMMIT_BYTES_MAX + REQUEST_MARGIN_BYTES
 # Values beyond this are left out of an answer to get_many, and asked for again.
@@ -64,18 +52,15 @@ GET_MANY_BYTES_MAX: Final = 4 * MIB
 
 
 class Handler:
-    """Reads a request, does what it says, and writes the answer."""
+    """Answers one kind of request."""
 
-    def __init__(
-        self,
-        method: Method[Request, Reply],
-        handle: Callable[[Caller, Request], Reply],
-        *,
-        bytes_max: int = REQUEST_BYTES_MAX,
-    ) -> None:
-        self.method: Method[Any, Any] = method
-        self._handle: Callable[[Caller, Any], Any] = handle
-        self._bytes_max = bytes_max
+    def __init__(self, method: Method[Any], handle: Callable[[Caller, Any], Any]) -> None:
+        self.method = method
+        self._handle = handle
+        self._bytes_max = WRITE_BYTES_MAX if method.action.large else REQUEST_BYTES_MAX
+        if method is COMPARE_AND_SET:
+            # Two values, and no more.
+            self._bytes_max = REQUEST_MARGIN_BYTES
 
     def __call__(self, caller: Caller, body: Any) -> bytes:
         """The answer to a request; `body` is a buffer that was received."""
@@ -107,7 +92,7 @@ def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> lis
 
 
 class DataPlane:
-    """Answers what is asked all the time."""
+    """Answers frequent requests."""
 
     def __init__(self, host: Host, guard: AccessGuard, leases: Leases) -> None:
         self._host = host
@@ -115,55 +100,71 @@ class DataPlane:
         self._leases = leases
 
     def handlers(self) -> list[Handler]:
-        """What can be asked."""
+        """The requests that it answers."""
         return [
             Handler(HELLO, self._hello),
             Handler(MAP, self._map),
-            Handler(GET, self._get),
-            Handler(FIND, self._find),
-            Handler(GET_MANY, self._get_many),
             Handler(RESOLVED, self._resolved),
             Handler(HOLD, self._hold),
             Handler(RELEASE, self._release),
-            Handler(PUT, self._put, bytes_max=WRITE_BYTES_MAX),
-            Handler(MERGE, self._merge, bytes_max=WRITE_BYTES_MAX),
-            Handler(APPLY, self._apply, bytes_max=WRITE_BYTES_MAX),
-            Handler(LOAD, self._load, bytes_max=WRITE_BYTES_MAX),
-            Handler(PUT_UNCHANGED, self._put_unchanged, bytes_max=WRITE_BYTES_MAX),
-            Handler(COMPARE_AND_SET, self._compare_and_set, bytes_max=REQUEST_MARGIN_BYTES),
-            Handler(DELETE_UNCHANGED, self._delete_unchanged, bytes_max=WRITE_BYTES_MAX),
+            Handler(GET_MANY, self._get_many),
+            *(Handler(method, self._point_call(method)) for method in POINT_CALLS),
         ]
 
     # A caller with a right to some keys may know where they are.
 
-    def _hello(self, caller: Caller, request: Nothing) -> Hello:
+    def _hello(self, caller: Caller, request: object) -> Hello:
         identity = self._host.identity
         return Hello(identity.site, identity.site_id, identity.format, self._host.physical_ms())
 
-    def _map(self, caller: Caller, request: Nothing) -> MapReply:
+    def _map(self, caller: Caller, request: object) -> MapReply:
         partitions = self._host.router.maps.map.partitions
         limits = partitions[0].limits if partitions else CommitLimits(0, 0)
         if caller.namespaces is not None:
             return MapReply(map_for(partitions, self._guard.readable(caller)), limits)
         return MapReply([PartitionEntry(partition.id, partition.range) for partition in partitions], limits)
 
-    def _resolved(self, caller: Caller, request: ResolvedRequest) -> Version:
+    def _resolved(self, caller: Caller, request: Any) -> Version:
         return self._guard.partition(request.partition).resolved_version()
 
-    # Reads
+    def _hold(self, caller: Caller, request: Any) -> int:
+        check_version(request.version)
+        self._guard.require_namespace(caller, HOLD.action.role, request.namespace)
+        return self._leases.hold(caller.name, request.version, request.namespace, request.lease)
 
-    def _get(self, caller: Caller, request: GetRequest) -> bytes | None:
-        partition = self._readable(caller, GET, request.partition, (request.key,), request.at)
-        return partition.get(request.key, request.at)
+    def _release(self, caller: Caller, request: Any) -> None:
+        self._leases.release(caller.name, request.lease)
 
-    def _find(self, caller: Caller, request: GetRequest) -> Versioned | None:
-        partition = self._readable(caller, FIND, request.partition, (request.key,), request.at)
-        return partition.find(request.key, request.at)
+    # Calls of one partition
 
-    def _get_many(self, caller: Caller, request: GetManyRequest) -> list[bytes | None]:
+    def _point_call(self, method: Method[Any]) -> Callable[[Caller, Any], Any]:
+        fields = method.request.__struct_fields__
+        is_read, has_since = "durable" not in fields, "since" in fields
+        name, audited, has_one_key = method.call, method.action.audited, "key" in fields
+        arguments = attrgetter(*(field for field in fields if field not in ("partition", "durable")))
+
+        def read(caller: Caller, request: Any) -> Any:
+            check_version(request.at)
+            partition = self._partition_of(caller, method, request.partition, (request.key,))
+            return getattr(partition, name)(*arguments(request))
+
+        def write(caller: Caller, request: Any) -> Any:
+            keys = (request.key,) if has_one_key else request.keys
+            partition = self._partition_of(caller, method, request.partition, keys)
+            if has_since:
+                check_position(request.since)
+            if audited:
+                said = {"partition": request.partition, "keys": len(keys)}
+                log_action(caller, method.name, method.action, said)
+            return getattr(partition, name)(*arguments(request), durable=request.durable)
+
+        return read if is_read else write
+
+    def _get_many(self, caller: Caller, request: Any) -> list[bytes | None]:
         if len(request.keys) > GET_MANY_KEYS_MAX:
             raise LimitExceeded(f"one request may ask for at most {GET_MANY_KEYS_MAX:,} keys")
-        partition = self._readable(caller, GET_MANY, request.partition, request.keys, request.at)
+        check_version(request.at)
+        partition = self._partition_of(caller, GET_MANY, request.partition, request.keys)
         values: list[bytes | None] = []
         size = 0
         for key in request.keys:
@@ -174,70 +175,12 @@ class DataPlane:
                 break
         return values
 
-    def _hold(self, caller: Caller, request: HoldRequest) -> int:
-        check_version(request.version)
-        self._guard.require_namespace(caller, HOLD.action.role, request.namespace)
-        return self._leases.hold(caller.name, request.version, request.namespace, request.lease)
-
-    def _release(self, caller: Caller, request: ReleaseRequest) -> None:
-        self._leases.release(caller.name, request.lease)
-
-    def _readable(
-        self,
-        caller: Caller,
-        method: Method[Any, Any],
-        partition_id: int,
-        keys: Sequence[bytes],
-        at: Version | None,
+    def _partition_of(
+        self, caller: Caller, method: Method[Any], partition_id: int, keys: Sequence[bytes]
     ) -> Partition:
-        check_keys(keys)
-        check_version(at)
-        self._guard.require_keys(caller, method.action.role, keys)
-        partition = self._guard.partition(partition_id)
-        check_inside(partition, keys)
-        return partition
-
-    # Writes
-
-    def _put(self, caller: Caller, request: PutRequest) -> Version:
-        partition = self._writable(caller, PUT, request.partition, request.keys)
-        return partition.put(request.keys, request.values, durable=request.durable)
-
-    def _merge(self, caller: Caller, request: PutRequest) -> Version:
-        partition = self._writable(caller, MERGE, request.partition, request.keys)
-        return partition.merge(request.keys, request.values, durable=request.durable)
-
-    def _apply(self, caller: Caller, request: PutRequest) -> Version:
-        partition = self._writable(caller, APPLY, request.partition, request.keys)
-        return partition.apply(request.keys, request.values, durable=request.durable)
-
-    def _load(self, caller: Caller, request: PutRequest) -> Version:
-        partition = self._writable(caller, LOAD, request.partition, request.keys)
-        return partition.load(request.keys, request.values, durable=request.durable)
-
-    def _put_unchanged(self, caller: Caller, request: PutUnchangedRequest) -> int:
-        partition = self._writable(caller, PUT_UNCHANGED, request.partition, request.keys)
-        check_position(request.since)
-        return partition.put_unchanged(request.keys, request.values, request.since, durable=request.durable)
-
-    def _compare_and_set(self, caller: Caller, request: CompareAndSetRequest) -> Version:
-        partition = self._writable(caller, COMPARE_AND_SET, request.partition, (request.key,))
-        return partition.compare_and_set(
-            request.key, request.expected, request.value, durable=request.durable
-        )
-
-    def _delete_unchanged(self, caller: Caller, request: DeleteUnchangedRequest) -> int:
-        partition = self._writable(caller, DELETE_UNCHANGED, request.partition, request.keys)
-        check_position(request.since)
-        return partition.delete_unchanged(request.keys, request.since, durable=request.durable)
-
-    def _writable(
-        self, caller: Caller, method: Method[Any, Any], partition_id: int, keys: Sequence[bytes]
-    ) -> Partition:
+        """The partition of a request, if it holds the keys and the caller may touch them."""
         check_keys(keys)
         self._guard.require_keys(caller, method.action.role, keys)
         partition = self._guard.partition(partition_id)
         check_inside(partition, keys)
-        if method.action.audited:
-            log_action(caller, method.name, method.action, {"partition": partition_id, "keys": len(keys)})
         return partition

@@ -6,7 +6,7 @@ batches were not done.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final
 
@@ -16,10 +16,10 @@ from floodmark.columns.pairs import Pairs
 from floodmark.host.ports import Host
 from floodmark.model.actions import declared
 from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Unreachable
-from floodmark.model.partition import WriteStream
+from floodmark.model.partition import ApplyStream, LoadStream, StreamCommand, WriteStream
 from floodmark.partition.commit.entering import check_keys
 from floodmark.server.calls import require_role
-from floodmark.server.checks import check_position, check_size
+from floodmark.server.checks import check_size
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import AccessGuard
 from floodmark.server.logs import log_action
@@ -27,14 +27,7 @@ from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
 from floodmark.wire.errors import describe_error
-from floodmark.wire.messages import (
-    ApplyStreamCommand,
-    LoadStreamCommand,
-    MergeStreamCommand,
-    PutUnchangedStreamCommand,
-    StreamCommand,
-    encode,
-)
+from floodmark.wire.messages import encode
 from floodmark.wire.write_stream import BatchAcknowledgement
 
 _log: Final = logging.getLogger("floodmark.server")
@@ -58,7 +51,7 @@ class WriteService:
             log_action(visit.caller, f"stream.{type(command).__struct_config__.tag}", action, {})
         answered = 0
         try:
-            with closing(self._open(command)) as stream:
+            with closing(self._host.write_stream(command)) as stream:
                 for batch in _received(visit, reader):
                     answer = encode(self._answer(visit, command, stream, batch))
                     answered += 1
@@ -67,18 +60,6 @@ class WriteService:
             raise Unreachable("the client has gone", answered=answered) from None
         except FloodmarkError as error:
             raise type(error)(str(error), **{**error.details, "answered": answered}) from None
-
-    def _open(self, command: StreamCommand) -> WriteStream:
-        if isinstance(command, PutUnchangedStreamCommand):
-            check_position(command.since)
-            return self._host.write_stream(durable=command.durable, unchanged_since=command.since)
-        return self._host.write_stream(
-            durable=command.durable,
-            apply=isinstance(command, ApplyStreamCommand),
-            link=command.link if isinstance(command, ApplyStreamCommand) else None,
-            load=isinstance(command, LoadStreamCommand),
-            merge=isinstance(command, MergeStreamCommand),
-        )
 
     def _answer(
         self, visit: Visit, command: StreamCommand, stream: WriteStream, batch: pyarrow.RecordBatch | None
@@ -99,22 +80,17 @@ class WriteService:
         require_pairs(batch)
         self._metrics.received(batch.nbytes)
         check_size("a batch of writes", batch.nbytes, WRITE_BYTES_MAX)
-        if isinstance(command, ApplyStreamCommand | LoadStreamCommand):
-            return self._take_in(visit, command, stream, batch)
-        keys, values = decode_columns(batch)
+        rows: Mapping[bytes, bytes]
+        if isinstance(command, ApplyStream | LoadStream):
+            # Copies from other sites stay the columns that they are, if they are many.
+            rows = Pairs(batch.column(0), batch.column(1))
+            keys, _ = rows.columns()
+        else:
+            keys, values = decode_columns(batch)
+            rows = dict(zip(keys, values, strict=True))
         check_keys(keys)
         self._guard.require_keys(visit.caller, declared(type(command)).role, keys)
-        return stream.send(dict(zip(keys, values, strict=True))).result()
-
-    def _take_in(
-        self, visit: Visit, command: StreamCommand, stream: WriteStream, batch: pyarrow.RecordBatch
-    ) -> int:
-        """Commit copies from other sites: as the columns that they are, if they are many."""
-        pairs = Pairs(batch.column(0), batch.column(1))
-        keys, _ = pairs.columns()
-        check_keys(keys)
-        self._guard.require_keys(visit.caller, declared(type(command)).role, keys)
-        return stream.send(pairs).result()
+        return stream.send(rows).result()
 
 
 def _tell(visit: Visit, writer: Any, answer: bytes) -> None:

@@ -12,6 +12,7 @@ from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, InvalidArgument, NamespaceNotFound, PartlyDone
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.partition import MergeStream, PutStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
@@ -192,7 +193,7 @@ class Namespace:
         """
         durable = self._durable if durability is None else check_durability(durability)
         self._require_there()
-        stream = self._host.write_stream(durable=durable, merge=self._policy.merges)
+        stream = self._host.write_stream(MergeStream(durable) if self._policy.merges else PutStream(durable))
         return Writer(stream, self.encoding, batch_records)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:

@@ -32,7 +32,7 @@ from floodmark.host.ports import Host
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
 from floodmark.model.errors import InvalidConfiguration, StaleLink
-from floodmark.model.partition import WriteStream
+from floodmark.model.partition import MergeStream, PutUnchangedStream, WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site.arguments import qualify_range
@@ -70,11 +70,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
         )
         # A counter is not put but added to, which loses no other addition.
         is_counter = row.merge == COUNTER
-        stream = (
-            host.write_stream(durable=True, merge=True)
-            if is_counter
-            else host.write_stream(durable=True, unchanged_since=since)
-        )
+        stream = host.write_stream(MergeStream(True) if is_counter else PutUnchangedStream(True, since))
         writing = _Writing(stream)
         try:
             for batch in host.router.scan_records(qualify_range(prefix, KeyRange()), at):

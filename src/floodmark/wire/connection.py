@@ -8,8 +8,9 @@ What only reads is repeated a few times when the server cannot be reached.  A wr
 first attempt happened is not known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Event, Lock
 from typing import Any, Final
 from weakref import WeakSet
@@ -39,13 +40,13 @@ from floodmark.wire.messages import (
     WIRE_VERSION,
     Hello,
     Method,
-    Nothing,
     Reply,
-    Request,
     common_version,
 )
 
 TIMEOUT_SECONDS: Final = 30.0
+# For calls that may take minutes, such as garbage collection.
+LENGTHY_SECONDS: Final = 600.0
 # Pauses before a read is tried again, a second in all: a server that takes longer to restart takes longer
 # than the caller of a single read wants to wait.
 READ_PAUSES: Final = tuple(Backoff(50, budget_ms=1_000).pauses())
@@ -99,19 +100,21 @@ class Connection:
     def hello(self) -> Hello:
         """Ask the server who it is, and agree on a version of the wire."""
         try:
-            return self.invoke(HELLO, Nothing())
+            return self.call(HELLO)
         except WireMismatch as refusal:
             common = common_version(refusal)
             if common is None:
                 raise
             self._wire_version = common
-        return self.invoke(HELLO, Nothing())
+        return self.call(HELLO)
 
-    def invoke(
-        self, method: Method[Request, Reply], request: Request, *, timeout_seconds: float | None = None
-    ) -> Reply:
-        """Ask, and wait for the answer; for longer than other calls may take, if that is said."""
-        patience = max(self.timeout_seconds, timeout_seconds or 0)
+    def call(self, method: Method[Reply], *args: object, **kwargs: object) -> Reply:
+        """Call a method of the server, and wait for the answer."""
+        return self.invoke(method, method.request(*args, **kwargs))
+
+    def invoke(self, method: Method[Reply], request: object) -> Reply:
+        """Send a request, and wait for the answer."""
+        patience = max(self.timeout_seconds, LENGTHY_SECONDS if method.action.lengthy else 0)
         body = method.encode_request(request)
         pauses = iter(() if method.writes else READ_PAUSES)
         while True:
@@ -124,7 +127,7 @@ class Connection:
                 if not self._has_other_token(shown):
                     raise
 
-    def _ask(self, method: Method[Any, Any], body: bytes, patience: float) -> bytes:
+    def _ask(self, method: Method[Any], body: bytes, patience: float) -> bytes:
         self.require_open()
         channel: Channel | None = None
         # A channel shows who calls before it sends anything; a server takes little from strangers.
@@ -255,6 +258,14 @@ class Connection:
         if token is not None:
             headers.append((TOKEN_HEADER.encode(), (TOKEN_SCHEME + token).encode()))
         return flight.FlightCallOptions(timeout=timeout_seconds, headers=headers)
+
+
+class RemoteCalls:
+    """Has the methods of a port; each asks the server and returns its answer."""
+
+    def __init__(self, connection: Connection, methods: Iterable[Method[Any]]) -> None:
+        for method in methods:
+            setattr(self, method.call, partial(connection.call, method))
 
 
 class RowStream:

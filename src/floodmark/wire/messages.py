@@ -1,21 +1,24 @@
-"""What client and server say to each other, besides streams of rows.
+"""Requests and answers, derived from the methods of Protocols: their names and types are all that a client
+needs to call them and a server to offer them.
 
-A request that is made all the time is an array of its fields, in their order; a new field goes to the
-end and has a default, so that an older peer's request can still be read.  Keys are qualified and values
-as stored (see `model/partition.py`) unless said otherwise.
+The arguments travel as a structure with the parameters as fields, checked against their types where they
+arrive, and so does the result.  What a call needs, and whether it may be repeated, its declaration says
+(`model/actions.py`).  A frequent request is an array of its fields, in their order; a new field goes to the
+end and has a default, so that an older peer's request can still be read.
 """
 
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from floodmark.model.access import Role
-from floodmark.model.actions import Action, Scope
+from floodmark.model.actions import Action, declared
 from floodmark.model.errors import FloodmarkError, InvalidArgument, WireMismatch
 from floodmark.model.limits import MIB
-from floodmark.model.partition import CommitLimits, Content, LinkGuard
+from floodmark.model.partition import OPEN, READS, WRITES, CommitLimits, Content, Partition, StreamCommand
 from floodmark.model.ranges import KeyRange
-from floodmark.model.record import Versioned
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
 
@@ -33,27 +36,23 @@ _VERSION_DIGITS_MAX: Final = 9
 REQUEST_MARGIN_BYTES: Final = 8 * MIB
 GET_MANY_KEYS_MAX: Final = 10_000
 
-# What the requests of the data plane need.  The first is for what tells nothing.
-OPEN: Final = Action(Role.READ, repeatable=True)
-READS: Final = Action(Role.READ, Scope.NAMESPACE, repeatable=True)
-WRITES: Final = Action(Role.WRITE, Scope.NAMESPACE)
-LOADS: Final = Action(Role.ADMIN, Scope.NAMESPACE, audited=True)
-
-Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 
-class Method(Generic[Request, Reply]):
-    """Something that can be asked of a server.
+class Method(Generic[Reply]):
+    """A request that a server answers.
 
     `action` says what it needs, and whether it may be repeated when no answer came; if not, it `writes`.
-    What is `frequent` goes over a channel that stays open.
+    A `frequent` one goes over a channel that stays open.
     """
 
     def __init__(
-        self, name: str, request: Any, reply: Any, action: Action, *, frequent: bool = False
+        self, name: str, request: Any, reply: Any, action: Action, *, call: str = "", frequent: bool = False
     ) -> None:
         self.name = name
+        # The structure of its arguments, and the method that it calls.
+        self.request = request
+        self.call = call
         self.action = action
         self.writes = not action.repeatable
         self.frequent = frequent
@@ -63,14 +62,14 @@ class Method(Generic[Request, Reply]):
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
 
-    def encode_request(self, request: Request) -> bytes:
+    def encode_request(self, request: object) -> bytes:
         """The request as it travels."""
         return encode(request)
 
-    def decode_request(self, body: bytes) -> Request:
+    def decode_request(self, body: bytes) -> Any:
         """A request from a caller that may have sent anything."""
         try:
-            return cast(Request, self._requests.decode(body))
+            return self._requests.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             raise _refusal(self.name, error) from error
 
@@ -157,84 +156,6 @@ class MapReply(msgspec.Struct, frozen=True):
     limits: CommitLimits
 
 
-class Nothing(msgspec.Struct, frozen=True, array_like=True):
-    """A request without arguments."""
-
-
-class GetRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One key of a partition, now or as of a version."""
-
-    partition: int
-    key: bytes
-    at: Version | None = None
-
-
-class GetManyRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Several keys of a partition."""
-
-    partition: int
-    keys: list[bytes]
-    at: Version | None = None
-
-
-class PutRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Distinct keys and as many values, as one commit."""
-
-    partition: int
-    keys: list[bytes]
-    values: list[bytes]
-    durable: bool
-
-
-class CompareAndSetRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A value for a key if the present one, as users see it, is as expected."""
-
-    partition: int
-    key: bytes
-    expected: bytes | None
-    value: bytes
-    durable: bool
-
-
-class DeleteUnchangedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Keys to delete unless they were written after a version."""
-
-    partition: int
-    keys: list[bytes]
-    since: Version
-    durable: bool
-
-
-class PutUnchangedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Distinct keys and as many values, for those keys that were not changed since a version."""
-
-    partition: int
-    keys: list[bytes]
-    values: list[bytes]
-    since: Version
-    durable: bool
-
-
-class ResolvedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A partition whose resolved version is asked for."""
-
-    partition: int
-
-
-class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A version of a namespace that is being read.  `lease` names a hold that this one takes the place of."""
-
-    version: Version
-    namespace: int
-    lease: int | None = None
-
-
-class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A hold that is no longer needed."""
-
-    lease: int
-
-
 @READS
 class ScanTicket(msgspec.Struct, frozen=True, tag="scan"):
     """The live pairs of a range of one namespace in one partition, as of a version."""
@@ -264,77 +185,94 @@ class ChangesTicket(msgspec.Struct, frozen=True, tag="changes"):
     request: ChangesRequest
 
 
-@WRITES
-class WriteStreamCommand(msgspec.Struct, frozen=True, tag="write"):
-    """A stream of writes."""
+class ServerCalls(Protocol):
+    """Calls to a server as a whole."""
 
-    durable: bool
+    @OPEN
+    def hello(self) -> Hello:
+        """The server's identity and time."""
 
+    @OPEN
+    def map(self) -> MapReply:
+        """The partitions of the caller's namespaces."""
 
-@WRITES
-class MergeStreamCommand(msgspec.Struct, frozen=True, tag="merge"):
-    """A stream of unstamped states, each to be merged into what its key holds."""
+    @READS
+    def hold(self, version: Version, namespace: int, lease: int | None = None) -> int:
+        """Hold a version of a namespace that is being read, in the place of an earlier lease; the lease."""
 
-    durable: bool
-
-
-@WRITES
-class ApplyStreamCommand(msgspec.Struct, frozen=True, tag="apply"):
-    """A stream of changes that carry their origin, and maybe of what a link supposes."""
-
-    durable: bool
-    link: LinkGuard | None = None
+    @OPEN
+    def release(self, lease: int) -> None:
+        """Release a lease."""
 
 
-@LOADS
-class LoadStreamCommand(msgspec.Struct, frozen=True, tag="load"):
-    """A stream of records that carry their origin, and are no changes here."""
+def derive(
+    function: Callable[..., Reply],
+    name: str,
+    *,
+    leading: Collection[tuple[str, Any]] = (),
+    without: Collection[str] = (),
+    array_like: bool = False,
+    frequent: bool = False,
+) -> Method[Reply]:
+    """The request that calls a method; a TypeError if it declares no action, or collects arguments."""
+    hints = get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    fields = [_field(parameter, hints) for parameter in parameters if parameter.name not in without]
+    request = msgspec.defstruct(
+        f"{function.__name__}_arguments", [*leading, *fields], frozen=True, array_like=array_like
+    )
+    return Method(
+        name, request, hints["return"], declared(function), call=function.__name__, frequent=frequent
+    )
 
-    durable: bool
+
+@cache
+def port_methods(protocol: type, prefix: str) -> Mapping[str, Method[Any]]:
+    """The requests of a port by name.  Derived once: to read type hints takes far longer than to connect."""
+    functions = inspect.getmembers(protocol, inspect.isfunction)
+    methods = [derive(each, f"{prefix}.{name}") for name, each in functions if not name.startswith("_")]
+    return {method.name: method for method in methods}
 
 
-@WRITES
-class PutUnchangedStreamCommand(msgspec.Struct, frozen=True, tag="put_unchanged"):
-    """A stream of writes of keys that were not changed since a version."""
+def _field(parameter: inspect.Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tuple[str, Any, Any]:
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        raise TypeError(f"{parameter.name} collects arguments; only named ones can travel")
+    if parameter.default is inspect.Parameter.empty:
+        return parameter.name, hints[parameter.name]
+    return parameter.name, hints[parameter.name], parameter.default
 
-    durable: bool
-    since: Version
+
+def _of_partition(function: Callable[..., Reply], name: str = "", *, frequent: bool = True) -> Method[Reply]:
+    """A call of one partition: its id, then the arguments that can travel."""
+    return derive(
+        function,
+        name or function.__name__,
+        leading=[("partition", int)],
+        without=["admit"],
+        array_like=True,
+        frequent=frequent,
+    )
 
 
-HELLO: Final = Method[Nothing, Hello]("hello", Nothing, Hello, OPEN)
-MAP: Final = Method[Nothing, MapReply]("map", Nothing, MapReply, OPEN)
-GET: Final = Method[GetRequest, bytes | None]("get", GetRequest, bytes | None, READS, frequent=True)
-FIND: Final = Method[GetRequest, Versioned | None]("find", GetRequest, Versioned | None, READS, frequent=True)
-GET_MANY: Final = Method[GetManyRequest, list[bytes | None]](
-    "get_many", GetManyRequest, list[bytes | None], READS, frequent=True
-)
-PUT: Final = Method[PutRequest, Version]("put", PutRequest, Version, WRITES, frequent=True)
-MERGE: Final = Method[PutRequest, Version]("merge", PutRequest, Version, WRITES, frequent=True)
-APPLY: Final = Method[PutRequest, Version]("apply", PutRequest, Version, WRITES, frequent=True)
-LOAD: Final = Method[PutRequest, Version]("load", PutRequest, Version, LOADS, frequent=True)
-COMPARE_AND_SET: Final = Method[CompareAndSetRequest, Version](
-    "compare_and_set", CompareAndSetRequest, Version, WRITES, frequent=True
-)
-DELETE_UNCHANGED: Final = Method[DeleteUnchangedRequest, int](
-    "delete_unchanged", DeleteUnchangedRequest, int, WRITES, frequent=True
-)
-PUT_UNCHANGED: Final = Method[PutUnchangedRequest, int](
-    "put_unchanged", PutUnchangedRequest, int, WRITES, frequent=True
-)
-RESOLVED: Final = Method[ResolvedRequest, Version]("resolved", ResolvedRequest, Version, OPEN)
-HOLD: Final = Method[HoldRequest, int]("hold", HoldRequest, int, READS, frequent=True)
+HELLO: Final = derive(ServerCalls.hello, "hello", array_like=True)
+MAP: Final = derive(ServerCalls.map, "map", array_like=True)
+GET: Final = _of_partition(Partition.get)
+FIND: Final = _of_partition(Partition.find)
+GET_MANY: Final = _of_partition(Partition.get_many)
+PUT: Final = _of_partition(Partition.put)
+MERGE: Final = _of_partition(Partition.merge)
+APPLY: Final = _of_partition(Partition.apply)
+LOAD: Final = _of_partition(Partition.load)
+COMPARE_AND_SET: Final = _of_partition(Partition.compare_and_set)
+DELETE_UNCHANGED: Final = _of_partition(Partition.delete_unchanged)
+PUT_UNCHANGED: Final = _of_partition(Partition.put_unchanged)
+RESOLVED: Final = _of_partition(Partition.resolved_version, "resolved", frequent=False)
+HOLD: Final = derive(ServerCalls.hold, "hold", array_like=True, frequent=True)
 # A client that pauses for long asks again now and then, and needs no open channel for that.
-HOLD_ON: Final = Method[HoldRequest, int]("hold", HoldRequest, int, READS)
-RELEASE: Final = Method[ReleaseRequest, None]("release", ReleaseRequest, None, OPEN, frequent=True)
+HOLD_ON: Final = derive(ServerCalls.hold, "hold", array_like=True)
+RELEASE: Final = derive(ServerCalls.release, "release", array_like=True, frequent=True)
 
 # Tickets and commands are told apart by their tag, and declare what they need each for itself.
 Ticket: TypeAlias = ScanTicket | RecordsTicket | ChangesTicket
-TICKET: Final = Method[Ticket, None]("stream", Ticket, None, OPEN)
-StreamCommand: TypeAlias = (
-    WriteStreamCommand
-    | MergeStreamCommand
-    | ApplyStreamCommand
-    | LoadStreamCommand
-    | PutUnchangedStreamCommand
-)
-COMMAND: Final = Method[StreamCommand, None]("write stream", StreamCommand, None, WRITES)
+TICKET: Final = Method[None]("stream", Ticket, None, OPEN)
+COMMAND: Final = Method[None]("write stream", StreamCommand, None, WRITES)

@@ -31,17 +31,9 @@ from floodmark.wire.messages import (
     PUT_UNCHANGED,
     RESOLVED,
     TICKET,
-    CompareAndSetRequest,
-    DeleteUnchangedRequest,
-    GetManyRequest,
-    GetRequest,
-    Method,
-    Nothing,
-    PutRequest,
-    PutUnchangedRequest,
     RecordsTicket,
-    ResolvedRequest,
     ScanTicket,
+    Ticket,
 )
 
 # Bytes of keys in one request; the rest of what a request may hold is for what stands between them.
@@ -65,17 +57,16 @@ class RemotePartition:
     # Reads
 
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
-        return self._connection.invoke(GET, GetRequest(self.id, key, at))
+        return self._connection.call(GET, self.id, key, at)
 
     def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
-        return self._connection.invoke(FIND, GetRequest(self.id, key, at))
+        return self._connection.call(FIND, self.id, key, at)
 
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
         values: list[bytes | None] = []
         # An answer may hold fewer values than were asked for, if they are large.
         while len(values) < len(keys):
-            request = GetManyRequest(self.id, _portion(keys, len(values)), at)
-            found = self._connection.invoke(GET_MANY, request)
+            found = self._connection.call(GET_MANY, self.id, _portion(keys, len(values)), at)
             if not found:
                 raise WireMismatch(f"{self._connection.url} gave no values for keys that were asked for")
             values += found
@@ -84,43 +75,39 @@ class RemotePartition:
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The pairs of a range, page by page.  If the connection is lost, it goes on behind the last."""
-        namespace = keys.start[:NAMESPACE_BYTES]
-        patience = Patience(self._connection)
-        left: KeyRange | None = keys
-        while left is not None and rows_max != 0:
-            ticket = ScanTicket(self.id, left, at, rows_max, reverse)
-            try:
-                with closing(self._connection.open_reader(TICKET.encode_request(ticket))) as reader:
-                    for batch, _ in reader:
-                        rows = decode_pairs(batch)
-                        patience.renew()
-                        if rows and left is not None:
-                            left = _behind(left, namespace + rows[-1][0], reverse=reverse)
-                        if rows_max is not None:
-                            rows_max = max(0, rows_max - len(rows))
-                        yield rows
-                return
-            except Unreachable as error:
-                patience.wait(error)
+        left = rows_max
+
+        def ticket(keys: KeyRange) -> Ticket | None:
+            return None if left == 0 else ScanTicket(self.id, keys, at, left, reverse)
+
+        for batch in self._batches(keys, ticket, reverse=reverse):
+            rows = decode_pairs(batch)
+            if left is not None:
+                left = max(0, left - len(rows))
+            yield rows
 
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
-        """The records of a range.  If the connection is lost, it goes on behind the last."""
-        namespace = keys.start[:NAMESPACE_BYTES]
         schema = records_schema(content)
+        for batch in self._batches(keys, lambda keys: RecordsTicket(self.id, keys, at, dead, content)):
+            require_records(batch, schema)
+            yield batch
+
+    def _batches(
+        self, keys: KeyRange, ticket: Callable[[KeyRange], Ticket | None], *, reverse: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """The rows of a range.  If the connection is lost, a new ticket goes on behind the last row."""
+        namespace = keys.start[:NAMESPACE_BYTES]
         patience = Patience(self._connection)
         left: KeyRange | None = keys
-        while left is not None:
-            ticket = RecordsTicket(self.id, left, at, dead, content)
+        while left is not None and (wanted := ticket(left)) is not None:
             try:
-                with closing(self._connection.open_reader(TICKET.encode_request(ticket))) as reader:
+                with closing(self._connection.open_reader(TICKET.encode_request(wanted))) as reader:
                     for batch, _ in reader:
-                        require_records(batch, schema)
                         patience.renew()
                         if batch.num_rows and left is not None:
-                            left = _behind(left, namespace + batch.column(0)[-1].as_py(), reverse=False)
+                            left = _behind(left, namespace + batch.column(0)[-1].as_py(), reverse=reverse)
                         yield batch
                 return
             except Unreachable as error:
@@ -129,10 +116,10 @@ class RemotePartition:
     # Writes
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._write(PUT, keys, values, durable=durable)
+        return self._connection.call(PUT, self.id, list(keys), list(values), durable)
 
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._write(MERGE, keys, values, durable=durable)
+        return self._connection.call(MERGE, self.id, list(keys), list(values), durable)
 
     def apply(
         self,
@@ -142,39 +129,25 @@ class RemotePartition:
         durable: bool,
         admit: Callable[[], None] | None = None,
     ) -> Version:
-        assert admit is None, "only who commits can be asked inside a commit; a stream says what it supposes"
-        return self._write(APPLY, keys, values, durable=durable)
+        assert admit is None, "only the committing process can be asked inside a commit; use an ApplyStream"
+        return self._connection.call(APPLY, self.id, list(keys), list(values), durable)
 
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._write(LOAD, keys, values, durable=durable)
+        return self._connection.call(LOAD, self.id, list(keys), list(values), durable)
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
-        request = CompareAndSetRequest(self.id, key, expected, value, durable)
-        return self._connection.invoke(COMPARE_AND_SET, request)
+        return self._connection.call(COMPARE_AND_SET, self.id, key, expected, value, durable)
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
-        request = DeleteUnchangedRequest(self.id, list(keys), since, durable)
-        return self._connection.invoke(DELETE_UNCHANGED, request)
+        return self._connection.call(DELETE_UNCHANGED, self.id, list(keys), since, durable)
 
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
-        request = PutUnchangedRequest(self.id, list(keys), list(values), since, durable)
-        return self._connection.invoke(PUT_UNCHANGED, request)
+        return self._connection.call(PUT_UNCHANGED, self.id, list(keys), list(values), since, durable)
 
     def resolved_version(self) -> Version:
-        return self._connection.invoke(RESOLVED, ResolvedRequest(self.id))
-
-    def _write(
-        self,
-        method: Method[PutRequest, Version],
-        keys: Sequence[bytes],
-        values: Sequence[bytes],
-        *,
-        durable: bool,
-    ) -> Version:
-        request = PutRequest(self.id, list(keys), list(values), durable)
-        return self._connection.invoke(method, request)
+        return self._connection.call(RESOLVED, self.id)
 
 
 class RemotePartitionMaps:
@@ -198,7 +171,7 @@ class RemotePartitionMaps:
         with self._lock:
             if self._map is not known and self._map is not None:
                 return self._map
-            reply = self._connection.invoke(MAP, Nothing())
+            reply = self._connection.call(MAP)
             partitions = [
                 RemotePartition(self._connection, entry.id, entry.range, reply.limits)
                 for entry in reply.partitions

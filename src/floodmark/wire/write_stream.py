@@ -27,20 +27,11 @@ from floodmark.model.errors import (
     WireMismatch,
 )
 from floodmark.model.limits import MIB
-from floodmark.model.partition import LinkGuard
-from floodmark.model.version import Version
+from floodmark.model.partition import StreamCommand
 from floodmark.wire.columns import PAIRS, encode_rows
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, is_lost, restore_error
-from floodmark.wire.messages import (
-    COMMAND,
-    ApplyStreamCommand,
-    LoadStreamCommand,
-    MergeStreamCommand,
-    PutUnchangedStreamCommand,
-    StreamCommand,
-    WriteStreamCommand,
-)
+from floodmark.wire.messages import COMMAND
 
 BATCHES_IN_FLIGHT_MAX: Final = 64
 BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
@@ -52,23 +43,6 @@ class BatchAcknowledgement(msgspec.Struct, frozen=True, array_like=True):
 
     result: int = 0
     error: ErrorMessage | None = None
-
-
-def _command(
-    durable: bool,
-    apply: bool,
-    load: bool,
-    merge: bool,
-    unchanged_since: Version | None,
-    link: LinkGuard | None,
-) -> StreamCommand:
-    if unchanged_since is not None:
-        return PutUnchangedStreamCommand(durable, unchanged_since)
-    if load:
-        return LoadStreamCommand(durable)
-    if merge:
-        return MergeStreamCommand(durable)
-    return ApplyStreamCommand(durable, link) if apply else WriteStreamCommand(durable)
 
 
 _acknowledgements: Final = msgspec.msgpack.Decoder(BatchAcknowledgement)
@@ -87,19 +61,14 @@ class RemoteWriteStream:
     def __init__(
         self,
         connection: Connection,
+        command: StreamCommand,
         *,
-        durable: bool,
-        apply: bool = False,
-        load: bool = False,
-        merge: bool = False,
-        unchanged_since: Version | None = None,
-        link: LinkGuard | None = None,
         batches_max: int = BATCHES_IN_FLIGHT_MAX,
         bytes_max: int = BYTES_IN_FLIGHT_MAX,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._connection = connection
-        self._command = COMMAND.encode_request(_command(durable, apply, load, merge, unchanged_since, link))
+        self._command = COMMAND.encode_request(command)
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._idle_seconds = idle_seconds

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -29,6 +30,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.limits import EPOCH_STREAM_IDLE_MAX, EPOCHS_REMEMBERED_MAX
+from floodmark.model.partition import ApplyStream, PutStream, PutUnchangedStream, StreamCommand
 from floodmark.model.version import VERSION_MAX, Version, compose
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
@@ -51,7 +53,8 @@ def send(
     unchanged_since: Version | None = None,
 ) -> int:
     """Send one batch over a stream of its own, and wait for the answer."""
-    stream = site.host.write_stream(durable=True, apply=apply, unchanged_since=unchanged_since)
+    unchanged = None if unchanged_since is None else PutUnchangedStream(True, unchanged_since)
+    stream = site.host.write_stream(unchanged or (ApplyStream(True) if apply else PutStream(True)))
     with closing(stream):
         return stream.send(qualify(namespace, rows)).result(HANG_SECONDS)
 
@@ -193,17 +196,10 @@ class StreamContract(SiteContractBase):
         assert (record.value, record.stamp) == (b"2", Stamp(stamps[2], ELSEWHERE))
 
     def test_stream_of_one_kind_refuses_records_of_another(self, site: Site, users: Namespace) -> None:
-        since = site.now()
         with pytest.raises(InvalidArgument):
             send(site, users, plain(b"key"), apply=True)
-        refused(
-            InvalidArgument, lambda: site.host.write_stream(durable=True, apply=True, unchanged_since=since)
-        )
         for version in (-1, VERSION_MAX + 1):
-            refused(
-                InvalidVersion,
-                lambda version=version: site.host.write_stream(durable=True, unchanged_since=version),  # type: ignore[misc]
-            )
+            refused(InvalidVersion, partial(PutUnchangedStream, True, version))
         assert list(users.scan()) == []
 
     def test_no_rows_are_no_commit(self, site: Site, users: Namespace) -> None:
@@ -439,9 +435,8 @@ class StreamContract(SiteContractBase):
         rows = qualify(users, plain(b"key"))
         site.close()
 
-        def write(*, apply: bool, unchanged_since: Version | None) -> int:
-            stream = site.host.write_stream(durable=True, apply=apply, unchanged_since=unchanged_since)
-            return stream.send(rows).result(HANG_SECONDS)
+        def write(command: StreamCommand) -> int:
+            return site.host.write_stream(command).send(rows).result(HANG_SECONDS)
 
-        refused(Closed, lambda: write(apply=True, unchanged_since=None))
-        refused(Closed, lambda: write(apply=False, unchanged_since=1))
+        refused(Closed, lambda: write(ApplyStream(True)))
+        refused(Closed, lambda: write(PutUnchangedStream(True, 1)))

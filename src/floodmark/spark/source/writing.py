@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 from floodmark.links.returning import Portion
 from floodmark.model.errors import InvalidConfiguration, InvalidOption
 from floodmark.model.limits import LOG_ROW_BYTES_MAX
+from floodmark.model.partition import ApplyStream, LoadStream, PutUnchangedStream
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
 from floodmark.site.policies import POLICIES, LastWrite
@@ -225,7 +226,7 @@ def _put_unchanged(
     *,
     distinct_keys: bool,
 ) -> BatchSender:
-    with closing(site.host.write_stream(durable=True, unchanged_since=since)) as stream:
+    with closing(site.host.write_stream(PutUnchangedStream(True, since))) as stream:
         delivery = BatchSender(stream, in_order=True)
         if distinct_keys:
             send_rows(delivery, batches, policy)
@@ -237,7 +238,7 @@ def _put_unchanged(
 
 def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch], portion: Portion | None) -> BatchSender:
     load = portion is not None and portion.load
-    with closing(site.host.write_stream(durable=True, apply=not load, load=load)) as stream:
+    with closing(site.host.write_stream(LoadStream(True) if load else ApplyStream(True))) as stream:
         # Stamps decide, in any order of arrival.
         delivery = BatchSender(stream, in_order=False)
         for batch in batches:

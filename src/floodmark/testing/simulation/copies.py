@@ -16,6 +16,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.origins import add_origins
 from floodmark.host.ports import NamespaceUpdate
 from floodmark.links.returning import BackupFacts, Portion
+from floodmark.model.partition import ApplyStream, LoadStream
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.testing.simulation.chronicle import NAMESPACES
@@ -128,7 +129,7 @@ def writer_of(
             batch, rows = dict(rows[:size]), rows[size:]
             site.call_host(
                 lambda host, batch=batch: (  # type: ignore[misc]
-                    host.write_stream(durable=True, load=portion.load, apply=not portion.load)
+                    host.write_stream(LoadStream(True) if portion.load else ApplyStream(True))
                     .send(batch)
                     .result()
                 )

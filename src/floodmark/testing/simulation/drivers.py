@@ -25,7 +25,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.format import FORMAT
-from floodmark.model.partition import LinkGuard, WriteStream
+from floodmark.model.partition import ApplyStream, WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
@@ -76,17 +76,13 @@ class DistantSite(DistantPorts):
         """Read changes."""
         return iter(self._ask(lambda host: list(host.changes(request))))
 
-    def write_stream(self, *, durable: bool, apply: bool, link: LinkGuard | None) -> WriteStream:
+    def write_stream(self, command: ApplyStream) -> WriteStream:
         """A stream each of whose batches is a call of its own."""
 
         def send(rows: Mapping[bytes, bytes]) -> int:
             def deliver() -> int:
                 self._site.note_arrival(rows)
-                return self._site.call_host(
-                    lambda host: (
-                        host.write_stream(durable=durable, apply=apply, link=link).send(rows).result()
-                    )
-                )
+                return self._site.call_host(lambda host: host.write_stream(command).send(rows).result())
 
             return self._call(deliver)
 
