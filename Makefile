@@ -97,5 +97,5 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "Setting up $(VENV) with $$("$$python" --version) and the packages of constraints.txt"; \
 		"$$python" -m venv --clear $(VENV); \
 	fi; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,spark]'; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,postgres,spark]'; \
 	touch $(STAMP)

@@ -9,11 +9,12 @@
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.postgres import PostgresServer, postgres_server
 from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("floodmark.testing")
@@ -100,3 +101,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL that the tests of this process share."""
+    with postgres_server() as server:
+        yield server

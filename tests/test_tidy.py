@@ -44,6 +44,8 @@ CLASS_METHODS_KNOWN = {
 ROOMS_WITH_TIME_AND_CHANCE = {"clock", "testing"}
 
 DOORWAYS = {
+    "psycopg": ("engine/postgres.py",),
+    "psycopg_pool": ("engine/postgres.py",),
     "rocksdict": ("engine/rocks.py",),
     "pyspark": ("spark/",),
     "pyarrow.flight": ("wire/", "server/"),

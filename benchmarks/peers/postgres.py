@@ -94,14 +94,14 @@ class Postgres:
     name = "postgres"
 
     def is_installed(self) -> bool:
-        return _find("postgres") is not None and _find("initdb") is not None and has_modules("psycopg")
+        return find("postgres") is not None and find("initdb") is not None and has_modules("psycopg")
 
     def how_to_install(self) -> str:
         return f"apt-get install --no-install-recommends postgresql-15 && {INSTALL_CLIENTS}"
 
     @contextmanager
     def running(self, directory: Path) -> Iterator[Server]:
-        postgres, initdb = _find("postgres"), _find("initdb")
+        postgres, initdb = find("postgres"), find("initdb")
         if postgres is None or initdb is None:
             raise PeerFailed(f"PostgreSQL is not installed: {self.how_to_install()}")
         home = directory / self.name
@@ -111,7 +111,7 @@ class Postgres:
         if user is not None:
             shutil.chown(home, user, user)
             check_others_can_enter(directory)
-        _initialize(initdb, home / "data", user)
+        initialize(initdb, home / "data", user)
         port = free_port()
         command: list[str | Path] = [postgres, "-D", home / "data", "-p", str(port)]
         # An interrupt is what PostgreSQL calls a fast shutdown: it does not wait for clients.
@@ -211,12 +211,13 @@ class PostgresClient:
         return value
 
 
-def _find(program: str) -> Path | None:
-    # Debian keeps the programs of each version apart, and off the path.
-    return find_program(program, Path("/usr/lib/postgresql/15/bin"))
+def find(program: str) -> Path | None:
+    """A program of PostgreSQL; Debian keeps those of each version apart, and off the path."""
+    return find_program(program, *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
 
 
-def _initialize(initdb: Path, data: Path, user: str | None) -> None:
+def initialize(initdb: Path, data: Path, user: str | None) -> None:
+    """Make the directory of a server, for the role ROLE and with the configuration beside this file."""
     options = ["--auth=trust", f"--username={ROLE}", "--encoding=UTF8", "--no-locale"]
     done = subprocess.run(
         [initdb, "-D", str(data), *options],

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from floodmark.codec.digest import SEED, hash_bytes
+from floodmark.engine import Engine
 from floodmark.files.local import FULL_DISK, write_durably
 from floodmark.model.errors import (
     CannotOpen,
@@ -37,6 +38,7 @@ from floodmark.model.errors import (
 from floodmark.model.format import FORMAT
 from floodmark.model.limits import SITE_IDS_MAX
 from floodmark.model.names import require_name
+from floodmark.partition.families import META, STORED_FORMAT
 
 _IDENTITY: Final = "floodmark.json"
 _OWNER: Final = "owner"
@@ -224,14 +226,37 @@ def read_identity(path: Path) -> Identity:
     return identity
 
 
-def require_same_identity(identity: Identity, stored: bytes, path: object) -> None:
-    """Refuse a database that says it is another site's: it, or floodmark.json, is not what it was."""
+def stored_identity(stored: bytes | None, path: object) -> EngineIdentity | None:
+    """Whose database it is; None if it says nothing."""
     try:
-        held = msgspec.json.decode(stored, type=EngineIdentity)
+        return None if stored is None else msgspec.json.decode(stored, type=EngineIdentity)
     except msgspec.MsgspecError as error:
         raise Corruption(
             f"{path}: the site's name and id in the database are damaged: {error}. Restore it from a backup"
         ) from error
+
+
+def raise_format(engine: Engine, path: object) -> None:
+    """Store the present format in a database without a directory, before a row of it; refuse a later one."""
+    stored = int(engine.get(META, STORED_FORMAT) or 0)
+    if stored > FORMAT:
+        raise _too_new(path, stored)
+    if stored < FORMAT:
+        engine.write([(META, STORED_FORMAT, b"%d" % FORMAT)])
+        engine.sync()
+
+
+def _too_new(path: object, stored: int) -> FormatTooNew:
+    return FormatTooNew(
+        f"{path} has format {stored}; this Floodmark reads up to {FORMAT}. Install a newer Floodmark",
+        format=stored,
+    )
+
+
+def require_same_identity(identity: Identity, stored: bytes, path: object) -> None:
+    """Refuse a database that says it is another site's: it, or floodmark.json, is not what it was."""
+    held = stored_identity(stored, path)
+    assert held is not None
     if (held.site, held.site_id) != (identity.site, identity.site_id):
         raise Corruption(
             f"{path}: {_IDENTITY} says site {identity.site!r} with id {identity.site_id}, and the database "
@@ -290,11 +315,7 @@ def _load_identity(path: Path) -> Identity | None:
         head = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
         stored_format = head.get("format")
         if isinstance(stored_format, int) and stored_format > FORMAT:
-            raise FormatTooNew(
-                f"{path} has format {stored_format}; this Floodmark reads up to {FORMAT}. "
-                "Install a newer Floodmark",
-                format=stored_format,
-            )
+            raise _too_new(path, stored_format)
         identity = msgspec.convert(head, Identity)
         identity.require_possible()
         return identity

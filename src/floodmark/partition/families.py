@@ -17,6 +17,8 @@ READ_FAMILIES: Final = (DATA, LOG, META)
 FILTERED_BYTES: Final = {DATA: 18}
 
 IDENTITY: Final = b"identity"
+# In a database without a directory that says it.
+STORED_FORMAT: Final = b"format"
 CLOCK_BOUND: Final = b"clock/bound"
 LOG_TRIMMED: Final = b"log/trimmed"
 LOGS: Final = b"logs/"

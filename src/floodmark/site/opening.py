@@ -1,20 +1,28 @@
-"""Opening a site in a directory.  Loads RocksDB, which clients of a server do without."""
+"""Opening a site in a directory or in a database.  Loads RocksDB, which clients of a server do without."""
 
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
+from typing import Any, Final
 
 from floodmark.clock import TimeSource, elapsed_ms, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.engine.rocks import RocksEngine
-from floodmark.host.directory import SiteDirectory
-from floodmark.model.errors import Closed
-from floodmark.model.names import require_path
-from floodmark.partition import FAMILIES, FILTERED_BYTES, EngineBound
+from floodmark.host.directory import SiteDirectory, raise_format, stored_identity
+from floodmark.model.errors import Closed, InvalidArgument, InvalidConfiguration, SiteMismatch
+from floodmark.model.names import require_name, require_path
+from floodmark.partition import FAMILIES, FILTERED_BYTES, IDENTITY, META, EngineBound
 from floodmark.site.arguments import Durability
 from floodmark.site.embedding import COLLECT_EVERY, check_options, open_engine
 from floodmark.site.site import Site
+
+# The schemes of databases that can hold sites.
+DATABASES: Final = ("postgresql://", "postgres://")
+# Loaded for such a site only, because its library is optional.
+ENGINE: Final = "floodmark.engine.postgres"
+EXTRA: Final = "floodmark[postgres]"
 
 
 def open(
@@ -31,10 +39,11 @@ def open(
     disk_reserve_bytes: int = RECOVERY_ROOM_BYTES,
     time_source: TimeSource = system_time_ms,
 ) -> Site:
-    """Open the site in a directory, which is made if it is missing and `create` is not False.
+    """Open the site in a directory, or in the PostgreSQL database of a URL such as `postgresql://host/name`.
 
-    A site has a name and an id from 1 to 255 for life; without a name it takes the directory's, and
-    without an id one that follows from its name.  `durability` holds for writes that name none.
+    The site is made if it is missing and `create` is not False.  It has a name and an id from 1 to 255 for
+    life: without a name the directory's, without an id one that follows from its name.  In a database
+    it has to be named, and no disk is watched.  `durability` holds for writes that name none.
     `background=False` leaves heartbeats and garbage collection to the caller.  The change log is kept as
     long as the versions that it names, or only for `log_retention`, which saves its space; feeds that come
     later than that catch up by scanning the versions.
@@ -47,6 +56,18 @@ def open(
         disk_reserve_bytes=disk_reserve_bytes,
         time_source=time_source,
     )
+    options: dict[str, Any] = {
+        "durability": durability,
+        "background": background,
+        "collect_every": collect_every,
+        "log_retention": log_retention,
+        "skew_ms_max": skew_ms_max,
+        "time_source": time_source,
+        # Another time source need not go at the speed of this machine's clocks.
+        "elapsed_source": elapsed_ms if time_source is system_time_ms else None,
+    }
+    if isinstance(path, str) and path.startswith(DATABASES):
+        return _open_shared(path, site, site_id, create, options)
     directory = SiteDirectory(require_path(path, "a site's directory"), site, site_id, create=create)
     try:
         engine = _open_database(directory)
@@ -55,16 +76,9 @@ def open(
             bound=_bound(engine),
             site=directory.identity.site,
             site_id=directory.identity.site_id,
-            durability=durability,
-            background=background,
-            collect_every=collect_every,
-            log_retention=log_retention,
-            skew_ms_max=skew_ms_max,
             disk=directory.path,
             disk_reserve_bytes=disk_reserve_bytes,
-            time_source=time_source,
-            # Another time source need not go at the speed of this machine's clocks.
-            elapsed_source=elapsed_ms if time_source is system_time_ms else None,
+            **options,
             release=directory.release,
             abandon=_abandon(directory, engine),
         )
@@ -102,6 +116,38 @@ def open_accepting(
     except BaseException:
         directory.release()
         raise
+
+
+def _open_shared(
+    url: str, site: str | None, site_id: int | None, create: bool, options: dict[str, Any]
+) -> Site:
+    """Open a site in a database, as the only process."""
+    if site is None:
+        raise InvalidArgument("a database may hold several sites; name the one to open: site='oslo'")
+    require_name(site, "site")
+    try:
+        postgres = import_module(ENGINE)
+    except ModuleNotFoundError as error:
+        raise InvalidConfiguration(
+            f"a site in PostgreSQL needs {error.name}, which is not installed; "
+            f"install it with: pip install '{EXTRA}'"
+        ) from error
+    engine = postgres.PostgresEngine(url, FAMILIES, site=site, create=create, exclusive=True)
+    try:
+        held = stored_identity(engine.get(META, IDENTITY), f"site {site!r}")
+        if held is not None and site_id not in (None, held.site_id):
+            raise SiteMismatch(
+                f"site {site!r} in the database has id {held.site_id}, and was asked for by id {site_id}; "
+                "open it under its own id, or choose another name",
+                site=site,
+            )
+        raise_format(engine, f"site {site!r}")
+    except BaseException:
+        engine.close()
+        raise
+    return open_engine(
+        engine, site=site, site_id=held.site_id if held else site_id, **options, abandon=engine.abandon
+    )
 
 
 def _open_database(directory: SiteDirectory, *, accept_loss: bool = False) -> RocksEngine:

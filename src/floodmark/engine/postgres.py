@@ -1,0 +1,530 @@
+"""An engine in a PostgreSQL database, which several nodes may share.  The only module that imports psycopg.
+
+Each family is a table in a schema of the site's own, and `bytea` compares byte by byte:
+
+    "floodmark_oslo".data       key bytea PRIMARY KEY, value bytea     and so for each family
+    "floodmark_oslo".sessions   id uuid PRIMARY KEY, seen timestamptz  a row for each open engine
+    "floodmark_oslo".layout     version int                            of these tables
+
+**Durability.**  All writes of an engine go through one connection.  They commit with `synchronous_commit`
+off, and `sync` commits with the setting of the server, which flushes everything before it, also to a
+synchronous standby.  If the server crashes between the two, the connection is lost; it is replaced only by
+`recover`, so a write that was lost is never taken for a synced one.
+
+**Recovery.**  A transaction first locks its engine's row in `sessions`, for share, and fails without it.
+`recover` deletes the row: it waits for a transaction that is at work at the server, and one that arrives
+later fails.  So when it returns, each earlier write has happened or never will.
+
+**Guards** are locked for share in the transaction that they guard: a node that changes a guarded key waits
+for the write, or the write fails.  A transaction travels whole, in one round trip: a guard that does not hold
+raises an error in the server, which skips the rest.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import Lock
+from typing import Any, Final, TypeAlias, TypeVar
+from uuid import uuid4
+
+import psycopg
+from psycopg import errors as postgres
+from psycopg import sql
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from floodmark.engine.base import EngineLimits, Guard, Row, WriteRow
+from floodmark.model.errors import (
+    CannotOpen,
+    Closed,
+    FloodmarkError,
+    FormatTooNew,
+    InvalidName,
+    NotAllowed,
+    NotASite,
+    OutcomeUnknown,
+    SiteLocked,
+    StorageFailed,
+    StorageFull,
+)
+from floodmark.model.limits import MIB
+
+LAYOUT_VERSION: Final = 1
+CONNECTIONS_MAX: Final = 17
+# A node's rounds are quick: a statement that takes this long waits for a standby or reads a cold disk.
+STATEMENT_SECONDS_MAX: Final = 30
+ANSWER_SECONDS_MAX: Final = STATEMENT_SECONDS_MAX + 5
+CONNECT_SECONDS_MAX: Final = 10
+# Longer than PostgreSQL takes to find a deadlock.
+LOCK_SECONDS_MAX: Final = 2
+# PostgreSQL cuts names to 63 bytes.
+SCHEMA_BYTES_MAX: Final = 63
+
+APPLICATION: Final = "floodmark"
+_SETTINGS: Final[Mapping[str, Any]] = {
+    "application_name": APPLICATION,
+    "connect_timeout": CONNECT_SECONDS_MAX,
+    "tcp_user_timeout": ANSWER_SECONDS_MAX * 1_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    # Of several hosts, the primary.
+    "target_session_attrs": "read-write",
+}
+# Each query finds rows by their keys.  A planner without statistics would rather read and sort small tables.
+_OPTIONS: Final = " ".join(
+    f"-c {setting}"
+    for setting in (
+        f"statement_timeout={STATEMENT_SECONDS_MAX}s",
+        f"lock_timeout={LOCK_SECONDS_MAX}s",
+        f"idle_in_transaction_session_timeout={LOCK_SECONDS_MAX}s",
+        *(f"enable_{plan}=off" for plan in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")),
+        "jit=off",
+    )
+)
+
+_GET: Final = "SELECT value FROM {table} WHERE key = %b"
+_GET_MANY: Final = """
+    SELECT t.value FROM unnest(%b::bytea[]) WITH ORDINALITY AS k(key, n)
+    LEFT JOIN {table} t USING (key) ORDER BY k.n"""
+_CEILING: Final = "SELECT key, value FROM {table} WHERE key >= %b ORDER BY key LIMIT 1"
+_CEILINGS: Final = """
+    SELECT f.key, f.value FROM unnest(%b::bytea[]) WITH ORDINALITY AS p(key, n)
+    LEFT JOIN LATERAL (
+        SELECT t.key, t.value FROM {table} t WHERE t.key >= p.key ORDER BY t.key LIMIT 1
+    ) f ON true
+    ORDER BY p.n"""
+# The page ends with the row that reaches the limit: the bytes of the rows before it decide.
+_SCAN: Final = """
+    SELECT key, value FROM (
+        SELECT key, value, sum(length(key) + length(value)) OVER (ORDER BY key ROWS UNBOUNDED PRECEDING)
+                           - length(key) - length(value) AS before
+        FROM (SELECT key, value FROM {table} WHERE key >= %b AND key < %b ORDER BY key LIMIT %b) page
+    ) sums WHERE before < %b ORDER BY key"""
+_SCAN_BACK: Final = _SCAN.replace("ORDER BY key", "ORDER BY key DESC")
+_UNBOUNDED: Final = " AND key < %b"
+_PUT: Final = """
+    INSERT INTO {table} (key, value) SELECT * FROM unnest(%b::bytea[], %b::bytea[])
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
+_DELETE: Final = "DELETE FROM {table} WHERE key = ANY(%b::bytea[])"
+_DELETE_RANGE: Final = "DELETE FROM {table} WHERE key >= %b AND key < %b"
+_SIZE: Final = "SELECT pg_total_relation_size('{table}')"
+
+# The texts of errors that these queries raise; operators see them in the log of the server.
+_ENDED: Final = "floodmark: this session was ended by a recovery"
+_BROKEN: Final = "floodmark: a guard does not hold, so nothing is written"
+_RAISED: Final = (postgres.InvalidTextRepresentation, postgres.UniqueViolation)
+_REQUIRE: Final = (
+    "SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('{text}' || left(count(*)::text, 0))::int END FROM "
+)
+_HOLD_SESSION: Final = (
+    _REQUIRE.replace("{text}", _ENDED) + "(SELECT FROM {table} WHERE id = %b FOR KEY SHARE) held"
+)
+_HOLD: Final = (
+    _REQUIRE.replace("{text}", _BROKEN) + "(SELECT FROM {table} WHERE key = %b AND value = %b FOR SHARE) held"
+)
+# Two transactions that share a lock and then both write would wait for each other.
+_HOLD_WRITTEN: Final = _HOLD.replace("FOR SHARE", "FOR NO KEY UPDATE")
+# An absent row cannot be locked: enter one, which no other transaction then can.
+_HOLD_ABSENT: Final = "INSERT INTO {table} (key, value) VALUES (%b, '')"
+
+# Without a timeout: PostgreSQL would report a commit that no standby has confirmed as done, with a warning.
+_DURABLY: Final = """
+    SELECT set_config('synchronous_commit', %b::text, true), set_config('statement_timeout', '0', true)"""
+_ENTER: Final = "INSERT INTO {table} (id, seen) VALUES (%b, now())"
+_LEAVE: Final = "DELETE FROM {table} WHERE id = %b"
+_SEEN: Final = "UPDATE {table} SET seen = now() WHERE id = %b AND seen < now() - interval '1 hour'"
+# Engines that ended without `close`.  One that was only silent has to recover.
+_SWEEP: Final = "DELETE FROM {table} WHERE seen < now() - interval '7 days'"
+_END: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %b AND "
+_END_BACKEND: Final = _END + "pid = %b"
+# A client that was suspended in the middle of a transaction holds locks for as long.
+_END_STALLED: Final = _END + (
+    "pid <> pg_backend_pid() AND wait_event = 'ClientRead' "
+    f"AND xact_start < now() - interval '{LOCK_SECONDS_MAX} s'"
+)
+
+# Classes of SQLSTATE: lost connections, and servers that shut down.
+_ENDING: Final = frozenset({"08", "57"})
+
+Result = TypeVar("Result")
+Send: TypeAlias = Callable[..., None]
+Written: TypeAlias = Mapping[str, Mapping[bytes, bytes | None]]
+
+NOTHING: Final[Written] = {}
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection on which no answer takes for ever."""
+
+    def wait(self, gen: PQGen[Result], interval: float = 0.1, timeout: float | None = None) -> Result:
+        try:
+            return super().wait(gen, interval, timeout or ANSWER_SECONDS_MAX)
+        except postgres._WaitTimeout as error:
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"no answer within {ANSWER_SECONDS_MAX} s") from error
+
+
+class PostgresEngine:
+    """The engine of a site in a PostgreSQL database; its schema and tables are made if they are missing.
+
+    `url` is a connection string of libpq, with one or several hosts.  An `exclusive` engine is the only one
+    of its site: another is refused with `SiteLocked`.
+    """
+
+    limits = EngineLimits(
+        value_bytes_max=64 * MIB, batch_bytes_max=64 * MIB, batch_rows_max=100_000, key_bytes_max=2_600
+    )
+
+    def __init__(
+        self, url: str, families: Sequence[str], *, site: str, create: bool = True, exclusive: bool = False
+    ) -> None:
+        self._schema = f"floodmark_{site}"
+        if len(self._schema.encode()) > SCHEMA_BYTES_MAX:
+            raise InvalidName(
+                f"the site's name {site!r} is too long for a PostgreSQL schema; "
+                f"use at most {SCHEMA_BYTES_MAX - len(APPLICATION) - 1} bytes"
+            )
+        self._families = tuple(families)
+        self._queries: dict[tuple[str, str], bytes] = {}
+        self._refusal: FloodmarkError | None = None
+        # Held over each use of the writing connection, which is None while the engine has to recover.
+        self._lock = Lock()
+        self._writer: Connection | None = None
+        self._session, self._backend = uuid4(), 0
+        self._durability = "on"
+        self._exclusive = exclusive
+        with _opening():
+            arguments = _arguments(url)
+            with Connection.connect(**arguments) as connection:
+                self._make_schema(connection, create)
+            self._pool = ConnectionPool(
+                connection_class=Connection,
+                kwargs=arguments,
+                min_size=1,
+                max_size=CONNECTIONS_MAX,
+                open=True,
+                timeout=CONNECT_SECONDS_MAX,
+                name=self._schema,
+            )
+            try:
+                self._connect()
+            except BaseException:
+                self._pool.close()
+                raise
+
+    # Reading
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        rows = self._read(_GET, family, [key])
+        return rows[0][0] if rows else None
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if not keys:
+            return []
+        return [value for (value,) in self._read(_GET_MANY, family, [list(keys)])]
+
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
+        rows = self._read(_CEILING, family, [key])
+        return rows[0] if rows and rows[0][0].startswith(prefix) else None
+
+    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
+        if not prefixes:
+            return []
+        rows = self._read(_CEILINGS, family, [list(prefixes)])
+        return [
+            row if row[0] is not None and row[0].startswith(prefix) else None
+            for row, prefix in zip(rows, prefixes, strict=True)
+        ]
+
+    def scan(
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+    ) -> list[Row]:
+        query = _SCAN_BACK if reverse else _SCAN
+        if end is None:
+            return self._read(query.replace(_UNBOUNDED, ""), family, [start, rows_max, bytes_max])
+        return self._read(query, family, [start, end, rows_max, bytes_max])
+
+    def sizes(self) -> Mapping[str, int]:
+        return {family: self._read(_SIZE, family, [])[0][0] for family in self._families}
+
+    def _read(self, text: str, family: str, values: Sequence[object]) -> list[Any]:
+        query = self._query(text, family)
+
+        def read() -> list[Any]:
+            with self._pool.connection() as connection:
+                return connection.execute(query, values, prepare=True, binary=True).fetchall()
+
+        if self._refusal is not None:
+            raise self._refusal.again()
+        return self._reconnecting(read)
+
+    def _reconnecting(self, operation: Callable[[], Result]) -> Result:
+        """Run what changes nothing until its end, once more if a connection was lost."""
+        with _translating():
+            try:
+                return operation()
+            except psycopg.OperationalError:
+                self._pool.check()
+                return operation()
+
+    # Writing
+
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        written: dict[str, dict[bytes, bytes | None]] = {family: {} for family in self._families}
+        for family, key, value in rows:
+            written[family][key] = value
+        return self._commit(lambda send: _send_rows(send, written), guards, written)
+
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
+        return self._commit(lambda send: send(_DELETE_RANGE, family, start, end), guards)
+
+    def sync(self) -> None:
+        try:
+            self._commit(self._send_sync)
+        except StorageFailed as error:
+            if self._writer is not None:
+                raise
+            raise OutcomeUnknown(f"earlier writes may be lost: {error}") from error
+
+    def _send_sync(self, send: Send) -> None:
+        send(_SEEN, "sessions", self._session)
+        send(_DURABLY, "", self._durability)
+
+    def _commit(
+        self, body: Callable[[Send], object], guards: Sequence[Guard] = (), written: Written = NOTHING
+    ) -> bool:
+        """Run one transaction, in one round trip.  False if a guard did not hold."""
+        with self._lock:
+            connection = self._writer
+            if connection is None:
+                raise self._unavailable()
+
+            def send(text: str, family: str, *values: object) -> None:
+                connection.execute(self._query(text, family), values, prepare=True)
+
+            try:
+                with connection.pipeline():
+                    connection.execute("BEGIN")
+                    send(_HOLD_SESSION, "sessions", self._session)
+                    absent = _send_guards(send, guards, written)
+                    body(send)
+                    for guard in absent:
+                        send(_DELETE, guard.family, [guard.key])
+                    connection.execute("COMMIT")
+            except psycopg.Error as error:
+                failure = self._fail(connection, error)
+                if failure is not None:
+                    raise failure from error
+                return False
+            except BaseException:
+                self._lose_writer()
+                raise
+            return True
+
+    def _fail(self, connection: Connection, error: psycopg.Error) -> FloodmarkError | None:
+        """What a failed transaction means; None for a guard that did not hold.
+
+        The connection is kept if it can be: writes that are not synced yet are lost only with it.
+        """
+        # What PostgreSQL says of a transaction is certain, unless it is about to end the connection.
+        certain = error.sqlstate is not None and error.sqlstate[:2] not in _ENDING
+        try:
+            if connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+                connection.execute("ROLLBACK")
+            if isinstance(error, postgres.LockNotAvailable):
+                connection.execute(_END_STALLED, [APPLICATION])
+        except psycopg.Error:
+            self._lose_writer()
+        if not certain:
+            self._lose_writer()
+            return OutcomeUnknown(
+                f"the connection to PostgreSQL was lost in a write ({_first_line(error)}); "
+                "the engine has to recover before it is known whether the write happened"
+            )
+        if isinstance(error, _RAISED):
+            if _ENDED not in str(error):
+                return None
+            self._lose_writer()
+        return _translate(error)
+
+    def _lose_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(psycopg.Error):
+                writer.close()
+            self._pool.putconn(writer)
+
+    # Connecting
+
+    def recover(self) -> None:
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal.again()
+            self._lose_writer()
+            self._reconnecting(self._connect)
+
+    def abandon(self, refusal: FloodmarkError) -> None:
+        """Refuse everything in a forked process; the connections stay with the other one."""
+        self._refusal, self._lock, self._writer = refusal, Lock(), None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._refusal is not None:
+                return
+            self._refusal = Closed("the site was closed; open it again")
+            writer, self._writer = self._writer, None
+            try:
+                if writer is not None:
+                    with _translating(OutcomeUnknown), writer.transaction():
+                        writer.execute(_DURABLY, [self._durability])
+                        writer.execute(self._query(_LEAVE, "sessions"), [self._session])
+            finally:
+                if writer is not None:
+                    writer.close()
+                self._pool.close()
+
+    def _connect(self) -> None:
+        """Take a connection to write on, once no transaction of the earlier one can still be running."""
+        connection = self._pool.getconn()
+        try:
+            ((shown,),) = connection.execute("SHOW synchronous_commit").fetchall()
+            session = uuid4()
+            connection.execute(_END_BACKEND, [APPLICATION, self._backend])
+            if self._exclusive:
+                self._own(connection)
+            with connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = '{STATEMENT_SECONDS_MAX}s'")
+                connection.execute(self._query(_LEAVE, "sessions"), [self._session])
+                connection.execute(self._query(_SWEEP, "sessions"))
+                connection.execute(self._query(_ENTER, "sessions"), [session])
+            connection.execute("SET synchronous_commit = off")
+        except BaseException:
+            connection.close()
+            self._pool.putconn(connection)
+            raise
+        self._durability = "on" if shown == "off" else shown
+        self._session, self._backend = session, connection.info.backend_pid
+        self._writer = connection
+
+    def _own(self, connection: Connection) -> None:
+        """Lock the site until the connection ends."""
+        try:
+            connection.execute("SELECT pg_advisory_lock(hashtext(%b::text))", [f"{self._schema}/owner"])
+        except postgres.LockNotAvailable as error:
+            raise SiteLocked(
+                "the site is open in another process; stop that process, or talk to it, and try again"
+            ) from error
+
+    def _make_schema(self, connection: Connection, create: bool) -> None:
+        layout = sql.Identifier(self._schema, "layout").as_string()
+        with connection.transaction():
+            # Engines that open at the same time make it one after the other.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%b::text))", [self._schema])
+            ((found,),) = connection.execute("SELECT to_regclass(%b::text)::text", [layout]).fetchall()
+            if found is not None:
+                ((version,),) = connection.execute(self._query("SELECT version FROM {table}", "layout"))
+                if version > LAYOUT_VERSION:
+                    raise FormatTooNew(
+                        f"the schema {self._schema} has layout {version}; this Floodmark knows "
+                        f"{LAYOUT_VERSION}. Install a newer Floodmark",
+                        format=version,
+                    )
+                return
+            if not create:
+                raise NotASite("the database holds no such site; check its name, or create it first")
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
+            rows = "key bytea PRIMARY KEY, value bytea NOT NULL"
+            for table, columns in (
+                *((family, rows) for family in self._families),
+                ("sessions", "id uuid PRIMARY KEY, seen timestamptz NOT NULL"),
+                ("layout", "version int NOT NULL"),
+            ):
+                connection.execute(self._query(f"CREATE TABLE {{table}} ({columns})", table))
+            connection.execute(self._query("INSERT INTO {table} VALUES (%b)", "layout"), [LAYOUT_VERSION])
+
+    def _query(self, text: str, table: str) -> bytes:
+        query = self._queries.get((text, table))
+        if query is None:
+            if table not in (*self._families, "sessions", "layout", ""):
+                raise KeyError(table)
+            named = text.replace("{table}", sql.Identifier(self._schema, table).as_string())
+            query = self._queries[text, table] = named.encode()
+        return query
+
+    def _unavailable(self) -> FloodmarkError:
+        if self._refusal is not None:
+            return self._refusal.again()
+        return StorageFailed("the database has not recovered from a failed write yet; try again")
+
+
+def _send_rows(send: Send, written: Written) -> None:
+    # In the order of keys: transactions that write the same keys queue up and never lock in circles.
+    for family, rows in sorted(written.items()):
+        if gone := sorted(key for key, value in rows.items() if value is None):
+            send(_DELETE, family, gone)
+        if kept := sorted((key, value) for key, value in rows.items() if value is not None):
+            keys, values = map(list, zip(*kept, strict=True))
+            send(_PUT, family, keys, values)
+
+
+def _send_guards(send: Send, guards: Sequence[Guard], written: Written) -> list[Guard]:
+    """Lock what is guarded, in one order for all; the guards whose entered rows have to go again."""
+    entered: dict[tuple[str, bytes], Guard] = {}
+    # Those of absent rows last: no other guard may take an entered row for one that was there.
+    for guard in sorted(guards, key=lambda each: (each.expected is None, each.family, each.key)):
+        is_written = guard.key in written.get(guard.family, ())
+        if guard.expected is not None:
+            send(_HOLD_WRITTEN if is_written else _HOLD, guard.family, guard.key, guard.expected)
+        elif (guard.family, guard.key) not in entered:
+            send(_HOLD_ABSENT, guard.family, guard.key)
+            entered[guard.family, guard.key] = guard
+    return [each for each in entered.values() if each.key not in written.get(each.family, ())]
+
+
+def _arguments(url: str) -> dict[str, Any]:
+    """The arguments of a connection: what the URL says, and our own settings."""
+    asked = conninfo_to_dict(url)
+    options = f"{_OPTIONS} {asked.pop('options', None) or ''}".strip()
+    return {"autocommit": True, **_SETTINGS, **asked, "options": options}
+
+
+@contextmanager
+def _opening() -> Iterator[None]:
+    try:
+        yield
+    except postgres.InsufficientPrivilege as error:
+        raise NotAllowed(
+            f"PostgreSQL refused: {_first_line(error)}; grant CREATE on the database once, or USAGE on the "
+            "site's schema and SELECT, INSERT, UPDATE and DELETE on its tables"
+        ) from error
+    except (psycopg.Error, PoolTimeout) as error:
+        raise CannotOpen(
+            f"cannot open the site's database: {_first_line(error)}; check the URL, and that PostgreSQL runs "
+            "and accepts this role"
+        ) from error
+
+
+@contextmanager
+def _translating(otherwise: type[FloodmarkError] = StorageFailed) -> Iterator[None]:
+    try:
+        yield
+    except (psycopg.Error, PoolTimeout) as error:
+        raise _translate(error, otherwise) from error
+
+
+def _translate(error: Exception, otherwise: type[FloodmarkError] = StorageFailed) -> FloodmarkError:
+    if isinstance(error, postgres.DiskFull):
+        return StorageFull(f"PostgreSQL has no room left: {_first_line(error)}; make room, then call again")
+    return otherwise(f"PostgreSQL failed: {_first_line(error)}; try again")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
