@@ -379,34 +379,6 @@ def _named(acknowledgement: Acknowledgement) -> Iterator[ChangePosition]:
         yield acknowledgement.through
 
 
-class Marks:
-    """Marks that a consumer has passed in a snapshot: a few, from which rows are counted."""
-
-    def __init__(self, first: SnapshotMark) -> None:
-        self._marks = [first]
-
-    def add(self, mark: SnapshotMark) -> None:
-        """Add a mark."""
-        if mark.index > self._marks[-1].index:
-            self._marks.append(mark)
-            if len(self._marks) > MARKS_MAX:
-                # The first stays for the oldest live row, the last to go on from.
-                del self._marks[1:-1:2]
-
-    def find(self, index: int) -> SnapshotMark:
-        """The last mark at or before a row.
-
-        >>> marks = Marks(SnapshotMark()); marks.add(SnapshotMark(8, b"m"))
-        >>> marks.find(7).key, marks.find(8).key
-        (b'', b'm')
-        """
-        return self._marks[max(0, bisect_right(self._marks, index, key=attrgetter("index")) - 1)]
-
-    def forget_before(self, index: int) -> None:
-        """Drop the marks that only earlier rows need."""
-        del self._marks[: self._marks.index(self.find(index))]
-
-
 class DeliveryAccount:
     """A consumer's own account of its deliveries, and the part that was not reported.
 
@@ -425,7 +397,8 @@ class DeliveryAccount:
     ) -> None:
         self.deliveries = Deliveries(through, live)
         self.snapshot = snapshot
-        self._marks = Marks(mark or SnapshotMark())
+        # A few of the marks that were passed in the snapshot, from which its rows are counted.
+        self._marks = [mark or SnapshotMark()]
         self._told_mark = mark
         # Acknowledgements that were not reported.
         self.untold = 0
@@ -444,14 +417,24 @@ class DeliveryAccount:
 
     def note_mark(self, mark: SnapshotMark) -> None:
         """Add a mark in the snapshot."""
-        self._marks.add(mark)
+        if mark.index > self._marks[-1].index:
+            self._marks.append(mark)
+            if len(self._marks) > MARKS_MAX:
+                # The first stays for the oldest live row, the last to go on from.
+                del self._marks[1:-1:2]
 
-    def find_mark(self, index: int | None = None) -> SnapshotMark:
-        """The mark to find a row of the snapshot from, or its next undelivered row."""
+    def find_place(self, index: int | None = None) -> tuple[Version, SnapshotMark] | None:
+        """The place to read a row of the snapshot from, or its next one; None if there is no snapshot."""
+        if self.snapshot is None:
+            return None
         if index is None:
-            commit = None if self.snapshot is None else self.deliveries.find(self.snapshot)
-            return self._marks.find(0 if commit is None else commit.count)
-        return self._marks.find(index)
+            commit = self.deliveries.find(self.snapshot)
+            index = 0 if commit is None else commit.count
+        return self.snapshot, self._marks[self._find_mark(index)]
+
+    def _find_mark(self, index: int) -> int:
+        """The last mark at or before a row."""
+        return max(0, bisect_right(self._marks, index, key=attrgetter("index")) - 1)
 
     def deliver(self, position: ChangePosition) -> None:
         """Note the delivery of a change."""
@@ -507,8 +490,9 @@ class DeliveryAccount:
         if commit is None:
             return None
         first = commit.runs[0] if commit.runs else commit.count
-        self._marks.forget_before(first)
-        mark = self._marks.find(first)
+        # Earlier marks are of use only for earlier rows.
+        del self._marks[: self._find_mark(first)]
+        mark = self._marks[0]
         if mark == self._told_mark or not mark.index:
             return None
         self._told_mark = mark

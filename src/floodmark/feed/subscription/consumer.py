@@ -90,15 +90,12 @@ class ReadStep(NamedTuple):
     mark: SnapshotMark | None = None
 
 
-class SnapshotPlace(NamedTuple):
-    """A place in the snapshot at a version."""
-
-    version: Version
-    mark: SnapshotMark
+# A place in the snapshot at a version.
+SnapshotPlace: TypeAlias = tuple[Version, SnapshotMark]
 
 
 class SubscriptionReader:
-    """Reads the changes of a subscription.
+    """Reads the changes of a subscription, each with its position.
 
     A stream that follows must give an empty batch now and then: a thread that waits for a change then notices
     that the subscription was closed, moved or lost.
@@ -109,26 +106,21 @@ class SubscriptionReader:
         self._open_changes = open_changes
         self._decode = decode
 
-    def read(
-        self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None = None
-    ) -> Iterator[ReadStep]:
+    def read(self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None) -> Iterator[ReadStep]:
         """The changes after a version, or first the rows of a snapshot from a place on."""
         if snapshot is None:
             return self._steps(self._row.request(since, follow=follow))
         version, mark = snapshot
         return self._steps(self._row.request(version, follow=follow, snapshot=mark.key), snapshot)
 
-    def read_again(
-        self, commits: Iterable[LiveCommit], snapshot: SnapshotPlace | None = None
-    ) -> Iterator[ReadStep]:
+    def read_again(self, commits: list[LiveCommit], snapshot: SnapshotPlace | None) -> Iterator[ReadStep]:
         """The live changes of some commits, in order; the first may be a snapshot, read from a place on."""
-        left = list(commits)
-        if snapshot is not None and left and left[0].version == snapshot.version:
+        if snapshot is not None and commits and commits[0].version == snapshot[0]:
             version, mark = snapshot
             request = self._row.request(version, version, snapshot=mark.key)
-            yield from self._find_live(left[:1], self._steps(request, snapshot))
-            del left[0]
-        for group in _nearby(left):
+            yield from self._find_live(commits[:1], self._steps(request, snapshot))
+            commits = commits[1:]
+        for group in _nearby(commits):
             request = self._row.request(group[0].version - 1, group[-1].version)
             yield from self._find_live(group, self._steps(request))
 
@@ -142,13 +134,12 @@ class SubscriptionReader:
                 yield step._replace(is_redelivered=True)
             if not missing:
                 return
-        if missing:
-            first, last = commits[0].version, commits[-1].version
-            raise Corruption(
-                f"{missing} changes that subscription {self._row.name!r} delivered between versions {first} "
-                f"and {last} cannot be read again. Seek the subscription to a snapshot, which has every key",
-                subscription=self._row.name,
-            )
+        raise Corruption(
+            f"{missing} changes that subscription {self._row.name!r} delivered between versions "
+            f"{commits[0].version} and {commits[-1].version} cannot be read again. Seek the subscription to "
+            "a snapshot, which has every key",
+            subscription=self._row.name,
+        )
 
     def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[ReadStep]:
         """Number the changes of each commit, which may go on in the next batch.
@@ -157,7 +148,7 @@ class SubscriptionReader:
         """
         version, index, mark = 0, 0, None
         if snapshot is not None:
-            version, index = snapshot.version, snapshot.mark.index - 1
+            version, index = snapshot[0], snapshot[1].index - 1
         for batch in self._open_changes(request):
             changes = self._decode(batch)
             # In the middle of a snapshot, a reader does not have all of any version.
@@ -173,11 +164,9 @@ class SubscriptionReader:
 
 
 def _nearby(commits: Iterable[LiveCommit]) -> Iterator[list[LiveCommit]]:
-    """The commits with live changes, those together that are close to each other."""
+    """The commits, those together that are close to each other."""
     group: list[LiveCommit] = []
     for commit in commits:
-        if not commit.runs:
-            continue
         if group and physical_ms(commit.version) - physical_ms(group[-1].version) > NEARBY_MS:
             yield group
             group = []
@@ -212,14 +201,13 @@ class DeliveryStream:
             self.close()
             self._steps = _read_due(self._reader, self._book, generation, follow=self._follow)
             self._generation = generation
+        step = None
         try:
             step = next(self._steps, None)
-        except BaseException:
-            # The next call opens the stream again.
-            self._steps = None
-            raise
-        if step is None:
-            self._steps = None
+        finally:
+            if step is None:
+                # After an error too, the next call opens the stream again.
+                self._steps = None
         return step
 
     def close(self) -> None:
@@ -238,21 +226,15 @@ def _read_due(
     """
     with book.changed:
         due = commits_of(filter(book.is_available, book.due))
-        place = _find_place(book, due[0].runs[0]) if due else None
+        place = book.account.find_place(due[0].runs[0]) if due else None
     yield from reader.read_again(due, place)
     with book.changed:
         if generation == book.generation:
             # Held changes may come back.
             book.due = {each for each in book.due if each in book.held}
         since = book.account.deliveries.through
-        place = _find_place(book) if book.account.is_at_snapshot else None
+        place = book.account.find_place() if book.account.is_at_snapshot else None
     yield from reader.read(since, follow=follow, snapshot=place)
-
-
-def _find_place(book: Bookkeeping, index: int | None = None) -> SnapshotPlace | None:
-    """The place from which a row of the snapshot is read, or the next; None if there is no snapshot."""
-    account = book.account
-    return None if account.snapshot is None else SnapshotPlace(account.snapshot, account.find_mark(index))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,13 +341,9 @@ class Subscription:
         # A delivery from before the last `seek` is void.
         self._moves = 0
         self._looked = monotonic_seconds()
+        renew_seconds = row.lease.lifetime_ms / 3_000
         self._upkeep = (
-            _Upkeep(
-                self.name,
-                self._keep_up,
-                renew_seconds=row.lease.lifetime_ms / 3_000,
-                flush_seconds=options.flush_seconds,
-            )
+            _Upkeep(self.name, WeakMethod(self._keep_up), renew_seconds, options.flush_seconds)
             if options.background
             else None
         )
@@ -639,15 +617,15 @@ class _Upkeep:
     It holds the subscription only during a call, so that an unreferenced one can be freed.
     """
 
-    def __init__(self, name: str, keep_up: KeepUp, *, renew_seconds: float, flush_seconds: float) -> None:
+    def __init__(
+        self, name: str, keep_up: "WeakMethod[KeepUp]", renew_seconds: float, flush_seconds: float
+    ) -> None:
+        self._keep_up = keep_up
+        self._renew_seconds = renew_seconds
+        self._flush_seconds = flush_seconds
         self._wanted = Event()
         self._stopping = Event()
-        self._thread = Thread(
-            target=_run_upkeep,
-            args=(WeakMethod(keep_up), self._wanted, self._stopping, renew_seconds, flush_seconds),
-            name=f"floodmark-subscription-{name}",
-            daemon=True,
-        )
+        self._thread = Thread(target=self._run, name=f"floodmark-subscription-{name}", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -661,28 +639,22 @@ class _Upkeep:
         self._wanted.set()
         self._thread.join()
 
+    def _run(self) -> None:
+        renewed = monotonic_seconds()
+        pause: float | None = inf
+        while pause is not None:
+            rest = renewed + self._renew_seconds - monotonic_seconds()
+            is_wanted = self._wanted.wait(max(0.0, min(rest, pause)))
+            if self._stopping.wait(self._flush_seconds if is_wanted else 0):
+                return
+            self._wanted.clear()
+            now = monotonic_seconds()
+            is_due = now - renewed >= self._renew_seconds
+            if is_due:
+                renewed = now
+            pause = self._call(renew=is_due)
 
-def _run_upkeep(
-    method: "WeakMethod[KeepUp]",
-    wanted: Event,
-    stopping: Event,
-    renew_seconds: float,
-    flush_seconds: float,
-) -> None:
-    renewed, pause = monotonic_seconds(), inf
-    while True:
-        rest = renewed + renew_seconds - monotonic_seconds()
-        is_wanted = wanted.wait(max(0.0, min(rest, pause)))
-        if stopping.wait(flush_seconds if is_wanted else 0):
-            return
-        wanted.clear()
-        now = monotonic_seconds()
-        is_due = now - renewed >= renew_seconds
-        if is_due:
-            renewed = now
-        keep_up = method()
-        next_pause = None if keep_up is None else keep_up(is_due)
-        del keep_up
-        if next_pause is None:
-            return
-        pause = next_pause
+    def _call(self, *, renew: bool) -> float | None:
+        """Call the method, if its subscription is there; the next pause, or None for the end."""
+        keep_up = self._keep_up()
+        return None if keep_up is None else keep_up(renew)
