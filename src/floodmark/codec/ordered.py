@@ -26,12 +26,14 @@ import numpy
 
 from floodmark.columns.packed import Packed, pack
 from floodmark.model.errors import Corruption
+from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 
 GROUP: Final = 8
 MARKED_GROUP: Final = GROUP + 1
 VERSION_BYTES: Final = 8
 NAMESPACE_BYTES: Final = 3
+_EVERY_KEY: Final = KeyRange()
 RAW: Final = b"r"
 
 _SHAPES_MAX: Final = 8192
@@ -88,6 +90,16 @@ def decode_bytes(encoded: bytes) -> tuple[bytes, bytes]:
 def encode_namespace(namespace: int) -> bytes:
     """The three bytes that a namespace's keys start with."""
     return namespace.to_bytes(NAMESPACE_BYTES, "big")
+
+
+def qualify_range(namespace: int, keys: KeyRange = _EVERY_KEY) -> KeyRange:
+    """A range of a namespace's keys, all by default, as a range of qualified keys.
+
+    >>> qualify_range(1, KeyRange(b"a"))
+    KeyRange(start=b'\\x00\\x00\\x01a', end=b'\\x00\\x00\\x02')
+    """
+    prefix = encode_namespace(namespace)
+    return KeyRange(prefix + keys.start, prefix_end(prefix) if keys.end is None else prefix + keys.end)
 
 
 def encode_prefix(qualified: bytes) -> bytes:

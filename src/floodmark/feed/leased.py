@@ -6,13 +6,12 @@ reader has not delivered.  It is set *before* the row that needs it is stored, a
 that allows it, so that a crash never leaves a row without its changes.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock, RLock
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -41,8 +40,6 @@ from floodmark.partition import META, Storage
 HOLD_EVERY_MS: Final = 60_000
 LEASE_SECONDS_MAX: Final = 3_600
 _NAMES_SHOWN: Final = 20
-
-_log = logging.getLogger("floodmark.feed")
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,33 +76,40 @@ def require_lease_seconds(seconds: object) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-class LeasedRow(Protocol):
-    """A leased reader as it is stored and shown."""
+class ReaderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The specification of a leased reader."""
+
+    name: str
+    namespace: str
+
+
+class LeasedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A leased reader as it is stored and shown.  Its lease may have expired.
+
+    `namespace_id` is the id that the namespace had when the reader was created.
+    """
+
+    spec: ReaderSpec
+    namespace_id: int
+    lease: Lease | None = None
 
     @property
     def name(self) -> str:
-        """The reader's name."""
-        ...
+        return self.spec.name
 
     @property
     def namespace(self) -> str:
-        """The name of its namespace."""
-        ...
-
-    @property
-    def namespace_id(self) -> int:
-        """The id that the namespace had when the reader was created."""
-        ...
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease, which may have expired."""
-        ...
+        return self.spec.namespace
 
     @property
     def needed_version(self) -> Version:
         """Every change above this may still have to be read."""
-        ...
+        raise NotImplementedError
+
+    def holder_at(self, now_ms: int) -> str | None:
+        """The holder of the lease, unless that has expired."""
+        lease = self.lease
+        return lease.holder if lease is not None and lease.expires_at_ms > now_ms else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +187,7 @@ class LeasedReaders(Generic[Row, State]):
     """The readers of one kind at a site, in the metadata of an engine of this process.
 
     `resolve_namespace` gives a namespace's id and the version at which it was created; `load` reads all rows.
-     `lock` makes the steps of one call one step for the others; it is taken before the turn.
+    `lock` makes the steps of one call one step for the others; it is taken before the turn.
     """
 
     def __init__(

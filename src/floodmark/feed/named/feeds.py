@@ -14,20 +14,21 @@ A feed that begins with a snapshot at a version S has the checkpoint S from the 
 up to which its sink has the snapshot, until it has all of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks, CheckStatistics
 from floodmark.accounting.counting import Counted, CountedRun
 from floodmark.clock.backoff import LONGEST_MS
-from floodmark.feed.leased import Lease
+from floodmark.feed.leased import LeasedRow, ReaderSpec
 from floodmark.feed.reading.items import OnCorrupt, SkippedChange
-from floodmark.feed.sinks.base import SinkAddress, parse_sink
+from floodmark.feed.sinks.base import parse_sink
 from floodmark.model.errors import (
     FeedStateConflict,
     InvalidArgument,
@@ -40,11 +41,6 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import order_places
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
-CONCURRENCY_MAX: Final = 64
-BATCH_RECORDS_MAX: Final = 1_000_000
-BACKOFF_MS_MAX: Final = LONGEST_MS
-RATE_BYTES_MAX: Final = 1024 * 1024 * MIB
-LINGER_MS_MAX: Final = 3_600_000
 DESCRIPTION_CHARACTERS_MAX: Final = 1_000
 
 
@@ -87,23 +83,16 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     linger_ms: int = 0
 
     def __post_init__(self) -> None:
-        _require_between("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
-        _require_between("batch_records", self.batch_records, 1, BATCH_RECORDS_MAX)
-        _require_between("backoff_ms", self.backoff_ms, 1, BACKOFF_MS_MAX)
-        if self.rate_bytes_max is not None:
-            _require_between("rate_bytes_max", self.rate_bytes_max, 1, RATE_BYTES_MAX)
-        _require_between("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
+        _require_fields(self)
 
 
-class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
+class FeedSpec(ReaderSpec, frozen=True, kw_only=True):
     """The specification of a feed: deliver the changes of some keys in `(since, until]` to a sink.
 
     `since` 0 means from the beginning of the namespace.  With `snapshot` the records that live at `since` are
     delivered first.  Without `until` a feed never ends.
     """
 
-    name: str
-    namespace: str
     sink: str
     since: Version = 0
     until: Version | None = None
@@ -118,18 +107,8 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_name(self.name, "feed")
-        parse_sink(self.sink)
-        _require_version("since", self.since)
-        if self.until is not None:
-            _require_version("until", self.until)
-            self.require_target(self.since)
-        _require_description(self.description)
-        _require_between("ranges", self.ranges, 1, FEED_RANGES_MAX)
-        _require_bound("start_key", self.start_key)
-        for name, bound in (("end_key", self.end_key), ("prefix", self.prefix)):
-            if bound is not None:
-                _require_bound(name, bound)
-        _require_options(self.options)
+        _require_fields(self)
+        self.require_target(self.since)
         self.keys()
 
     def require_target(self, since: Version) -> None:
@@ -164,17 +143,16 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True):
         ('blackhole:', 4)
         """
         address = parse_sink(self.sink)
+        others = dict(address.parameters)
         named = {
-            name: text for name, text in address.parameters.items() if name in SinkOptions.__struct_fields__
+            name: _read_number(name, others.pop(name))
+            for name in SinkOptions.__struct_fields__
+            if name in others
         }
         if not named:
             return self
-        options = msgspec.structs.replace(
-            self.options, **{name: _read_number(name, text) for name, text in named.items()}
-        )
-        others = {name: text for name, text in address.parameters.items() if name not in named}
-        sink = str(SinkAddress(address.scheme, address.host, address.path, others))
-        return msgspec.structs.replace(self, sink=sink, options=options)
+        options = replace(self.options, **named)
+        return replace(self, sink=str(address._replace(parameters=others)), options=options)
 
 
 class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,22 +169,12 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_corrupt: OnCorrupt | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if self.sink is not UNSET:
-            parse_sink(self.sink)
-        if self.until is not UNSET and self.until is not None:
-            _require_version("until", self.until)
-        if self.description is not UNSET:
-            _require_description(self.description)
-        if self.ranges is not UNSET:
-            _require_between("ranges", self.ranges, 1, FEED_RANGES_MAX)
-        if self.options is not UNSET:
-            _require_options(self.options)
+        _require_fields(self)
 
     def apply(self, spec: FeedSpec) -> FeedSpec:
         """The changed specification."""
-        named = {name: getattr(self, name) for name in self.__struct_fields__}
-        changed = {name: setting for name, setting in named.items() if setting is not UNSET}
-        return msgspec.structs.replace(spec, **changed).normalized()
+        changed = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+        return replace(spec, **changed).normalized()
 
 
 class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,11 +216,10 @@ class FeedError(msgspec.Struct, frozen=True, kw_only=True):
         return cls(text=text[:REPORTED_CHARACTERS_MAX], collected=collected)
 
 
-class Feed(msgspec.Struct, frozen=True, kw_only=True):
+class Feed(LeasedRow, frozen=True, kw_only=True):
     """A feed as it is stored and shown."""
 
     spec: FeedSpec
-    namespace_id: int
     state: FeedState
     ranges: list[RangeProgress]
     created_at_ms: int
@@ -261,26 +228,14 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     next_range: int
     held_at_ms: int
     error: FeedError | None = None
-    lease: Lease | None = None
     # None for a feed of some keys, and for one that an early release stored.
     checks: Checks | None = None
     # The last damaged changes that were left out, and how many there were.
-    skipped: list[SkippedChange] = []
+    skipped: list[SkippedChange] = msgspec.field(default_factory=list)
     skipped_count: int = 0
 
     @property
-    def name(self) -> str:
-        """The feed's name."""
-        return self.spec.name
-
-    @property
-    def namespace(self) -> str:
-        """The name of its namespace."""
-        return self.spec.namespace
-
-    @property
     def needed_version(self) -> Version:
-        """Every change above this may still have to be read."""
         return self.checkpoint
 
     @property
@@ -340,7 +295,7 @@ def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistic
         checkpoint_lag_ms=0 if feed.has_reached(feed.spec.until) else lag_ms,
         resolved_lag_ms=max(0, now_ms - physical_ms(resolved_version)),
         ranges=len(feed.ranges),
-        holder=feed.lease.holder if feed.lease is not None and feed.lease.expires_at_ms > now_ms else None,
+        holder=feed.holder_at(now_ms),
         checks=checks,
         alarm=checks.alarm(now_ms),
     )
@@ -465,20 +420,13 @@ def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int)
 def advance(ranges: Sequence[RangeProgress], reports: Iterable[RangeProgress]) -> list[RangeProgress]:
     """The ranges as a runner reports them.  No range goes back, and unknown ones are ignored."""
     reported = {progress.id: progress for progress in reports}
-    return [
-        _further(progress, report) if (report := reported.get(progress.id)) is not None else progress
-        for progress in ranges
-    ]
+    return [_further(progress, reported.get(progress.id, progress)) for progress in ranges]
 
 
 def _further(progress: RangeProgress, report: RangeProgress) -> RangeProgress:
     furthest = max(progress, report, key=lambda each: each.order)
-    return msgspec.structs.replace(
-        progress,
-        checkpoint=furthest.checkpoint,
-        snapshot=furthest.snapshot,
-        resolved=max(progress.resolved, report.resolved),
-    )
+    resolved = max(progress.resolved, report.resolved)
+    return replace(progress, checkpoint=furthest.checkpoint, snapshot=furthest.snapshot, resolved=resolved)
 
 
 def check(feed: Feed, reports: Sequence[RangeProgress], now_ms: int) -> Feed:
@@ -488,7 +436,7 @@ def check(feed: Feed, reports: Sequence[RangeProgress], now_ms: int) -> Feed:
     """
     moved = advance(feed.ranges, reports)
     if not feed.spec.is_whole:
-        return msgspec.structs.replace(feed, ranges=moved)
+        return replace(feed, ranges=moved)
     reported = {progress.id: progress for progress in reports}
     checks = feed.checks or Checks()
     parts: list[list[CountedRun]] = []
@@ -505,38 +453,68 @@ def check(feed: Feed, reports: Sequence[RangeProgress], now_ms: int) -> Feed:
     checkpoint = min(progress.checkpoint for progress in moved)
     settled, left = checks.settle(parts, checkpoint, now_ms)
     ranges = [
-        msgspec.structs.replace(progress, counted=Counted(entries=entries) if entries else None)
+        replace(progress, counted=Counted(entries=entries) if entries else None)
         for progress, entries in zip(moved, left, strict=True)
     ]
-    return msgspec.structs.replace(feed, ranges=ranges, checks=settled)
+    return replace(feed, ranges=ranges, checks=settled)
 
 
 # Arguments
 
 
-def _require_between(name: str, number: object, low: int, high: int) -> None:
-    if type(number) is not int or not low <= number <= high:
-        raise InvalidArgument(f"{name} is a number from {low:,} to {high:,}, not {number!r:.60}")
+def _between(low: int, high: int) -> Callable[[object, str], None]:
+    def require(number: object, name: str) -> None:
+        if type(number) is not int or not low <= number <= high:
+            raise InvalidArgument(f"{name} is a number from {low:,} to {high:,}, not {number!r:.60}")
+
+    return require
 
 
-def _require_version(name: str, version: object) -> None:
+def _require_version(version: object, name: str) -> None:
     if type(version) is not int or not 0 <= version <= VERSION_MAX:
         raise InvalidVersion(f"{name} is a version, not {version!r:.60}")
 
 
-def _require_description(description: object) -> None:
+def _require_description(description: object, _name: str) -> None:
     if not isinstance(description, str) or len(description) > DESCRIPTION_CHARACTERS_MAX:
         raise InvalidArgument(f"a description is a text of at most {DESCRIPTION_CHARACTERS_MAX:,} characters")
 
 
-def _require_options(options: object) -> None:
+def _require_options(options: object, _name: str) -> None:
     if not isinstance(options, SinkOptions):
         raise InvalidArgument(f"options are SinkOptions, not {type(options).__name__}")
 
 
-def _require_bound(name: str, bound: object) -> None:
+def _require_bound(bound: object, name: str) -> None:
     if type(bound) is not bytes or len(bound) > KEY_BYTES_MAX:
         raise InvalidRange(f"{name} is bytes of at most {KEY_BYTES_MAX:,}, not {bound!r:.60}")
+
+
+# The check of each field of a specification, an update or options.
+_CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
+    "sink": lambda sink, _: parse_sink(sink),
+    "since": _require_version,
+    "until": _require_version,
+    "description": _require_description,
+    "ranges": _between(1, FEED_RANGES_MAX),
+    "start_key": _require_bound,
+    "end_key": _require_bound,
+    "prefix": _require_bound,
+    "options": _require_options,
+    "concurrency": _between(1, 64),
+    "batch_records": _between(1, 1_000_000),
+    "backoff_ms": _between(1, LONGEST_MS),
+    "rate_bytes_max": _between(1, 1024 * 1024 * MIB),
+    "linger_ms": _between(0, 3_600_000),
+}
+_OPTIONAL: Final = frozenset({"until", "end_key", "prefix", "rate_bytes_max"})
+
+
+def _require_fields(struct: msgspec.Struct) -> None:
+    for name, check in _CHECKS.items():
+        value = getattr(struct, name, UNSET)
+        if value is not UNSET and not (value is None and name in _OPTIONAL):
+            check(value, name)
 
 
 def _read_number(name: str, text: str) -> int:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from floodmark.accounting.counting import Counting
 from floodmark.clock import TimeSource, monotonic_ms, monotonic_seconds
 from floodmark.clock.backoff import BUDGET_MS, Backoff
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, qualify_range
 from floodmark.feed.named.feeds import Feed, RangeProgress
 from floodmark.feed.reading.items import Damage, OnCorrupt, OnDamaged
 from floodmark.feed.reading.rate import RateLimit
@@ -32,7 +32,7 @@ from floodmark.feed.sinks import AllowedSinks, OpenSink, Sink, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import FloodmarkError, SinkFailed, Terminal, Unreachable, VersionCollected
 from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest, order_places
 from floodmark.model.version import Version
 
@@ -624,6 +624,6 @@ def _closed_after(batches: Iterator[ChangeBatch]) -> Iterator[Iterator[ChangeBat
 def user_keys(keys: KeyRange, namespace: int) -> KeyRange:
     """A range of qualified keys as a range of user keys."""
     end = keys.end
-    if end is not None and end == prefix_end(encode_namespace(namespace)):
+    if end == qualify_range(namespace).end:
         end = None
     return KeyRange(keys.start[NAMESPACE_BYTES:], None if end is None else end[NAMESPACE_BYTES:])

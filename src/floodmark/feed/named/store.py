@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks, report_findings
 from floodmark.clock import TimeSource
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.feed.leased import HOLD_EVERY_MS, LeasedReaders, ReaderKind, RowState
 from floodmark.feed.named.feeds import (
     Feed,
@@ -45,7 +45,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.limits import FEEDS_MAX, REPORTED_CHARACTERS_MAX
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import Storage, load_metadata
 
@@ -410,10 +410,7 @@ def _settle(feed: Feed, error: FeedError | None, now_ms: int) -> Feed:
 
 
 def _qualified(feed: Feed) -> KeyRange:
-    namespace, keys = encode_namespace(feed.namespace_id), feed.spec.keys()
-    return KeyRange(
-        namespace + keys.start, prefix_end(namespace) if keys.end is None else namespace + keys.end
-    )
+    return qualify_range(feed.namespace_id, feed.spec.keys())
 
 
 def _lease_lost(feed: Feed, holder: str) -> LeaseHeld:

@@ -13,11 +13,11 @@ from itertools import chain, groupby
 import msgspec
 
 from floodmark.codec.changelog import count_changes, decode_row, is_own
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, VersionCollected
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import Node, version_of
 
@@ -71,8 +71,7 @@ def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> Cha
         end = resolved if request.until is None else min(resolved, request.until)
         if end <= since:
             return ChangesCut(max(end, request.since), 0, resolved)
-        prefix = encode_namespace(request.namespace)
-        keys = KeyRange(prefix, prefix_end(prefix))
+        keys = qualify_range(request.namespace)
         version, changes = _cut(node, keys, since, end, request)
         if request.at_heartbeat:
             through = _last_heartbeat(node, since, version)

@@ -32,14 +32,14 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, qualify_range
 from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
 from floodmark.feed.reading.rate import RateLimit
 from floodmark.feed.reading.sorter import Sorter
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.errors import Corruption, InvalidArgument, VersionCollected, VersionInFuture
 from floodmark.model.limits import SORT_BYTES_MAX
-from floodmark.model.ranges import KeyRange, after, prefix_end
+from floodmark.model.ranges import KeyRange, after
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Follower, LogLine, Node, version_of
@@ -130,7 +130,7 @@ def snapshot_batches(
     place = request.snapshot
     for namespace in sorted(namespaces):
         prefix = encode_namespace(namespace)
-        within = KeyRange(prefix, prefix_end(prefix)).intersect(request.keys)
+        within = qualify_range(namespace).intersect(request.keys)
         left = within and within.intersect(KeyRange(after(place)))
         if left is None:
             continue

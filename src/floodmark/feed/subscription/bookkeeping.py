@@ -62,7 +62,7 @@ class Bookkeeping:
         self.account = DeliveryAccount(row.through, row.live, row.snapshot, row.mark)
         # A report without an answer.
         self._unanswered: Progress | None = None
-        self.held = _find_held(self.account.deliveries, pending)
+        self.held = _find_pending(self.account.deliveries, pending)
         # The positions to deliver again; a stream that was opened for an earlier generation ends.
         self.due = set(self.available())
         self.generation = 0
@@ -265,7 +265,7 @@ class Bookkeeping:
                 self._settle(ended, lambda each: site.is_delivered(each) and not site.is_live(each))
 
 
-def _find_held(
+def _find_pending(
     deliveries: Deliveries, acknowledgements: Iterable[PendingAcknowledgement]
 ) -> dict[ChangePosition, Hold]:
     """The live changes that are pending."""

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.leased import Lease
+from floodmark.codec.ordered import qualify_range
+from floodmark.feed.leased import LeasedRow, ReaderSpec
 from floodmark.feed.subscription.acknowledgement import ChangePosition, LiveCommit, Progress, SnapshotMark
 from floodmark.feed.subscription.pending import PendingAcknowledgement
 from floodmark.model.access import Role
@@ -23,7 +23,7 @@ from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
 from floodmark.model.errors import InvalidArgument, InvalidRange
 from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
@@ -34,14 +34,12 @@ BACKLOG_COUNT_MAX: Final = 100_000
 OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
 
 
-class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionSpec(ReaderSpec, frozen=True, kw_only=True):
     """The specification of a subscription.  `keys` are user keys.
 
     While `unacked_max` changes are delivered and not acknowledged, no more are delivered.
     """
 
-    name: str
-    namespace: str
     keys: KeyRange = KeyRange()
     unacked_max: int = UNACKED_DEFAULT
 
@@ -60,7 +58,7 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionRow(LeasedRow, frozen=True, kw_only=True):
     """A subscription as it is stored and shown.  `moved` is the epoch of its last move.
 
     `snapshot` is the version of the snapshot that it begins with, which is one commit of that version.
@@ -69,29 +67,16 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     spec: SubscriptionSpec
-    namespace_id: int
     through: Version
-    live: list[LiveCommit] = []
+    live: list[LiveCommit] = msgspec.field(default_factory=list)
     epoch: int
-    lease: Lease | None = None
     moved: int = 0
     changed: Version = 0
     snapshot: Version | None = None
     mark: SnapshotMark | None = None
 
     @property
-    def name(self) -> str:
-        """The subscription's name."""
-        return self.spec.name
-
-    @property
-    def namespace(self) -> str:
-        """The name of its namespace."""
-        return self.spec.namespace
-
-    @property
     def needed_version(self) -> Version:
-        """Every change above this may still have to be read."""
         needed = min(self.through, self.live[0].version - 1) if self.live else self.through
         # A snapshot is read as of its own version, and needs no earlier one.
         return max(needed, self.snapshot or 0)
@@ -105,10 +90,8 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: bytes | None = None,
     ) -> ChangesRequest:
         """The subscribed changes in `(since, until]`, or first the snapshot at `since` behind a key."""
-        namespace, keys = encode_namespace(self.namespace_id), self.spec.keys
-        end = prefix_end(namespace) if keys.end is None else namespace + keys.end
         return ChangesRequest(
-            keys=KeyRange(namespace + keys.start, end),
+            keys=qualify_range(self.namespace_id, self.spec.keys),
             namespace=self.namespace_id,
             since=since,
             until=until,
@@ -260,7 +243,6 @@ def measure(
             oldest = min(oldest, batch.versions[0] if batch.snapshot is None else batch.through)
         if waiting > BACKLOG_COUNT_MAX:
             break
-    lease = row.lease
     backlog = unacked + min(waiting, BACKLOG_COUNT_MAX)
     return SubscriptionStatistics(
         name=row.name,
@@ -271,5 +253,5 @@ def measure(
         backlog=backlog,
         backlog_is_exact=waiting <= BACKLOG_COUNT_MAX,
         lag_ms=max(0, now_ms - physical_ms(oldest)) if backlog else 0,
-        holder=lease.holder if lease is not None and lease.expires_at_ms > now_ms else None,
+        holder=row.holder_at(now_ms),
     )
