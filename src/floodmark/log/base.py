@@ -70,27 +70,21 @@ class Ledger(Protocol):
 
     def append(self, entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
         """Store an entry and the marks of earlier ones; its id, once they are durable."""
-        ...
 
     def mark(self, marks: Marks) -> None:
         """Store marks, and remove the entries that have no live record."""
-        ...
 
     def marks(self) -> Mapping[EntryId, bytes]:
         """The marks of the entries of which some records were removed."""
-        ...
 
     def read(self, start: EntryId = 0, *, entries_max: int, bytes_max: int) -> list[tuple[EntryId, bytes]]:
         """A page of the entries at or after `start`, which ends soon after `bytes_max` bytes.
 
         Only an empty page means that no entry is left; otherwise read on behind its last entry.
         """
-        ...
 
     def segments(self) -> list[Segment]:
         """The segments in order.  The next entry goes into the last one, unless that is full or too old."""
-        ...
 
     def delete(self) -> None:
         """Remove the ledger and its entries.  It cannot be used afterwards."""
-        ...

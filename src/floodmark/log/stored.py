@@ -134,15 +134,12 @@ class Store(Protocol):
 
     def settled(self) -> AbstractContextManager[None]:
         """Exclude other writers."""
-        ...
 
     def store(self, rows: Sequence[WriteRow]) -> None:
         """Write rows atomically and durably; raises `OutcomeUnknown` only if the engine cannot tell."""
-        ...
 
     def store_later(self, rows: Sequence[WriteRow]) -> None:
         """Write rows atomically; they are durable with the next `store`."""
-        ...
 
 
 def list_ledgers(engine: Engine) -> list[str]:

@@ -30,11 +30,9 @@ class Participants(Protocol):
 
     def commit(self, participant: Participant, transaction: str, version: Version) -> None:
         """Make a participant's part of a transaction effective at a version."""
-        ...
 
     def abort(self, participant: Participant, transaction: str) -> None:
         """Discard a participant's part of a transaction."""
-        ...
 
 
 class Ending:

@@ -316,7 +316,6 @@ class BeginRound(Protocol):
         nudge: Callable[[], None],
     ) -> Round:
         """The round."""
-        ...
 
 
 class ThreadRound(Round):

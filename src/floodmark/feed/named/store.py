@@ -70,17 +70,14 @@ class FeedStore(Protocol):
     )
     def create(self, spec: FeedSpec) -> Feed:
         """Add a feed.  Raises `VersionCollected` if its first changes were collected."""
-        ...
 
     @Action(Role.READ, Scope.FEED, repeatable=True)
     def find(self, name: str) -> Feed:
         """The feed of a name."""
-        ...
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def pause(self, name: str) -> Feed:
         """Stop a feed; its runner notices within about a second."""
-        ...
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def resume(self, name: str, since: Version | None = None, snapshot: bool = False) -> Feed:
@@ -89,32 +86,26 @@ class FeedStore(Protocol):
         Raises `VersionCollected` if its next changes are gone; `snapshot` is for a feed that failed so.
         Without it, a `since` above the checkpoint skips changes, and one below it delivers them again.
         """
-        ...
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def update(self, name: str, update: FeedUpdate) -> Feed:
         """Change a feed that does not run."""
-        ...
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def remove(self, name: str) -> None:
         """Delete a feed and its safe point."""
-        ...
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def rebalance(self, name: str) -> Feed:
         """Cut a feed into ranges anew, along the present partitions.  Its checkpoint stays."""
-        ...
 
     @Action(Role.READ, Scope.FEED, repeatable=True)
     def statistics(self, name: str) -> FeedStatistics:
         """The progress and lag of a feed."""
-        ...
 
     @Action(Role.WRITE, Scope.FEED, audited=True, owned=Owned.LEASE)
     def acquire(self, name: str, holder: str, seconds: float, owner: str = SITE_OWNER) -> Feed:
         """Take the lease of a feed for an owner; `LeaseHeld` if a runner has it."""
-        ...
 
     @Action(Role.WRITE, Scope.FEED, audited=True, unsaid=("progress",), repeatable=True, owned=Owned.LEASE)
     def report(
@@ -130,17 +121,14 @@ class FeedStore(Protocol):
         Returns the feed as it is now: paused, cut anew, or finished by this report.  `LeaseHeld` if the
         holder and owner do not have the lease any more.
         """
-        ...
 
     @Action(Role.WRITE, Scope.FEED, audited=True, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
     def release(self, name: str, holder: str, owner: str = SITE_OWNER) -> None:
         """Release the lease, if the holder still has it."""
-        ...
 
     @Action(Role.READ, shown_by=lambda feed: feed.spec.namespace, repeatable=True)
     def list(self) -> list[Feed]:
         """All feeds by name."""
-        ...
 
 
 class LocalFeedStore:

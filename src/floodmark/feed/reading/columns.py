@@ -167,22 +167,18 @@ class Columns:
             size = sum(_size(changes.column(name)) for name in ("keys", "values"))
             self._bytes += size + CHANGE_BYTES * changes.num_rows
 
-    def _spread(self) -> None:
-        """Make lists of arrays, before something is added to them."""
-        for changes in self._arrays:
-            versions, partitions, keys, values = (column.to_pylist() for column in changes.columns)
-            self._versions += versions
-            self._partitions += partitions
-            self._keys += keys
-            self._values += values
-        self._arrays = []
-
     def _prepare_lists(self) -> None:
         """Move earlier changes to lists, to which more can be added."""
         if self._lines:
             self._settle()
         if self._arrays:
-            self._spread()
+            for changes in self._arrays:
+                versions, partitions, keys, values = (column.to_pylist() for column in changes.columns)
+                self._versions += versions
+                self._partitions += partitions
+                self._keys += keys
+                self._values += values
+            self._arrays = []
 
     def _add_alone(self, line: LogLine) -> None:
         order, row, log = line
@@ -254,15 +250,16 @@ class Columns:
         self, version: Version, keys: Sequence[bytes], values: Sequence[bytes | None]
     ) -> tuple[list[bytes], list[bytes]]:
         """Look up records that are only named; those of a dropped namespace are left out."""
+
+        def is_named(value: bytes | None) -> bool:
+            return value is None or value[-1:] >= self._incomplete
+
         complete = [
             (key, stored)
             for key, value in zip(keys, values, strict=True)
-            if (stored := self._look_up(key, version) if self._is_named(value) else value) is not None
+            if (stored := self._look_up(key, version) if is_named(value) else value) is not None
         ]
         return [key for key, _ in complete], [stored for _, stored in complete]
-
-    def _is_named(self, value: bytes | None) -> bool:
-        return value is None or value[-1:] >= self._incomplete
 
     def drain(self, through: Version, way: Way) -> Iterator[ChangeBatch]:
         """Everything gathered so far, as batches of which the last goes through `through`.

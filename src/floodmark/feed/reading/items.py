@@ -120,25 +120,14 @@ class Decoder:
         One that is damaged is left out if `on_damaged`, which is called with the error, does not raise;
         without it, `Corruption` is raised.
         """
-        if batch.befores is not None:
-            return list(self._with_before_images(batch, on_damaged))
         if not batch.keys:
             return []
-        at = _snapshot_version(batch)
         flags = [stored[-1:] for stored in batch.values]
-        if flags.count(PLAIN) == len(flags):
+        if batch.befores is None and flags.count(PLAIN) == len(flags):
             plain = self._decode_plain(batch)
             if plain is not None:
                 return plain
-        now_ms = self._physical_ms()
-        changes = (
-            self._decode_one(name, key[NAMESPACE_BYTES:], stored, version, partition, now_ms, at, on_damaged)
-            for version, partition, key, stored in zip(
-                batch.versions, batch.partitions, batch.keys, batch.values, strict=True
-            )
-            if (name := self._name(key[:NAMESPACE_BYTES])) is not None
-        )
-        return [change for change in changes if change is not None]
+        return list(self._decode_rows(batch, on_damaged))
 
     def _decode_plain(self, batch: ChangeBatch) -> list[Change] | None:
         """`decode` of puts of one namespace, with no expiry or origin, which most batches consist of.
@@ -182,57 +171,29 @@ class Decoder:
         if resolved_markers and batch.through >= self._latest:
             yield Resolved(batch.through, batch.snapshot)
 
-    def _decode_one(
-        self,
-        name: str,
-        user_key: bytes,
-        stored: bytes,
-        version: Version,
-        partition: int,
-        now_ms: int,
-        at: Version | None,
-        on_damaged: OnDamaged | None,
-    ) -> Change | None:
-        """A change, or with `at` a row of the snapshot at that version; None if it is damaged."""
-        now_ms = judged_ms(version, now_ms)
-        record = _decode(user_key, version, stored, now_ms, on_damaged)
-        if record is None:
-            return None
-        dead = record.is_dead_at(now_ms)
-        return Change(
-            name,
-            user_key,
-            None if dead else record.value,
-            ChangeType.DELETE if dead else ChangeType.UPSERT,
-            version if at is None else at,
-            record.origin or Stamp(version, self._site_id),
-            partition,
-            record.expires_at,
-            at is not None,
-        )
-
-    def _with_before_images(self, batch: ChangeBatch, on_damaged: OnDamaged | None) -> Iterator[Change]:
-        assert batch.befores is not None
-        now_ms, at = self._physical_ms(), _snapshot_version(batch)
+    def _decode_rows(self, batch: ChangeBatch, on_damaged: OnDamaged | None) -> Iterator[Change]:
+        now_ms, is_snapshot = self._physical_ms(), batch.snapshot is not None
+        befores = [None] * len(batch.keys) if batch.befores is None else batch.befores
         for version, partition, key, stored, before in zip(
-            batch.versions, batch.partitions, batch.keys, batch.values, batch.befores, strict=True
+            batch.versions, batch.partitions, batch.keys, batch.values, befores, strict=True
         ):
             name = self._name(key[:NAMESPACE_BYTES])
             if name is None:
                 continue
-            user_key = key[NAMESPACE_BYTES:]
-            at_ms = judged_ms(version, now_ms)
+            user_key, at_ms = key[NAMESPACE_BYTES:], judged_ms(version, now_ms)
             record = _decode(user_key, version, stored, at_ms, on_damaged)
-            before_ms = moment_before(version, stored)
-            earlier = _DEAD if before is None else _decode(user_key, version, before, before_ms, on_damaged)
+            earlier = None
+            if before is not None:
+                earlier = _decode(user_key, version, before, moment_before(version, stored), on_damaged)
             if record is None:
                 continue
-            # Of what is damaged there is no image.
-            earlier = earlier or _DEAD
-            stamp = record.origin or Stamp(version, self._site_id)
-            if record.is_dead_at(at_ms):
-                images: _Images = ((ChangeType.DELETE, earlier),)
-            elif earlier.deleted:
+            is_dead = record.is_dead_at(at_ms)
+            if batch.befores is None:
+                images: _Images = ((ChangeType.DELETE if is_dead else ChangeType.UPSERT, record),)
+            elif is_dead:
+                # Of a record that was not there, or is damaged, there is no image.
+                images = ((ChangeType.DELETE, earlier or _DEAD),)
+            elif earlier is None or earlier.deleted:
                 images = ((ChangeType.INSERT, record),)
             else:
                 images = ((ChangeType.UPDATE_PREIMAGE, earlier), (ChangeType.UPDATE_POSTIMAGE, record))
@@ -240,13 +201,13 @@ class Decoder:
                 yield Change(
                     name,
                     user_key,
-                    None if image.deleted else image.value,
+                    None if image.deleted or (image is record and is_dead) else image.value,
                     kind,
-                    version if at is None else at,
-                    stamp,
+                    batch.through if is_snapshot else version,
+                    record.origin or Stamp(version, self._site_id),
                     partition,
                     image.expires_at,
-                    at is not None,
+                    is_snapshot,
                 )
 
     def _name(self, encoded: bytes) -> str | None:
@@ -264,11 +225,6 @@ def judged_ms(version: Version, now_ms: int) -> int:
     (5000, 6000)
     """
     return max(now_ms, min(physical_ms(version), now_ms + SKEW_MS_MAX))
-
-
-def _snapshot_version(batch: ChangeBatch) -> Version | None:
-    """The version of the snapshot that a batch is a part of; None for a batch of changes."""
-    return None if batch.snapshot is None else batch.through
 
 
 def _version(item: Change | Heartbeat) -> Version:

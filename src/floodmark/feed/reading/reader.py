@@ -52,7 +52,6 @@ FOLLOW_SECONDS: Final = 0.2
 # A follower gathers what is committed in this time, so that it need not be woken for every commit.
 GATHER_SECONDS: Final = 0.01
 SCAN_RATE_BYTES_MAX: Final = 64 * 1024 * 1024
-Scan = Callable[[ChangesRequest, Version, Version, Position, Columns], Iterator[ChangeBatch]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,79 +75,6 @@ class ChangeStatistics:
 
     open: list[ReaderStatistics]
     changes: Mapping[Way, int]
-
-
-def scan_changes(
-    node: Node,
-    keys: KeyRange,
-    since: Version,
-    until: Version,
-    seen: Position,
-    columns: Columns,
-    sorter: Sorter,
-    rate: RateLimit,
-) -> Iterator[ChangeBatch]:
-    """The changes of qualified keys in `(since, until]`, in commit order.
-
-    Changes at or before the position `seen` are left out, of a commit that was read in part.  The caller
-    holds a safe point at `since`, and `until` is resolved: the versions in between do not change.  An empty
-    batch comes after each page, so that a reader can stop.
-    """
-    nothing_yet = ChangeBatch(through=since, way=Way.SCAN)
-    for page in node.scan_versions(keys, since, until):
-        route = node.map.route
-        sorter.add_page(
-            [
-                (version, key, route(key).id, stored)
-                for version, key, stored in page.rows
-                if columns.wants(stored)
-            ]
-        )
-        rate.spend(page.bytes_read)
-        yield nothing_yet
-    last: Version = since
-    for version, key, partition, stored in sorter.rows():
-        if (version, key) <= seen:
-            continue
-        if columns.gathered_bytes >= BATCH_BYTES_MAX:
-            # A batch goes through the last complete commit.
-            yield from columns.drain(last if version != last else last - 1, Way.SCAN)
-        columns.add_change(version, partition, key, stored)
-        last = version
-    yield from columns.drain(until, Way.SCAN)
-
-
-def snapshot_batches(
-    router: Router, namespaces: Iterable[int], request: ChangesRequest
-) -> Iterator[ChangeBatch]:
-    """The records of some namespaces that live at the version `since` of a request, behind its key.
-
-    The caller holds a safe point at that version.  A page without a live record is an empty batch, so that a
-    reader can stop.  The last batch is empty, and ends the snapshot.
-    """
-    assert request.snapshot is not None
-    place = request.snapshot
-    for namespace in sorted(namespaces):
-        prefix = encode_namespace(namespace)
-        within = qualify_range(namespace).intersect(request.keys)
-        left = within and within.intersect(KeyRange(after(place)))
-        if left is None:
-            continue
-        for page in router.scan_records(left, request.since):
-            user_keys, versions, partitions, values = (column.to_pylist() for column in page.columns)
-            keys = [prefix + key for key in user_keys]
-            place = keys[-1] if keys else place
-            yield ChangeBatch(
-                through=request.since,
-                way=Way.SNAPSHOT,
-                versions=versions,
-                partitions=partitions,
-                keys=keys,
-                values=values,
-                befores=[None] * len(keys) if request.before_images else None,
-                snapshot=place,
-            )
-    yield ChangeBatch(through=request.since, way=Way.SNAPSHOT)
 
 
 class ChangeReader:
@@ -199,7 +125,7 @@ class ChangeReader:
         # Nothing is older than the node itself.
         request = replace(request, since=max(request.since, self._node.born_version()))
         self._check_snapshot(request)
-        stream, token = _Stream(self._node, request, self._look_up, self._scan), next(self._tokens)
+        stream, token = _Stream(self, self._node, request), next(self._tokens)
         with self._safe_points.reading(request.since, request.namespace) as advance:
             self._streams[token] = stream
             try:
@@ -227,13 +153,34 @@ class ChangeReader:
             )
 
     def _snapshot(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        every, one = self._safe_points.live_namespaces, request.namespace
-        namespaces = every() if one is None else [one]
-        for batch in snapshot_batches(Router(self._node), namespaces, request):
-            self._node.require_open()
-            yield batch
+        """The records that live at the version `since` of a request, behind its key.
 
-    def _look_up(self, key: bytes, version: Version) -> bytes | None:
+        A page without a live record is an empty batch, so that a reader can stop.  The last batch is empty,
+        and ends the snapshot.
+        """
+        place, one = request.snapshot or b"", request.namespace
+        for namespace in sorted(self._safe_points.live_namespaces()) if one is None else [one]:
+            prefix = encode_namespace(namespace)
+            within = qualify_range(namespace).intersect(request.keys)
+            left = within and within.intersect(KeyRange(after(place)))
+            for page in Router(self._node).scan_records(left, request.since) if left is not None else ():
+                user_keys, versions, partitions, values = (column.to_pylist() for column in page.columns)
+                keys = [prefix + key for key in user_keys]
+                place = keys[-1] if keys else place
+                self._node.require_open()
+                yield ChangeBatch(
+                    through=request.since,
+                    way=Way.SNAPSHOT,
+                    versions=versions,
+                    partitions=partitions,
+                    keys=keys,
+                    values=values,
+                    befores=[None] * len(keys) if request.before_images else None,
+                    snapshot=place,
+                )
+        yield ChangeBatch(through=request.since, way=Way.SNAPSHOT)
+
+    def look_up(self, key: bytes, version: Version) -> bytes | None:
         try:
             return self._node.look_up_value(key, version)
         except Corruption:
@@ -242,35 +189,54 @@ class ChangeReader:
                 raise
             return None
 
-    def _scan(
-        self, request: ChangesRequest, since: Version, until: Version, seen: Position, columns: Columns
+    def scan(
+        self, keys: KeyRange, since: Version, until: Version, seen: Position, columns: Columns
     ) -> Iterator[ChangeBatch]:
+        """The changes of qualified keys in `(since, until]`, in commit order, without those up to `seen`.
+
+        The caller holds a safe point at `since`, and `until` is resolved: the versions in between do not
+        change.  An empty batch comes after each page, so that a reader can stop.
+        """
         rate = RateLimit(self._scan_rate_bytes_max, self._node.clock.time_source, Event().wait)
         with Sorter(self._sort_directory, self._sort_bytes_max) as sorter:
-            yield from scan_changes(self._node, request.keys, since, until, seen, columns, sorter, rate)
+            for page in self._node.scan_versions(keys, since, until):
+                route = self._node.map.route
+                sorter.add_page(
+                    [
+                        (version, key, route(key).id, stored)
+                        for version, key, stored in page.rows
+                        if columns.wants(stored)
+                    ]
+                )
+                rate.spend(page.bytes_read)
+                yield ChangeBatch(through=since, way=Way.SCAN)
+            last = since
+            for version, key, partition, stored in sorter.rows():
+                if (version, key) <= seen:
+                    continue
+                if columns.gathered_bytes >= BATCH_BYTES_MAX:
+                    # A batch goes through the last complete commit.
+                    yield from columns.drain(last if version != last else last - 1, Way.SCAN)
+                columns.add_change(version, partition, key, stored)
+                last = version
+            yield from columns.drain(until, Way.SCAN)
 
 
 class _Stream:
     """One stream: where it is, and which way it takes from there."""
 
-    def __init__(
-        self,
-        node: Node,
-        request: ChangesRequest,
-        look_up: Callable[[bytes, Version], bytes | None],
-        scan: Scan,
-    ) -> None:
+    def __init__(self, reader: ChangeReader, node: Node, request: ChangesRequest) -> None:
         self.delivered = dict.fromkeys(Way, 0)
+        self._reader = reader
         self._node = node
         self._request = request
-        self._scan = scan
         self._position = request.since
         self._seen: Position = request.since, b""
         self._way = Way.LOG
         before = node.find_before if request.before_images else None
         self._columns = Columns(
             request.keys,
-            look_up,
+            reader.look_up,
             before,
             heartbeats=request.heartbeats,
             own=node.site_id if request.own else None,
@@ -345,13 +311,16 @@ class _Stream:
                 if since >= target:
                     return
         try:
-            for batch in self._from_log(since, target):
+            pages = self._node.read_log(
+                since, target, self._request.keys, heartbeats=self._request.heartbeats
+            )
+            for batch in gather_lines(pages, target, self._columns):
                 yield batch
                 since = batch.through
         except VersionCollected:
             # The log was trimmed.  The versions are still there: this stream's safe point keeps them.
             self._columns.clear()
-            yield from self._scan(self._request, since, target, self._seen, self._columns)
+            yield from self._reader.scan(self._request.keys, since, target, self._seen, self._columns)
 
     def _from_tail(self, since: Version, target: Version) -> list[ChangeBatch] | None:
         """The next batch, if the tail has it.  Not more: batches kept here escape the tail's limit."""
@@ -364,11 +333,6 @@ class _Stream:
             if columns.gathered_bytes >= BATCH_BYTES_MAX:
                 return list(columns.drain(entry.version, Way.TAIL))
         return list(columns.drain(target, Way.TAIL))
-
-    def _from_log(self, since: Version, target: Version) -> Iterator[ChangeBatch]:
-        request = self._request
-        pages = self._node.read_log(since, target, request.keys, heartbeats=request.heartbeats)
-        return gather_lines(pages, target, self._columns)
 
 
 def gather_lines(pages: Iterable[list[LogLine]], target: Version, columns: Columns) -> Iterator[ChangeBatch]:

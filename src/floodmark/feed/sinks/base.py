@@ -168,15 +168,12 @@ class Sink(Protocol):
 
     def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
         """Take all changes of the range in `(since, through]`, or rows of a snapshot; at least one."""
-        ...
 
     def flush(self) -> None:
         """Return when everything that was written is durable."""
-        ...
 
     def close(self) -> None:
         """Free resources.  Changes that were not flushed may be lost.  Closing twice is harmless."""
-        ...
 
 
 OpenSink: TypeAlias = Callable[[str, SinkContext], Sink]

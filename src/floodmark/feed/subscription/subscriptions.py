@@ -158,7 +158,6 @@ class SubscriptionStore(Protocol):
 
         A new subscription is created, and begins behind `start`, or with the snapshot at `start`.
         """
-        ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
     def acknowledge(
@@ -169,17 +168,14 @@ class SubscriptionStore(Protocol):
         Returns the positions that were acknowledged before.  A repeated report is harmless.
         `AcknowledgementConflict` if a position is pending in a transaction.
         """
-        ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
     def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         """Renew the lease."""
-        ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
     def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         """Release the lease, if the caller still has it."""
-        ...
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, audited=True, owned=Owned.LEASE)
     def seek(
@@ -196,12 +192,10 @@ class SubscriptionStore(Protocol):
         reports are refused.  Without an epoch, the subscription must have no consumer.
         `AcknowledgementConflict` while an acknowledgement is pending in a transaction.
         """
-        ...
 
     @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
     def find(self, name: str) -> SubscriptionRow:
         """The subscription of a name."""
-        ...
 
     @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
     def pending(self, name: str) -> list[PendingAcknowledgement]:
@@ -209,7 +203,6 @@ class SubscriptionStore(Protocol):
 
         When a change is no longer pending, the row says whether it is live: if so, its transaction aborted.
         """
-        ...
 
     @Action(Role.ADMIN, Scope.SUBSCRIPTION, audited=True)
     def remove(self, name: str) -> None:
@@ -217,17 +210,14 @@ class SubscriptionStore(Protocol):
 
         `AcknowledgementConflict` while an acknowledgement is pending in a transaction.
         """
-        ...
 
     @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True, lengthy=True)
     def statistics(self, name: str) -> SubscriptionStatistics:
         """The progress and backlog of a subscription."""
-        ...
 
     @Action(Role.READ, shown_by=lambda row: row.spec.namespace, repeatable=True)
     def list(self) -> list[SubscriptionRow]:
         """All subscriptions by name."""
-        ...
 
 
 def measure(
