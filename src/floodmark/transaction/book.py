@@ -93,11 +93,6 @@ class HeldTransaction:
         self.ended: Event | None = None
 
     @property
-    def owner(self) -> str:
-        """The owner's mark."""
-        return owner_of(self.id)
-
-    @property
     def is_open(self) -> bool:
         """Whether it can still be decided either way."""
         return self.state is TransactionState.OPEN
@@ -240,7 +235,7 @@ class TransactionBook:
         # The number of transactions whose beginning is on its way to the log.
         self.beginning = 0
         # The number of each owner's transactions that have not ended, with those on their way.
-        self.owned: dict[str, int] = Counter(each.owner for each in held.values())
+        self.owned: dict[str, int] = Counter(map(owner_of, held))
         self.is_closed = False
         # Wakes threads that wait for a step to end; their number.
         self._changed = Condition(self.lock)
@@ -306,8 +301,8 @@ class TransactionBook:
         if held.id not in self.held:
             return False
         self._ended[held.id] = held.end()
-        owner = held.owner
         del self.held[held.id]
+        owner = owner_of(held.id)
         self.owned[owner] -= 1
         self.forget_owner(owner)
         if len(self._ended) > ENDED_REMEMBERED:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Thread
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import structs
 
@@ -82,8 +82,6 @@ _UNFINISHED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, Transa
 
 _log = logging.getLogger("floodmark.transaction")
 
-Result = TypeVar("Result")
-
 
 class TransactionCoordinator:
     """Decides about the transactions of one log.  Safe to use from many threads.
@@ -129,7 +127,13 @@ class TransactionCoordinator:
         The id ends with the owner's mark, if there is one, so that the log keeps it.  Raises `LimitExceeded`
         if the owner has `owned_max` transactions that have not ended.
         """
-        return self._take(self._beginning(timeout, owner, owned_max)).id
+        timeout_ms = timeout // timedelta(milliseconds=1)
+        if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
+            raise InvalidArgument("the timeout of a transaction is between a millisecond and 24 hours")
+        transaction = f"{self.number}-{self._mint()}" + (f"-{owner}" if owner else "")
+        record = Begun(transaction, self._time_source() + timeout_ms, timeout_ms)
+        self._take(Beginning(self._book, record, self.number, self._growing_ms(), owned_max))
+        return transaction
 
     def join(self, transaction: str, participant: Participant) -> None:
         """Add a participant to a transaction, before it does anything for it."""
@@ -244,16 +248,6 @@ class TransactionCoordinator:
 
     # Steps
 
-    def _beginning(
-        self, timeout: timedelta, owner: str = "", owned_max: int = TRANSACTIONS_OPEN_MAX
-    ) -> Beginning:
-        timeout_ms = timeout // timedelta(milliseconds=1)
-        if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
-            raise InvalidArgument("the timeout of a transaction is between a millisecond and 24 hours")
-        transaction = f"{self.number}-{self._mint()}" + (f"-{owner}" if owner else "")
-        record = Begun(transaction, self._time_source() + timeout_ms, timeout_ms)
-        return Beginning(self._book, record, self.number, self._growing_ms(), owned_max)
-
     def _end(self, decision: Committing | Aborting, wrote: bool | None = None) -> HeldTransaction | Ended:
         """Decide, and return when all participants have confirmed."""
         try:
@@ -282,7 +276,10 @@ class TransactionCoordinator:
                 f"({failure}); ask later what became of it",
                 transaction=transaction,
             )
-        return _over_time(transaction)
+        return TransactionEnded(
+            f"transaction {transaction} is past its deadline; begin another one, with a longer timeout",
+            transaction=transaction,
+        )
 
     def _expire(self, late: Iterable[HeldTransaction]) -> None:
         """Abort transactions that are past their deadline, unless another step of them is under way."""
@@ -331,13 +328,6 @@ class TransactionCoordinator:
         except BaseException:
             step.withdraw()
             raise
-
-
-def _over_time(transaction: str) -> TransactionEnded:
-    return TransactionEnded(
-        f"transaction {transaction} is past its deadline; begin another one, with a longer timeout",
-        transaction=transaction,
-    )
 
 
 def open_coordinator(

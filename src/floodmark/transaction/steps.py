@@ -36,26 +36,33 @@ class TransactionStep(Promise[HeldTransaction | Ended]):
         """
         raise NotImplementedError
 
-    def apply(self, position: Position) -> HeldTransaction:
+    def apply(self) -> HeldTransaction:
         """Change the transaction: the record is durable."""
         raise NotImplementedError
 
     def leave(self) -> None:
         """Stop excluding other steps.  Does nothing if the step is not entered."""
-        if self._is_entered and self._held is not None:
+        if self._is_entered:
             self._is_entered = False
-            self._exit(self._held)
-            self._book.release(self._held)
+            self._exit()
+            if self._held is not None:
+                self._book.release(self._held)
 
-    def _exit(self, held: HeldTransaction) -> None:
+    def _exit(self) -> None:
         """Undo what `enter` counted."""
         raise NotImplementedError
+
+    @property
+    def _transaction(self) -> HeldTransaction:
+        assert self._held is not None
+        return self._held
 
     # Called by the log
 
     def complete(self, position: Position) -> None:
         with self._book.lock:
-            held = self._held = self.apply(position)
+            held = self._held = self.apply()
+            held.positions.append(position)
             self.leave()
         self.set_result(held)
 
@@ -111,24 +118,17 @@ class Beginning(TransactionStep):
         book.owned[self._owner] = owned + 1
         self._is_entered = True
 
-    def apply(self, position: Position) -> HeldTransaction:
+    def apply(self) -> HeldTransaction:
         transaction, now_ms = self.record.transaction, self._now_ms
-        held = self._book.held[transaction] = HeldTransaction(
-            transaction, now_ms, now_ms + self.record.timeout_ms
-        )
-        held.positions.append(position)
+        held = HeldTransaction(transaction, now_ms, now_ms + self.record.timeout_ms)
+        self._book.held[transaction] = held
         return held
 
-    def leave(self) -> None:
-        if self._is_entered and self._held is None:
-            self._is_entered = False
-            self._book.beginning -= 1
+    def _exit(self) -> None:
+        self._book.beginning -= 1
+        if self._held is None:
             self._book.owned[self._owner] -= 1
             self._book.forget_owner(self._owner)
-        super().leave()
-
-    def _exit(self, held: HeldTransaction) -> None:
-        self._book.beginning -= 1
 
 
 class Joining(TransactionStep):
@@ -158,15 +158,12 @@ class Joining(TransactionStep):
         self._is_entered = True
         return None
 
-    def apply(self, position: Position) -> HeldTransaction:
-        held = self._held
-        assert held is not None
-        held.positions.append(position)
-        held.join(self.record.participant)
-        return held
+    def apply(self) -> HeldTransaction:
+        self._transaction.join(self.record.participant)
+        return self._transaction
 
-    def _exit(self, held: HeldTransaction) -> None:
-        held.joining -= 1
+    def _exit(self) -> None:
+        self._transaction.joining -= 1
 
 
 class Deciding(TransactionStep):
@@ -216,10 +213,8 @@ class Deciding(TransactionStep):
         self._is_entered = True
         return None
 
-    def apply(self, position: Position) -> HeldTransaction:
-        held = self._held
-        assert held is not None
-        held.positions.append(position)
+    def apply(self) -> HeldTransaction:
+        held = self._transaction
         held.decide(self.record)
         if self._is_awaited:
             held.retried_ms = self._book.growing_ms() + PAUSE_MS_FIRST
@@ -228,8 +223,8 @@ class Deciding(TransactionStep):
     def _may(self, held: HeldTransaction) -> bool:
         return not held.is_deciding if self._is_late else held.is_quiet
 
-    def _exit(self, held: HeldTransaction) -> None:
-        held.is_deciding = False
+    def _exit(self) -> None:
+        self._transaction.is_deciding = False
 
 
 def require_undecided(book: TransactionBook, transaction: str, *, late: bool = False) -> HeldTransaction:
