@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from threading import BoundedSemaphore, Condition, Event, Lock, Thread
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -44,6 +45,8 @@ _NO_SINKS: Final = AllowedSinks()
 
 # The memory of a change beyond the bytes of its key and value.
 CHANGE_BYTES: Final = 400
+
+_version: Final = attrgetter("version")
 
 
 class RangeBatch(NamedTuple):
@@ -83,7 +86,8 @@ class RangeBuffer:
         # In commit order.  The last may lie above `through`, if their commit is incomplete.
         self._changes: list[Change] = []
         self._changed = Condition()
-        self._finished = self._closed = False
+        # Whether no more changes come, and whether none are taken any more.
+        self._is_over = self._closed = False
 
     def put(self, changes: Sequence[Change], through: Version, snapshot: bytes | None = None) -> bool:
         """Wait for room, and add changes; False if the buffer was closed."""
@@ -104,10 +108,10 @@ class RangeBuffer:
         `linger_seconds` at most.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over() or self.has_more)
+            self._changed.wait_for(lambda: self._is_over or self.has_more)
             if linger_seconds and self._complete():
                 self._changed.wait_for(
-                    lambda: self._is_over() or self._is_full() or self._complete() >= records_max,
+                    lambda: self._is_over or self._is_full() or self._complete() >= records_max,
                     linger_seconds,
                 )
             if self._closed or not self.has_more:
@@ -148,19 +152,16 @@ class RangeBuffer:
     def finish(self) -> None:
         """Note that no more changes come."""
         with self._changed:
-            self._finished = True
+            self._is_over = True
             self._changed.notify_all()
 
     def close(self) -> None:
         """Drop all changes and end all waits."""
         with self._changed:
-            self._closed = True
+            self._is_over = self._closed = True
             self._changes.clear()
             self.bytes = 0
             self._changed.notify_all()
-
-    def _is_over(self) -> bool:
-        return self._closed or self._finished
 
     @property
     def has_more(self) -> bool:
@@ -184,10 +185,6 @@ def weigh(changes: Sequence[Change]) -> int:
 def measure_bytes(changes: Sequence[Change]) -> int:
     """The bytes of keys and values."""
     return sum(len(change.key) + len(change.value or b"") for change in changes)
-
-
-def _version(change: Change) -> Version:
-    return change.version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,18 +301,9 @@ class Round(ABC):
         return Thread(target=guarded, name=f"feed {self.feed.name} {name}", daemon=True)
 
 
-class BeginRound(Protocol):
-    """Makes a round for a feed, which `start` begins.  `require_lease` raises if the runner may not write."""
-
-    def __call__(
-        self,
-        feed: Feed,
-        counters: Counters,
-        *,
-        require_lease: Callable[[], None],
-        nudge: Callable[[], None],
-    ) -> Round:
-        """The round."""
+# Makes a round: of a feed, with counters, `require_lease`, which raises if the runner may not write, and
+# `nudge`.
+BeginRound: TypeAlias = Callable[..., Round]
 
 
 class ThreadRound(Round):

@@ -106,8 +106,8 @@ class FeedRunner:
         self._counters = Counters()
         self._samples: deque[tuple[int, int, int]] = deque([(elapsed_ms(), 0, 0)])
         self._round: Round | None = None
-        # The feed as the site last answered.
-        self._feed: Feed | None = None
+        # The feed as the site last answered; None before the lease was held.
+        self.feed: Feed | None = None
         self._held_until_ms = self._writable_until_ms = 0
 
     def request_stop(self) -> None:
@@ -168,12 +168,12 @@ class FeedRunner:
         except FeedNotFound:
             return FeedState.REMOVED
         except Retryable:
-            return FeedState.NORMAL if self._feed is None else self._feed.state
+            return FeedState.NORMAL if self.feed is None else self.feed.state
 
     def _renewed(self, asked_ms: int, feed: Feed) -> None:
         """The lease counts from when it was asked for; its last third is for a write in progress."""
         lease_ms = int(self._lease_seconds * 1000)
-        self._feed = feed
+        self.feed = feed
         self._held_until_ms = asked_ms + lease_ms
         self._writable_until_ms = asked_ms + lease_ms * 2 // 3
 
@@ -233,7 +233,7 @@ class FeedRunner:
             with suppress(FloodmarkError):
                 self._report(work, FeedError.of(failure, collected=work.collected))
             raise failure
-        known = self._feed or work.feed
+        known = self.feed or work.feed
         if known.state is FeedState.FAILED:
             raise VersionCollected(
                 known.error.text
@@ -262,28 +262,25 @@ class FeedRunner:
 
     # Statistics
 
-    @property
-    def feed(self) -> Feed | None:
-        """The feed as the site last answered; None before the lease was held."""
-        return self._feed
-
     def statistics(self) -> RunnerStatistics:
         """The runner at this moment."""
-        work, feed, now_ms = self._round, self._feed, self._time_source()
-        ranges = [] if work is None else work.progress()
+        work, feed, now_ms = self._round, self.feed, self._time_source()
+        ranges: list[RangeProgress] = []
+        effort, problem = Effort(0, 0, BUDGET_MS), None
+        if work is not None:
+            ranges, effort, problem = work.progress(), work.effort(), work.problem()
         checkpoint = min((part.checkpoint for part in ranges), default=0)
         resolved = min((part.resolved for part in ranges), default=0)
-        effort = Effort(0, 0, BUDGET_MS) if work is None else work.effort()
-        problem = None if work is None else work.problem()
-        changes_rate, bytes_rate = self._rates()
+        before_ms, changes, size = self._samples[0]
+        seconds = max(1, self._elapsed_ms() - before_ms) / 1000
         return RunnerStatistics(
             feed=self._name,
             state=None if feed is None else feed.state,
             changes=self._counters.changes,
             bytes=self._counters.bytes,
             batches=self._counters.batches,
-            changes_per_second=changes_rate,
-            bytes_per_second=bytes_rate,
+            changes_per_second=(self._counters.changes - changes) / seconds,
+            bytes_per_second=(self._counters.bytes - size) / seconds,
             checkpoint=checkpoint,
             resolved=resolved,
             checkpoint_lag_ms=_lag_ms(checkpoint, now_ms),
@@ -299,11 +296,6 @@ class FeedRunner:
         self._samples.append((now_ms, self._counters.changes, self._counters.bytes))
         while len(self._samples) > 2 and self._samples[1][0] <= now_ms - _RATE_MS:
             self._samples.popleft()
-
-    def _rates(self) -> tuple[float, float]:
-        before_ms, changes, size = self._samples[0]
-        seconds = max(1, self._elapsed_ms() - before_ms) / 1000
-        return (self._counters.changes - changes) / seconds, (self._counters.bytes - size) / seconds
 
 
 def _plan(feed: Feed) -> tuple[FeedSpec, list[int]]:

@@ -268,16 +268,11 @@ class LocalFeedStore:
             now_ms = self._time_source()
             is_due = now_ms - feed.held_at_ms >= HOLD_EVERY_MS
             feed, progress = _take_skipped(feed, progress)
-            reported = _settle(
-                replace(
-                    check(feed, progress, now_ms),
-                    lease=lease.renewed(now_ms),
-                    held_at_ms=now_ms if is_due else feed.held_at_ms,
-                ),
-                error,
-                now_ms,
+            held_at_ms = now_ms if is_due else feed.held_at_ms
+            checked = replace(
+                check(feed, progress, now_ms), lease=lease.renewed(now_ms), held_at_ms=held_at_ms
             )
-            self._store(reported)
+            reported = self._store(_settle(checked, error, now_ms))
             report_findings(f"feed {name}", feed.checks, reported.checks, feed=name)
             if reported.state is FeedState.FAILED:
                 self._readers.let_go(name)
@@ -287,9 +282,10 @@ class LocalFeedStore:
 
     def release(self, name: str, holder: str, owner: str = SITE_OWNER) -> None:
         with self._readers.lock:
-            feed = self._readers.states[name].show() if name in self._readers.states else None
-            if feed is not None and feed.lease is not None and feed.lease.is_of(holder, owner):
-                self._store(replace(feed, lease=None))
+            state = self._readers.states.get(name)
+            lease = None if state is None else state.row.lease
+            if state is not None and lease is not None and lease.is_of(holder, owner):
+                self._store(replace(state.row, lease=None))
 
     def list(self) -> list[Feed]:
         return self._readers.list()
@@ -302,12 +298,11 @@ class LocalFeedStore:
             return self._fail(feed, error)
         except (Retryable, OutcomeUnknown):
             # The old safe point holds for hours, and is moved again in a minute.
-            return feed
+            pass
         return feed
 
     def _fail(self, feed: Feed, error: VersionCollected) -> Feed:
-        failed = _settle(feed, FeedError.of(error, collected=True), self._time_source())
-        self._store(failed)
+        failed = self._store(_settle(feed, FeedError.of(error, collected=True), self._time_source()))
         self._readers.let_go(feed.name)
         return failed
 
@@ -384,10 +379,9 @@ def _settle(feed: Feed, error: FeedError | None, now_ms: int) -> Feed:
     else:
         state = FeedState.NORMAL if error is None else FeedState.ERROR
     if error is not None:
-        error = replace(error, text=error.text[:REPORTED_CHARACTERS_MAX])
-        known = feed.error
-        lasts = known is not None and known.text == error.text
-        error = replace(error, at_ms=known.at_ms if known is not None and lasts else now_ms)
+        text, known = error.text[:REPORTED_CHARACTERS_MAX], feed.error
+        lasts_from = known.at_ms if known is not None and known.text == text else now_ms
+        error = replace(error, text=text, at_ms=lasts_from)
     return replace(
         feed,
         state=state,

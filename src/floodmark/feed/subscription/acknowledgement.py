@@ -444,12 +444,11 @@ class DeliveryAccount:
     def acknowledge(self, acknowledgement: Acknowledgement) -> None:
         """Note the acknowledgement of changes, which must have been delivered."""
         self.deliveries.require_delivered(acknowledgement)
-        known = [
+        self._positions += [
             position
             for position in acknowledgement.positions
             if position.index < self._told.get(position.version, 0) and self.deliveries.is_live(position)
         ]
-        self._positions += known
         acknowledged = self.deliveries.acknowledge(acknowledgement)
         through = acknowledgement.through
         if acknowledged and through is not None and (self._through is None or through > self._through):
@@ -465,20 +464,13 @@ class DeliveryAccount:
 
     def take(self) -> Progress | None:
         """The next report, which counts as reported from now on; None without news."""
-        delivered = list(self._take_grown())
-        acknowledgement = Acknowledgement(positions=self._positions, through=self._through)
         progress = Progress(
             through=self.deliveries.through,
-            delivered=delivered,
-            acknowledgement=acknowledgement,
+            delivered=list(self._take_grown()),
+            acknowledgement=Acknowledgement(positions=self._positions, through=self._through),
             mark=self._take_mark(),
         )
-        is_news = (
-            self.untold > 0
-            or bool(delivered)
-            or acknowledgement != Acknowledgement()
-            or progress.through > self.told_through
-        )
+        is_news = self.untold > 0 or progress.is_news(self.told_through)
         self.untold = 0
         self.told_through = progress.through
         self._positions, self._through = [], None
@@ -507,8 +499,5 @@ class DeliveryAccount:
         self._grown = {}
         if len(self._told) > 2 * self.deliveries.commit_count:
             # Not each time: it visits all of them.
-            self._told = {
-                version: count
-                for version, count in self._told.items()
-                if self.deliveries.find(version) is not None
-            }
+            find = self.deliveries.find
+            self._told = {version: count for version, count in self._told.items() if find(version)}

@@ -97,8 +97,8 @@ class Pending:
     >>> pending.owner(ChangePosition(5, 1)), pending.owner(ChangePosition(5, 0))
     ('0-7', None)
     >>> pending.remove("0-7")
-    >>> bool(pending)
-    False
+    >>> pending.transactions
+    []
     """
 
     def __init__(self, subscription: str) -> None:
@@ -107,9 +107,6 @@ class Pending:
         self._parts: dict[str, list[Acknowledgement]] = {}
         self._owners: dict[ChangePosition, str] = {}
         self._through: _Through | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
 
     @property
     def transactions(self) -> list[str]:
@@ -154,7 +151,9 @@ class Pending:
             if not (deliveries.is_live(position) and self.owner(position) == transaction)
         ]
         for position in positions:
-            self._require_free(position, deliveries)
+            if not deliveries.is_live(position):
+                raise self._conflict(position, "was acknowledged before", None)
+            self._require_free(position)
         through = acknowledgement.through
         if through is not None and not self._is_new(transaction, through, deliveries):
             through = None
@@ -167,14 +166,12 @@ class Pending:
         if not self._parts:
             return
         for position in acknowledgement.positions:
-            if deliveries.is_live(position) and (owner := self.owner(position)) is not None:
-                raise self._conflict(position, f"is pending in transaction {owner}", owner)
+            if deliveries.is_live(position):
+                self._require_free(position)
         if acknowledgement.through is not None:
             self._require_none_below(acknowledgement.through, deliveries)
 
-    def _require_free(self, position: ChangePosition, deliveries: Deliveries) -> None:
-        if not deliveries.is_live(position):
-            raise self._conflict(position, "was acknowledged before", None)
+    def _require_free(self, position: ChangePosition) -> None:
         owner = self.owner(position)
         if owner is not None:
             raise self._conflict(position, f"is pending in transaction {owner}", owner)
@@ -226,7 +223,9 @@ class Pending:
     def add(self, transaction: str, part: Acknowledgement) -> None:
         """Enter the new part of an acknowledgement."""
         self._parts.setdefault(transaction, []).append(part)
-        self._enter(transaction, part)
+        self._owners.update(dict.fromkeys(part.positions, transaction))
+        if part.through is not None and (self._through is None or part.through > self._through.position):
+            self._through = _Through(transaction, part.through)
 
     def take_back(self, transaction: str, part: Acknowledgement) -> None:
         """Undo `add`."""
@@ -243,11 +242,6 @@ class Pending:
                 self._owners.pop(position, None)
         if self._through is not None and self._through.transaction == transaction:
             self._through = None
-
-    def _enter(self, transaction: str, part: Acknowledgement) -> None:
-        self._owners.update(dict.fromkeys(part.positions, transaction))
-        if part.through is not None and (self._through is None or part.through > self._through.position):
-            self._through = _Through(transaction, part.through)
 
 
 def conflict(

@@ -157,13 +157,7 @@ class LocalSubscriptionStore:
         return acknowledged
 
     def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
-        def judge(state: SubscriptionState) -> SubscriptionChange:
-            lease = _require_lease(state.row, epoch, owner)
-            nothing = Progress(through=state.deliveries.through)
-            return SubscriptionChange(nothing, lease.renewed(self._time_source()).expires_at_ms)
-
-        self._change(name, judge)
-        self._move_on_if_due(name, epoch)
+        self.acknowledge(name, epoch, Progress(through=0), owner)
 
     def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         with self._lock:
@@ -300,8 +294,7 @@ class LocalSubscriptionStore:
 
     def settle_pending(self, fate: Settler) -> None:
         """End the pending acknowledgements of ended transactions, which a restart may find."""
-        found = self._pending.transactions()
-        for name, transaction in found:
+        for name, transaction in self._pending.transactions():
             self._end_if_decided(name, transaction, fate)
 
     def _end_decided(self, name: str) -> None:
