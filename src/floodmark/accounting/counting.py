@@ -14,7 +14,7 @@ entry is joined with the next one.  Thus the stored counts stay small, however f
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from threading import Lock
 from typing import Final, TypeAlias
 
@@ -41,6 +41,7 @@ Versions: TypeAlias = NDArray[numpy.uint64]
 
 _NONE: Final[Versions] = numpy.zeros(0, numpy.uint64)
 _flags: Final = itemgetter(-1)
+_last: Final = attrgetter("last")
 
 
 class CountedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -158,16 +159,13 @@ class Counting:
             scanned = min(self._scanning, through)
             if self._scanning <= through:
                 self._scanning = 0
-            self._enter(Counted(entries=list(entries), beats=beats, scanned=scanned), through)
+            counted = Counted(entries=list(entries), beats=beats, scanned=scanned)
+            self._unreported, self._through = self._unreported.then(counted), through
 
     def take_over(self, counted: Counted, through: Version) -> None:
         """Enter what another process read, counted and delivered, up to `through`."""
         with self._lock:
-            self._enter(counted, through)
-
-    def _enter(self, counted: Counted, through: Version) -> None:
-        self._unreported = self._unreported.then(counted)
-        self._through = through
+            self._unreported, self._through = self._unreported.then(counted), through
 
     def report(self) -> tuple[Version, Counted]:
         """The version delivered through, and all counts since the last acknowledged report."""
@@ -417,10 +415,6 @@ def _ends(beats: Iterable[NamespaceBeat]) -> list[Version]:
 
 def _order(beat: NamespaceBeat) -> tuple[Version, int]:
     return beat.version, -1 if beat.log is None else beat.log
-
-
-def _last(entry: CountedRun) -> Version:
-    return entry.last
 
 
 def _combine(digests: Versions | None) -> int | None:

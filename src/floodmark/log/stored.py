@@ -83,7 +83,7 @@ class SegmentBook:
         """Note an entry, and the segment that was opened for it."""
         if opened is not None:
             self.open(opened)
-        self._change(self._index_of(entry), 1, size)
+        self._change(entry, 1, size)
         self.sizes[entry] = size
         self._written += size
         if opened is not None:
@@ -98,7 +98,7 @@ class SegmentBook:
     def remove(self, entries: Iterable[EntryId]) -> None:
         """Note that entries are gone, and the segments that they leave empty."""
         for entry in entries:
-            self._change(self._index_of(entry), -1, -self.sizes.pop(entry))
+            self._change(entry, -1, -self.sizes.pop(entry))
         self._drop_empty()
 
     def segments(self) -> list[Segment]:
@@ -113,11 +113,10 @@ class SegmentBook:
     def _index_of(self, entry: EntryId) -> int:
         return bisect_right(self._segments, entry, key=lambda segment: segment.first) - 1
 
-    def _change(self, index: int, entries: int, size: int) -> None:
+    def _change(self, entry: EntryId, count: int, size: int) -> None:
+        index = self._index_of(entry)
         segment = self._segments[index]
-        self._segments[index] = segment._replace(
-            entries=segment.entries + entries, bytes=segment.bytes + size
-        )
+        self._segments[index] = segment._replace(entries=segment.entries + count, bytes=segment.bytes + size)
 
 
 class Store(Protocol):

@@ -8,7 +8,7 @@ O(log n), and the sweeping thread sleeps until the first note.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
-from threading import Condition, Event, Lock
+from threading import Condition, Lock
 from typing import Final, NamedTuple
 
 from floodmark.clock import TimeSource
@@ -61,7 +61,7 @@ class HeldTransaction:
     """One transaction.  Callers that change it hold the coordinator's lock."""
 
     __slots__ = (
-        "began_ms", "due_noted_ms", "ended", "expires_ms", "id", "is_deciding", "is_telling",
+        "began_ms", "due_noted_ms", "expires_ms", "id", "is_deciding", "is_telling",
         "joining", "participants", "parts", "positions", "reason", "retried_ms", "retries", "state",
         "version", "waiting",
     )  # fmt: skip
@@ -89,8 +89,6 @@ class HeldTransaction:
         self.retries = 0
         # The earliest time at which the agenda has a note of it.
         self.due_noted_ms: int | None = None
-        # Set at its end, if a thread waits for that.
-        self.ended: Event | None = None
 
     @property
     def is_open(self) -> bool:
@@ -237,7 +235,7 @@ class TransactionBook:
         # The number of each owner's transactions that have not ended, with those on their way.
         self.owned: dict[str, int] = Counter(map(owner_of, held))
         self.is_closed = False
-        # Wakes threads that wait for a step to end; their number.
+        # Wakes threads that wait for the end of a step or of a transaction; their number.
         self._changed = Condition(self.lock)
         self._waiting = 0
         self._ended: OrderedDict[str, Ended] = OrderedDict()
@@ -307,6 +305,8 @@ class TransactionBook:
         self.forget_owner(owner)
         if len(self._ended) > ENDED_REMEMBERED:
             self._ended.popitem(last=False)
+        if self._waiting:
+            self._changed.notify_all()
         return True
 
     def forget_owner(self, owner: str) -> None:
@@ -352,9 +352,6 @@ class TransactionBook:
             self.is_closed = True
             self._changed.notify_all()
             self._work.notify_all()
-            for held in self.held.values():
-                if held.ended is not None:
-                    held.ended.set()
 
 
 def not_found(transaction: str) -> TransactionNotFound:

@@ -7,7 +7,6 @@ transaction are acknowledged together, so that the log is as long as what is ope
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from threading import Event
 from typing import Final, Protocol
 
 from floodmark.log import BatchedWriter
@@ -72,16 +71,11 @@ class Ending:
     def finish(self, held: HeldTransaction, seconds_max: float) -> None:
         """Tell the participants of a decided transaction and return when it has ended."""
         self.tell([held])
-        with self._book.lock:
-            if held.id not in self._book.held:
-                return
-            ended = held.ended = held.ended or Event()
-            if self._book.is_closed:
-                ended.set()
-        ended.wait(seconds_max)
-        with self._book.lock:
-            if held.id in self._book.held:
-                raise _unfinished(held, is_closed=self._book.is_closed)
+        book = self._book
+        with book.lock:
+            book.wait_for(held.id, lambda each: each.id not in book.held, seconds_max)
+            if held.id in book.held:
+                raise _unfinished(held, is_closed=book.is_closed)
 
     def _tell(self, held: HeldTransaction) -> bool:
         """Tell the participants that have not confirmed; whether all have now."""
@@ -119,17 +113,13 @@ class Ending:
         # A closed log keeps the records: recovery finds them, and the transactions end once more.
         with suppress(Closed):
             self._log.acknowledge(position for held in ended for position in held.positions)
-        for held in ended:
-            if held.ended is not None:
-                held.ended.set()
 
 
 def _unfinished(held: HeldTransaction, *, is_closed: bool) -> PartlyDone:
     names = ", ".join(f"{each.kind} {each.name}" for each in list(held.waiting))
+    what_next = "the coordinator keeps trying. floodmark txn show says what is wrong"
     if is_closed:
         what_next = "open the site again, and it is told"
-    else:
-        what_next = "the coordinator keeps trying. floodmark txn show says what is wrong"
     return PartlyDone(
         f"transaction {held.id} is {held.state}, and stays so, but {names} has not confirmed yet; "
         f"{what_next}",
