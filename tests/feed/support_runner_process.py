@@ -11,7 +11,7 @@ from functools import partial
 
 from floodmark.feed.named.round import ThreadRound
 from floodmark.feed.named.runner import FeedRunner
-from floodmark.feed.sinks import open_sink
+from floodmark.feed.sinks.base import open_sink
 from floodmark.site.connecting import connect
 from floodmark.site.feeds import surroundings_of
 

@@ -15,7 +15,7 @@ from tests.server.support import serving
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.named.feeds import FeedState, RangeProgress, SinkOptions, advance, recut
 from floodmark.feed.named.round import RangeBatch, RangeBuffer
-from floodmark.feed.sinks import SinkContext
+from floodmark.feed.sinks.base import SinkContext
 from floodmark.feed.sinks.parquet import ParquetSink
 from floodmark.files.directory import directory_at
 from floodmark.model.change import Change, ChangeType, Stamp

@@ -9,7 +9,7 @@ from tests.feed.support_runner import Stage, by_key, versions
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.named.feeds import FeedState, RangeProgress, SinkOptions
-from floodmark.feed.sinks import Sink, SinkContext
+from floodmark.feed.sinks.base import Sink, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import SinkFailed
 from floodmark.model.version import Version

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 
-from floodmark.feed.sinks import Sink, SinkContext
+from floodmark.feed.sinks.base import Sink, SinkContext
 from floodmark.feed.sinks.blackhole import BlackholeSink
 from floodmark.feed.sinks.parquet import ParquetSink
 from floodmark.feed.sinks.stdout import StdoutSink

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.support import run
 
 import floodmark
-from floodmark.feed.sinks import known_schemes, open_sink, parse_sink, require_sink
+from floodmark.feed.sinks.base import known_schemes, open_sink, parse_sink, require_sink
 from floodmark.feed.sinks.blackhole import BlackholeSink
 from floodmark.feed.sinks.stdout import StdoutSink, encode_line
 from floodmark.model.errors import Closed, InvalidArgument
@@ -62,7 +62,7 @@ def test_a_package_adds_a_sink_by_an_entry_point(tmp_path: Path, monkeypatch: py
 
 def test_what_a_sink_needs_is_loaded_by_those_who_use_it() -> None:
     script = (
-        "import sys, floodmark.feed.named.runner; from floodmark.feed.sinks import require_sink;"
+        "import sys, floodmark.feed.named.runner; from floodmark.feed.sinks.base import require_sink;"
         "require_sink('parquet:x');"
         "print('pyarrow.parquet' in sys.modules or 'pyarrow.flight' in sys.modules)"
     )

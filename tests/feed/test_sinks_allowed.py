@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from floodmark.feed.sinks import AllowedSinks
+from floodmark.feed.sinks.base import AllowedSinks
 from floodmark.feed.sinks.blackhole import BlackholeSink
 from floodmark.model.errors import InvalidArgument, NotAllowed
 from floodmark.testing.sinks import context

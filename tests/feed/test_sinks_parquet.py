@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pyarrow import fs
 
 from floodmark.feed.named.feeds import RangeProgress, recut
-from floodmark.feed.sinks import SinkContext, open_sink
+from floodmark.feed.sinks.base import SinkContext, open_sink
 from floodmark.feed.sinks.parquet import SCHEMA, ChangeFile, ParquetSink, _Held, to_table
 from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import Change

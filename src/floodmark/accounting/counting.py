@@ -207,7 +207,6 @@ class RowCounting:
         self._counted = self._counted.then(Counted(scanned=through))
 
     def finish(self) -> Counted:
-        """The counts of all rows."""
         return self._counted.then(Counted(entries=self._cut(None))).thinned()
 
     def _cut(self, through: Version | None) -> list[CountedRun]:

@@ -63,7 +63,6 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return owner == SITE_OWNER or self.owner in (None, owner)
 
     def renewed(self, now_ms: int) -> "Lease":
-        """The lease for another lifetime."""
         return replace(self, expires_at_ms=now_ms + self.lifetime_ms)
 
 
@@ -129,7 +128,6 @@ class ReaderKind:
     not_found: type[FloodmarkError]
 
     def key(self, name: str) -> bytes:
-        """The key of a row in the metadata."""
         return self.prefix + name.encode()
 
     def lease_held(self, row: LeasedRow, lease: Lease) -> LeaseHeld:
@@ -159,7 +157,6 @@ class RowState(Generic[Row]):
         self.row = row
 
     def show(self) -> Row:
-        """The row as it is now."""
         return self.row
 
     def store(self, row: Row) -> tuple[Row, list[WriteRow]]:
@@ -240,7 +237,6 @@ class LeasedReaders(Generic[Row, State]):
         return state
 
     def find(self, name: str) -> Row:
-        """The reader of a name."""
         row: Row = self.state(name).show()
         return row
 
@@ -251,7 +247,6 @@ class LeasedReaders(Generic[Row, State]):
             return None if state is None else state.show()
 
     def list(self) -> list[Row]:
-        """All readers by name."""
         return [state.show() for _, state in sorted(self.states.items())]
 
     def enter(self, state: State) -> Row:
@@ -315,7 +310,6 @@ class LeasedReaders(Generic[Row, State]):
     # Leases
 
     def new_lease(self, holder: str, seconds: float, owner: str) -> Lease:
-        """A lease from now on."""
         lifetime_ms = require_lease_seconds(seconds) // timedelta(milliseconds=1)
         require_name(holder, "holder of a lease")
         expires_at_ms = self.now_ms() + lifetime_ms

@@ -89,7 +89,6 @@ class Acknowledgements:
 
     @property
     def has_changes(self) -> bool:
-        """Whether there are marks to be stored."""
         return bool(self._changed)
 
     def take(self) -> Marks:

@@ -47,7 +47,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """The number of observations."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
@@ -77,17 +76,14 @@ class LogStatistics:
 
     @property
     def batched_entries(self) -> int:
-        """Entries that were written as batches."""
         return sum(self.flushes.values())
 
     @property
     def entries(self) -> int:
-        """Entries of either kind."""
         return self.batched_entries + self.bare_entries
 
     @property
     def bytes(self) -> int:
-        """The bytes of all entries."""
         return int(self.entry_size_bytes.sum) + self.bare_bytes
 
 
@@ -131,7 +127,6 @@ class FlushCounter:
         self._bare_bytes += size
 
     def statistics(self, *, enabled: bool, bytes_in_flight: int) -> LogStatistics:
-        """The totals as they are now."""
         return LogStatistics(
             enabled=enabled,
             records=int(self._records.sum) + self._bare_entries,

@@ -102,7 +102,6 @@ class SegmentBook:
         self._drop_empty()
 
     def segments(self) -> list[Segment]:
-        """The segments as they are now."""
         return list(self._segments)
 
     def _drop_empty(self) -> None:

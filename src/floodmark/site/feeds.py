@@ -8,7 +8,7 @@ from floodmark.feed.named.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdat
 from floodmark.feed.named.round import Surroundings, ThreadRound
 from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.reading.items import OnCorrupt
-from floodmark.feed.sinks import AllowedSinks, require_sink
+from floodmark.feed.sinks.base import AllowedSinks, require_sink
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
 from floodmark.host.ports import Host
 from floodmark.model.change import Resolved

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 import pytest
 
-from floodmark.feed.sinks import Sink, SinkContext
+from floodmark.feed.sinks.base import Sink, SinkContext
 from floodmark.model.change import Change, ChangeType, Stamp
 from floodmark.model.errors import Closed
 from floodmark.model.limits import MIB

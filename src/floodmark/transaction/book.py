@@ -152,7 +152,6 @@ class HeldTransaction:
         )
 
     def age_ms(self, now_ms: int) -> int:
-        """The time since it began."""
         return max(0, now_ms - self.began_ms)
 
 
@@ -355,7 +354,6 @@ class TransactionBook:
 
 
 def not_found(transaction: str) -> TransactionNotFound:
-    """The error for an unknown transaction."""
     return TransactionNotFound(
         f"there is no transaction {transaction!r:.80}; it has ended, or never was",
         transaction=transaction[:80],

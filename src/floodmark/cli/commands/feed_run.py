@@ -20,7 +20,7 @@ from floodmark.clock import monotonic_ms
 from floodmark.feed.named.feeds import FeedState
 from floodmark.feed.named.runner import FeedRunner, RunnerStatistics
 from floodmark.feed.reading.items import OnCorrupt
-from floodmark.feed.sinks import parse_sink
+from floodmark.feed.sinks.base import parse_sink
 from floodmark.model import Version
 from floodmark.model.errors import Closed, VersionCollected
 

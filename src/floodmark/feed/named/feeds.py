@@ -172,7 +172,6 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         _require_fields(self)
 
     def apply(self, spec: FeedSpec) -> FeedSpec:
-        """The changed specification."""
         changed = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
         return replace(spec, **changed).normalized()
 
@@ -255,7 +254,6 @@ class Feed(LeasedRow, frozen=True, kw_only=True):
 
     @property
     def checked(self) -> CheckStatistics:
-        """The checks against heartbeats."""
         return CheckStatistics.of((self.checks or Checks()) if self.spec.is_whole else None)
 
     def has_reached(self, target: Version | None) -> bool:
@@ -284,7 +282,6 @@ class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistics:
-    """The statistics of a feed at a moment of its site."""
     lag_ms = max(0, now_ms - physical_ms(feed.checkpoint))
     checks = feed.checked
     return FeedStatistics(

@@ -29,7 +29,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, qualify_r
 from floodmark.feed.named.feeds import Feed, RangeProgress
 from floodmark.feed.reading.items import Damage, OnCorrupt, OnDamaged
 from floodmark.feed.reading.rate import RateLimit
-from floodmark.feed.sinks import AllowedSinks, OpenSink, Sink, SinkContext
+from floodmark.feed.sinks.base import AllowedSinks, OpenSink, Sink, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import FloodmarkError, SinkFailed, Terminal, Unreachable, VersionCollected
 from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
@@ -150,7 +150,6 @@ class RangeBuffer:
             del self._changes[end:]
 
     def finish(self) -> None:
-        """Note that no more changes come."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -183,7 +182,6 @@ def weigh(changes: Sequence[Change]) -> int:
 
 
 def measure_bytes(changes: Sequence[Change]) -> int:
-    """The bytes of keys and values."""
     return sum(len(change.key) + len(change.value or b"") for change in changes)
 
 
@@ -418,7 +416,6 @@ class RangeWorker:
 
     @property
     def problem(self) -> Exception | None:
-        """The error that is being retried."""
         return self._write_problem or self._read_problem
 
     @property
@@ -427,7 +424,6 @@ class RangeWorker:
         return order_places(self.checkpoint, self.snapshot) != self._start
 
     def progress(self) -> RangeProgress:
-        """How far the range is."""
         # Read first: the others must not seem to be behind it.
         checkpoint = self.checkpoint
         return RangeProgress(

@@ -263,7 +263,6 @@ class FeedRunner:
     # Statistics
 
     def statistics(self) -> RunnerStatistics:
-        """The runner at this moment."""
         work, feed, now_ms = self._round, self.feed, self._time_source()
         ranges: list[RangeProgress] = []
         effort, problem = Effort(0, 0, BUDGET_MS), None

@@ -90,7 +90,6 @@ class Columns:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all gathered changes."""
         self._bytes = 0
         # Lines that wait, the number of their changes, and decoded changes: either arrays or lists.
         self._lines: list[LogLine] = []
@@ -111,7 +110,6 @@ class Columns:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was gathered."""
         self._settle()
         return not self._arrays and not self._keys and not self._heartbeats
 
@@ -287,7 +285,6 @@ class Columns:
             yield from self._with_before_images(gathered, self._before)
 
     def _columns(self) -> Sequence[Sequence[Any]]:
-        """Versions, partitions, keys and values."""
         if not self._arrays:
             return self._versions, self._partitions, self._keys, self._values
         return [Column(column) for column in pyarrow.concat_batches(self._arrays).columns]

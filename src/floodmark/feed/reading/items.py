@@ -88,7 +88,6 @@ class Damage:
         self._skipped.append(SkippedChange.of(error))
 
     def skipped(self) -> tuple[SkippedChange, ...]:
-        """The last changes that were left out."""
         return tuple(self._skipped)
 
 

@@ -26,7 +26,6 @@ class BlackholeSink:
 
 
 def open_sink(address: SinkAddress, _context: SinkContext) -> Sink:
-    """Open `blackhole:`."""
     address.require_empty()
     address.require_known(())
     return BlackholeSink()

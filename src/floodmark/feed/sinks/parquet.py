@@ -106,7 +106,6 @@ class ChangeFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file's name."""
         if self.part is not None:
             return f"snapshot-{self.range_id:06}-{self.through:020}-{self.part}.parquet"
         return f"changes-{self.range_id:06}-{self.since:020}-{self.through:020}.parquet"
@@ -235,7 +234,6 @@ class ParquetSink:
 
 
 def to_table(changes: Sequence[Change]) -> pyarrow.Table:
-    """A table of changes."""
     return pyarrow.table(
         [
             [change.key for change in changes],
@@ -254,7 +252,6 @@ def to_table(changes: Sequence[Change]) -> pyarrow.Table:
 
 
 def open_sink(address: SinkAddress, context: SinkContext) -> Sink:
-    """Open `parquet:DIRECTORY`."""
     address.require_known(("compression",))
     if address.host or not address.path:
         raise InvalidArgument("the sink parquet: takes a directory, as in parquet:data/changes")

@@ -57,7 +57,6 @@ class StdoutSink:
 
 
 def encode_line(change: Change) -> bytes:
-    """A change as a line of JSON."""
     return msgspec.json.encode(change_fields(change)) + b"\n"
 
 
@@ -79,7 +78,6 @@ def change_fields(change: Change) -> dict[str, object]:
 
 
 def open_sink(address: SinkAddress, _context: SinkContext) -> Sink:
-    """Open `stdout:`."""
     address.require_empty()
     address.require_known(())
     return StdoutSink(sys.stdout.buffer)

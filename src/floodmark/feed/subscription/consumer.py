@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import inf
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Final, Literal, NamedTuple, TypeAlias
 from weakref import WeakMethod
 
@@ -272,7 +271,6 @@ class Delivery(msgspec.Struct, frozen=True, eq=False):
     moves: int
 
     def acknowledge(self) -> None:
-        """Acknowledge the change."""
         self.subscription.acknowledge(self)
 
     def __repr__(self) -> str:
@@ -353,12 +351,7 @@ class Subscription:
     def __enter__(self) -> "Subscription":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             self.close()
         except FloodmarkError as failure:

@@ -22,7 +22,6 @@ those of ended transactions; their coordinator is asked for their fates when the
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Condition, Lock
-from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias
 
 import msgspec
@@ -358,9 +357,7 @@ class Writing(Promise[None]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.cancel():
             self._give_up()
 

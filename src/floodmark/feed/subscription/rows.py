@@ -173,7 +173,6 @@ class ChangeStep(RoundStep):
 
 
 def load_subscriptions(engine: Engine) -> Iterator[SubscriptionState]:
-    """All subscriptions."""
     for row in load_metadata(engine, SUBSCRIPTIONS.prefix, SubscriptionRow):
         yield SubscriptionState(row, _read_changes(engine, row))
 

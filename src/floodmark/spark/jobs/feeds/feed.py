@@ -26,7 +26,7 @@ from floodmark.feed.named.feeds import Feed, FeedState, RangeProgress, SinkOptio
 from floodmark.feed.named.round import Counters, Effort, Round
 from floodmark.feed.named.runner import LEASE_SECONDS, REPORT_SECONDS, FeedRunner
 from floodmark.feed.reading.items import SKIPPED_KEPT, join_skipped
-from floodmark.feed.sinks import AllowedSinks, parse_sink, require_sink
+from floodmark.feed.sinks.base import AllowedSinks, parse_sink, require_sink
 from floodmark.model.errors import FloodmarkError, InvalidArgument, LeaseHeld, Terminal, VersionCollected
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangesRequest
