@@ -21,20 +21,16 @@ DELAY_SECONDS_BUCKETS: Final = (0.001, 0.005, 0.01)
 class Trigger(StrEnum):
     """Why a batch was written when it was."""
 
+    # It had as many records as an entry may have.
     COUNT = "count"
-    """It had as many records as an entry may have."""
-
+    # It was as large as an entry may be, or the next record did not fit.
     BYTES = "bytes"
-    """It was as large as an entry may be, or the next record did not fit."""
-
+    # Its oldest record had waited for longer than the delay, behind an append that took so long.
     AGE = "age"
-    """Its oldest record had waited for longer than the delay, behind an append that took so long."""
-
+    # Nothing was being written.
     IDLE = "idle"
-    """Nothing was being written."""
-
+    # A record so large that it goes alone.
     LARGE = "large"
-    """A record so large that it goes alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

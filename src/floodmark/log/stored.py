@@ -199,7 +199,8 @@ class StoredLedger:
             opened = self._book.segment_for(number, len(entry))
             rows: list[WriteRow] = [(FAMILY, self._key(_ENTRY, number), entry)]
             if opened is not None:
-                rows.append(self._segment_row(opened))
+                row = _SEGMENT_ROW.pack(opened.first, opened.opened_ms)
+                rows.append((FAMILY, self._key(_SEGMENT, opened.id), row))
             known = self._known(marks)
             # An id is never used twice, even if this append fails.
             self._next += 1
@@ -301,10 +302,6 @@ class StoredLedger:
             else:
                 self._marked[number] = bits
         self._book.remove(number for number, bits in marks.items() if bits is None)
-
-    def _segment_row(self, segment: Segment) -> WriteRow:
-        value = _SEGMENT_ROW.pack(segment.first, segment.opened_ms)
-        return FAMILY, self._key(_SEGMENT, segment.id), value
 
     def _key(self, kind: bytes, number: int) -> bytes:
         return self._prefix + kind + _NUMBER.pack(number)

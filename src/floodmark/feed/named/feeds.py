@@ -47,23 +47,18 @@ DESCRIPTION_CHARACTERS_MAX: Final = 1_000
 class FeedState(StrEnum):
     """The state of a feed."""
 
+    # It runs, or would if it had a runner.
     NORMAL = "normal"
-    """It runs, or would if it had a runner."""
-
+    # It was paused.
     STOPPED = "stopped"
-    """It was paused."""
-
+    # The sink or the site failed, and its runner retries or has given up.
     ERROR = "error"
-    """The sink or the site failed, and its runner retries or has given up."""
-
+    # It cannot go on: changes that it has not delivered were collected.  It holds no safe point.
     FAILED = "failed"
-    """It cannot go on: changes that it has not delivered were collected.  It holds no safe point."""
-
+    # It has reached its target.
     FINISHED = "finished"
-    """It has reached its target."""
-
+    # It is gone.  Only its runner sees this state.
     REMOVED = "removed"
-    """It is gone.  Only its runner sees this state."""
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -385,6 +385,12 @@ class ThreadRound(Round):
         )
 
 
+class _Attempts(Backoff):
+    """The attempts to read or to write, and the error that is being retried."""
+
+    problem: Exception | None = None
+
+
 class RangeWorker:
     """One range: reads its changes ahead, counts them, writes them to the sink, and knows how far it is."""
 
@@ -398,8 +404,8 @@ class RangeWorker:
             prefix=encode_namespace(owner.feed.namespace_id),
             bytes_max=surroundings.buffer_bytes_max,
         )
-        self.reading = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
-        self.writing = Backoff(options.backoff_ms, budget_ms=surroundings.budget_ms)
+        self.reading = _Attempts(options.backoff_ms, budget_ms=surroundings.budget_ms)
+        self.writing = _Attempts(options.backoff_ms, budget_ms=surroundings.budget_ms)
         # Heartbeats sum up all keys, so a feed of some cannot be checked.
         self.counting = (
             Counting(progress.checkpoint, site_id=surroundings.site_id, namespace=owner.feed.namespace_id)
@@ -407,8 +413,6 @@ class RangeWorker:
             else None
         )
         self._damage = Damage(owner.feed.name, surroundings.on_corrupt or owner.feed.spec.on_corrupt)
-        self._read_problem: Exception | None = None
-        self._write_problem: Exception | None = None
         self._round = owner
         self._keys = progress.keys
         self._start = progress.order
@@ -416,7 +420,7 @@ class RangeWorker:
 
     @property
     def problem(self) -> Exception | None:
-        return self._write_problem or self._read_problem
+        return self.writing.problem or self.reading.problem
 
     @property
     def has_moved(self) -> bool:
@@ -459,8 +463,10 @@ class RangeWorker:
             except Terminal:
                 raise
             except FloodmarkError as error:
-                self._read_problem = error
-                self._forget_incomplete()
+                # The changes behind the last whole commit are read again.
+                self.buffer.forget_incomplete()
+                if self.counting is not None:
+                    self.counting.forget_behind(self.buffer.through)
                 self._pause(self.reading, error)
 
     def _follow(self) -> None:
@@ -486,19 +492,10 @@ class RangeWorker:
                     self.counting.read(batch)
                 if not self.buffer.put(changes, batch.through, batch.snapshot):
                     return
-                if self._read_problem is not None:
-                    self._read_problem = None
-                    self.reading.reset()
-                    self._round.nudge()
+                self._note_success(self.reading)
         if until is None or self.buffer.through < until or self.buffer.snapshot is not None:
             raise Unreachable(f"the changes of feed {feed.name!r} ended before their time")
         self.buffer.finish()
-
-    def _forget_incomplete(self) -> None:
-        """Drop the changes read behind the last whole commit, which are read again."""
-        self.buffer.forget_incomplete()
-        if self.counting is not None:
-            self.counting.forget_behind(self.buffer.through)
 
     # Writing
 
@@ -532,16 +529,11 @@ class RangeWorker:
         """Retry until it works; False if the round is over first."""
         while not self._round.stopping.is_set():
             failure = self._try(attempt)
-            if failure is not None:
-                self._write_problem = failure
-                self._close()
-                self._pause(self.writing, failure)
-                continue
-            self.writing.reset()
-            if self._write_problem is not None:
-                self._write_problem = None
-                self._round.nudge()
-            return True
+            if failure is None:
+                self._note_success(self.writing)
+                return True
+            self._close()
+            self._pause(self.writing, failure)
         return False
 
     def _try(self, attempt: Callable[[], object]) -> FloodmarkError | None:
@@ -584,9 +576,16 @@ class RangeWorker:
             with suppress(Exception):
                 sink.close()
 
-    def _pause(self, backoff: Backoff, error: FloodmarkError) -> None:
+    def _note_success(self, attempts: "_Attempts") -> None:
+        if attempts.problem is not None:
+            attempts.problem = None
+            attempts.reset()
+            self._round.nudge()
+
+    def _pause(self, attempts: "_Attempts", error: FloodmarkError) -> None:
         """Wait before another attempt; raise the error if the budget is spent."""
-        pause_ms = backoff.next_ms()
+        attempts.problem = error
+        pause_ms = attempts.next_ms()
         if pause_ms is None:
             raise error
         self._round.nudge()

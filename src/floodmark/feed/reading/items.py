@@ -43,14 +43,12 @@ OnDamaged: TypeAlias = Callable[[Corruption], object]
 class OnCorrupt(StrEnum):
     """What a reader does at a damaged change."""
 
+    # The reader stops at it with `Corruption`.
     FAIL = "fail"
-    """The reader stops at it with `Corruption`."""
-
+    # It is left out and listed, with an error in the log.
     REPORT = "report"
-    """It is left out and listed, with an error in the log."""
-
+    # It is left out and listed.
     SKIP = "skip"
-    """It is left out and listed."""
 
 
 class SkippedChange(msgspec.Struct, frozen=True):

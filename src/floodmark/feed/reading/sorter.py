@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import chain
 from operator import itemgetter
+from os import pread, pwrite
 from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryFile
@@ -236,21 +237,18 @@ class Sorter:
     def _read(self, file: FileIO, position: int, size: int) -> bytes:
         self._require_open()
         with self._storage_errors():
-            file.seek(position)
-            data = file.read(size)
-            while len(data) < size and (more := file.read(size - len(data))):
-                data += more
+            data = pread(file.fileno(), size, position)
         if len(data) < size:
             raise _damaged(position, f"{size} bytes were written and {len(data)} are there")
         return data
 
     def _write(self, file: FileIO, position: int, data: bytes) -> None:
         with self._storage_errors():
-            file.seek(position)
             rest = memoryview(data)
             while rest:
-                written = file.write(rest)
+                written = pwrite(file.fileno(), rest, position)
                 self.bytes_spilled += written
+                position += written
                 rest = rest[written:]
 
     def _open(self) -> FileIO:

@@ -66,10 +66,6 @@ class LiveCommit(msgspec.Struct, array_like=True):
     count: int
     runs: list[int]
 
-    def copy(self) -> "LiveCommit":
-        """A copy that may be changed."""
-        return LiveCommit(self.version, self.count, self.runs.copy())
-
     @property
     def unacked(self) -> int:
         """How many changes are live.
@@ -301,7 +297,8 @@ class Deliveries:
 
     def require_delivered(self, acknowledgement: Acknowledgement) -> None:
         """Raise `InvalidArgument` for changes that were not delivered."""
-        for position in _named(acknowledgement):
+        through = [] if acknowledgement.through is None else [acknowledgement.through]
+        for position in [*acknowledgement.positions, *through]:
             if position.index < 0 or not self.is_delivered(position):
                 raise InvalidArgument(
                     f"{position} was not delivered by this subscription; acknowledge a delivery, or its "
@@ -350,8 +347,8 @@ class Deliveries:
         known = self._commits.get(version)
         if known is not None and version in self._own:
             return known
-        commit = LiveCommit(version, 0, []) if known is None else known.copy()
-        self._commits[version] = commit
+        count, runs = (0, []) if known is None else (known.count, known.runs.copy())
+        commit = self._commits[version] = LiveCommit(version, count, runs)
         self._own.add(version)
         return commit
 
@@ -371,12 +368,6 @@ class Deliveries:
             if commit.version > version:
                 return
             yield commit
-
-
-def _named(acknowledgement: Acknowledgement) -> Iterator[ChangePosition]:
-    yield from acknowledgement.positions
-    if acknowledgement.through is not None:
-        yield acknowledgement.through
 
 
 class DeliveryAccount:

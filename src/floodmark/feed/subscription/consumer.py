@@ -107,10 +107,8 @@ class SubscriptionReader:
 
     def read(self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None) -> Iterator[ReadStep]:
         """The changes after a version, or first the rows of a snapshot from a place on."""
-        if snapshot is None:
-            return self._steps(self._row.request(since, follow=follow))
-        version, mark = snapshot
-        return self._steps(self._row.request(version, follow=follow, snapshot=mark.key), snapshot)
+        version, key = (since, None) if snapshot is None else (snapshot[0], snapshot[1].key)
+        return self._steps(self._row.request(version, follow=follow, snapshot=key), snapshot)
 
     def read_again(self, commits: list[LiveCommit], snapshot: SnapshotPlace | None) -> Iterator[ReadStep]:
         """The live changes of some commits, in order; the first may be a snapshot, read from a place on."""
@@ -268,7 +266,8 @@ class Delivery(msgspec.Struct, frozen=True, eq=False):
     position: ChangePosition
     is_redelivered: bool
     subscription: "Subscription"
-    moves: int
+    # A delivery from before the last `seek` is void.
+    epoch: int
 
     def acknowledge(self) -> None:
         self.subscription.acknowledge(self)
@@ -336,8 +335,6 @@ class Subscription:
         # Held by the thread that reads; the locks of the books come after it.
         self._reading = Lock()
         self._closed = False
-        # A delivery from before the last `seek` is void.
-        self._moves = 0
         self._looked = monotonic_seconds()
         renew_seconds = row.lease.lifetime_ms / 3_000
         self._upkeep = (
@@ -408,7 +405,6 @@ class Subscription:
         with book.sending:
             row = self._begin_at(to, move)
             with book.changed:
-                self._moves += 1
                 book.move(row)
 
     def _deliver(self, step: ReadStep) -> Delivery | None:
@@ -435,7 +431,7 @@ class Subscription:
             if not wanted or step.change is None:
                 return None
             book.due.discard(step.position)
-            return Delivery(step.change, step.position, step.is_redelivered, self, self._moves)
+            return Delivery(step.change, step.position, step.is_redelivered, self, book.epoch)
 
     def _wait_for_room(self) -> None:
         """Return when one more change may be unacknowledged, or the delivery is off."""
@@ -458,11 +454,11 @@ class Subscription:
 
     def acknowledge(self, delivery: Delivery | ChangePosition) -> None:
         """Acknowledge a change.  Repeating it is harmless."""
-        self._note(delivery, lambda position: Acknowledgement(positions=[position]))
+        self._note(delivery, Acknowledgement(positions=[self._position_of(delivery)]))
 
     def acknowledge_through(self, delivery: Delivery | ChangePosition) -> None:
         """Acknowledge a change and all before it."""
-        self._note(delivery, lambda position: Acknowledgement(through=position))
+        self._note(delivery, Acknowledgement(through=self._position_of(delivery)))
 
     def flush(self) -> None:
         """Return when the site has all acknowledgements on disk."""
@@ -475,15 +471,12 @@ class Subscription:
         self.flush()
         return self._book.store.statistics(self.name)
 
-    def _note(
-        self, delivery: Delivery | ChangePosition, acknowledging: Callable[[ChangePosition], Acknowledgement]
-    ) -> None:
-        position, book = self._position_of(delivery), self._book
+    def _note(self, delivery: Delivery | ChangePosition, acknowledgement: Acknowledgement) -> None:
+        book = self._book
         with book.changed:
             self._require_usable()
-            if isinstance(delivery, Delivery) and delivery.moves != self._moves:
+            if isinstance(delivery, Delivery) and delivery.epoch != book.epoch:
                 return
-            acknowledgement = acknowledging(position)
             book.require_not_held(acknowledgement)
             book.account.acknowledge(acknowledgement)
             is_due = book.account.untold >= self._options.flush_count
@@ -525,7 +518,7 @@ class Subscription:
         def check() -> None:
             self._require_usable()
             for each in named:
-                if isinstance(each, Delivery) and each.moves != self._moves:
+                if isinstance(each, Delivery) and each.epoch != self._book.epoch:
                     raise AcknowledgementConflict(
                         f"{each!r:.200} was delivered before {self!r} was moved; abort transaction "
                         f"{transaction}, and go on with what is delivered now",
