@@ -24,7 +24,6 @@ from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangeP
 from floodmark.feed.subscription.pending import (
     OpenPendingLog,
     PendingAcknowledgement,
-    PendingLedger,
     PendingLedgers,
     PendingRecord,
     Writing,
@@ -233,33 +232,24 @@ class LocalSubscriptionStore:
         _require_lease(state.row, epoch, owner)
         # Nothing was pending when this log was closed, so the transactions in it have ended.
         ledger = self._pending.open(name, epoch + 1)
+
+        def begin(writing: Writing) -> bool:
+            """Enter the new part of an acknowledgement; False while the transaction writes another one."""
+            state = self._readers.state(name)
+            with state.lock, ledger.lock:
+                if ledger.is_writing(transaction):
+                    return False
+                _require_lease(state.row, epoch, owner)
+                state.deliveries.require_delivered(acknowledgement)
+                part = ledger.pending.find_new(transaction, acknowledgement, state.deliveries)
+                if part is not None:
+                    writing.begin(PendingRecord(transaction, epoch, part))
+                return True
+
         with Writing(ledger) as writing:
-            while not self._begin(writing, ledger, transaction, name, epoch, acknowledgement):
+            while not begin(writing):
                 ledger.wait_written(transaction)
             writing.write()
-
-    def _begin(
-        self,
-        writing: Writing,
-        ledger: PendingLedger,
-        transaction: str,
-        name: str,
-        epoch: int,
-        acknowledgement: Acknowledgement,
-    ) -> bool:
-        """Enter the new part of an acknowledgement; False while the transaction writes another one."""
-        state = self._readers.state(name)
-        with state.lock, ledger.lock:
-            if ledger.is_writing(transaction):
-                return False
-            # The owner was checked before.
-            _require_lease(state.row, epoch, SITE_OWNER)
-            deliveries = state.deliveries
-            deliveries.require_delivered(acknowledgement)
-            part = ledger.pending.find_new(transaction, acknowledgement, deliveries)
-            if part is not None:
-                writing.begin(PendingRecord(transaction, epoch, part))
-            return True
 
     def commit_pending(self, name: str, transaction: str) -> None:
         """Let the acknowledgements of a transaction take effect.  Repeating it is harmless."""
