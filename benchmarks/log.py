@@ -55,7 +55,7 @@ from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.site import open_engine
 from floodmark.testing.ledgers import EngineStore, MemoryLedger
-from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator, start_sweeping
+from floodmark.transaction import LEDGERS, TransactionCoordinator, start_sweeping
 
 LEVELS: Final = (1, 8, 64, 512)
 FILLING_THREADS: Final = 512
@@ -105,7 +105,7 @@ class Side:
     def __init__(self, engine: Engine, side: str) -> None:
         self.engine, self.side = engine, side
         names = count(system_time_ms() << 18)
-        self.coordinator: TransactionCoordinator = open_coordinator(
+        self.coordinator: TransactionCoordinator = TransactionCoordinator(
             NUMBERS[side],
             EngineStore(engine),
             Idlers(),

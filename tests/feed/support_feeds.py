@@ -40,9 +40,7 @@ class World:
         self.namespaces = {"users": (USERS, self.node.born_version())}
         self.safe_points = SafePoints(self.node.storage, self.time, self._live, self.node.retention)
         self.store = LocalFeedStore(
-            self.node.storage,
             self.safe_points,
-            self.time,
             resolve_namespace=self.resolve,
             partition_ranges=lambda: [partition.range for partition in self.node.map.partitions],
             resolved_version=self.node.resolved_version,

@@ -65,9 +65,7 @@ class Desk:
         clock = HybridClock(self.time, upper_bound=EngineBound(self.engine))
         self.committer = Committer(storage, clock, 7, round_bytes_max=COMMIT_BYTES_MAX)
         self.store = LocalSubscriptionStore(
-            storage,
             SafePoints(storage, self.time, lambda: [NAMESPACE], Retention(storage)),
-            self.time,
             take=self.committer.commit,
             resolve_namespace=self.namespace,
             resolved_version=self.resolved,

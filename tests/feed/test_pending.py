@@ -7,7 +7,6 @@ from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, set
 
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
 from floodmark.feed.subscription.pending import PENDING_LEDGERS, PendingRecord, decode_pending
-from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.log import BatchSettings, list_ledgers
 from floodmark.model.errors import (
     AcknowledgementConflict,
@@ -290,23 +289,6 @@ def test_only_the_consumer_acknowledges_and_only_what_it_got(desk: Desk) -> None
     with pytest.raises(LimitExceeded):
         desk.store.acknowledge_in("t", NAME, desk.epoch, many, nothing)
     assert (desk.pending(), desk.records()) == ({}, [])
-
-
-def test_without_a_log_nothing_is_acknowledged_in_a_transaction(desk: Desk) -> None:
-    plain = LocalSubscriptionStore(
-        desk.store._storage,
-        desk.store._readers._safe_points,
-        desk.time,
-        take=desk.committer.commit,
-        resolve_namespace=desk.namespace,
-        resolved_version=desk.resolved,
-        open_changes=desk.open_changes,
-    )
-    with pytest.raises(InvalidArgument, match="acknowledge without one"):
-        plain.acknowledge_in("t", NAME, desk.epoch, desk.progress(), Acknowledgement(positions=[A]))
-    assert (plain.pending(NAME), plain.pending_logs()) == ([], {})
-    plain.commit_pending(NAME, "t")
-    plain.settle_pending(settler({}))
 
 
 def test_a_record_that_is_damaged_is_not_ignored() -> None:

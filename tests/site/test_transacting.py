@@ -33,7 +33,7 @@ from floodmark.model.version import Version
 from floodmark.site import Transaction, open_engine
 from floodmark.testing import SimulatedCrash
 from floodmark.testing.ledgers import EngineStore
-from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
+from floodmark.transaction import LEDGERS, TransactionCoordinator
 
 HOUR, NO_AGE = timedelta(hours=1), timedelta(0)
 OFF = BatchUpdate(enabled=False)
@@ -141,11 +141,11 @@ def test_a_coordinator_that_is_opened_meanwhile_is_switched_too(
     gate = Gate()
 
     def open_slowly(*arguments: Any, **named: Any) -> TransactionCoordinator:
-        opened = open_coordinator(*arguments, **named)
+        opened = TransactionCoordinator(*arguments, **named)
         gate.wait()
         return opened
 
-    monkeypatch.setattr(transacting, "open_coordinator", open_slowly)
+    monkeypatch.setattr(transacting, "TransactionCoordinator", open_slowly)
     begin = Thread(target=lambda: site.transactions.begin(HOUR, 3))
     begin.start()
     assert gate.entered.wait(HANG_SECONDS)
@@ -402,9 +402,9 @@ def test_looking_does_not_wait_for_a_coordinator_that_is_being_opened(
 
     def open_slowly(*arguments: Any, **named: Any) -> TransactionCoordinator:
         gate.wait()
-        return open_coordinator(*arguments, **named)
+        return TransactionCoordinator(*arguments, **named)
 
-    monkeypatch.setattr(transacting, "open_coordinator", open_slowly)
+    monkeypatch.setattr(transacting, "TransactionCoordinator", open_slowly)
     begin = Thread(target=lambda: site.transactions.begin(HOUR, 1))
     begin.start()
     assert gate.entered.wait(HANG_SECONDS)

@@ -16,7 +16,7 @@ from floodmark.model.transaction import Participant, ParticipantKind, Transactio
 from floodmark.model.version import Version
 from floodmark.testing import SimulatedTime
 from floodmark.testing.ledgers import EngineStore
-from floodmark.transaction import LEDGERS, TransactionCoordinator, open_coordinator
+from floodmark.transaction import LEDGERS, TransactionCoordinator
 from floodmark.transaction.book import OverTime
 from floodmark.transaction.records import Aborting, Committing, Record, decode_record
 from floodmark.transaction.steps import Deciding
@@ -109,7 +109,7 @@ class World:
         self.coordinator = self.open()
 
     def open(self, engine: Engine | None = None) -> TransactionCoordinator:
-        return open_coordinator(
+        return TransactionCoordinator(
             7,
             EngineStore(engine or self.engine),
             self.parts,

@@ -26,7 +26,7 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import TransactionState
 from floodmark.testing import FaultyEngine
 from floodmark.testing.ledgers import EngineStore
-from floodmark.transaction import open_coordinator
+from floodmark.transaction import TransactionCoordinator
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")
 
@@ -156,7 +156,7 @@ def test_coordinators_side_by_side_know_only_their_own() -> None:
     world, parts = World(), Parts()
     store = EngineStore(world.engine)
     others = [
-        open_coordinator(
+        TransactionCoordinator(
             number,
             store,
             parts,

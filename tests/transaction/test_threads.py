@@ -27,7 +27,7 @@ from floodmark.model.errors import Closed, PartlyDone, Retryable, TransactionEnd
 from floodmark.model.partition import Decision
 from floodmark.model.transaction import Participant
 from floodmark.testing.ledgers import EngineStore
-from floodmark.transaction import TransactionCoordinator, open_coordinator, start_sweeping
+from floodmark.transaction import TransactionCoordinator, start_sweeping
 
 P, Q, S = partition("0a"), partition("0b"), subscription("indexer")
 ROUNDS = 150
@@ -45,7 +45,7 @@ class Crowded(World):
     """A world by the real clock, whose callers are patient, with a thread that sweeps."""
 
     def open(self, engine: Engine | None = None) -> TransactionCoordinator:
-        coordinator = open_coordinator(
+        coordinator = TransactionCoordinator(
             7,
             EngineStore(engine or self.engine),
             self.parts,

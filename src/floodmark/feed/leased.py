@@ -16,7 +16,6 @@ from typing import Any, Final, Generic, Self, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from floodmark.clock import TimeSource
 from floodmark.engine import Engine, WriteRow
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.model.actions import SITE_OWNER
@@ -34,7 +33,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.names import require_name
 from floodmark.model.version import VERSION_MAX, Version, compose, moment_of, physical_ms
-from floodmark.partition import META, Storage
+from floodmark.partition import META
 
 # A safe point moves with its reader, but not more often than this.
 HOLD_EVERY_MS: Final = 60_000
@@ -190,9 +189,7 @@ class LeasedReaders(Generic[Row, State]):
     def __init__(
         self,
         kind: ReaderKind,
-        storage: Storage,
         safe_points: SafePoints,
-        time_source: TimeSource,
         *,
         resolve_namespace: Callable[[str], tuple[int, Version]],
         resolved_version: Callable[[], Version],
@@ -200,8 +197,8 @@ class LeasedReaders(Generic[Row, State]):
     ) -> None:
         self.kind = kind
         self.lock = Lock()
-        self.storage = storage
-        self.now_ms = time_source
+        self.storage = safe_points.storage
+        self.now_ms = safe_points.time_source
         self.resolve_namespace = resolve_namespace
         self.resolved_version = resolved_version
         self._safe_points = safe_points
@@ -209,7 +206,7 @@ class LeasedReaders(Generic[Row, State]):
         self.states: dict[str, State] = {}
         self._held_at_ms: dict[str, int] = {}
         self._load()
-        storage.on_recovery.append(self._load)
+        self.storage.on_recovery.append(self._load)
 
     def _load(self) -> None:
         """Make memory what the engine says.  A state that other threads use stays the same object."""

@@ -75,8 +75,8 @@ class SafePoints:
         retention: Retention,
     ) -> None:
         self.lock = RLock()
-        self._storage = storage
-        self._time_source = time_source
+        self.storage = storage
+        self.time_source = time_source
         self.live_namespaces = live_namespaces
         self._retention = retention
         self._named: dict[str, SafePoint] = {}
@@ -86,7 +86,7 @@ class SafePoints:
         storage.on_recovery.append(self._load)
 
     def _load(self) -> None:
-        points = list(load_metadata(self._storage.engine, _SAFE_POINTS, SafePoint))
+        points = list(load_metadata(self.storage.engine, _SAFE_POINTS, SafePoint))
         with self.lock:
             self._named = {point.name: point for point in points}
 
@@ -103,18 +103,18 @@ class SafePoints:
         Raises NotAllowed if another owner holds one of this name.
         """
         require_lifetime(name, lifetime)
-        expires_at_ms = self._time_source() + lifetime // timedelta(milliseconds=1)
+        expires_at_ms = self.time_source() + lifetime // timedelta(milliseconds=1)
         point = SafePoint(name, version, expires_at_ms, namespace, owner)
-        with self._storage.settled(), self.lock:
+        with self.storage.settled(), self.lock:
             self._require_own(point)
             is_new = name not in self._named
             if is_new:
                 # Moving one lets garbage collection free space, also on a full disk.
-                self._storage.require_wanted()
+                self.storage.require_wanted()
             self._require_kept(version, namespace)
             if is_new and len(self._named) >= SAFE_POINTS_MAX:
                 raise LimitExceeded(f"a site holds at most {SAFE_POINTS_MAX:,} safe points")
-            self._storage.store([(META, _key(name), msgspec.json.encode(point))])
+            self.storage.store([(META, _key(name), msgspec.json.encode(point))])
             self._named[name] = point
         return point
 
@@ -141,12 +141,12 @@ class SafePoints:
 
     def release(self, name: str, owner: str = SITE_OWNER) -> None:
         """Release a named safe point; `SafePointNotFound` for that of another owner."""
-        with self._storage.settled(), self.lock:
+        with self.storage.settled(), self.lock:
             known = [point.name for point in self.list() if owner in (SITE_OWNER, point.owner)]
             if name not in known:
                 listed = ", ".join(known) or "none"
                 raise SafePointNotFound(f"no safe point {name!r}; there are: {listed}", name=name)
-            self._storage.store([(META, _key(name), None)])
+            self.storage.store([(META, _key(name), None)])
             self._named.pop(name, None)
 
     @contextmanager
@@ -167,7 +167,7 @@ class SafePoints:
 
     def list(self) -> list[SafePoint]:
         """The named safe points that have not expired, by name."""
-        now_ms = self._time_source()
+        now_ms = self.time_source()
         with self.lock:
             points = sorted(self._named.values(), key=lambda point: point.name)
             return [point for point in points if point.expires_at_ms > now_ms]
@@ -180,11 +180,11 @@ class SafePoints:
 
     def forget_expired(self) -> None:
         """Delete expired safe points."""
-        now_ms = self._time_source()
-        with self._storage.settled(), self.lock:
+        now_ms = self.time_source()
+        with self.storage.settled(), self.lock:
             expired = [point for point in self._named.values() if point.expires_at_ms <= now_ms]
             if expired:
-                self._storage.store([(META, _key(point.name), None) for point in expired])
+                self.storage.store([(META, _key(point.name), None) for point in expired])
                 for point in expired:
                     self._named.pop(point.name, None)
 

@@ -50,7 +50,7 @@ from floodmark.model.version import Version
 from floodmark.partition import LocalPartition, Node
 from floodmark.routing import ROUTES_MAX
 from floodmark.transaction import TransactionCoordinator
-from floodmark.transaction.coordinator import open_coordinator, start_sweeping
+from floodmark.transaction.coordinator import start_sweeping
 
 # How many hexadecimal digits keep others from guessing the id of a transaction.
 _SECRET_DIGITS: Final = 12
@@ -270,7 +270,7 @@ class LocalTransactions:
     def _open(self, number: int) -> None:
         if self._closed:
             raise Closed("the site was closed; open it again")
-        coordinator = open_coordinator(
+        coordinator = TransactionCoordinator(
             number,
             self._logs.store,
             self._participants,

@@ -109,18 +109,14 @@ class EmbeddedHost(SiteParts, Host):
         self.garbage = GarbageCollection(self, log_retention)
         self.background = make_background(node, self.garbage)
         self.feeds = LocalFeedStore(
-            node.storage,
             self.safe_points,
-            node.clock.time_source,
             resolve_namespace=self._resolve_namespace,
             partition_ranges=lambda: [partition.range for partition in node.map.partitions],
             resolved_version=node.resolved_version,
         )
         logs = TransactionLogs(node)
         self.subscriptions = LocalSubscriptionStore(
-            node.storage,
             self.safe_points,
-            node.clock.time_source,
             take=node.take,
             resolve_namespace=self._resolve_namespace,
             resolved_version=node.resolved_version,

@@ -1,11 +1,6 @@
 """Transactions: the coordinator, and the log of its decisions."""
 
-from floodmark.transaction.coordinator import (
-    LEDGERS,
-    TransactionCoordinator,
-    open_coordinator,
-    start_sweeping,
-)
+from floodmark.transaction.coordinator import LEDGERS, TransactionCoordinator, start_sweeping
 from floodmark.transaction.ending import Participants
 
-__all__ = ["LEDGERS", "Participants", "TransactionCoordinator", "open_coordinator", "start_sweeping"]
+__all__ = ["LEDGERS", "Participants", "TransactionCoordinator", "start_sweeping"]

@@ -21,7 +21,7 @@ transaction had.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Thread
@@ -29,8 +29,8 @@ from typing import Final
 
 from msgspec import structs
 
-from floodmark.clock import TimeSource, monotonic_ms, system_time_ms
-from floodmark.log import BatchedWriter, BatchSettings, Position, Store, open_log
+from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.log import BatchSettings, Store, open_log
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -50,7 +50,6 @@ from floodmark.transaction.records import (
     Begun,
     Committing,
     Joined,
-    Record,
     decode_record,
     encode_record,
 )
@@ -84,38 +83,42 @@ _log = logging.getLogger("floodmark.transaction")
 
 
 class TransactionCoordinator:
-    """Decides about the transactions of one log.  Safe to use from many threads.
+    """Decides about the transactions of one log, which it opens.  Safe to use from many threads.
 
-    Each call returns when its step is durable.  `live` are the records that the log holds; `mint` returns a
-    new name at each call; `is_abandoned` tells whether the process that began an open transaction has ended.
+    Each call returns when its step is durable.  `mint` returns a new name at each call; `is_abandoned` tells
+    whether the process that began an open transaction has ended.
     """
 
     def __init__(
         self,
         number: int,
-        log: BatchedWriter[Record],
-        live: Sequence[tuple[Position, Record]],
+        store: Store,
         participants: Participants,
         *,
+        settings: BatchSettings,
         mint: Callable[[], object],
-        time_source: TimeSource = system_time_ms,
+        time_source: TimeSource,
         growing_ms: TimeSource = monotonic_ms,
         wait_seconds_max: float = WAIT_SECONDS_MAX,
         is_abandoned: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        name = f"{LEDGERS}{number}"
+        log = open_log(
+            store, name, settings, encode=encode_record, decode=decode_record, time_source=time_source
+        )
         self.number = number
-        self.log = log
+        self.log = log.writer
         self._mint = mint
         self._time_source = time_source
         self._growing_ms = growing_ms
         self._wait_seconds_max = wait_seconds_max
         held, orphans = replay(
-            number, live, now_ms=growing_ms(), wall_ms=time_source(), is_abandoned=is_abandoned
+            number, log.live, now_ms=growing_ms(), wall_ms=time_source(), is_abandoned=is_abandoned
         )
-        log.acknowledge(orphans)
+        self.log.acknowledge(orphans)
         self._book = TransactionBook(held, growing_ms)
         self._lock = self._book.lock
-        self._ending = Ending(self._book, log, participants)
+        self._ending = Ending(self._book, self.log, participants)
 
     # Called by transactions
 
@@ -328,40 +331,6 @@ class TransactionCoordinator:
         except BaseException:
             step.withdraw()
             raise
-
-
-def open_coordinator(
-    number: int,
-    store: Store,
-    participants: Participants,
-    *,
-    settings: BatchSettings,
-    mint: Callable[[], object],
-    time_source: TimeSource,
-    growing_ms: TimeSource = monotonic_ms,
-    wait_seconds_max: float = WAIT_SECONDS_MAX,
-    is_abandoned: Callable[[str], bool] = lambda _: False,
-) -> TransactionCoordinator:
-    """Open the coordinator of a number, with what its log holds."""
-    log = open_log(
-        store,
-        f"{LEDGERS}{number}",
-        settings,
-        encode=encode_record,
-        decode=decode_record,
-        time_source=time_source,
-    )
-    return TransactionCoordinator(
-        number,
-        log.writer,
-        log.live,
-        participants,
-        mint=mint,
-        time_source=time_source,
-        growing_ms=growing_ms,
-        wait_seconds_max=wait_seconds_max,
-        is_abandoned=is_abandoned,
-    )
 
 
 def start_sweeping(coordinator: TransactionCoordinator) -> Thread:

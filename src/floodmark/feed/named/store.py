@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks, report_findings
-from floodmark.clock import TimeSource
 from floodmark.codec.ordered import qualify_range
 from floodmark.feed.leased import HOLD_EVERY_MS, LeasedReaders, ReaderKind, RowState
 from floodmark.feed.named.feeds import (
@@ -47,7 +46,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import FEEDS_MAX, REPORTED_CHARACTERS_MAX
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.partition import Storage, load_metadata
+from floodmark.partition import load_metadata
 
 FEEDS: Final = ReaderKind(
     noun="feed",
@@ -136,21 +135,17 @@ class LocalFeedStore:
 
     def __init__(
         self,
-        storage: Storage,
         safe_points: SafePoints,
-        time_source: TimeSource,
         *,
         resolve_namespace: Callable[[str], tuple[int, Version]],
         partition_ranges: Callable[[], Sequence[KeyRange]],
         resolved_version: Callable[[], Version],
     ) -> None:
-        self._time_source = time_source
+        self._time_source = safe_points.time_source
         self._partition_ranges = partition_ranges
         self._readers: LeasedReaders[Feed, RowState[Feed]] = LeasedReaders(
             FEEDS,
-            storage,
             safe_points,
-            time_source,
             resolve_namespace=resolve_namespace,
             resolved_version=resolved_version,
             load=lambda engine: (RowState(FEEDS, feed) for feed in load_metadata(engine, FEEDS.prefix, Feed)),

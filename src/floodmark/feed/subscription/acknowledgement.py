@@ -66,6 +66,9 @@ class LiveCommit(msgspec.Struct, array_like=True):
     count: int
     runs: list[int]
 
+    def copy(self) -> "LiveCommit":
+        return LiveCommit(self.version, self.count, self.runs.copy())
+
     @property
     def unacked(self) -> int:
         """How many changes are live.
@@ -347,8 +350,7 @@ class Deliveries:
         known = self._commits.get(version)
         if known is not None and version in self._own:
             return known
-        count, runs = (0, []) if known is None else (known.count, known.runs.copy())
-        commit = self._commits[version] = LiveCommit(version, count, runs)
+        commit = self._commits[version] = LiveCommit(version, 0, []) if known is None else known.copy()
         self._own.add(version)
         return commit
 

@@ -30,7 +30,7 @@ from floodmark.engine import Engine
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries
 from floodmark.log import OpenLog, Promise, list_ledgers
 from floodmark.log import Position as LogPosition
-from floodmark.model.errors import AcknowledgementConflict, Closed, Corruption, InvalidArgument, Retryable
+from floodmark.model.errors import AcknowledgementConflict, Closed, Corruption, Retryable
 
 _encoder = msgspec.msgpack.Encoder()
 # How long the end of a transaction waits for its records that are on their way to the log.
@@ -389,7 +389,7 @@ class Writing(Promise[None]):
 class PendingLedgers:
     """Those of all subscriptions.  They are opened when they are there, or needed; one writer each."""
 
-    def __init__(self, open_log: OpenPendingLog | None) -> None:
+    def __init__(self, open_log: OpenPendingLog) -> None:
         self._open_log = open_log
         # Held by a thread that opens one.
         self._opening = Lock()
@@ -397,8 +397,6 @@ class PendingLedgers:
 
     def load(self, engine: Engine, epochs: Mapping[str, int]) -> None:
         """Open those that are there, with the epoch in which each subscription was last moved."""
-        if self._open_log is None:
-            return
         for ledger in list_ledgers(engine):
             if ledger.startswith(PENDING_LEDGERS):
                 name = ledger.removeprefix(PENDING_LEDGERS)
@@ -407,14 +405,9 @@ class PendingLedgers:
     def open(self, name: str, epoch: int) -> PendingLedger:
         """The one of a subscription."""
         with self._opening:
-            found = self._ledgers.get(name)
-            if found is None:
-                if self._open_log is None:
-                    raise InvalidArgument(
-                        "there is no log for acknowledgements in transactions here; acknowledge without one"
-                    )
-                found = self._ledgers[name] = PendingLedger(name, self._open_log(name), epoch)
-            return found
+            if name not in self._ledgers:
+                self._ledgers[name] = PendingLedger(name, self._open_log(name), epoch)
+            return self._ledgers[name]
 
     def find(self, name: str) -> PendingLedger | None:
         """The one of a subscription, if it is open."""

@@ -17,7 +17,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from floodmark.clock import TimeSource
 from floodmark.feed.leased import Lease, LeasedReaders
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries, Progress
@@ -57,7 +56,6 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Decision, Fate, Settler
 from floodmark.model.version import Version
-from floodmark.partition import Storage
 from floodmark.partition.commit.commit import RoundStep
 
 # How many decided transactions moving or removing a subscription ends at most.
@@ -70,7 +68,7 @@ class LocalSubscriptionStore:
     """Keeps subscriptions in the metadata of an engine of this process.
 
     `take` takes a step in a round; a backlog is counted from `open_changes`.  `open_log` opens the log of a
-    subscription's pending acknowledgements; without it, transactions cannot acknowledge.
+    subscription's pending acknowledgements.
 
     Order of locks: the store's, held to open, move or remove a subscription and to move its safe point; the
     turn to write; the subscription's; its log's.
@@ -78,27 +76,23 @@ class LocalSubscriptionStore:
 
     def __init__(
         self,
-        storage: Storage,
         safe_points: SafePoints,
-        time_source: TimeSource,
         *,
         take: Callable[[RoundStep], object],
         resolve_namespace: Callable[[str], tuple[int, Version]],
         resolved_version: Callable[[], Version],
         open_changes: OpenChanges,
-        open_log: OpenPendingLog | None = None,
+        open_log: OpenPendingLog,
     ) -> None:
-        self._storage = storage
-        self._time_source = time_source
+        self._storage = safe_points.storage
+        self._time_source = safe_points.time_source
         self._take = take
         self._open_changes = open_changes
         # The fate of a transaction: undecided, until a coordinator is named that knows more.
         self._fate: Settler = lambda _: Fate(Decision.UNDECIDED)
         self._readers: LeasedReaders[SubscriptionRow, SubscriptionState] = LeasedReaders(
             SUBSCRIPTIONS,
-            storage,
             safe_points,
-            time_source,
             resolve_namespace=resolve_namespace,
             resolved_version=resolved_version,
             load=load_subscriptions,
@@ -106,7 +100,7 @@ class LocalSubscriptionStore:
         self._lock = self._readers.lock
         self._pending = PendingLedgers(open_log)
         epochs = {name: state.row.moved for name, state in self._readers.states.items()}
-        self._pending.load(storage.engine, epochs)
+        self._pending.load(self._storage.engine, epochs)
 
     # Consumers
 
