@@ -169,7 +169,7 @@ class RowState(Generic[Row]):
     def adopt(self, other: Self) -> None:
         """Become equal to a state that was loaded."""
         with self.lock:
-            self.row = other.row
+            vars(self).update({**vars(other), "lock": self.lock})
 
     def remove(self) -> list[WriteRow]:
         """The writes that delete the row."""

@@ -22,7 +22,7 @@ written; otherwise the log answers the promise, though no caller waits for it.
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any, Final, Generic, TypeVar
 
@@ -100,20 +100,18 @@ class Receipt(Promise[Position]):
         self.set_result(position)
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """The records of one entry with their promises.  A batch without records stores only marks."""
 
-    __slots__ = ("bare", "bytes", "is_over", "items", "since", "trigger")
-
-    def __init__(self, since: float, *, bare: bool = False, trigger: Trigger | None = None) -> None:
-        self.since = since
-        self.bare = bare
-        self.trigger = trigger
-        self.items: list[tuple[bytes, Promise[Any]]] = []
-        # The size of the records that were added, cancelled ones too.
-        self.bytes = 0
-        # Whether the append succeeded or failed.
-        self.is_over = False
+    since: float
+    bare: bool = False
+    trigger: Trigger | None = None
+    items: list[tuple[bytes, Promise[Any]]] = field(default_factory=list)
+    # The size of the records that were added, cancelled ones too.
+    size: int = 0
+    # Whether the append succeeded or failed.
+    is_over: bool = False
 
     def begin(self) -> None:
         """Drop the records whose promises were cancelled; from here on none can be."""
@@ -163,13 +161,13 @@ class Gathering:
             batch = self._begin(trigger=Trigger.LARGE)
         else:
             batch = self._open_for(size)
-        batch.bytes += size
+        batch.size += size
         self.bytes_in_flight += size
         batch.items.append((record, promise))
         if batch is self._open:
             if len(batch.items) >= self._max_records:
                 self.shut(Trigger.COUNT)
-            elif batch.bytes == self._max_bytes:
+            elif batch.size == self._max_bytes:
                 self.shut(Trigger.BYTES)
 
     def put_end(self) -> Batch:
@@ -191,7 +189,7 @@ class Gathering:
             self._open = None
 
     def _open_for(self, size: int) -> Batch:
-        if self._open is not None and self._open.bytes + size > self._max_bytes:
+        if self._open is not None and self._open.size + size > self._max_bytes:
             self.shut(Trigger.BYTES)
         if self._open is None:
             self._open = self._begin()
@@ -461,7 +459,7 @@ class BatchedWriter(Generic[Record]):
 
     def _make_room(self, batch: Batch) -> None:
         with self._lock:
-            self._gathering.bytes_in_flight -= batch.bytes
+            self._gathering.bytes_in_flight -= batch.size
             batch.is_over = True
             if self._line or self._flushing:
                 self._changed.notify_all()

@@ -7,6 +7,7 @@ O(log n), and the sweeping thread sleeps until the first note.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from threading import Condition, Lock
 from typing import Final, NamedTuple
@@ -57,38 +58,32 @@ def owner_of(transaction: str) -> str:
     return transaction.rpartition("-")[2]
 
 
+@dataclass(slots=True, eq=False)
 class HeldTransaction:
     """One transaction.  Callers that change it hold the coordinator's lock."""
 
-    __slots__ = (
-        "began_ms", "due_noted_ms", "expires_ms", "id", "is_deciding", "is_telling",
-        "joining", "participants", "parts", "positions", "reason", "retried_ms", "retries", "state",
-        "version", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, transaction: str, began_ms: int, expires_ms: int) -> None:
-        self.id = transaction
-        self.state = TransactionState.OPEN
-        self.version: Version = 0
-        self.reason = ""
-        # Monotonic, so that setting the clock neither ends a transaction nor keeps it open.
-        self.began_ms = began_ms
-        self.expires_ms = expires_ms
-        # The positions of its records, which are acknowledged when it has ended.
-        self.positions: list[Position] = []
-        # All participants, and the last error of each that has not confirmed.
-        self.participants: list[Participant] = []
-        self.waiting: dict[Participant, Waiting] = {}
-        # Steps under way: participants that join, participants at work, and a decision.
-        self.joining = 0
-        self.parts = 0
-        self.is_deciding = False
-        # Whether a thread is telling the participants, and the earliest time of the next attempt.
-        self.is_telling = False
-        self.retried_ms = 0
-        self.retries = 0
-        # The earliest time at which the agenda has a note of it.
-        self.due_noted_ms: int | None = None
+    id: str
+    # Monotonic, so that setting the clock neither ends a transaction nor keeps it open.
+    began_ms: int
+    expires_ms: int
+    state: TransactionState = TransactionState.OPEN
+    version: Version = 0
+    reason: str = ""
+    # The positions of its records, which are acknowledged when it has ended.
+    positions: list[Position] = field(default_factory=list)
+    # All participants, and the last error of each that has not confirmed.
+    participants: list[Participant] = field(default_factory=list)
+    waiting: dict[Participant, Waiting] = field(default_factory=dict)
+    # Steps under way: participants that join, participants at work, and a decision.
+    joining: int = 0
+    parts: int = 0
+    is_deciding: bool = False
+    # Whether a thread is telling the participants, and the earliest time of the next attempt.
+    is_telling: bool = False
+    retried_ms: int = 0
+    retries: int = 0
+    # The earliest time at which the agenda has a note of it.
+    due_noted_ms: int | None = None
 
     @property
     def is_open(self) -> bool:

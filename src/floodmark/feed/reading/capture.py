@@ -36,6 +36,7 @@ effects of the callback: then a crash repeats the changes since, and loses none.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -142,7 +143,7 @@ class ChangeCapture:
         """
         if held or not self._continues(site_id, since):
             self._end_reading()
-            self._reading = _Reading(site_id, 0 if held else since, since)
+            self._reading = _Reading(site_id, 0 if held else since, since, since)
         elif self._reading is not None:
             self._reading.through = max(self._reading.through, since)
         self._begun, self._owed = True, None
@@ -246,24 +247,21 @@ class ChangeCapture:
             self._seen = {seen for seen in self._seen if not reading.covers(seen)}
 
 
+@dataclass
 class _Reading:
     """A stretch of one site's feed, and what its heartbeats said."""
 
-    def __init__(self, site: int, after: Version, through: Version) -> None:
-        self.site = site
-        self.after = after
-        self.through = through
-        self.position = through
-        self.marks: dict[Origin, Version] = {}
-        self.seen: set[Seen] = set()
+    site: int
+    after: Version
+    through: Version
+    position: Version
+    marks: dict[Origin, Version] = field(default_factory=dict)
+    seen: set[Seen] = field(default_factory=set)
 
     @classmethod
     def load(cls, state: ReadingState) -> "_Reading":
-        reading = cls(state.site, state.after, state.through)
-        reading.position = state.position
-        reading.marks = {(had.namespace, had.site): had.spans[-1].through for had in state.had}
-        reading.seen = set(state.seen)
-        return reading
+        marks = {(had.namespace, had.site): had.spans[-1].through for had in state.had}
+        return cls(state.site, state.after, state.through, state.position, marks, set(state.seen))
 
     def state(self) -> ReadingState:
         return ReadingState(

@@ -14,7 +14,7 @@ last change that it includes, so that a reader does not step over the tombstones
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -67,25 +67,16 @@ class SubscriptionState(RowState[SubscriptionRow]):
 
     def __init__(self, row: SubscriptionRow, changes: Changes = ()) -> None:
         super().__init__(SUBSCRIPTIONS, row)
-        self.load(row, changes)
+        self.take_over(row, changes)
 
-    def load(self, row: SubscriptionRow, changes: Changes = ()) -> None:
-        """Replace the row and its changes."""
+    def take_over(self, stored: SubscriptionRow, changes: Changes = ()) -> None:
         with self.lock:
-            self.row = row
-            self.deliveries = Deliveries(row.through, row.live)
+            self.row = stored
+            self.deliveries = Deliveries(stored.through, stored.live)
             self._versions: list[Version] = []
             self._bytes = 0
             for version, encoded in changes:
-                self._enter(version, len(encoded), _decode(row.name, version, encoded))
-
-    def take_over(self, stored: SubscriptionRow) -> None:
-        self.load(stored)
-
-    def adopt(self, other: Self) -> None:
-        with self.lock:
-            self.row, self.deliveries = other.row, other.deliveries
-            self._versions, self._bytes = other._versions, other._bytes
+                self._enter(version, len(encoded), _decode(stored.name, version, encoded))
 
     def show(self) -> SubscriptionRow:
         with self.lock:
