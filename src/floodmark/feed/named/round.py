@@ -235,10 +235,15 @@ class Round(ABC):
     `nudge` is called when there is news that should not wait for the next report.
     """
 
-    def __init__(self, feed: Feed, counters: Counters, nudge: Callable[[], None]) -> None:
+    def __init__(self, site_id: int, feed: Feed, counters: Counters, nudge: Callable[[], None]) -> None:
         self.feed = feed
         self.counters = counters
         self.nudge = nudge
+        # By range.  Heartbeats sum up all keys, so a feed of some cannot be checked.
+        self.countings = {
+            part.id: Counting(part.checkpoint, site_id=site_id, namespace=feed.namespace_id)
+            for part in (feed.ranges if feed.spec.is_whole else ())
+        }
         self.stopping = Event()
         # The first error that ended the round, and whether it says that changes are gone.
         self.failure: Exception | None = None
@@ -265,9 +270,11 @@ class Round(ABC):
     def report(self) -> list[RangeProgress]:
         """How far the ranges are, with their counts, for the site to store."""
 
-    @abstractmethod
     def acknowledge(self, feed: Feed) -> None:
         """The site has stored how far the ranges are."""
+        for part in feed.ranges:
+            if part.id in self.countings:
+                self.countings[part.id].acknowledge(part.checkpoint)
 
     @abstractmethod
     def problem(self) -> Exception | None:
@@ -317,7 +324,7 @@ class ThreadRound(Round):
         nudge: Callable[[], None],
         through: Version | None = None,
     ) -> None:
-        super().__init__(feed, counters, nudge)
+        super().__init__(surroundings.site_id, feed, counters, nudge)
         options = feed.spec.options
         self.surroundings = surroundings
         self.until = feed.spec.until if through is None else through
@@ -363,12 +370,6 @@ class ThreadRound(Round):
     def report(self) -> list[RangeProgress]:
         return [worker.report() for worker in self._workers]
 
-    def acknowledge(self, feed: Feed) -> None:
-        stored = {part.id: part.checkpoint for part in feed.ranges}
-        for worker in self._workers:
-            if worker.counting is not None and worker.id in stored:
-                worker.counting.acknowledge(stored[worker.id])
-
     def problem(self) -> Exception | None:
         return next((worker.problem for worker in self._workers if worker.problem is not None), None)
 
@@ -406,12 +407,7 @@ class RangeWorker:
         )
         self.reading = _Attempts(options.backoff_ms, budget_ms=surroundings.budget_ms)
         self.writing = _Attempts(options.backoff_ms, budget_ms=surroundings.budget_ms)
-        # Heartbeats sum up all keys, so a feed of some cannot be checked.
-        self.counting = (
-            Counting(progress.checkpoint, site_id=surroundings.site_id, namespace=owner.feed.namespace_id)
-            if owner.feed.spec.is_whole
-            else None
-        )
+        self.counting = owner.countings.get(progress.id)
         self._damage = Damage(owner.feed.name, surroundings.on_corrupt or owner.feed.spec.on_corrupt)
         self._round = owner
         self._keys = progress.keys

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from floodmark.accounting.checks import CheckStatistics
-from floodmark.accounting.counting import Counted, Counting, count_idle
+from floodmark.accounting.counting import Counted, count_idle
 from floodmark.clock import monotonic_ms
 from floodmark.clock.backoff import Backoff
 from floodmark.codec.ordered import encode_namespace
@@ -183,15 +183,10 @@ class SparkRound(Round):
         require_lease: Callable[[], None],
         nudge: Callable[[], None],
     ) -> None:
-        super().__init__(feed, counters, nudge)
+        super().__init__(job.host.identity.site_id, feed, counters, nudge)
         self._job = job
         self._require_lease = require_lease
         self._ranges = {part.id: replace(part, counted=None) for part in feed.ranges}
-        # Heartbeats sum up all keys, so a feed of some cannot be checked.
-        self._countings = {
-            part.id: Counting(part.checkpoint, site_id=job.host.identity.site_id, namespace=feed.namespace_id)
-            for part in (feed.ranges if feed.spec.is_whole else ())
-        }
         self._backoff = Backoff(feed.spec.options.backoff_ms)
         self._problem: Exception | None = None
         self._passed_ms = monotonic_ms()
@@ -210,14 +205,9 @@ class SparkRound(Round):
     def report(self) -> list[RangeProgress]:
         with self._lock:
             return [
-                replace(part, counted=self._countings[part.id].report()[1] if self._countings else None)
+                replace(part, counted=self.countings[part.id].report()[1] if self.countings else None)
                 for part in self._ranges.values()
             ]
-
-    def acknowledge(self, feed: Feed) -> None:
-        for part in feed.ranges:
-            if part.id in self._countings:
-                self._countings[part.id].acknowledge(part.checkpoint)
 
     def problem(self) -> Exception | None:
         return self._problem
@@ -275,7 +265,7 @@ class SparkRound(Round):
         if not ranges or (self._job.target is None and now_ms - self._passed_ms < REPORT_SECONDS * 1000):
             return
         self._passed_ms = now_ms
-        counted = self._count_idle(since, version) if self._countings else None
+        counted = self._count_idle(since, version) if self.countings else None
         self._move(
             replace(
                 part,
@@ -315,8 +305,8 @@ class SparkRound(Round):
     def _move(self, ranges: Iterable[RangeProgress]) -> None:
         with self._lock:
             for part in ranges:
-                if part.counted is not None and part.id in self._countings:
-                    self._countings[part.id].take_over(part.counted, part.checkpoint)
+                if part.counted is not None and part.id in self.countings:
+                    self.countings[part.id].take_over(part.counted, part.checkpoint)
                 skipped = join_skipped(self._ranges[part.id].skipped, part.skipped)[-SKIPPED_KEPT:]
                 self._ranges[part.id] = replace(part, counted=None, skipped=tuple(skipped))
         self.nudge()
