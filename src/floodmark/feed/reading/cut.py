@@ -82,8 +82,7 @@ def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> Cha
 
 def has_own_changes(node: Node, namespace: int, since: Version, until: Version) -> bool:
     """Whether this site wrote to a namespace in `(since, until]`; True if the log no longer tells."""
-    prefix = encode_namespace(namespace)
-    keys = KeyRange(prefix, prefix_end(prefix))
+    keys = qualify_range(namespace)
     try:
         return any(_commits(node, keys, max(since, node.born_version()), until, own=True))
     except VersionCollected:
