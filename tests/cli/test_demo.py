@@ -18,6 +18,7 @@ from rich.console import Console
 from tests.cli.support import FLOODMARK, Outcome, run
 from tests.sizes import only
 from tests.test_readme import shown_on_the_picture
+from tests.waiting import HANG_SECONDS
 
 from floodmark.cli.demo import story
 from floodmark.cli.demo.servers import DemoServer
@@ -42,7 +43,6 @@ from floodmark.spark.jobs import PairSummary, VerifySummary
 from floodmark.spark.jobs.verifying.verify import DriftFound
 
 DEMO_SECONDS_MAX = 300.0
-HANG_SECONDS = 60.0
 STEPS = ["serve", "crash", "copy", "verify", "loss", "find", "repair"]
 
 

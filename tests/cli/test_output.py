@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 from rich.console import Console
+from tests.waiting import HANG_SECONDS
 
 from floodmark.cli.failures import report
 from floodmark.cli.render import progress as progress_module
@@ -17,7 +18,6 @@ from floodmark.cli.render.progress import counted, progress, tracked
 from floodmark.model.errors import InvalidArgument
 
 LONG = 1_000.0
-HANG_SECONDS = 60.0
 
 
 class Screen(io.StringIO):

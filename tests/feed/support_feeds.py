@@ -6,6 +6,8 @@ from random import Random
 from threading import Thread
 from typing import Final
 
+from tests.waiting import HANG_SECONDS
+
 from floodmark.clock import HybridClock
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import TOMBSTONE, encode_value
@@ -24,7 +26,6 @@ from floodmark.partition import FAMILIES, EngineBound, Node
 from floodmark.routing import Router
 from floodmark.testing import SimulatedTime
 
-HANG_SECONDS: Final = 60.0
 SITE_ID: Final = 7
 USERS: Final = 1
 

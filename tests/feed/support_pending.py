@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.feed.support_subscription import Stage, make_stage
-from tests.log.support import PATIENCE_SECONDS
 from tests.site.support import host_of
+from tests.waiting import HANG_SECONDS
 
 from floodmark.clock import HybridClock
 from floodmark.feed.safepoints import SafePoints
@@ -159,7 +159,7 @@ class Desk:
     def records(self) -> list[str]:
         """The transactions of the records in the ledger, as a reader of the disk finds them after a flush."""
         for log in self.store.pending_logs().values():
-            assert log.writer.flush(PATIENCE_SECONDS)
+            assert log.writer.flush(HANG_SECONDS)
         ledger = StoredLedger(self._ledgers, f"{PENDING_LEDGERS}{NAME}")
         return [decode_pending(record).transaction for _, record in Acknowledgements(ledger).recover()]
 

@@ -6,7 +6,8 @@ from functools import partial
 from threading import Condition, Event, Lock
 from typing import Any
 
-from tests.feed.support_feeds import HANG_SECONDS, SITE_ID, Task, World
+from tests.feed.support_feeds import SITE_ID, Task, World
+from tests.waiting import HANG_SECONDS
 
 from floodmark.feed.named.feeds import Feed, FeedError, FeedSpec, FeedStatistics, FeedUpdate, RangeProgress
 from floodmark.feed.named.round import Surroundings, ThreadRound

@@ -26,8 +26,6 @@ from floodmark.site import Namespace, Site, open_engine
 from floodmark.site.beginning import begin_at, decoder_of
 from floodmark.testing import FaultyEngine, SimulatedTime
 
-HANG_SECONDS: Final = 60.0
-
 # Nothing happens unless the test does it, and iterating ends.
 BY_HAND: Final = SubscriptionOptions(follow=False, background=False, flush_count=1_000_000)
 

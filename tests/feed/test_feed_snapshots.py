@@ -8,9 +8,10 @@ import pyarrow.dataset
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.site.base import fill, state_after, wait_until
+from tests.contracts.site.base import fill, state_after
 from tests.feed.test_runner_processes import runner_process
 from tests.server.support import serving
+from tests.waiting import wait_until
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.named.feeds import FeedState, RangeProgress, SinkOptions, advance, recut

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.feed.support_feeds import HANG_SECONDS, USERS, Task, World, merge_or_split, spec
+from tests.feed.support_feeds import USERS, Task, World, merge_or_split, spec
 from tests.feed.support_runner import Stage
+from tests.waiting import HANG_SECONDS
 
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import FINDINGS_KEPT, PARTLY_READ, Checks

@@ -6,13 +6,8 @@ from threading import Event, Thread
 
 import pytest
 from tests.feed.support_pending import NAME, losing, make_consumer_stage
-from tests.feed.support_subscription import (
-    BY_HAND,
-    HANG_SECONDS,
-    keys_of,
-    take,
-    write,
-)
+from tests.feed.support_subscription import BY_HAND, keys_of, take, write
+from tests.waiting import HANG_SECONDS
 
 from floodmark.feed.subscription import consumer as subscription_module
 from floodmark.feed.subscription.acknowledgement import ChangePosition, Progress

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, Desk, make_desk, settler
-from tests.log.support import PATIENCE_SECONDS
+from tests.waiting import HANG_SECONDS
 
 from floodmark.engine import WriteRow
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
@@ -120,7 +120,7 @@ def visit_end(settings: BatchSettings, plan: FaultPlan, *, committed: bool) -> b
     desk.engine.arm(plan)
     known = attempt(desk, commit if committed else abort)
     for log in desk.store.pending_logs().values():
-        log.writer.flush(PATIENCE_SECONDS)
+        log.writer.flush(HANG_SECONDS)
     fired = desk.engine.fired
     # One that has done its part is not told again; whoever asks about it then hears that it is unknown.
     decisions = {decision, Decision.ABORT} if known == "done" else {decision}

@@ -7,8 +7,9 @@ from threading import Event, Thread
 
 import pytest
 from tests.feed.support_pending import NAME, Desk, make_consumer_stage, make_desk
-from tests.feed.support_subscription import HANG_SECONDS, write
-from tests.log.support import PATIENCE_SECONDS, interrupt_at, run_threads
+from tests.feed.support_subscription import write
+from tests.log.support import interrupt_at, run_threads
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.feed.subscription import pending as pending_ledger
 from floodmark.feed.subscription.acknowledgement import ChangePosition
@@ -64,12 +65,7 @@ class Shut:
 
     def wait_pending(self, count: int) -> None:
         """Return when so many transactions have something pending."""
-        pause = Event()
-        for _ in range(int(HANG_SECONDS * 1_000)):
-            if len(self.desk.pending()) == count:
-                return
-            pause.wait(0.001)
-        raise AssertionError("they do not come")
+        wait_until(lambda: len(self.desk.pending()) == count, "they do not come")
 
     def go_on(self) -> None:
         self.engine.gate.set()
@@ -156,7 +152,7 @@ def test_an_acknowledgement_that_is_interrupted_at_any_call_is_there_or_not_and_
         was_interrupted = interrupt_at(
             number, "floodmark/feed/subscription/pending", lambda: desk.acknowledge_in("t", A)
         )
-        assert log.writer.flush(PATIENCE_SECONDS)
+        assert log.writer.flush(HANG_SECONDS)
         assert ("t" in desk.pending()) == ("t" in desk.records())
         desk.store.abort_pending(NAME, "t")
         assert desk.pending() == {"other": [B]}

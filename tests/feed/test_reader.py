@@ -16,7 +16,8 @@ from tests.feed.support import (
     open_world,
     trim_log,
 )
-from tests.site.support import HANG_SECONDS, host_of, run_threads
+from tests.site.support import host_of
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.model.change import Change, ChangeType
 from floodmark.model.errors import (

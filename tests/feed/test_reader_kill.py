@@ -13,12 +13,12 @@ from random import Random
 from typing import Final
 
 import pytest
+from tests.sizes import only
 
 import floodmark
 from floodmark.model.version import Version
 
 ROOT: Final = Path(__file__).parents[2]
-KILLS: Final = 6
 
 Fact = tuple[Version, str, str]
 
@@ -88,14 +88,17 @@ def run_until_killed(path: Path, seed: str, checkpoint: Version, lines_wanted: i
     return [line for line in said if line.endswith("\n")]
 
 
-def test_reader_that_resumes_over_kills_gets_every_acknowledged_write_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", only([3], [3, 12]))
+def test_reader_that_resumes_over_kills_gets_every_acknowledged_write_once(
+    tmp_path: Path, kills: int
+) -> None:
     path, chance, account = tmp_path / "oslo", Random(1), Account()
     with floodmark.open(path, site="oslo", background=False) as site:
         site.create_namespace("users")
-    for number in range(KILLS):
+    for number in range(kills):
         account.hear(run_until_killed(path, f"{number}", account.checkpoint, chance.randrange(50, 2000)))
         account.check(path)
-    assert len(account.received) > 100 * KILLS
+    assert len(account.received) > 100 * kills
     assert account.acknowledged
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from tests.feed.support import reshape
-from tests.site.support import HANG_SECONDS, HookedEngine, host_of, run_threads
+from tests.site.support import HookedEngine, host_of
+from tests.waiting import HANG_SECONDS, run_threads
 
 import floodmark
 from floodmark.model.change import Change, Resolved
@@ -42,9 +43,9 @@ class Ledger:
         self.facts: set[Fact] = set()
         self.done = Event()
         self.end: Version = 0
-        # Nobody writes before every follower has caught up: so all of them take part in the race.
+        # No thread writes before every follower has caught up, so that all of them take part in the race.
         self.start = Barrier(WRITERS)
-        self._writing = WRITERS
+        self._finish = Barrier(WRITERS)
 
     def write(self, name: int) -> None:
         """Commit in every way that there is, from one thread."""
@@ -66,8 +67,7 @@ class Ledger:
                 value *= 1000 if kind == "large" else 1
                 version = users.put(key, value, durability=durability)  # type: ignore[arg-type]
                 self.facts.add((version, key, value))
-        self._writing -= 1
-        if not self._writing:
+        if self._finish.wait(HANG_SECONDS) == 0:
             self.site.sync()
             self.end = self.site.resolved_version()
             self.done.set()
@@ -172,8 +172,8 @@ def test_every_follower_sees_every_commit_under_splits_and_merges(busy: Ledger) 
 
 
 def test_followers_in_a_tiny_window_see_every_commit(busy: Ledger) -> None:
-    """The tail overflows all the time, so that the followers change between tail and log."""
-    busy.site._host.node.committer.tail._bytes_max = 20_000  # type: ignore[attr-defined]
+    """A large commit exceeds the whole tail, so that every follower changes between tail and log."""
+    host_of(busy.site).node.committer.tail._bytes_max = 2_000
     found = run_all(
         busy,
         {f"follower {number}": lambda: follow(busy, 0, 1, resumes=False) for number in range(3)},
@@ -187,7 +187,7 @@ def test_followers_in_a_tiny_window_see_every_commit(busy: Ledger) -> None:
 def test_followers_whose_log_is_trimmed_all_the_time_see_every_commit(busy: Ledger) -> None:
     """Tail, log and scan take over from each other at any moment, while everything else goes on."""
     node = host_of(busy.site).node
-    node.committer.tail._bytes_max = 5_000
+    node.committer.tail._bytes_max = 2_000
 
     def collect() -> list[Fact]:
         busy.start.wait(HANG_SECONDS)

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 import pyarrow.dataset
-from tests.contracts.site.base import wait_until
 from tests.server.support import serving
+from tests.waiting import wait_until
 
 from floodmark.feed.named.feeds import FeedState, SinkOptions
 from floodmark.server import Server

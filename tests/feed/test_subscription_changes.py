@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 import pytest
 from tests.feed.support_pending import NAME, Desk, make_desk, settler
-from tests.site.support import HANG_SECONDS, WatchedLine
+from tests.site.support import WatchedLine
+from tests.waiting import HANG_SECONDS
 
 from floodmark.engine import Guard, WriteRow
 from floodmark.feed.subscription import rows as subscription_changes

@@ -8,8 +8,8 @@ from threading import Barrier, Event, Thread
 from weakref import ref
 
 import pytest
-from tests.feed.support_subscription import HANG_SECONDS, Stage, make_stage, positions_of, write
-from tests.site.support import run_threads
+from tests.feed.support_subscription import Stage, make_stage, positions_of, write
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.feed.subscription.acknowledgement import ChangePosition, Progress
 from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions

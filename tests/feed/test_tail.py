@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.support import HUGE, Follower, World, delivered, open_world, request_of
-from tests.site.support import HANG_SECONDS, host_of, nothing, run_threads
+from tests.site.support import host_of, nothing
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.engine import MemoryEngine
 from floodmark.model.change import Change
@@ -27,7 +28,6 @@ from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.committer import Committer
 
 # How long a hook holds the disk up: more than enough for a reader to look around.
-STUCK_SECONDS = 2.0
 
 
 def committer_of(world: World) -> Committer:
@@ -289,7 +289,7 @@ def test_statistics_are_not_stopped_by_a_follower_that_leaves_meanwhile() -> Non
         cycle: list[Any] = [follower.stream]
         cycle.append(cycle)
         del cycle, follower.stream
-        run_threads(world.site.statistics, seconds=STUCK_SECONDS)
+        run_threads(world.site.statistics)
         assert world.site.statistics().readers.open == []
 
 
@@ -480,7 +480,7 @@ def test_follower_can_look_around_while_storage_is_stuck() -> None:
         def hold(operation: str) -> None:
             if operation == "sync":
                 stuck.set()
-                released.wait(STUCK_SECONDS)
+                released.wait(HANG_SECONDS)
 
         def read() -> None:
             assert stuck.wait(HANG_SECONDS)

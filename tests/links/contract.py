@@ -5,7 +5,6 @@ A subclass gives the fixture `run_links`: `run_links(topology, addresses, once=â
 
 import pytest
 from tests.links.support import (
-    HANG_SECONDS,
     NAMES,
     Replication,
     Run,
@@ -15,7 +14,7 @@ from tests.links.support import (
     wait_checked,
     write_everywhere,
 )
-from tests.server.processes import wait_until
+from tests.waiting import wait_until
 
 from floodmark.links.driver import TopologySummary, site_addresses
 from floodmark.links.pair import LinkPair
@@ -144,6 +143,5 @@ class RunnerContract:
         with Replication(run_links, topology):
             wait_until(
                 lambda: any(link.stalled for link in oslo.site.replication().links),
-                HANG_SECONDS,
                 "oslo does not show why rome is silent",
             )

@@ -12,16 +12,8 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from tests.links.support import (
-    FLOODMARK,
-    HANG_SECONDS,
-    NAMES,
-    POLICIES,
-    SiteProcess,
-    describe,
-    require_equal,
-)
-from tests.server.processes import wait_until
+from tests.links.support import FLOODMARK, NAMES, POLICIES, SiteProcess, describe, require_equal
+from tests.waiting import HANG_SECONDS, wait_until
 
 import floodmark
 from floodmark.model.errors import OutcomeUnknown, Retryable
@@ -120,7 +112,7 @@ class KillContract:
                     return site.namespace("users").get(key) is not None
                 return False
 
-            wait_until(has_arrived, HANG_SECONDS, f"{key!r} at {target.name}")
+            wait_until(has_arrived, f"{key!r} at {target.name}")
 
         with (
             writing(oslo.url, acknowledged["oslo"]),

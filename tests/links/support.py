@@ -12,8 +12,8 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Protocol
 
-from tests.server.processes import wait_until
 from tests.server.support import LOOPBACK
+from tests.waiting import HANG_SECONDS, wait_until
 
 import floodmark
 from floodmark.codec.ordered import encode_namespace
@@ -25,7 +25,6 @@ from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
 from floodmark.site.arguments import qualify_range
 
-HANG_SECONDS = 180
 FLOODMARK = (sys.executable, "-m", "floodmark.cli")
 
 NAMES = ("oslo", "rome", "bonn")
@@ -211,4 +210,4 @@ def wait_checked(site: Site, intervals: int) -> None:
             for link in site.replication().links
         )
 
-    wait_until(is_checked, HANG_SECONDS, lambda: f"links of {site.name}: {site.replication().links}")
+    wait_until(is_checked, lambda: f"links of {site.name}: {site.replication().links}")

@@ -8,9 +8,9 @@ from unittest.mock import patch
 
 import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, run, run_process
-from tests.links.support import HANG_SECONDS, ServeSite, describe
-from tests.server.processes import wait_until
+from tests.links.support import ServeSite, describe
 from tests.server.support import open_memory
+from tests.waiting import wait_until
 
 from floodmark.cli.failures import DONE
 from floodmark.feed.named.feeds import FeedState
@@ -56,13 +56,9 @@ def test_a_signal_ends_replication_with_its_summary(
     command = [FLOODMARK, "replicate", "--topology", str(file), "--runner", "process", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
-        wait_until(
-            lambda: all("users" in site.namespaces() for site in (oslo, rome)), HANG_SECONDS, "no topology"
-        )
+        wait_until(lambda: all("users" in site.namespaces() for site in (oslo, rome)), "no topology")
         oslo.namespace("users").put(b"ada", b"countess")
-        wait_until(
-            lambda: rome.namespace("users").get(b"ada") is not None, HANG_SECONDS, "nothing has arrived"
-        )
+        wait_until(lambda: rome.namespace("users").get(b"ada") is not None, "nothing has arrived")
         process.send_signal(ending)
         output, _ = process.communicate(timeout=PROCESS_SECONDS_MAX)
     finally:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.links.support import HANG_SECONDS, Served, ServeSite, SiteProcess, describe
-from tests.server.processes import wait_until
+from tests.links.support import Served, ServeSite, SiteProcess, describe
+from tests.waiting import wait_until
 
 from floodmark.links.connections import Connections
 from floodmark.links.driver import site_addresses
@@ -47,7 +47,7 @@ def test_a_new_site_takes_part_when_all_others_know_of_it(serve_site: ServeSite,
         entering.go_on()
         return "bonn" in entering.found
 
-    wait_until(has_entered, HANG_SECONDS, "bonn did not enter")
+    wait_until(has_entered, "bonn did not enter")
     assert bonn.site.topology() is not None
     assert entering.found.keys() == {"oslo", "rome", "bonn"}
 
@@ -88,7 +88,7 @@ def test_a_namespace_that_is_not_taken_in_is_told_at_the_target_and_the_others_g
     )
     oslo.site.create_namespace("missing")
     planners = [Planner(link, Connections())]
-    wait_until(lambda: bool(plan_all(planners)), HANG_SECONDS, "no step was planned")
+    wait_until(lambda: bool(plan_all(planners)), "no step was planned")
     stalled = {each.namespace: each.stalled for each in oslo.site.replication().links}
     assert stalled == dict.fromkeys(topology.namespaces)
     recent = oslo.site.host.links.recent(oslo.site.namespace("missing").id, 2)  # type: ignore[attr-defined]

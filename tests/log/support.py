@@ -9,6 +9,7 @@ from threading import Event, Semaphore, Thread
 from types import FrameType
 
 from tests.contracts.ledger import entries_of
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.entries import decode_entry
 from floodmark.log import BatchedWriter, EntryId, Ledger, Marks, Position
@@ -16,7 +17,6 @@ from floodmark.log.base import NO_MARKS
 from floodmark.testing.ledgers import MemoryLedger
 
 # Only a failure waits as long as this.
-PATIENCE_SECONDS = 30.0
 
 
 class GatedLedger(MemoryLedger):
@@ -35,7 +35,7 @@ class GatedLedger(MemoryLedger):
     def append(self, entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
         self.appends += 1
         self._entered.release()
-        assert self.gate.wait(PATIENCE_SECONDS)
+        assert self.gate.wait(HANG_SECONDS)
         self.on_append()
         failure = self.failures.pop(0) if self.failures else None
         if failure is not None:
@@ -44,7 +44,7 @@ class GatedLedger(MemoryLedger):
 
     def wait_append(self) -> None:
         """Return when one more append has come to the gate."""
-        assert self._entered.acquire(timeout=PATIENCE_SECONDS)
+        assert self._entered.acquire(timeout=HANG_SECONDS)
 
 
 class SimulatedSeconds:
@@ -80,7 +80,7 @@ def records_of(ledger: Ledger) -> list[bytes]:
 
 
 def answers(futures: Sequence[Future[Position]]) -> list[Position]:
-    return [future.result(PATIENCE_SECONDS) for future in futures]
+    return [future.result(HANG_SECONDS) for future in futures]
 
 
 def run_threads(work: Callable[[int], object], count: int) -> None:
@@ -97,7 +97,7 @@ def run_threads(work: Callable[[int], object], count: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive(), "a thread is stuck"
     if errors:
         raise errors[0]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.contracts.ledger import entries_of
-from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, busy
+from tests.log.support import GatedLedger, answers, busy
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.entries import encode_batch
 from floodmark.engine import Engine, Guard, MemoryEngine, WriteRow
@@ -54,7 +55,7 @@ def test_what_is_acknowledged_during_an_append_is_stored_though_no_other_follows
         writer.write(b"second")
     else:
         writer.add(b"second").result()
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert [entry for entry, _ in entries_of(ledger)] == [2]
 
 
@@ -66,10 +67,10 @@ def test_an_entry_goes_when_its_last_record_is_acknowledged() -> None:
     positions = answers([plug, *futures])
     writer.acknowledge(positions[1:3])
     assert ledger.marks() == {}, "the next append stores it, or a flush"
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert ledger.marks() == {2: b"\x04"}
     writer.acknowledge(positions[3:])
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert [entry for entry, _ in entries_of(ledger)] == [1]
     assert ledger.marks() == {}
     assert writer.acknowledgements.oldest == 1
@@ -83,7 +84,7 @@ def test_acknowledging_twice_or_what_is_gone_changes_nothing() -> None:
     first, second = writer.write(b"1"), writer.write(b"2")
     for _ in range(3):
         writer.acknowledge([first, first, Position(99, 4, 3)])
-        assert writer.flush(PATIENCE_SECONDS)
+        assert writer.flush(HANG_SECONDS)
     assert [entry for entry, _ in entries_of(ledger)] == [second.entry]
     assert ledger.marks() == {}
     writer.close()
@@ -187,7 +188,7 @@ def test_acknowledging_costs_no_sync_and_one_row_an_entry() -> None:
     acknowledgements.opened(ledger.append(encode_batch([b"x"] * 512)), 512)
     before = engine.writes, engine.rows, engine.syncs
     writer.acknowledge([Position(1, 512, index) for index in range(0, 512, 2)])
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert (engine.writes, engine.rows, engine.syncs) == (before[0] + 1, before[1] + 1, before[2])
     writer.close()
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from tests.contracts.ledger import entries_of
-from tests.log.support import PATIENCE_SECONDS
+from tests.waiting import HANG_SECONDS
 
 from floodmark.log import (
     FAMILY,
@@ -63,13 +63,13 @@ class World:
         self.order += [first, *others]
         self._note(first, lambda: self.writer.write(first))
         for record, future in zip(others, futures, strict=True):
-            self._note(record, lambda future=future: future.result(PATIENCE_SECONDS))  # type: ignore[misc]
+            self._note(record, lambda future=future: future.result(HANG_SECONDS))  # type: ignore[misc]
 
     def acknowledge(self, *records: bytes) -> None:
         known = [record for record in records if record in self.written]
         self.acknowledged.append(set(known))
         self.writer.acknowledge([self.written[record] for record in known])
-        assert self.writer.flush(PATIENCE_SECONDS)
+        assert self.writer.flush(HANG_SECONDS)
 
     def _note(self, record: bytes, ask: Callable[[], Position]) -> None:
         try:

@@ -5,7 +5,8 @@ from itertools import count
 from threading import Thread
 
 import pytest
-from tests.log.support import PATIENCE_SECONDS, GatedLedger, busy, interrupt_at, records_of
+from tests.log.support import GatedLedger, busy, interrupt_at, records_of
+from tests.waiting import HANG_SECONDS
 
 from floodmark.log import BatchedWriter, Position, Promise
 from floodmark.log import writer as writer_module
@@ -55,9 +56,9 @@ def test_a_caller_that_is_interrupted_at_any_call_can_tell_whether_its_record_is
             )
             is_cancelled = was_interrupted and promise.cancel()
         if not is_cancelled:
-            assert promise.result(PATIENCE_SECONDS).startswith("at ")
+            assert promise.result(HANG_SECONDS).startswith("at ")
             written.append(record)
-        assert writer.flush(PATIENCE_SECONDS)
+        assert writer.flush(HANG_SECONDS)
         assert records_of(ledger) == written
         assert writer.statistics().bytes_in_flight == 0
         if not was_interrupted:
@@ -71,7 +72,7 @@ def test_a_record_is_written_and_its_promise_answered_though_its_caller_has_left
     promise = Shout()
     with busy(writer, ledger):
         writer.hand_over(b"x", promise)
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert promise.result(0) == "at 2!"
 
 
@@ -88,6 +89,6 @@ def test_nothing_is_taken_if_the_thread_cannot_be_started(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "Thread", NoThread)
         with pytest.raises(StorageFailed, match=r"thread cannot be started.*nothing was written"):
-            writer.flush(PATIENCE_SECONDS) if how == "flush" else getattr(writer, how)(b"x")
+            writer.flush(HANG_SECONDS) if how == "flush" else getattr(writer, how)(b"x")
     assert writer.write(b"y") == Position(2, 1, 0)
     assert records_of(ledger) == [b"y"]

@@ -7,7 +7,8 @@ from threading import Lock
 
 import pytest
 from tests.contracts.ledger import entries_of
-from tests.log.support import PATIENCE_SECONDS, run_threads
+from tests.log.support import run_threads
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.entries import decode_entry
 from floodmark.log import BatchedWriter, BatchSettings, EntryId, Marks, Position
@@ -72,7 +73,7 @@ class Caller:
             except Closed:
                 break
         for record, future in self.futures.items():
-            error = future.exception(PATIENCE_SECONDS)
+            error = future.exception(HANG_SECONDS)
             if error is None:
                 self.written[record] = future.result()
             else:

@@ -5,7 +5,8 @@ from threading import Thread
 
 import pytest
 from tests.contracts.ledger import entries_of
-from tests.log.support import PATIENCE_SECONDS, GatedLedger, answers, batches_of, busy, records_of
+from tests.log.support import GatedLedger, answers, batches_of, busy, records_of
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.entries import MAGIC, decode_entry, encode_batch, is_batched
 from floodmark.log import Acknowledgements, BatchedWriter, BatchSettings, Ledger, holds_batches
@@ -104,10 +105,10 @@ def test_the_way_to_a_reader_that_knows_only_bare_entries_and_back() -> None:
 
     for position in open_positions[:-1]:
         writer.acknowledge([position])
-        assert writer.flush(PATIENCE_SECONDS)
+        assert writer.flush(HANG_SECONDS)
         assert holds_batches(ledger)
     writer.acknowledge([open_positions[-1]])
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert not holds_batches(ledger)
     writer.close()
     assert read_as_before(ledger) == [b"bare 0", b"bare 1"]
@@ -136,7 +137,7 @@ def test_a_flush_waits_for_what_came_before_and_for_nothing_else() -> None:
         # What comes later holds nobody up, however much it is.
         ledger.on_append = lambda: writer.add(b"more") if ledger.appends < 50 else None
         ledger.gate.set()
-        assert writer.flush(PATIENCE_SECONDS)
+        assert writer.flush(HANG_SECONDS)
         assert all(future.done() for future in before)
     writer.close()
     assert writer.flush(0)
@@ -154,10 +155,10 @@ def test_a_flush_waits_for_one_who_writes_alone() -> None:
     ledger.wait_append()
     assert not writer.flush(0.001)
     ledger.gate.set()
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert [is_batched(entry) for _, entry in entries_of(ledger)] == [True]
-    alone.join(PATIENCE_SECONDS)
+    alone.join(HANG_SECONDS)
     ledger.failures = [StorageFailed("no")]
-    assert isinstance(writer.add(b"fails").exception(PATIENCE_SECONDS), StorageFailed)
-    assert writer.flush(PATIENCE_SECONDS), "also if it could not be written"
+    assert isinstance(writer.add(b"fails").exception(HANG_SECONDS), StorageFailed)
+    assert writer.flush(HANG_SECONDS), "also if it could not be written"
     writer.close()

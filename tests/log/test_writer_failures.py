@@ -5,15 +5,8 @@ from concurrent.futures import Future
 from threading import Event, Thread
 
 import pytest
-from tests.log.support import (
-    PATIENCE_SECONDS,
-    GatedLedger,
-    answers,
-    batches_of,
-    busy,
-    records_of,
-    run_threads,
-)
+from tests.log.support import GatedLedger, answers, batches_of, busy, records_of, run_threads
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.log import BatchedWriter, BatchSettings, Position, Promise
 from floodmark.log import writer as writer_module
@@ -39,7 +32,7 @@ def writer(ledger: GatedLedger) -> Iterator[BatchedWriter[bytes]]:
 
 
 def failure_of(future: Future[Position]) -> BaseException | None:
-    return future.exception(PATIENCE_SECONDS)
+    return future.exception(HANG_SECONDS)
 
 
 # Records that cannot be encoded
@@ -187,7 +180,7 @@ def test_a_batch_of_which_all_records_are_cancelled_is_not_written(
     with busy(writer, ledger):
         futures = [writer.add(b"%d" % number) for number in range(3)]
         assert [future.cancel() for future in futures] == [True] * 3
-    assert writer.flush(PATIENCE_SECONDS)
+    assert writer.flush(HANG_SECONDS)
     assert records_of(ledger) == []
     assert writer.statistics().bytes_in_flight == 0
 
@@ -230,8 +223,8 @@ def test_a_promise_that_cannot_be_kept_is_the_trouble_of_its_owner_alone(
     with busy(writer, ledger):
         writer.hand_over(b"a", broken)
         writer.hand_over(b"b", kept)
-    assert kept.result(PATIENCE_SECONDS) == "at 2!"
-    assert isinstance(broken.exception(PATIENCE_SECONDS), ZeroDivisionError)
+    assert kept.result(HANG_SECONDS) == "at 2!"
+    assert isinstance(broken.exception(HANG_SECONDS), ZeroDivisionError)
     assert writer.write(b"c").entry == 3
     assert records_of(ledger) == [b"a", b"b", b"c"]
 
@@ -250,7 +243,7 @@ def test_a_callback_may_add_and_acknowledge_but_not_wait(
         added.append(writer.add(b"next"))
         waits: list[Callable[[], object]] = [
             lambda: writer.write(b"never"),
-            lambda: writer.flush(PATIENCE_SECONDS),
+            lambda: writer.flush(HANG_SECONDS),
         ]
         for wait in waits:
             try:
@@ -287,7 +280,7 @@ def test_callbacks_may_drive_more_than_the_room_there_is(ledger: GatedLedger) ->
         return go_on
 
     writer.add(bytes(97)).add_done_callback(step(steps))
-    assert done.wait(PATIENCE_SECONDS)
+    assert done.wait(HANG_SECONDS)
     writer.close()
     assert len(records_of(ledger)) == 2 * steps + 1
 
@@ -309,10 +302,9 @@ def test_add_waits_while_too_many_bytes_are_in_flight(
 
         thread = Thread(target=late)
         thread.start()
-        while not writer._line:
-            Event().wait(0.001)
+        wait_until(lambda: bool(writer._line), "the writer takes it at once")
         order.append("released")
-    thread.join(PATIENCE_SECONDS)
+    thread.join(HANG_SECONDS)
     answers(futures)
     assert order == ["released", "taken"]
 
@@ -406,12 +398,11 @@ def test_close_refuses_those_who_wait_for_room(ledger: GatedLedger) -> None:
         writer.add(bytes(96))
         waiting = Thread(target=late)
         waiting.start()
-        while not writer._line:
-            Event().wait(0.001)
+        wait_until(lambda: bool(writer._line), "the writer takes it at once")
         closing = Thread(target=writer.close)
         closing.start()
-        waiting.join(PATIENCE_SECONDS)
-    closing.join(PATIENCE_SECONDS)
+        waiting.join(HANG_SECONDS)
+    closing.join(HANG_SECONDS)
     assert len(refused) == 1
     assert records_of(ledger) == [bytes(96)]
 
@@ -439,7 +430,7 @@ def test_close_during_traffic_answers_everybody(how: str) -> None:
                 if how == "write":
                     writer.write(b"x")
                 else:
-                    assert writer.add(b"x").exception(PATIENCE_SECONDS) is None
+                    assert writer.add(b"x").exception(HANG_SECONDS) is None
             except Closed:
                 return
             written[number] += 1
@@ -447,7 +438,7 @@ def test_close_during_traffic_answers_everybody(how: str) -> None:
                 started.set()
 
     def close(_: int) -> None:
-        assert started.wait(PATIENCE_SECONDS)
+        assert started.wait(HANG_SECONDS)
         writer.close()
 
     run_threads(lambda number: close(number) if number >= 16 else work(number), 18)

@@ -9,7 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 
 import pytest
-from tests.site.support import HANG_SECONDS, HookedEngine, node_of, nothing, open_memory, watch_line
+from tests.site.support import HookedEngine, node_of, nothing, open_memory, watch_line
+from tests.waiting import HANG_SECONDS
 
 from floodmark.clock import HybridClock
 from floodmark.engine import WriteRow

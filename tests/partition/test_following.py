@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 from tests.feed.support import World, open_world, request_of
-from tests.site.support import HANG_SECONDS, host_of, node_of, run_threads
+from tests.site.support import host_of, node_of
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.model.ranges import KeyRange
 from floodmark.partition.following import Follower, Followers

@@ -5,7 +5,8 @@ from functools import partial
 from threading import Event, Thread
 
 import pytest
-from tests.site.support import HookedEngine, node_of, open_memory, run_threads
+from tests.site.support import HookedEngine, node_of, open_memory
+from tests.waiting import HANG_SECONDS, run_threads, wait_until
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import TOMBSTONE, encode_value
@@ -239,7 +240,7 @@ def test_read_waits_while_it_is_undecided(
     found: list[bytes | None] = []
 
     def decide() -> None:
-        assert coordinator.asked.wait(60)
+        assert coordinator.asked.wait(HANG_SECONDS)
         partition.commit_prepared("t", version)
 
     run_threads(lambda: found.append(users.get(b"a", at=site.now())), decide)
@@ -268,7 +269,7 @@ def test_closing_the_site_ends_the_waiting(
             partition.get(qualify(users, b"a"), at)
 
     def close() -> None:
-        assert coordinator.asked.wait(60)
+        assert coordinator.asked.wait(HANG_SECONDS)
         site.close()
 
     run_threads(read, close)
@@ -322,7 +323,7 @@ def test_second_prepare_on_a_key_waits_for_the_first_to_end(
     second: list[Version] = []
 
     def decide() -> None:
-        assert coordinator.asked.wait(60)
+        assert coordinator.asked.wait(HANG_SECONDS)
         partition.commit_prepared("t", first)
 
     run_threads(lambda: second.append(prepare(partition, users, "u", a=b"2")), decide)
@@ -349,10 +350,9 @@ def test_those_that_wait_for_keys_get_them_in_order_of_arrival(
         threads = [Thread(target=take, args=(name,)) for name in "xyz"]
         for number, thread in enumerate(threads, start=2):
             thread.start()
-            while len(lines._lines[keys[0]]) < number:
-                Event().wait(0.001)
+            wait_until(lambda count=number: len(lines._lines[keys[0]]) >= count, "it does not stand in line")  # type: ignore[misc]
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
     assert order == ["x", "y", "z"]
     assert users.get(b"a") == b"z"
     assert lines.is_free(keys)

@@ -2,7 +2,8 @@
 
 import pytest
 from tests.partition.test_prepared import Coordinator, coordinator, partition, prepare, qualify
-from tests.site.support import HookedEngine, node_of, open_memory, run_threads
+from tests.site.support import HookedEngine, node_of, open_memory
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.codec.values import encode_value
 from floodmark.merge.counter import add_to_counter
@@ -51,7 +52,7 @@ def test_split_waits_for_what_is_undecided_and_lets_nothing_more_in(
     version = prepare(partition, users, "t", a=b"1")
 
     def decide() -> None:
-        assert coordinator.asked.wait(60)
+        assert coordinator.asked.wait(HANG_SECONDS)
         with pytest.raises(Retryable, match="split or merged"):
             prepare(partition, users, "u", z=b"1")
         partition.commit_prepared("t", version)

@@ -10,15 +10,8 @@ from typing import NamedTuple, TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.site.support import (
-    HANG_SECONDS,
-    START_MS,
-    HookedEngine,
-    node_of,
-    open_memory,
-    run_threads,
-    watch_line,
-)
+from tests.site.support import START_MS, HookedEngine, node_of, open_memory, watch_line
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.codec.digest import digest_change
 from floodmark.codec.ordered import encode_namespace, encode_prefix, encode_version

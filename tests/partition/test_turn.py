@@ -12,7 +12,8 @@ from queue import SimpleQueue
 from threading import Event, Thread, main_thread
 
 import pytest
-from tests.site.support import HANG_SECONDS, HookedEngine, run_threads, watch_line
+from tests.site.support import HookedEngine, watch_line
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.model.errors import OutcomeUnknown, PartitionStopped
 from floodmark.partition.commit import turn as turn_module

@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 import psutil
 from tests.server import support_client, support_server
@@ -69,13 +68,3 @@ def stalled_clients(url: str, *kinds: str) -> Iterator[list[Process]]:
     finally:
         for client in clients:
             client.kill()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str | Callable[[], str]) -> None:
-    """Look again and again until something holds that nobody tells."""
-    pause = Event()
-    for _ in range(int(seconds / 0.1)):
-        if condition():
-            return
-        pause.wait(0.1)
-    raise AssertionError(what if isinstance(what, str) else what())

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from pyarrow import flight
 from tests.site.support import HookedEngine
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
@@ -23,7 +24,6 @@ from floodmark.site.connecting import connect
 from floodmark.wire.messages import TOKEN_HEADER, TOKEN_SCHEME, WIRE_HEADER, WIRE_VERSION
 
 LOOPBACK: Final = "127.0.0.1:0"
-HANG_SECONDS: Final = 60.0
 
 Result = TypeVar("Result")
 

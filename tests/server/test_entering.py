@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.support import HANG_SECONDS, connected, qualify, serving, stored, token_of, write_roles
+from tests.server.support import connected, qualify, serving, stored, token_of, write_roles
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import encode_value
 from floodmark.host.ports import NamespaceWrites

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.server.support import (
-    HANG_SECONDS,
     connected,
     in_threads,
     qualify,
@@ -18,6 +17,7 @@ from tests.server.support import (
     token_of,
     write_roles,
 )
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.model.access import Role

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from queue import Queue
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.server.health import CONNECTIONS_MAX, HealthServer
 
-PATIENCE_SECONDS = 20.0
 DEADLINE_SECONDS = 0.3
 
 
@@ -31,7 +31,7 @@ class Watched:
     def render(self) -> bytes:
         return self.metrics()
 
-    def serve(self, *, request_seconds_max: float = 10 * PATIENCE_SECONDS) -> HealthServer:
+    def serve(self, *, request_seconds_max: float = 10 * HANG_SECONDS) -> HealthServer:
         return HealthServer(
             "127.0.0.1",
             0,
@@ -55,11 +55,11 @@ def server(watched: Watched) -> Iterator[HealthServer]:
 
 
 def connect(server: HealthServer) -> socket.socket:
-    return socket.create_connection(server.address, PATIENCE_SECONDS)
+    return socket.create_connection(server.address, HANG_SECONDS)
 
 
 def ask(server: HealthServer, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection(*server.address, timeout=HANG_SECONDS)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -193,13 +193,13 @@ def test_one_slow_page_does_not_hold_up_the_others(server: HealthServer, watched
 
     def wait() -> bytes:
         entered.set()
-        assert go_on.wait(PATIENCE_SECONDS)
+        assert go_on.wait(HANG_SECONDS)
         return b"late\n"
 
     watched.metrics = wait
     with connect(server) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        assert entered.wait(PATIENCE_SECONDS)
+        assert entered.wait(HANG_SECONDS)
         assert ask(server, "/healthz")[0] == 200
         go_on.set()
         assert read_to_end(connection).endswith(b"late\n")
@@ -217,7 +217,7 @@ def test_client_that_sends_a_byte_now_and_then_is_cut(watched: Watched) -> None:
     with watched.serve(request_seconds_max=DEADLINE_SECONDS) as server, connect(server) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\n")
         connection.settimeout(DEADLINE_SECONDS / 10)
-        give_up_at = time.monotonic() + PATIENCE_SECONDS
+        give_up_at = time.monotonic() + HANG_SECONDS
         while time.monotonic() < give_up_at:
             try:
                 connection.sendall(b"x")
@@ -240,8 +240,8 @@ def test_client_that_does_not_read_is_cut(watched: Watched) -> None:
     watched.metrics = render
     with watched.serve(request_seconds_max=DEADLINE_SECONDS) as server, connect(server) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        thread = serving.get(timeout=PATIENCE_SECONDS)
-        thread.join(PATIENCE_SECONDS)
+        thread = serving.get(timeout=HANG_SECONDS)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
 
 
@@ -271,22 +271,20 @@ def test_connections_are_bounded_and_a_place_is_given_back(server: HealthServer)
 # Beginning and end
 
 
-def test_closing_takes_less_than_a_second_and_cuts_what_is_open(watched: Watched) -> None:
+def test_closing_cuts_what_is_open(watched: Watched) -> None:
     before = connection_threads()
     server = watched.serve()
     with connect(server) as silent, connect(server) as halfway:
         halfway.sendall(b"GET /healthz HTTP/1.1\r\n")
         # Answered after the two were taken, so both are open.
         assert ask(server, "/healthz")[0] == 200
-        begun = time.monotonic()
         server.close()
-        assert time.monotonic() - begun < 1.0
         assert read_to_end(silent) == b""
         assert read_to_end(halfway) == b""
     with pytest.raises(ConnectionRefusedError):
         connect(server)
     for thread in connection_threads() - before:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
 
 

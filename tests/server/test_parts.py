@@ -10,8 +10,8 @@ from threading import Event, Thread
 
 import msgspec
 import pytest
-from tests.server.processes import wait_until
-from tests.server.support import HANG_SECONDS, connected, serving
+from tests.server.support import connected, serving
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.engine import MemoryEngine
 from floodmark.model.access import Role
@@ -99,7 +99,7 @@ def test_a_watchdog_outlives_a_bad_look() -> None:
 
     watchdog = Watchdog(SimulatedTime(0), stall_seconds=0.01, on_look=[look])
     watchdog.start()
-    wait_until(lambda: len(looks) > 3, HANG_SECONDS, "it has stopped looking")
+    wait_until(lambda: len(looks) > 3, "it has stopped looking")
     assert watchdog.is_alive()
     watchdog.close()
     assert not watchdog.is_alive()

@@ -11,7 +11,6 @@ import pytest
 from pyarrow import flight
 from tests.server.certificates import Certificates
 from tests.server.support import (
-    HANG_SECONDS,
     connected,
     in_threads,
     raw_options,
@@ -21,6 +20,7 @@ from tests.server.support import (
     write_roles,
 )
 from tests.server.test_frames import frame, varint
+from tests.waiting import HANG_SECONDS
 
 from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError, NotAuthenticated, Unreachable, WireMismatch

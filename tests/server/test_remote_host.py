@@ -7,9 +7,9 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from tests.server.processes import wait_until
-from tests.server.support import HANG_SECONDS, connected, in_threads, qualify, restartable, stored
+from tests.server.support import connected, in_threads, qualify, restartable, stored
 from tests.site.support import node_of
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.host.remote import CLOCK_MS_MAX, ServerClock
 from floodmark.model.errors import OutcomeUnknown
@@ -119,8 +119,8 @@ def test_a_channel_that_rests_is_closed(monkeypatch: pytest.MonkeyPatch, server:
     monkeypatch.setattr("floodmark.wire.channels.CLOSE_AFTER_MS", 0)
     with connected(server) as site:
         site.create_namespace("users").put(b"ada", b"1")
-        wait_until(lambda: not channels_of(site)._resting, HANG_SECONDS, "it rests for ever")
-        wait_until(lambda: not server.service.watchdog._activities, HANG_SECONDS, "the server keeps it")
+        wait_until(lambda: not channels_of(site)._resting, "it rests for ever")
+        wait_until(lambda: not server.service.watchdog._activities, "the server keeps it")
 
 
 def test_a_write_is_not_the_one_to_find_out_that_the_server_was_restarted(
@@ -133,7 +133,7 @@ def test_a_write_is_not_the_one_to_find_out_that_the_server_was_restarted(
             users.put(b"%d" % number, b"x")
             stop()
             start()
-            wait_until(lambda: users.get(b"0") == b"x", HANG_SECONDS, "the server does not come back")
+            wait_until(lambda: users.get(b"0") == b"x", "the server does not come back")
         assert len(list(users.scan())) == 3
 
 
@@ -148,7 +148,7 @@ def test_a_commit_is_asked_for_until_a_server_that_is_restarted_answers() -> Non
         start()
         committing.join(HANG_SECONDS)
         assert transaction.version > 0
-        wait_until(lambda: users.get(b"ada") == b"countess", HANG_SECONDS, "the server does not come back")
+        wait_until(lambda: users.get(b"ada") == b"countess", "the server does not come back")
 
 
 def test_closing_ends_calls_that_wait(server: Server) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from tests.server.support import HANG_SECONDS, LOOPBACK, connected, in_threads, open_memory
+from tests.server.support import LOOPBACK, connected, in_threads, open_memory
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine

@@ -7,15 +7,8 @@ from threading import Event
 from typing import Any, TypeVar
 
 import pytest
-from tests.server.processes import wait_until
-from tests.server.support import (
-    HANG_SECONDS,
-    connected,
-    cut_everything,
-    cut_streams,
-    restartable,
-    serving,
-)
+from tests.server.support import connected, cut_everything, cut_streams, restartable, serving
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.host.remote import ReaderHolds
 from floodmark.model.errors import (
@@ -103,7 +96,7 @@ def test_a_follower_outlives_a_restart_of_the_server() -> None:
             assert next(follower).value == b"1"
             stop()
             start()
-            wait_until(lambda: is_reachable(mine), HANG_SECONDS, "the server does not come back")
+            wait_until(lambda: is_reachable(mine), "the server does not come back")
             mine.put(b"ada", b"2")
             assert next(follower).value == b"2"
             follower.close()  # type: ignore[attr-defined]
@@ -132,7 +125,7 @@ def test_a_reader_that_pauses_is_cut_off_and_goes_on_where_it_was() -> None:
         users.put_many({b"%05d" % number: VALUE for number in range(ROWS)}, durability="async")
         rows = users.scan()
         first = next(rows)
-        wait_until(lambda: not has_streams(server), HANG_SECONDS, "it was not cut off")
+        wait_until(lambda: not has_streams(server), "it was not cut off")
         assert len([first, *rows]) == ROWS
 
 
@@ -142,14 +135,14 @@ def test_what_a_paused_reader_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
         brief = client.create_namespace("brief", retention=timedelta(0))
         first = brief.put_many({b"%05d" % number: VALUE for number in range(ROWS)}, durability="async")
         rows, leases = brief.scan(at=first), server.service.leases
-        wait_until(lambda: len(leases) > 0, HANG_SECONDS, "the version is not held")
-        wait_until(lambda: not has_streams(server), HANG_SECONDS, "it was not cut off")
+        wait_until(lambda: len(leases) > 0, "the version is not held")
+        wait_until(lambda: not has_streams(server), "it was not cut off")
         for number in range(0, ROWS, 100):
             brief.put(b"%05d" % number, b"new", durability="async")
         site.sync()
         site.collect_garbage()
         assert {value for _, value in rows} == {VALUE}
-        wait_until(lambda: len(leases) == 0, HANG_SECONDS, "the version is still held")
+        wait_until(lambda: len(leases) == 0, "the version is still held")
         site.collect_garbage()
         with pytest.raises(VersionCollected):
             brief.scan(at=first)
@@ -172,11 +165,11 @@ def test_a_changes_stream_moves_its_hold_along(monkeypatch: pytest.MonkeyPatch, 
     with connected(server) as client:
         users = client.create_namespace("users")
         follower = client.changes("users", since="now", follow=True)
-        wait_until(lambda: len(server.service.leases) == 1, HANG_SECONDS, "the position is not held")
+        wait_until(lambda: len(server.service.leases) == 1, "the position is not held")
         users.put(b"ada", b"1")
         assert next(follower).value == b"1"
         follower.close()  # type: ignore[attr-defined]
-        wait_until(lambda: len(server.service.leases) == 0, HANG_SECONDS, "the position is still held")
+        wait_until(lambda: len(server.service.leases) == 0, "the position is still held")
 
 
 # Calls
@@ -288,7 +281,7 @@ def test_more_streams_than_the_server_takes_are_told_to_come_later() -> None:
                 return False
             return True
 
-        wait_until(has_room, HANG_SECONDS, "the place is not free again")
+        wait_until(has_room, "the place is not free again")
         for follower in followers:
             follower.close()  # type: ignore[attr-defined]
 

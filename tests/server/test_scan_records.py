@@ -7,9 +7,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 from pyarrow import flight
-from tests.server.processes import wait_until
 from tests.server.support import (
-    HANG_SECONDS,
     connected,
     cut_streams,
     raw_client,
@@ -18,6 +16,7 @@ from tests.server.support import (
     token_of,
     write_roles,
 )
+from tests.waiting import wait_until
 
 from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
 from floodmark.codec.ordered import encode_namespace
@@ -115,7 +114,7 @@ def test_what_is_being_read_is_not_collected(site: Site, remote: Site, server: S
     for batch in batches:
         found += split_values(batch.column("value")).values.to_pylist()
     assert found == [VALUE] * ROWS
-    wait_until(lambda: not server.service.places.count(), HANG_SECONDS, "the stream is still open")
+    wait_until(lambda: not server.service.places.count(), "the stream is still open")
     site.collect_garbage()
     with pytest.raises(VersionCollected):
         list(records(remote, brief, first))
@@ -127,7 +126,7 @@ def test_reader_that_pauses_is_cut_off_and_goes_on_where_it_was() -> None:
         users.put_many({b"%05d" % number: VALUE for number in range(ROWS)}, durability="async")
         batches = records(client, users)
         first = next(batches).column("key").to_pylist()
-        wait_until(lambda: not server.service.places.count(), HANG_SECONDS, "it was not cut off")
+        wait_until(lambda: not server.service.places.count(), "it was not cut off")
         assert first + keys_of(batches) == [b"%05d" % number for number in range(ROWS)]
 
 
@@ -203,4 +202,4 @@ def test_records_are_counted_under_their_name(server: Server, users: Namespace) 
             for sample in samples
         )
 
-    wait_until(counted, HANG_SECONDS, "it was not counted")
+    wait_until(counted, "it was not counted")

@@ -12,8 +12,10 @@ from random import Random
 from threading import Barrier, Event, Lock, Thread
 
 import pytest
-from tests.server.processes import start_server, wait_until
-from tests.server.support import HANG_SECONDS, connected, qualify, serving, stored
+from tests.server.processes import start_server
+from tests.server.support import connected, qualify, serving, stored
+from tests.sizes import only
+from tests.waiting import HANG_SECONDS, wait_until
 
 import floodmark
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, Retryable, Unreachable
@@ -112,7 +114,7 @@ class Load:
         assert set(batches.values()) <= {BATCH}, "a commit was split"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", only([0], range(3)))
 def test_a_killed_server_has_lost_nothing_that_it_acknowledged(tmp_path: Path, seed: int) -> None:
     server = start_server(tmp_path / "oslo")
     with connect(server.said) as site:
@@ -127,7 +129,7 @@ def test_a_killed_server_has_lost_nothing_that_it_acknowledged(tmp_path: Path, s
         load.check(site)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", only([0], range(2)))
 def test_a_stopped_server_finishes_what_it_began_and_refuses_the_rest(tmp_path: Path, seed: int) -> None:
     server = start_server(tmp_path / "oslo")
     with connect(server.said) as site:
@@ -191,7 +193,6 @@ def test_closing_does_not_wait_for_a_client_that_does_not_read() -> None:
         watchdog = server.service.watchdog
         wait_until(
             lambda: any(each.away_since_ms and not each.patience_ms for each in watchdog._activities),
-            HANG_SECONDS,
             "the server does not wait",
         )
         server.close(timeout_seconds=1.0)

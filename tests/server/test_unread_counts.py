@@ -9,7 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from random import Random
 
-from tests.contracts.site.base import wait_until
+import pytest
+from tests.sizes import only
+from tests.waiting import wait_until
 
 import floodmark
 from floodmark.server import serve
@@ -17,7 +19,6 @@ from floodmark.server import serve
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "unread_counts.py"
 RECIPIENTS = [b"ada", b"bob", b"carl"]
 MESSAGES = 150
-KILLS = 4
 SEED = 11
 # The example as it is, but for a shorter wait for those who were killed.
 WORKER = """
@@ -50,7 +51,8 @@ def counted(site: floodmark.Site) -> int:
     return sum(int(value) for _, value in site.namespace("unread").scan())
 
 
-def test_each_message_is_counted_once_though_workers_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", only([2], [2, 6]))
+def test_each_message_is_counted_once_though_workers_are_killed(tmp_path: Path, kills: int) -> None:
     random = Random(SEED)
     truth = Counter(random.choice(RECIPIENTS) for _ in range(MESSAGES))
     with floodmark.open(tmp_path / "oslo", site="oslo") as site, serve(site, "127.0.0.1:0") as server:
@@ -61,7 +63,7 @@ def test_each_message_is_counted_once_though_workers_are_killed(tmp_path: Path) 
             for _ in range(count):
                 number += 1
                 messages.put(recipient + b"/%d" % number, b"hello")
-        for threshold in sorted(random.sample(range(1, MESSAGES - 1), KILLS)):
+        for threshold in sorted(random.sample(range(1, MESSAGES - 1), kills)):
             with worker(server.url):
                 wait_until(lambda at=threshold: counted(site) >= at, "messages are counted")  # type: ignore[misc]
         with worker(server.url):

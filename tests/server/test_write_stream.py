@@ -8,17 +8,9 @@ from threading import Event
 import pyarrow
 import pytest
 from pyarrow import flight
-from tests.server.support import (
-    HANG_SECONDS,
-    LOOPBACK,
-    connected,
-    cut_everything,
-    qualify,
-    raw_client,
-    raw_options,
-    stored,
-)
+from tests.server.support import LOOPBACK, connected, cut_everything, qualify, raw_client, raw_options, stored
 from tests.site.support import HookedEngine
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.model.change import Stamp

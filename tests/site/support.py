@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from queue import Empty, SimpleQueue
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock
 from typing import Final
+
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.ordered import decode_key
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
@@ -19,7 +20,6 @@ from floodmark.testing.clock import SimulatedTime
 # A hundred milliseconds into a second: expiry is judged in whole seconds, and a clock that runs a few
 # milliseconds ahead of this time is still in the same one.
 START_MS: Final = 1_700_000_000_100
-HANG_SECONDS: Final = 60.0
 
 Hook = Callable[[str], None]
 Unsynced = tuple[str, bytes, bytes] | Sequence[WriteRow]
@@ -182,28 +182,6 @@ def host_of(site: Site) -> EmbeddedHost:
 def node_of(site: Site) -> Node:
     """The node behind a site, for what a user cannot see: heartbeats, logs, the engine."""
     return host_of(site).node
-
-
-def run_threads(*work: Callable[[], object], seconds: float = HANG_SECONDS) -> None:
-    """Run all at once.  The first error of any of them is raised here, and so is a thread that hangs."""
-    outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def guarded(task: Callable[[], object]) -> None:
-        try:
-            task()
-            outcomes.put(None)
-        except BaseException as error:
-            outcomes.put(error)
-
-    for task in work:
-        Thread(target=guarded, args=(task,), daemon=True).start()
-    for _ in work:
-        try:
-            error = outcomes.get(timeout=seconds)
-        except Empty:
-            raise AssertionError("a thread hangs") from None
-        if error is not None:
-            raise error
 
 
 def state_after(changes: Iterable[Change]) -> dict[bytes, bytes]:

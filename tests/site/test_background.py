@@ -5,7 +5,8 @@ from datetime import timedelta
 from threading import Event
 
 import pytest
-from tests.site.support import HANG_SECONDS, HookedEngine, host_of, node_of
+from tests.site.support import HookedEngine, host_of, node_of
+from tests.waiting import HANG_SECONDS
 
 from floodmark.model.errors import StorageFailed
 from floodmark.model.ranges import KeyRange

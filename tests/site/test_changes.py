@@ -5,7 +5,8 @@ from datetime import timedelta
 from threading import Event
 
 import pytest
-from tests.site.support import HANG_SECONDS, HookedEngine, node_of, nothing, open_memory, run_threads
+from tests.site.support import HookedEngine, node_of, nothing, open_memory
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.model.change import Change, ChangeType, Stamp
 from floodmark.model.errors import (

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
-from tests.site.support import START_MS, HookedEngine, host_of, node_of, open_memory, run_threads
+from tests.site.support import START_MS, HookedEngine, host_of, node_of, open_memory
+from tests.waiting import run_threads
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value

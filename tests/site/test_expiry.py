@@ -10,8 +10,8 @@ from threading import Thread
 import pyarrow.parquet
 import pytest
 from tests.replication.support_links import Mesh, embedded
-from tests.server.processes import wait_until
 from tests.site.support import START_MS, HookedEngine, node_of, open_memory
+from tests.waiting import wait_until
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.named.feeds import FeedState
@@ -377,7 +377,7 @@ def test_expiry_stands_below_later_commits_of_its_round_in_the_tail(
     with node.storage.exclusive():
         for waiting, thread in enumerate(threads):
             thread.start()
-            wait_until(lambda: len(line) > waiting, 60, "the turn is waited for")  # noqa: B023
+            wait_until(lambda: len(line) > waiting, "the turn is waited for")  # noqa: B023
     for thread in threads:
         thread.join()
     changes = [next(stream), next(stream)]

@@ -8,15 +8,8 @@ from random import Random
 from threading import Event
 
 import pytest
-from tests.site.support import (
-    HookedEngine,
-    node_of,
-    nothing,
-    open_memory,
-    rows_of,
-    run_threads,
-    stored_versions,
-)
+from tests.site.support import HookedEngine, node_of, nothing, open_memory, rows_of, stored_versions
+from tests.waiting import run_threads
 
 from floodmark.model.errors import (
     InvalidArgument,

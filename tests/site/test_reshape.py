@@ -9,7 +9,8 @@ from threading import Event
 from typing import NamedTuple
 
 import pytest
-from tests.site.support import HookedEngine, node_of, nothing, open_memory, run_threads, state_after
+from tests.site.support import HookedEngine, node_of, nothing, open_memory, state_after
+from tests.waiting import run_threads
 
 from floodmark.codec.changelog import decode_row, encode_log_range
 from floodmark.codec.ordered import encode_namespace

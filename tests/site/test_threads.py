@@ -9,7 +9,8 @@ from random import Random
 from threading import Event
 
 import pytest
-from tests.site.support import HANG_SECONDS, HookedEngine, run_threads, watch_line
+from tests.site.support import HookedEngine, watch_line
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.model.change import Change
 from floodmark.model.version import Version

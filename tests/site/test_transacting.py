@@ -1,14 +1,15 @@
 """The coordinators of a site: opened, looked at, switched and closed while others use them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from threading import Event, Thread, current_thread
 from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
-from tests.site.support import HANG_SECONDS, HookedEngine, host_of
+from tests.site.support import HookedEngine, host_of
 from tests.transaction.support import decide
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark import Site, SubscriptionOptions
 from floodmark.clock import monotonic_ms
@@ -59,14 +60,6 @@ def own(site: Site) -> LocalTransactions:
     return host_of(site).transactions
 
 
-def wait_for(is_met: Callable[[], bool]) -> None:
-    for _ in range(int(HANG_SECONDS * 1_000)):
-        if is_met():
-            return
-        Event().wait(0.001)
-    raise AssertionError("it did not come to that")
-
-
 class Gate:
     """Where somebody waits until a test lets him through."""
 
@@ -109,8 +102,8 @@ def test_batching_is_off_when_no_batched_entry_is_to_come(
 
     disabling = Thread(target=disable)
     disabling.start()
-    wait_for(lambda: not writer.enabled)
-    wait_for(lambda: bool(writer._flushing or seen))
+    wait_until(lambda: not writer.enabled, "the writer is not switched off")
+    wait_until(lambda: bool(writer._flushing or seen), "the writer does not flush")
     gate.opened.set()
     disabling.join(HANG_SECONDS)
     begin.join(HANG_SECONDS)
@@ -280,7 +273,7 @@ def test_a_site_with_much_that_is_half_way_is_opened_at_once_and_goes_on_in_the_
     opener = current_thread()
     site = open_site(engine, background=True)
     assert len(syncs) < count, "not one for each of them"
-    wait_for(lambda: len(site.transactions.list(NO_AGE)) == count)
+    wait_until(lambda: len(site.transactions.list(NO_AGE)) == count, "there are not so many transactions")
     assert {each.state for each in site.transactions.list(NO_AGE)} == {TransactionState.OPEN}
     assert pending(site) == ids[2::3]
     site.close()

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from threading import Event
 
 import pytest
-from tests.site.support import HookedEngine, host_of, node_of, run_threads
+from tests.site.support import HookedEngine, host_of, node_of
+from tests.waiting import run_threads
 
 from floodmark.codec.ordered import encode_key
 from floodmark.codec.values import encode_value

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from pyspark.sql import SparkSession
+from tests.waiting import HANG_SECONDS
 
 from floodmark.spark.session import SparkOptions, open_session
-
-HANG_SECONDS: Final = 240.0
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -1,6 +1,6 @@
 """Garbage collection that a test can count on."""
 
-from tests.server.processes import wait_until
+from tests.waiting import wait_until
 
 from floodmark.model.version import physical_ms
 from floodmark.site import Site
@@ -12,5 +12,5 @@ def collect_old(site: Site) -> None:
     What was written in this very millisecond is not old yet.
     """
     written_ms = physical_ms(site.now())
-    wait_until(lambda: physical_ms(site.now()) > written_ms + 1, 10, "the clock stands still")
+    wait_until(lambda: physical_ms(site.now()) > written_ms + 1, "the clock stands still")
     site.collect_garbage()

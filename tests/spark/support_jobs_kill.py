@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tests.spark.support_kill import HANG_SECONDS, Outcome, die, die_when
+from tests.spark.support_kill import Outcome, die, die_when
+from tests.waiting import HANG_SECONDS
 
 from floodmark.files.directory import Directory
 from floodmark.model.errors import FloodmarkError

@@ -16,6 +16,7 @@ from threading import Event, Thread
 from typing import Any, Literal
 
 import msgspec
+from tests.waiting import HANG_SECONDS
 
 from floodmark.files.directory import Directory
 from floodmark.model.errors import FloodmarkError
@@ -25,7 +26,6 @@ from floodmark.spark.jobs.backups.backup import backup
 from floodmark.spark.jobs.backups.restore import restore
 from floodmark.spark.session import SparkOptions, open_session
 
-HANG_SECONDS = 240.0
 POLL_SECONDS = 0.002
 
 Point = Literal["planned", "writing", "written", "complete", "never"]

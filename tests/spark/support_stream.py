@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from tests.waiting import HANG_SECONDS
 
 from floodmark.spark.session import SparkOptions, open_session
-
-HANG_SECONDS = 240
 
 
 def copy_changes(

@@ -10,7 +10,6 @@ import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 from tests.links.support import Served
-from tests.server.processes import wait_until
 from tests.spark.support_backup import address_of, fill, writing
 from tests.spark.support_export import (
     current_of,
@@ -20,6 +19,7 @@ from tests.spark.support_export import (
     require_agreement,
     writing_pairs,
 )
+from tests.waiting import wait_until
 
 from floodmark.accounting.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
@@ -119,7 +119,7 @@ def test_what_has_expired_leaves_the_view(
     users.put(b"durable", b"y", ttl=timedelta(days=2))
     export_users(served, spark, target, view="current")
     assert exported_current(target)[b"mortal"] == b"x"
-    wait_until(lambda: users.get(b"mortal") is None, 20, "it does not expire")
+    wait_until(lambda: users.get(b"mortal") is None, "it does not expire")
     users.put(b"other", b"z")
     export_users(served, spark, target, view="current")
     view = exported_current(target)
@@ -138,7 +138,7 @@ def test_exports_until_the_same_version_can_be_read_together(
         return export(address_of(served.url), name, targets[name], view="current", until=until, spark=spark)
 
     with writing_pairs(left, right):
-        wait_until(lambda: right.get(b"000050") is not None, 20, "nothing is written")
+        wait_until(lambda: right.get(b"000050") is not None, "nothing is written")
         export_view("left")
         export_view("right")
         with pytest.raises(InvalidVersion, match="until the same version"):
@@ -163,10 +163,10 @@ def test_an_export_goes_on_until_it_is_stopped(
     running = Thread(target=run)
     running.start()
     try:
-        wait_until(lambda: _rows(target) > 0, 60, "nothing is exported")
+        wait_until(lambda: _rows(target) > 0, "nothing is exported")
         before = _rows(target)
         users.put(b"late", b"x")
-        wait_until(lambda: _rows(target) > before, 60, "what came later is not exported")
+        wait_until(lambda: _rows(target) > before, "what came later is not exported")
     finally:
         stop.set()
         running.join()

@@ -14,7 +14,6 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 from tests.links.support import Served
-from tests.server.processes import wait_until
 from tests.spark.support_backup import address_of, fill, writing
 from tests.spark.support_export import (
     current_of,
@@ -26,6 +25,7 @@ from tests.spark.support_export import (
     writing_pairs,
 )
 from tests.spark.support_garbage import collect_old
+from tests.waiting import wait_until
 
 from floodmark.accounting.checks import Checks
 from floodmark.feed.sinks.parquet import SCHEMA
@@ -65,7 +65,7 @@ def export_users(served: Served, spark: SparkSession, target: Path, **options: A
 
 
 def wait_written(namespace: Namespace, key: bytes) -> None:
-    wait_until(lambda: namespace.get(key) is not None, 60, "nothing is written")
+    wait_until(lambda: namespace.get(key) is not None, "nothing is written")
 
 
 # With Spark

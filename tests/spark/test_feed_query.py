@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 from tests.contracts.site.base import state_after
 from tests.links.support import Served
-from tests.server.processes import wait_until
 from tests.spark.support_backup import address_of, fill, writing
 from tests.spark.support_garbage import collect_old
+from tests.waiting import wait_until
 
 from floodmark.clock import monotonic_ms
 from floodmark.feed.named.feeds import FeedState, SinkOptions
@@ -115,7 +115,7 @@ def test_files_get_each_change_once_and_the_site_keeps_the_checkpoint(
     thread = Thread(target=runner.run)
     thread.start()
     end = served.site.resolved_version()
-    wait_until(lambda: runner.statistics().checkpoint >= end, 30, "the other runner does not go on")
+    wait_until(lambda: runner.statistics().checkpoint >= end, "the other runner does not go on")
     runner.request_stop()
     thread.join()
     assert delivered(files) == expected(served.site, served.site.feeds.show("copy").checkpoint)
@@ -147,16 +147,13 @@ def test_files_get_what_is_written_while_the_feed_runs(
         with writing(users):
             wait_until(
                 lambda: any(each.key == b"new 00200" for each in served.site.changes("users")),
-                60,
                 "no writes",
             )
-            wait_until(lambda: any(files.rglob("*.parquet")), 60, "nothing is delivered")
+            wait_until(lambda: any(files.rglob("*.parquet")), "nothing is delivered")
             with pytest.raises(LeaseHeld, match="is run by spark-"):
                 run_once(served, spark)
         end = served.site.resolved_version()
-        wait_until(
-            lambda: served.site.feeds.show("copy").checkpoint >= end, 60, "it is not delivered to its end"
-        )
+        wait_until(lambda: served.site.feeds.show("copy").checkpoint >= end, "it is not delivered to its end")
     assert running.failure is None
     assert running.summary is not None
     assert running.summary.state is FeedState.NORMAL
@@ -185,14 +182,14 @@ def test_a_sink_that_refuses_is_tried_again(
     running = Running()
     with running.run(served, "copy", spark, once=True):
         wait_until(
-            lambda: served.site.feeds.show("copy").state is FeedState.ERROR, 60, "nobody says what is wrong"
+            lambda: served.site.feeds.show("copy").state is FeedState.ERROR, "nobody says what is wrong"
         )
         error = served.site.feeds.show("copy").error
         assert error is not None
         assert str(files) in error.text
         users.put(b"meanwhile", b"x")
         files.unlink()
-        wait_until(lambda: running.summary is not None, 60, "it does not get over it")
+        wait_until(lambda: running.summary is not None, "it does not get over it")
     assert running.failure is None
     feed = served.site.feeds.show("copy")
     assert (feed.state, feed.error) == (FeedState.NORMAL, None)
@@ -205,17 +202,17 @@ def test_a_feed_that_is_paused_or_removed_is_let_go(
     served.site.feeds.create("copy", "users", f"parquet:{files}")
     running = Running()
     with running.run(served, "copy", spark), writing(users):
-        wait_until(lambda: len(delivered(files)) > 0, 60, "nothing is delivered")
+        wait_until(lambda: len(delivered(files)) > 0, "nothing is delivered")
         served.site.feeds.pause("copy")
-        wait_until(lambda: running.summary is not None, 30, "it does not notice the pause")
+        wait_until(lambda: running.summary is not None, "it does not notice the pause")
     assert running.summary is not None
     assert running.summary.state is FeedState.STOPPED
     served.site.feeds.resume("copy")
     removed = Running()
     with removed.run(served, "copy", spark):
-        wait_until(lambda: served.site.feeds.show("copy").lease is not None, 60, "it does not begin")
+        wait_until(lambda: served.site.feeds.show("copy").lease is not None, "it does not begin")
         served.site.feeds.remove("copy")
-        wait_until(lambda: removed.summary is not None, 30, "it does not notice that it is gone")
+        wait_until(lambda: removed.summary is not None, "it does not notice that it is gone")
     assert removed.summary is not None
     assert removed.summary.state is FeedState.REMOVED
 
@@ -277,7 +274,7 @@ def test_a_task_stops_when_its_runner_has_lost_the_lease_or_is_not_heard_of(serv
     lease = feed.lease
     assert lease is not None
     # Nobody renews it: the runner is dead.
-    wait_until(lambda: site.host.physical_ms() > lease.expires_at_ms, 10, "time stands still")
+    wait_until(lambda: site.host.physical_ms() > lease.expires_at_ms, "time stands still")
     with pytest.raises(LeaseHeld, match="another runner may have taken over"):
         watch.look()
     now_ms[0] += 200

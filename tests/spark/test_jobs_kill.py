@@ -7,10 +7,10 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 from tests.links.support import Served, ServeSite
-from tests.server.processes import wait_until
 from tests.spark.support_backup import address_of, contents, fill, writing
 from tests.spark.support_export import current_of, exported, exported_current, history_of
 from tests.spark.support_jobs_kill import Arguments, Point, run_job
+from tests.waiting import wait_until
 
 from floodmark.feed.named.feeds import SinkOptions
 from floodmark.model.errors import LeaseHeld
@@ -125,7 +125,7 @@ def test_a_feed_whose_runner_is_killed_is_taken_over(
             return False
         return True
 
-    wait_until(take_over, 30, "the lease does not end")
+    wait_until(take_over, "the lease does not end")
     table = pyarrow.dataset.dataset(files, format="parquet").to_table()
     found = sorted(zip(table["_commit_version"].to_pylist(), table["key"].to_pylist(), strict=True))
     assert found == [

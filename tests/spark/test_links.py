@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from tests.links.contract import RunnerContract
-from tests.links.support import HANG_SECONDS, Replication, Run, ServeSite, share, wait_checked
-from tests.server.processes import wait_until
+from tests.links.support import Replication, Run, ServeSite, share, wait_checked
+from tests.waiting import wait_until
 
 from floodmark.links.planning import LinkOptions
 from floodmark.spark.jobs import replicate_topology, site_addresses
@@ -55,7 +55,6 @@ def test_a_change_that_goes_wrong_in_the_query_is_named(
     try:
         wait_until(
             lambda: any(each.findings for each in rome.replication().links) or query.exception() is not None,
-            HANG_SECONDS,
             lambda: f"{rome.replication()}",
         )
     finally:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.links.support import HANG_SECONDS, Replication, Served, ServeSite, SiteProcess, describe, share
-from tests.server.processes import wait_until
+from tests.links.support import Replication, Served, ServeSite, SiteProcess, describe, share
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.links.connections import Connections, attend
 from floodmark.links.planning import LinkOptions, Piece, Planner, plan_all
@@ -97,7 +97,7 @@ def plan_now(planners: list[Planner]) -> LinkStep:
         found.extend(step for place, step in plan_all(planners) if place == 0)
         return bool(found)
 
-    wait_until(is_planned, HANG_SECONDS, "no step was planned")
+    wait_until(is_planned, "no step was planned")
     return found[0]
 
 
@@ -182,7 +182,7 @@ def test_a_commit_leaves_a_silent_target_behind(
     writer = LinksWriter([to_silent, pair.link])
     failed = AppliedPart(StepOfLink(0, step), failure="the site does not answer")
     writer.commit([failed, write_step(pair.link, step, place=1)], 0)
-    wait_until(lambda: pair.position() == step.namespaces[0].until, HANG_SECONDS, "the step was not noted")
+    wait_until(lambda: pair.position() == step.namespaces[0].until, "the step was not noted")
     assert not sites.gave_up
     sites.may_answer.set()
 
@@ -216,13 +216,12 @@ def test_changes_go_on_between_the_others_when_a_site_is_stopped(
     def bring(key: bytes) -> None:
         """Write at one site, and wait for it at the other."""
         oslo.site.namespace("users").put(key, b"x")
-        wait_until(lambda: rome.site.namespace("users").get(key) is not None, HANG_SECONDS, f"{key!r}")
+        wait_until(lambda: rome.site.namespace("users").get(key) is not None, f"{key!r}")
 
     with Replication(partial(replicate_topology, spark=spark), topology):
         try:
             wait_until(
                 lambda: all("users" in each.site.namespaces() for each in (oslo, rome)),
-                HANG_SECONDS,
                 "the topology is not in force",
             )
             bring(b"before")

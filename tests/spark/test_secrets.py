@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from tests.links.support import HANG_SECONDS, Served, ServeSite
+from tests.links.support import Served, ServeSite
 from tests.server.certificates import Certificates, make_certificates
-from tests.server.processes import wait_until
 from tests.server.support import token_of, write_roles
+from tests.waiting import wait_until
 
 from floodmark.model.access import Role
 from floodmark.model.errors import InvalidOption, NotAuthenticated
@@ -103,7 +103,7 @@ def read_events(spark: SparkSession, directory: Path) -> str:
     spark.range(1).collect()
     spark.sparkContext.setJobDescription("")
     (path,) = (file for file in directory.iterdir() if not file.name.startswith("."))
-    wait_until(lambda: last in path.read_text("utf-8"), HANG_SECONDS, "the last job is not in the event log")
+    wait_until(lambda: last in path.read_text("utf-8"), "the last job is not in the event log")
     return path.read_text("utf-8")
 
 

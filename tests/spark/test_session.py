@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark import support_session
 from tests.spark.processes import SparkProcess
+from tests.waiting import HANG_SECONDS
 
 import floodmark
 from floodmark.model.errors import FloodmarkError, InvalidConfiguration
 from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.session import SparkOptions, find_session, open_session
 
-HANG_SECONDS = 240.0
 # What Spark's scripts call, beside Java.
 TOOLS = ["bash", "dirname", "env", "ps", "uname"]
 

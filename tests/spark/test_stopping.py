@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from tests.cli.support import running
-from tests.links.support import HANG_SECONDS, ServeSite
-from tests.server.processes import wait_until
+from tests.links.support import ServeSite
 from tests.spark.support_verify import World
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.partition.partition import LocalPartition
 
@@ -84,7 +84,7 @@ def test_export_that_follows_ends_in_order_and_tells_what_it_has_done(world: Wor
     table = tmp_path / "table"
     command = ["export", world.urls[0], "users", str(table), "--format", "parquet", "--follow", "--json"]
     with running(*command) as process:
-        wait_until(lambda: any(table.rglob("*.parquet")), HANG_SECONDS, "nothing was exported")
+        wait_until(lambda: any(table.rglob("*.parquet")), "nothing was exported")
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, errors) == (0, b"")

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.links.support import Served
 from tests.spark.support_garbage import collect_old
-from tests.spark.support_stream import HANG_SECONDS
+from tests.waiting import HANG_SECONDS
 
 from floodmark.model.access import Role
 from floodmark.model.errors import (

@@ -16,8 +16,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.links.support import ServeSite
 from tests.spark import support_stream
 from tests.spark.processes import SparkProcess
-from tests.spark.support_stream import HANG_SECONDS, copy_changes, write_files
+from tests.spark.support_stream import copy_changes, write_files
 from tests.spark.support_write import Pairs, batches_of
+from tests.waiting import HANG_SECONDS
 
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.site import Namespace, Site

@@ -75,6 +75,7 @@ def test_a_table_with_columns_of_its_own_says_what_to_do(
         spark.catalog.dropTempView("view_of_users")
 
 
+@pytest.mark.slow
 def test_maps_that_were_written_as_json_are_read_as_maps(
     spark: SparkSession, url: str, users: Namespace
 ) -> None:

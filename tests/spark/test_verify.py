@@ -102,6 +102,7 @@ def test_change_that_was_lost_and_written_over_is_in_the_history(world: World, s
     assert found.difference.stamp.version < lost
 
 
+@pytest.mark.slow
 def test_three_sites_are_compared_each_with_each(serve_site: ServeSite, spark: SparkSession) -> None:
     world = World(serve_site, ("oslo", "rome", "bonn"))
     world.fill()
@@ -182,6 +183,7 @@ def test_no_drift_is_reported_while_sites_write_copy_and_collect(busy: World, sp
     assert lag > 0
 
 
+@pytest.mark.slow
 def test_lag_of_a_site_that_has_stopped_cannot_be_told_from_loss(world: World, spark: SparkSession) -> None:
     world["oslo"].namespace("users").put(b"new", b"1")
     world["oslo"].namespace("users").delete(b"oslo-00")
@@ -194,6 +196,7 @@ def test_lag_of_a_site_that_has_stopped_cannot_be_told_from_loss(world: World, s
     assert any("rome has the changes in 'users' of oslo only up to" in doubt for doubt in late.doubts)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(
     world: World, serve_site: ServeSite, spark: SparkSession
 ) -> None:
@@ -273,6 +276,7 @@ def test_watch_reads_only_what_has_changed_and_finds_what_is_lost_meanwhile(
     assert world["oslo"].safe_points() == []
 
 
+@pytest.mark.slow
 def test_watch_begins_anew_where_history_is_gone(world: World, spark: SparkSession) -> None:
     passes = watch(world.addresses, ["users"], every=SHORT, spark=spark)
     next(passes)

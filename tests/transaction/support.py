@@ -7,6 +7,7 @@ from itertools import count
 from threading import Event, Lock
 
 from tests.contracts.ledger import entries_of
+from tests.waiting import HANG_SECONDS
 
 from floodmark.engine import Engine, MemoryEngine
 from floodmark.log import FAMILY, Acknowledgements, BatchSettings, StoredLedger
@@ -21,7 +22,6 @@ from floodmark.transaction.book import OverTime
 from floodmark.transaction.records import Aborting, Committing, Record, decode_record
 from floodmark.transaction.steps import Deciding
 
-PATIENCE_SECONDS = 30.0
 LONG = timedelta(hours=24)
 COMMIT, ABORT = Decision.COMMIT, Decision.ABORT
 OPEN, COMMITTING, ABORTING = TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING
@@ -54,7 +54,7 @@ class GatedEngine(MemoryEngine):
 
     def sync(self) -> None:
         self.entered.set()
-        assert self.gate.wait(PATIENCE_SECONDS)
+        assert self.gate.wait(HANG_SECONDS)
         super().sync()
 
 
@@ -136,7 +136,7 @@ class World:
 
     def live(self) -> list[Record]:
         """The records that a restart would find, now that nothing is on its way."""
-        assert self.coordinator.log.flush(PATIENCE_SECONDS)
+        assert self.coordinator.log.flush(HANG_SECONDS)
         found = Acknowledgements(self.ledger()).recover()
         return [decode_record(record) for _, record in found]
 

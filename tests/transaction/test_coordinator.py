@@ -13,13 +13,13 @@ from tests.transaction.support import (
     COMMITTING,
     LONG,
     OPEN,
-    PATIENCE_SECONDS,
     GatedEngine,
     World,
     decide,
     partition,
     subscription,
 )
+from tests.waiting import HANG_SECONDS
 
 from floodmark.log import FAMILY
 from floodmark.model.errors import (
@@ -330,7 +330,7 @@ def test_open_transactions_have_a_limit_and_those_on_their_way_count(
     engine.gate.clear()
     with ThreadPoolExecutor(1) as pool:
         third = pool.submit(world.coordinator.begin)
-        assert engine.entered.wait(PATIENCE_SECONDS)
+        assert engine.entered.wait(HANG_SECONDS)
         with pytest.raises(LimitExceeded, match="coordinator 7 has 3 open transactions; end some"):
             world.coordinator.begin()
         engine.gate.set()

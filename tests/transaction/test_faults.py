@@ -9,16 +9,8 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from tests.transaction.support import (
-    COMMIT,
-    LONG,
-    OPEN,
-    PATIENCE_SECONDS,
-    World,
-    decide,
-    partition,
-    subscription,
-)
+from tests.transaction.support import COMMIT, LONG, OPEN, World, decide, partition, subscription
+from tests.waiting import HANG_SECONDS
 
 from floodmark.log import FAMILY, BatchedWriter, Position
 from floodmark.model.errors import Corruption, FloodmarkError, OutcomeUnknown, TransactionEnded
@@ -89,7 +81,7 @@ class Callers(World):
 
     def flush(self) -> None:
         """Let the log store what was acknowledged, which may fail."""
-        assert self.coordinator.log.flush(PATIENCE_SECONDS)
+        assert self.coordinator.log.flush(HANG_SECONDS)
 
     def _try(self, step: Callable[[], object], note_unknown: Callable[[], object]) -> bool:
         try:

@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 from tests.log.support import interrupt_at
-from tests.transaction.support import (
-    COMMIT,
-    COMMITTING,
-    LONG,
-    OPEN,
-    PATIENCE_SECONDS,
-    GatedEngine,
-    World,
-    partition,
-)
+from tests.transaction.support import COMMIT, COMMITTING, LONG, OPEN, GatedEngine, World, partition
+from tests.waiting import HANG_SECONDS
 
 from floodmark.log import BatchedWriter
 from floodmark.model.errors import TransactionEnded
@@ -44,14 +36,14 @@ class Interrupted(World):
             patch.setattr(TransactionStep, "result", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 step()
-        assert self.coordinator.log.flush(PATIENCE_SECONDS)
+        assert self.coordinator.log.flush(HANG_SECONDS)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
         self.gated.entered.clear()
         self.gated.gate.clear()
         self.coordinator.log.add(Begun(f"7-plug-{next(self.names)}", self.wall() + 1_000, 1_000))
-        assert self.gated.entered.wait(PATIENCE_SECONDS)
+        assert self.gated.entered.wait(HANG_SECONDS)
         try:
             yield
         finally:
@@ -178,7 +170,7 @@ def test_a_step_that_is_interrupted_at_any_call_keeps_nobody_from_the_next_one(s
         was_interrupted = interrupt_at(
             number, "floodmark/transaction/", partial(STEPS[step], world.coordinator, transaction)
         )
-        assert world.coordinator.log.flush(PATIENCE_SECONDS)
+        assert world.coordinator.log.flush(HANG_SECONDS)
         book = world.coordinator._book
         assert book.beginning == 0
         assert [held for held in book.held.values() if not held.is_quiet] == []

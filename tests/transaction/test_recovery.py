@@ -10,13 +10,13 @@ from tests.transaction.support import (
     COMMITTING,
     LONG,
     OPEN,
-    PATIENCE_SECONDS,
     Parts,
     World,
     decide,
     partition,
     subscription,
 )
+from tests.waiting import HANG_SECONDS
 
 from floodmark.clock import system_time_ms
 from floodmark.engine.rocks import RocksEngine
@@ -204,7 +204,7 @@ def test_the_way_down_to_bare_entries_is_free_once_open_transactions_have_ended(
     new = world.coordinator.begin(LONG)
     assert holds_batches(world.ledger())
     world.coordinator.commit(old, 5)
-    assert world.coordinator.log.flush(PATIENCE_SECONDS)
+    assert world.coordinator.log.flush(HANG_SECONDS)
     assert not holds_batches(world.ledger())
     world.settings = BatchSettings(enabled=False)
     world.restart()

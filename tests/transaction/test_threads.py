@@ -9,16 +9,8 @@ from time import sleep
 
 import pytest
 from tests.log.support import run_threads
-from tests.transaction.support import (
-    ABORT,
-    COMMIT,
-    LONG,
-    PATIENCE_SECONDS,
-    World,
-    decide,
-    partition,
-    subscription,
-)
+from tests.transaction.support import ABORT, COMMIT, LONG, World, decide, partition, subscription
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.clock import monotonic_ms
 from floodmark.engine import Engine, MemoryEngine
@@ -53,22 +45,21 @@ class Crowded(World):
             mint=lambda: next(self.names),
             time_source=self.wall,
             growing_ms=monotonic_ms,
-            wait_seconds_max=PATIENCE_SECONDS,
+            wait_seconds_max=HANG_SECONDS,
         )
         self.sweeping = start_sweeping(coordinator)
         return coordinator
 
     def close(self) -> None:
         self.coordinator.close()
-        self.sweeping.join(PATIENCE_SECONDS)
+        self.sweeping.join(HANG_SECONDS)
         assert not self.sweeping.is_alive()
 
     def wait_all_ended(self) -> None:
-        for _ in range(int(PATIENCE_SECONDS * 100)):
-            if not self.coordinator.transactions():
-                return
-            Event().wait(0.01)
-        raise AssertionError(f"these have not ended: {self.coordinator.transactions()}")
+        wait_until(
+            lambda: not self.coordinator.transactions(),
+            lambda: f"these have not ended: {self.coordinator.transactions()}",
+        )
 
 
 @pytest.fixture(params=[True, False], ids=["batched", "bare"])
@@ -85,7 +76,7 @@ def race(*calls: Callable[[], object]) -> list[object]:
     heard: list[object] = [None] * len(calls)
 
     def run(number: int) -> None:
-        barrier.wait(PATIENCE_SECONDS)
+        barrier.wait(HANG_SECONDS)
         try:
             heard[number] = calls[number]()
         except Exception as error:
@@ -238,7 +229,7 @@ def test_close_under_traffic_leaves_nothing_that_the_next_one_cannot_finish(worl
 
     def work(number: int) -> None:
         if number == 16:
-            assert started.wait(PATIENCE_SECONDS)
+            assert started.wait(HANG_SECONDS)
             coordinator.close()
             return
         for index in range(10_000):
@@ -254,7 +245,7 @@ def test_close_under_traffic_leaves_nothing_that_the_next_one_cannot_finish(worl
                 started.set()
 
     run_threads(work, 17)
-    world.sweeping.join(PATIENCE_SECONDS)
+    world.sweeping.join(HANG_SECONDS)
     world.coordinator = world.open()
     for each in world.coordinator.transactions():
         assert each.id not in committed or each.version == committed[each.id]

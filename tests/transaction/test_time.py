@@ -13,11 +13,11 @@ from tests.transaction.support import (
     COMMITTING,
     LONG,
     OPEN,
-    PATIENCE_SECONDS,
     World,
     decide,
     partition,
 )
+from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.clock import monotonic_ms
 from floodmark.log import FAMILY
@@ -268,11 +268,7 @@ class Sweeping(World):
         self.wait(lambda: low_ms <= self.coordinator._book._asleep_until_ms <= high_ms)
 
     def wait(self, is_met: Callable[[], bool]) -> None:
-        for _ in range(int(PATIENCE_SECONDS * 1_000)):
-            if is_met():
-                return
-            Event().wait(0.001)
-        raise AssertionError("it did not come to that")
+        wait_until(is_met, "it did not come to that")
 
 
 @pytest.fixture
@@ -281,7 +277,7 @@ def sweeping() -> Iterator[Sweeping]:
     thread = start_sweeping(world.coordinator)
     yield world
     world.coordinator.close()
-    thread.join(PATIENCE_SECONDS)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
 
@@ -322,7 +318,7 @@ def test_the_sweeper_tells_again_until_a_participant_is_back(sweeping: Sweeping)
     transaction = coordinator.begin(LONG)
     coordinator.join(transaction, P)
     decide(coordinator, transaction, 5)
-    assert back.wait(PATIENCE_SECONDS)
+    assert back.wait(HANG_SECONDS)
     sweeping.wait_asleep_until(NEVER_MS, NEVER_MS)
     assert coordinator.show(transaction).state is TransactionState.COMMITTED
 

@@ -10,10 +10,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
-from time import monotonic
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -32,11 +29,6 @@ SITE_ID: Final = 7
 
 HOUR: Final = timedelta(hours=1)
 HOUR_MS: Final = 3_600_000
-
-HANG_SECONDS: Final = 20.0
-_LOOK_SECONDS: Final = 0.005
-
-Found = TypeVar("Found")
 
 
 class SiteContractBase:
@@ -153,40 +145,3 @@ def state_after(changes: Iterable[tuple[bytes, bytes | None]]) -> Mapping[bytes,
         else:
             state[key] = value
     return state
-
-
-# Waiting and threads
-
-
-def wait_until(look: Callable[[], Found | bool | None], what: str) -> Found | bool:
-    """Return what `look` finds as soon as it finds something.
-
-    For what happens by itself a moment later, such as a server that notices that a reader has gone.
-    """
-    deadline, pause = monotonic() + HANG_SECONDS, Event()
-    while not (found := look()):
-        assert monotonic() < deadline, f"in vain: {what}"
-        pause.wait(_LOOK_SECONDS)
-    return found
-
-
-def run_threads(*work: Callable[[], object]) -> None:
-    """Run all at once.  The first error of any of them is raised here, and so is a thread that hangs."""
-    outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def guarded(task: Callable[[], object]) -> None:
-        try:
-            task()
-            outcomes.put(None)
-        except BaseException as error:
-            outcomes.put(error)
-
-    for task in work:
-        Thread(target=guarded, args=(task,), daemon=True).start()
-    for _ in work:
-        try:
-            error = outcomes.get(timeout=HANG_SECONDS)
-        except Empty:
-            raise AssertionError("a thread hangs") from None
-        if error is not None:
-            raise error

@@ -7,7 +7,6 @@ from threading import Event
 
 import pytest
 from tests.contracts.site.base import (
-    HANG_SECONDS,
     HOUR_MS,
     SITE_ID,
     START_MS,
@@ -17,11 +16,10 @@ from tests.contracts.site.base import (
     fill,
     oldest,
     refused,
-    run_threads,
     state_after,
-    wait_until,
 )
 from tests.contracts.site.scans import reshape
+from tests.waiting import HANG_SECONDS, run_threads, wait_until
 
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import Closed, VersionCollected, VersionInFuture

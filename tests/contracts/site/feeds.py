@@ -5,14 +5,8 @@ from pathlib import Path
 from threading import Event
 
 import pyarrow.parquet
-from tests.contracts.site.base import (
-    SiteContractBase,
-    age,
-    oldest,
-    refused,
-    run_threads,
-    wait_until,
-)
+from tests.contracts.site.base import SiteContractBase, age, oldest, refused
+from tests.waiting import run_threads, wait_until
 
 from floodmark.feed.named.feeds import Feed, FeedSpec, FeedState, FeedStatistics, SinkOptions
 from floodmark.feed.named.runner import FeedRunner

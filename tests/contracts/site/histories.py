@@ -13,15 +13,8 @@ from threading import Event
 from typing import Final, TypeAlias
 
 import pytest
-from tests.contracts.site.base import (
-    START_MS,
-    SiteContractBase,
-    open_in_memory,
-    outcome_of,
-    run_threads,
-    state_after,
-    wait_until,
-)
+from tests.contracts.site.base import START_MS, SiteContractBase, open_in_memory, outcome_of, state_after
+from tests.waiting import run_threads, wait_until
 
 from floodmark.model.change import Change
 from floodmark.model.version import Version, compose, moment_of

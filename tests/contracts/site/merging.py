@@ -5,14 +5,9 @@ from datetime import timedelta
 from typing import Final
 
 import pytest
-from tests.contracts.site.base import (
-    HOUR,
-    START_MS,
-    SiteContractBase,
-    age,
-    run_threads,
-)
+from tests.contracts.site.base import HOUR, START_MS, SiteContractBase, age
 from tests.contracts.site.subscriptions import BY_HAND
+from tests.waiting import run_threads
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import FieldsState, State, decode_state, encode_state

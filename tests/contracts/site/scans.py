@@ -7,16 +7,8 @@ from typing import Any
 
 import pyarrow
 import pytest
-from tests.contracts.site.base import (
-    HOUR_MS,
-    SiteContractBase,
-    age,
-    check_rows,
-    fill,
-    oldest,
-    refused,
-    wait_until,
-)
+from tests.contracts.site.base import HOUR_MS, SiteContractBase, age, check_rows, fill, oldest, refused
+from tests.waiting import wait_until
 
 from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
 from floodmark.codec.digest import SEED, hash_bytes

@@ -6,15 +6,8 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from tests.contracts.site.base import (
-    HANG_SECONDS,
-    HOUR_MS,
-    SITE_ID,
-    SiteContractBase,
-    age,
-    refused,
-    run_threads,
-)
+from tests.contracts.site.base import HOUR_MS, SITE_ID, SiteContractBase, age, refused
+from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import TOMBSTONE, encode_value

@@ -4,15 +4,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from threading import Event
 
-from tests.contracts.site.base import (
-    HANG_SECONDS,
-    SiteContractBase,
-    age,
-    oldest,
-    refused,
-    run_threads,
-    wait_until,
-)
+from tests.contracts.site.base import SiteContractBase, age, oldest, refused
+from tests.waiting import HANG_SECONDS, run_threads, wait_until
 
 from floodmark.feed.leased import Lease
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition

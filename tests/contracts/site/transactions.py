@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from tests.contracts.site.base import SiteContractBase, wait_until
+from tests.contracts.site.base import SiteContractBase
 from tests.contracts.site.subscriptions import BY_HAND, keys
+from tests.waiting import wait_until
 
 from floodmark.feed.subscription.consumer import Subscription
 from floodmark.host.ports import BatchUpdate, LogKind
