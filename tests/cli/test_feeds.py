@@ -10,7 +10,7 @@ from tests.feed.support_losing import lose_changes
 from tests.sizes import only
 
 import floodmark
-from floodmark.cli.commands.feed_run import describe
+from floodmark.cli.commands.feeds import describe
 from floodmark.feed.named.feeds import FeedState
 from floodmark.feed.named.runner import RunnerStatistics
 from floodmark.host.embedded import EmbeddedHost

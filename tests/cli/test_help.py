@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ from tests.cli.support import run
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from floodmark.cli.main import COMMANDS as PLACES
 from floodmark.cli.main import app
 
 
@@ -116,6 +119,20 @@ def test_first_line_of_help_is_short_enough_for_the_list(path: tuple[str, ...]) 
     overview = run(*path[:-1], "--help").text
     (line,) = re.findall(rf"^  {path[-1]} .*$", overview, re.MULTILINE)
     assert not line.endswith("...")
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_line_in_the_overview_is_what_the_command_says_of_itself(name: str) -> None:
+    command: Any = get_command(app)
+    assert command.get_command(None, name).get_short_help_str(limit=200) == PLACES[name][1]
+
+
+def test_overview_imports_no_command() -> None:
+    script = (
+        "import sys; from floodmark.cli import main; main(['--help']); "
+        "sys.exit(any(name.startswith(('floodmark.cli.commands', 'floodmark.site')) for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=True)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

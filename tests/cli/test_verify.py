@@ -16,9 +16,8 @@ from tests.cli.support import run
 
 import floodmark
 from floodmark.cli.commands import verifying
-from floodmark.cli.commands.verify_metrics import VerifyMetrics
+from floodmark.cli.commands.verifying import VerifyMetrics, print_verification
 from floodmark.cli.render.output import Output
-from floodmark.cli.render.verification import print_verification
 from floodmark.divergence.comparing import Drift, DriftSide
 from floodmark.divergence.histories import Difference, DifferenceKind
 from floodmark.divergence.outcome import Outcome

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where everything goes that nobody should find afterwards."""
+    """A directory for temporary files, which must be empty afterwards."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(directory))
@@ -30,7 +30,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.mark.usefixtures("spark", "temporary")
 def test_a_dropped_change_is_named_found_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The session is there already, and was started with other settings.
-    monkeypatch.setattr(story, "spark_options", lambda _scratch: SparkOptions())
+    monkeypatch.setattr(story, "spark_options", SparkOptions)
     monkeypatch.setattr(story, "BEFORE_LOSS_SECONDS", 0)
     steps = [story.serve_two_sites, story.lose_a_change, story.find_the_loss, story.mend]
     monkeypatch.setattr(story, "STEPS", steps)
@@ -39,8 +39,7 @@ def test_a_dropped_change_is_named_found_and_mended(tmp_path: Path, monkeypatch:
     stage = Stage(console, unicode=True, live=False)
     account = story.perform(stage, tmp_path / "sites", kept=False)
     assert account["passed"], shown.getvalue()
-    assert [step.name for step in stage.steps] == ["serve", "loss", "find", "repair"]
+    assert [step.step for step in stage.steps] == ["serve", "loss", "find", "repair"]
     for step in stage.steps:
         assert step.title in shown_on_the_picture()
     assert "\x1b" not in shown.getvalue()
-    assert not (tmp_path / "sites" / "spark").exists()

@@ -1,13 +1,78 @@
-"""The arguments and options that commands share, with the words that explain them in `--help`."""
+"""Functions as commands, and the arguments and options that many of them share.
 
+A parameter is declared as `Annotated[type, "METAVAR", "help"]`: without a default an argument, with one the
+option `--its-name`.  The metavar says how the text is read (`READERS`), and can be left out; a dict at the
+end goes to Typer.  `OpenSite`, `Output` and dataclasses, whose fields are options, are made of others.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from inspect import Parameter, Signature, getdoc, signature
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from floodmark.cli.parsing import parse, read_since
-from floodmark.model import Version
+from floodmark.cli.opening import open_site
+from floodmark.cli.render.output import Output
+from floodmark.cli.render.text import show_duration
+from floodmark.model import Resolved, Version
 from floodmark.model.text import read_at, read_bytes, read_duration
+
+if TYPE_CHECKING:
+    from floodmark import Site
+    from floodmark.site.arguments import Since
+
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+# Reading
+
+
+def parse(read: Callable[[str], Result]) -> Callable[[Any], Result]:
+    """A parser for Typer: a ValueError of `read` becomes an error of usage.  A default passes as it is."""
+
+    def parser(text: Any) -> Result:
+        try:
+            return read(text) if isinstance(text, str) else text
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    # Typer shows the name where there is no metavar.
+    parser.__name__ = read.__name__
+    return parser
+
+
+def read_since(text: str) -> "Since":
+    """A beginning: a word for it, a version, a time, or a place within a snapshot.
+
+    `snapshot` stands for every key as it is now, `beginning` for the first change of all, `now` for only what
+    is to come.
+
+    >>> read_since("now"), read_since("411225436913926252"), read_since("411225436913926252@0x000001616461")
+    ('now', 411225436913926252, Resolved(version=411225436913926252, snapshot=b'\\x00\\x00\\x01ada'))
+    """
+    match text:
+        case "snapshot" | "beginning" | "now":
+            return text
+    version, mark, key = text.partition("@0x")
+    try:
+        return Resolved(read_at(version), bytes.fromhex(key)) if mark else read_at(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, snapshot, beginning or now") from error
+
+
+READERS: Final[dict[str, Callable[[str], object]]] = {
+    "KEY": read_bytes,
+    "DURATION": read_duration,
+    "VERSION|TIME": read_at,
+    "VERSION|TIME|snapshot|beginning|now": read_since,
+}
+
+
+# Shared arguments and options
 
 BYTES_HELP: Final = "UTF-8 text, or hexadecimal behind 0x (0x00ff)."
 JSON_HELP: Final = (
@@ -15,57 +80,117 @@ JSON_HELP: Final = (
     "base64 in `key_base64` and `value_base64`. Versions are strings, times ISO 8601 in UTC."
 )
 
-
-def text_option(name: str, metavar: str, help_text: str, **more: Any) -> Any:
-    """An option with a value."""
-    return typer.Option(name, metavar=metavar, help=help_text, **more)
-
-
-def duration_option(name: str, help_text: str, **more: Any) -> Any:
-    """An option that is a length of time."""
-    return text_option(name, "DURATION", help_text, parser=parse(read_duration), **more)
-
-
-def key_option(name: str, help_text: str) -> Any:
-    """An option that is a key."""
-    return text_option(name, "KEY", help_text, parser=parse(read_bytes))
-
-
-def version_option(name: str, help_text: str) -> Any:
-    """An option that is a version, or the time of one."""
-    return text_option(name, "VERSION|TIME", help_text, parser=parse(read_at))
-
-
-_DIRECTORY_HELP: Final = "The site's directory; where a site is made, a new or empty one."
-_SITE_HELP: Final = "The site: its directory, or its server's URL, such as grpc://127.0.0.1:7100."
-_SINCE: Final = "VERSION|TIME|snapshot|beginning|now"
-_SINCE_HELP: Final = "Only changes after this, exclusive; snapshot: every key as it is, then later changes."
-
-Directory = Annotated[str, typer.Argument(metavar="DIRECTORY", help=_DIRECTORY_HELP)]
-Location = Annotated[str, typer.Argument(metavar="SITE", help=_SITE_HELP)]
-NamespaceName = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")]
-Key = Annotated[bytes, typer.Argument(metavar="KEY", parser=parse(read_bytes), help=f"The key: {BYTES_HELP}")]
-Prefix = Annotated[bytes | None, key_option("--prefix", "Only keys that start with this.")]
-StartKey = Annotated[bytes | None, key_option("--start-key", "Only keys from this one on, inclusive.")]
-EndKey = Annotated[bytes | None, key_option("--end-key", "Only keys before this one, exclusive.")]
+Directory = Annotated[str, "DIRECTORY", "The site's directory; where a site is made, a new or empty one."]
+Location = Annotated[
+    str, "SITE", "The site: its directory, or its server's URL, such as grpc://127.0.0.1:7100."
+]
+OpenSite = Annotated["Site", "opened for the call, from the argument SITE"]
+NamespaceName = Annotated[str, "NAMESPACE", "The namespace's name."]
+Key = Annotated[bytes, "KEY", f"The key: {BYTES_HELP}"]
 # Typer takes no union of types: the value is a `floodmark.site.arguments.Since`, or None.
-SinceOption = Annotated[Any, text_option("--since", _SINCE, _SINCE_HELP, parser=parse(read_since))]
-SinceArgument = Annotated[
+SinceOption = Annotated[
     Any,
-    typer.Argument(metavar=_SINCE, parser=parse(read_since), help="Where to go on: after this, exclusive."),
+    "VERSION|TIME|snapshot|beginning|now",
+    "Only changes after this, exclusive; snapshot: every key as it is, then later changes.",
 ]
 AtOption = Annotated[
-    Version | None, version_option("--at", "Read as of a version, or of a time such as 2026-01-31T12:00:00Z.")
+    Version | None, "VERSION|TIME", "Read as of a version, or of a time such as 2026-01-31T12:00:00Z."
 ]
-Ttl = Annotated[timedelta | None, duration_option("--ttl", "Time to live: 90s, 24h, 7d.")]
+Ttl = Annotated[timedelta | None, "DURATION", "Time to live: 90s, 24h, 7d."]
 Retention = Annotated[
-    timedelta | None,
-    duration_option("--retention", "How long old versions and changes are kept at least: 24h, 7d."),
+    timedelta | None, "DURATION", "How long old versions and changes are kept at least: 24h, 7d."
 ]
-Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
-InsecureMetrics = Annotated[
-    bool,
-    typer.Option(
-        "--insecure-metrics", help="Serve --metrics beyond this machine too: nothing protects these pages."
-    ),
-]
+Json = Annotated[bool, JSON_HELP]
+InsecureMetrics = Annotated[bool, "Serve --metrics beyond this machine too: nothing protects these pages."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions:
+    """The keys that a command is about."""
+
+    start_key: Annotated[bytes | None, "KEY", "Only keys from this one on, inclusive."] = None
+    end_key: Annotated[bytes | None, "KEY", "Only keys before this one, exclusive."] = None
+    prefix: Annotated[bytes | None, "KEY", "Only keys that start with this."] = None
+
+    def given(self) -> dict[str, Any]:
+        """The arguments of functions that read a range."""
+        return {**asdict(self), "start_key": self.start_key or b""}
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that have a value; the callee has defaults for the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+# Commands
+
+
+class Commands(typer.Typer):
+    """A group of commands, such as `feed …`."""
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Function], Function]:
+        """Add a function as a command; its docstring is the help."""
+
+        def add(function: Function) -> Function:
+            # Examples keep their lines.
+            text = (getdoc(function) or "").replace("\n\nExample", "\n\n\b\nExample")
+            super(Commands, self).command(name or function.__name__, help=text, **more)(adapt(function))
+            return function
+
+        return add
+
+
+def adapt(function: Callable[..., None]) -> Callable[..., None]:
+    """A function as Typer calls it, with all its arguments and options as parameters."""
+    own: dict[str, tuple[Any, Any]] = {}
+    shared: dict[str, tuple[Any, Any]] = {}
+    made: dict[str, Any] = {}
+    for name, parameter in signature(function, eval_str=True).parameters.items():
+        kind = parameter.annotation
+        if kind in (OpenSite, Output) or is_dataclass(kind):
+            made[name] = kind
+        if kind == OpenSite:
+            own["location"] = Location, Parameter.empty
+        elif is_dataclass(kind):
+            hints = get_type_hints(kind, include_extras=True)
+            shared |= {field.name: (hints[field.name], field.default) for field in fields(kind)}
+        elif kind is not Output:
+            own[name] = kind, parameter.default
+    if Output in made.values():
+        shared["json"] = Json, False
+
+    def call(**given: Any) -> None:
+        with ExitStack() as stack:
+            for name, kind in made.items():
+                if kind is Output:
+                    given[name] = Output(json=given.pop("json"))
+                elif kind == OpenSite:
+                    given[name] = stack.enter_context(open_site(given.pop("location")))
+                else:
+                    given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            function(**given)
+
+    parameters = [_declare(name, *each) for name, each in (own | shared).items()]
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def _declare(name: str, annotation: Any, default: Any) -> Parameter:
+    """A parameter in Typer's terms; an annotation that is so already stays."""
+    kind, *words = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if words and isinstance(words[0], str):
+        attributes = words.pop() if isinstance(words[-1], dict) else {}
+        *metavar, help_text = words
+        attributes = {"help": help_text, **attributes}
+        if metavar:
+            attributes["metavar"] = metavar[0]
+        if metavar and metavar[0] in READERS:
+            attributes["parser"] = parse(READERS[metavar[0]])
+        if isinstance(default, timedelta):
+            attributes["show_default"] = show_duration(default)
+        if default is Parameter.empty:
+            annotation = Annotated[kind, typer.Argument(**attributes)]
+        else:
+            option = attributes.pop("name", f"--{name.replace('_', '-')}")
+            annotation = Annotated[kind, typer.Option(option, **attributes)]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -14,7 +14,8 @@
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 import typer
@@ -42,52 +43,28 @@ class Usage(typer.TyperException):
         self.hint = hint
 
 
-# The nearest class counts.
-EXIT_CODES: Final[dict[type[BaseException], int]] = {
-    errors.Retryable: UNREACHABLE,
-    errors.OutcomeUnknown: UNKNOWN,
-    errors.InvalidArgument: USAGE,
-    errors.WrongPolicy: USAGE,
-    errors.LimitExceeded: USAGE,
-    errors.NamespaceNotFound: FINDING,
-    errors.NamespaceExists: FINDING,
-    errors.PartitionNotFound: FINDING,
-    errors.SafePointNotFound: FINDING,
-    errors.FeedNotFound: FINDING,
-    errors.FeedExists: FINDING,
-    errors.FeedStateConflict: FINDING,
-    errors.SubscriptionNotFound: FINDING,
-    errors.AcknowledgementConflict: FINDING,
-    errors.TransactionNotFound: FINDING,
-    errors.TransactionEnded: FINDING,
-    errors.NotAllowed: NOT_ALLOWED,
-    errors.VersionCollected: UNKNOWN,
-    errors.ClockSkew: UNREACHABLE,
-    errors.Fenced: NOT_ALLOWED,
-    errors.Corruption: UNKNOWN,
-    errors.BackupDamaged: FINDING,
-    errors.Closed: BUG,
-    errors.CannotOpen: UNREACHABLE,
-    errors.SiteMismatch: USAGE,
-    errors.InvalidConfiguration: USAGE,
-    # The command may be right: one of the two installations has to change.
-    errors.WireMismatch: UNREACHABLE,
-    typer.TyperException: USAGE,
-    PermissionError: NOT_ALLOWED,
-    OSError: UNREACHABLE,
-    BaseException: BUG,
+_BY_CODE: Final[dict[int, tuple[type[BaseException], ...]]] = {
+    FINDING: (
+        *(errors.NamespaceNotFound, errors.NamespaceExists, errors.PartitionNotFound),
+        *(errors.SafePointNotFound, errors.FeedNotFound, errors.FeedExists, errors.FeedStateConflict),
+        *(errors.SubscriptionNotFound, errors.AcknowledgementConflict, errors.TransactionNotFound),
+        *(errors.TransactionEnded, errors.BackupDamaged),
+    ),
+    UNKNOWN: (errors.OutcomeUnknown, errors.VersionCollected, errors.Corruption),
+    USAGE: (
+        *(errors.InvalidArgument, errors.WrongPolicy, errors.LimitExceeded, errors.SiteMismatch),
+        *(errors.InvalidConfiguration, typer.TyperException),
+    ),
+    # With a WireMismatch the command may be right: one of the two installations has to change.
+    UNREACHABLE: (errors.Retryable, errors.ClockSkew, errors.CannotOpen, errors.WireMismatch, OSError),
+    NOT_ALLOWED: (errors.NotAllowed, errors.Fenced, PermissionError),
+    BUG: (errors.Closed, BaseException),
 }
-
+# The nearest class counts.
+EXIT_CODES: Final = {kind: code for code, kinds in _BY_CODE.items() for kind in kinds}
 _BEFORE_THE_COMMAND: Final = (
-    "--debug",
-    "--token-file",
-    "--tls-root",
-    "--tls-certificate",
-    "--tls-key",
-    "--timeout",
+    *("--debug", "--timeout", "--token-file", "--tls-root", "--tls-certificate", "--tls-key"),
 )
-
-Say = Callable[[errors.FloodmarkError], tuple[str, str]]
 
 
 def _say_collected(error: errors.FloodmarkError) -> tuple[str, str]:
@@ -110,49 +87,30 @@ def _say_unreachable(error: errors.FloodmarkError) -> tuple[str, str]:
     return message, hint
 
 
-# Messages in terms of the command, where the library's are in terms of Python.
-_WORDS: Final[dict[type[errors.FloodmarkError], Say]] = {
-    errors.NamespaceNotFound: lambda error: (
-        f"no namespace {error.details.get('namespace')!r}",
-        f"floodmark namespace list SITE, or floodmark namespace create SITE {error.details.get('namespace')}",
+# What to try next, with the details of the error in braces; the library's hints are in terms of Python.
+_HINTS: Final[dict[type[errors.FloodmarkError], str]] = {
+    errors.NamespaceNotFound: "floodmark namespace list SITE, or floodmark namespace create SITE {namespace}",
+    errors.NamespaceExists: "floodmark namespace show SITE {namespace}",
+    errors.WrongPolicy: "floodmark namespace show SITE NAMESPACE",
+    errors.PartitionNotFound: "floodmark partition list SITE",
+    errors.SafePointNotFound: "floodmark safepoint list SITE",
+    errors.FeedNotFound: "floodmark feed list SITE",
+    errors.FeedExists: "floodmark feed show SITE {feed}",
+    errors.FeedStateConflict: "floodmark feed show SITE {feed}",
+    errors.SubscriptionNotFound: "floodmark subscription list SITE",
+    errors.TransactionNotFound: "floodmark txn list SITE",
+    errors.NotAuthenticated: (
+        "floodmark --token-file FILE …, or FLOODMARK_TOKEN_FILE=FILE; floodmark token makes a new token"
     ),
-    errors.NamespaceExists: lambda error: (
-        f"namespace {error.details.get('namespace')!r} is already there",
-        f"floodmark namespace show SITE {error.details.get('namespace')}",
-    ),
-    errors.WrongPolicy: lambda error: (str(error), "floodmark namespace show SITE NAMESPACE"),
-    errors.PartitionNotFound: lambda error: (str(error), "floodmark partition list SITE"),
-    errors.SafePointNotFound: lambda error: (str(error), "floodmark safepoint list SITE"),
-    errors.FeedNotFound: lambda error: (str(error), "floodmark feed list SITE"),
-    errors.FeedExists: lambda error: (str(error), f"floodmark feed show SITE {error.details.get('feed')}"),
-    errors.FeedStateConflict: lambda error: (
-        str(error),
-        f"floodmark feed show SITE {error.details.get('feed')}",
-    ),
-    errors.SubscriptionNotFound: lambda error: (str(error), "floodmark subscription list SITE"),
-    errors.TransactionNotFound: lambda error: (str(error), "floodmark txn list SITE"),
-    errors.Unreachable: _say_unreachable,
-    errors.NotAuthenticated: lambda error: (
-        str(error),
-        "floodmark --token-file FILE …, or FLOODMARK_TOKEN_FILE=FILE; floodmark token makes a new token",
-    ),
-    errors.WireMismatch: lambda error: (
-        str(error),
-        "floodmark version here and on the server's machine, and install the same",
-    ),
-    errors.SiteLocked: lambda error: (
-        str(error),
-        "if it is a server, use its URL in the directory's place: grpc://HOST:PORT",
-    ),
-    errors.NotASite: lambda error: (
-        str(error),
-        "check the path, or make a site with floodmark init" if error.details.get("missing") else "",
-    ),
-    errors.VersionInFuture: lambda error: (
-        f"version {error.details.get('version')} lies in the future of this site",
-        "leave out --at to read the present",
-    ),
-    errors.VersionCollected: _say_collected,
+    errors.WireMismatch: "floodmark version here and on the server's machine, and install the same",
+    errors.SiteLocked: "if it is a server, use its URL in the directory's place: grpc://HOST:PORT",
+    errors.VersionInFuture: "leave out --at to read the present",
+}
+# Messages in terms of the command, likewise.
+_MESSAGES: Final[dict[type[errors.FloodmarkError], str]] = {
+    errors.NamespaceNotFound: "no namespace {namespace!r}",
+    errors.NamespaceExists: "namespace {namespace!r} is already there",
+    errors.VersionInFuture: "version {version} lies in the future of this site",
 }
 
 
@@ -189,10 +147,22 @@ def _words(error: Exception, code: int) -> tuple[str, str]:
             f"unexpected {name}; this is a bug in Floodmark, please report it",
             "floodmark --debug …, and add what it prints to the report",
         )
-    if isinstance(error, errors.FloodmarkError):
-        say = next((_WORDS[kind] for kind in type(error).__mro__ if kind in _WORDS), None)
-        return say(error) if say else (str(error), "")
+    match error:
+        case errors.VersionCollected():
+            return _say_collected(error)
+        case errors.Unreachable():
+            return _say_unreachable(error)
+        case errors.NotASite() if error.details.get("missing"):
+            return str(error), "check the path, or make a site with floodmark init"
+        case errors.FloodmarkError():
+            return _look_up(_MESSAGES, error) or str(error), _look_up(_HINTS, error)
     return str(error), ""
+
+
+def _look_up(words: Mapping[type[errors.FloodmarkError], str], error: errors.FloodmarkError) -> str:
+    """The words for the nearest class of an error, filled in with its details."""
+    found = next((words[kind] for kind in type(error).__mro__ if kind in words), "")
+    return found.format_map(defaultdict(lambda: None, error.details))
 
 
 def _say_usage(error: typer.TyperException) -> tuple[str, str]:

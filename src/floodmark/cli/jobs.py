@@ -4,7 +4,6 @@ Spark's workers reach a site by its URL.  A directory is served on loopback whil
 token of its own.  Spark is an extra and takes a second to load, so its room is imported when a job runs.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,16 +14,13 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Annotated, Any, Final
 
+import tomlkit
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import floodmark
-from floodmark.cli.arguments import text_option
-from floodmark.cli.connection import ConnectionOptions, connection_options
-from floodmark.cli.credentials import access_entry
 from floodmark.cli.failures import UNREACHABLE, Usage, exit_code
-from floodmark.cli.locations import is_url
-from floodmark.cli.opening import require_site
+from floodmark.cli.opening import ConnectionOptions, connection_options, is_url, require_site
 from floodmark.cli.render.output import console_on
 from floodmark.cli.signals import on_stop_signal
 from floodmark.model.access import Role
@@ -32,33 +28,25 @@ from floodmark.model.errors import CannotOpen, InvalidConfiguration
 from floodmark.server import ServerOptions, hash_token, new_token
 from floodmark.server import serve as serve_site
 from floodmark.site.address import SiteAddress
-from floodmark.site.connecting import TIMEOUT
 
 EXTRA: Final = "floodmark[spark]"
+JOBS: Final = "floodmark.spark.jobs"
 # Poll interval of the thread that cancels a job.
 _CANCEL_SECONDS: Final = 0.2
-
-Master = Annotated[
-    str | None, text_option("--master", "URL", "Where Spark runs: local[4], spark://…; here if not said.")
-]
-Remote = Annotated[str | None, text_option("--remote", "URL", "A Spark Connect server: sc://host:15002.")]
-Conf = Annotated[
-    list[str] | None, text_option("--conf", "KEY=VALUE", "A setting of Spark; may be given several times.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkChoice:
     """The options about Spark."""
 
-    master: str | None
-    remote: str | None
-    conf: list[str] | None
+    master: Annotated[str | None, "URL", "Where Spark runs: local[4], spark://…; here if not said."] = None
+    remote: Annotated[str | None, "URL", "A Spark Connect server: sc://host:15002."] = None
+    conf: Annotated[list[str] | None, "KEY=VALUE", "A setting of Spark; may be given several times."] = None
 
     def settings(self) -> dict[str, str]:
         """The settings by name.
 
-        >>> SparkChoice(master=None, remote=None, conf=["spark.executor.memory=2g"]).settings()
+        >>> SparkChoice(conf=["spark.executor.memory=2g"]).settings()
         {'spark.executor.memory': '2g'}
         """
         pairs = [setting.partition("=") for setting in self.conf or ()]
@@ -70,12 +58,20 @@ class SparkChoice:
 
 @dataclass(frozen=True)
 class Job:
-    """What a job needs besides its own arguments; a signal sets `stop`."""
+    """A running Spark and the room of jobs.  A signal sets `stop`; `in_order`, the job polls it."""
 
     functions: Any
     session: Any
     progress: "Bars"
     stop: Event
+    in_order: bool
+
+    def run(self, name: str, *arguments: object, **options: object) -> Any:
+        """Run a function of the room of jobs."""
+        if self.in_order:
+            options["stop"] = self.stop
+        function = getattr(self.functions, name)
+        return function(*arguments, **options, spark=self.session, progress=self.progress)
 
 
 @contextmanager
@@ -87,7 +83,7 @@ def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iter
     that is starting cannot be cancelled: the command ends when it has started.
     """
     spark = load("floodmark.spark")
-    functions = load_functions()
+    functions = load(JOBS)
     failures = load("floodmark.spark.runtime.failures")
     spark_session = load("floodmark.spark.session")
     options = spark.SparkOptions(master=choice.master, remote=choice.remote, conf=choice.settings())
@@ -98,7 +94,7 @@ def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iter
         failures.raising_floodmark_errors(),
         spark.open_session(options, name=f"floodmark {what}") as session,
     ):
-        job = Job(functions, session, bars, stop)
+        job = Job(functions, session, bars, stop, in_order)
         if in_order:
             yield job
             return
@@ -163,29 +159,12 @@ def reach(
 
 def shared_credentials() -> dict[str, str]:
     """The credential files of the options before the command, for sites without their own."""
-    return _files(connection_options.get())
-
-
-def _files(options: ConnectionOptions) -> dict[str, str]:
-    files = {
-        "token_file": options.token_file,
-        "tls_root": options.tls_root,
-        "tls_certificate": options.tls_certificate,
-        "tls_key": options.tls_key,
-    }
-    return {name: os.fspath(file.absolute()) for name, file in files.items() if file is not None}
+    return connection_options.get().files()
 
 
 def _address(url: str, options: ConnectionOptions) -> SiteAddress:
-    given = _files(options)
-    return SiteAddress(
-        location=url,
-        token_file=given.get("token_file"),
-        tls_root=given.get("tls_root"),
-        tls_certificate=given.get("tls_certificate"),
-        tls_key=given.get("tls_key"),
-        timeout=TIMEOUT if options.timeout is None else options.timeout,
-    )
+    given: dict[str, Any] = {**options.given(), **options.files()}
+    return SiteAddress(location=url, **given)
 
 
 @contextmanager
@@ -203,12 +182,24 @@ def _serving(location: str) -> Iterator[SiteAddress]:
             yield _address(server.url, ConnectionOptions(token_file=token_file))
 
 
-def load_functions() -> Any:
-    """The room of jobs.  Raises InvalidConfiguration if Spark is not installed; starts nothing."""
-    return load("floodmark.spark.jobs")
+def access_entry(name: str, role: str, digest: str, namespaces: list[str] | None = None) -> str:
+    """An entry for a server's access file, in TOML.
+
+    >>> print(access_entry("indexer", "read", "41ef", ["users"]))
+    [[access]]
+    name = "indexer"
+    role = "read"
+    token_sha256 = "41ef"
+    namespaces = ["users"]
+    """
+    fields: dict[str, object] = {"name": name, "role": role, "token_sha256": digest}
+    if namespaces:
+        fields["namespaces"] = namespaces
+    return tomlkit.dumps({"access": [fields]}).rstrip("\n")
 
 
 def load(module: str) -> Any:
+    """A module that needs Spark.  Raises InvalidConfiguration if Spark is not installed; starts nothing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

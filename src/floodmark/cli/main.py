@@ -4,21 +4,18 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from floodmark.cli.arguments import duration_option, text_option
-from floodmark.cli.connection import ConnectionOptions, connection_options, owns_process
+from floodmark.cli.arguments import Commands, adapt
 from floodmark.cli.failures import DONE, INTERRUPTED, report
+from floodmark.cli.opening import ConnectionOptions, connection_options, owns_process, show_trace
 
 HELP: Final = """Floodmark: a key-value store that remembers every change.
 
@@ -46,40 +43,43 @@ again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted; 143 a job on Spar
 """
 
 
-# Where each command, or group of commands, is defined: in the order of the help.
+# Where each command, or group of commands, is defined, and its line in the help, in this order.
 COMMANDS: Final = {
-    "demo": "floodmark.cli.demo.command:demo",
-    "init": "floodmark.cli.commands.sites:init",
-    "serve": "floodmark.cli.commands.serving:serve",
-    "token": "floodmark.cli.commands.tokens:token",
-    "put": "floodmark.cli.commands.data:put",
-    "get": "floodmark.cli.commands.data:get",
-    "update": "floodmark.cli.commands.data:update",
-    "add": "floodmark.cli.commands.data:add",
-    "delete": "floodmark.cli.commands.data:delete",
-    "scan": "floodmark.cli.commands.data:scan",
-    "changes": "floodmark.cli.commands.changes:changes",
-    "replicate": "floodmark.cli.commands.copying:replicate",
-    "verify": "floodmark.cli.commands.verifying:verify",
-    "backup": "floodmark.cli.commands.backups:backup",
-    "restore": "floodmark.cli.commands.backups:restore",
-    "export": "floodmark.cli.commands.copying:export",
-    "status": "floodmark.cli.commands.status:status",
-    "doctor": "floodmark.cli.commands.doctor:doctor",
-    "gc": "floodmark.cli.commands.sites:gc",
-    "version": "floodmark.cli.commands.version:version",
-    "namespace": "floodmark.cli.commands.namespaces:commands",
-    "topology": "floodmark.cli.commands.topology:commands",
-    "partition": "floodmark.cli.commands.partitions:commands",
-    "safepoint": "floodmark.cli.commands.safepoints:commands",
-    "feed": "floodmark.cli.commands.feeds:commands",
-    "subscription": "floodmark.cli.commands.subscriptions:commands",
-    "txn": "floodmark.cli.commands.transactions:commands",
+    "demo": ("demo.command:demo", "Show two sites that lose a change, find it and repair it."),
+    "init": ("commands.sites:init", "Make a site."),
+    "serve": ("commands.serving:serve", "Serve a site to other processes and machines."),
+    "token": ("commands.tokens:token", "Make a token, and the entry for the server's access file."),
+    "put": ("commands.data:put", "Write a value, and print its version."),
+    "get": ("commands.data:get", "Read the value of a key, now or in the past."),
+    "update": ("commands.data:update", "Write some fields of a record, and print the version."),
+    "add": ("commands.data:add", "Add to a counter, and print the version."),
+    "delete": ("commands.data:delete", "Delete a key, and print the version of the deletion."),
+    "scan": ("commands.data:scan", "Print keys and values in order, all as of one version."),
+    "changes": ("commands.changes:changes", "Print changes, in commit order."),
+    "replicate": ("commands.copying:replicate", "Replicate between sites, in all directions or in one."),
+    "verify": ("commands.verifying:verify", "Say whether sites agree, and which keys have drifted apart."),
+    "backup": ("commands.backups:backup", "Back up a namespace, as of one version, to Parquet files."),
+    "restore": ("commands.backups:restore", "Restore a backup into a new namespace."),
+    "export": ("commands.copying:export", "Bring changes into a Delta or Parquet table."),
+    "status": ("commands.status:status", "Show the state of a site, now or every second."),
+    "doctor": ("commands.doctor:doctor", "Check a site, and say what to do."),
+    "gc": ("commands.sites:gc", "Collect garbage: remove versions older than the retention."),
+    "version": ("commands.sites:version", "Print the versions of Floodmark, its format and Python."),
+    "namespace": ("commands.namespaces:commands", "Create, list, show, change, rewrite and drop namespaces."),
+    "topology": ("commands.topology:commands", "Show and set which sites share which namespaces."),
+    "partition": (
+        "commands.partitions:commands",
+        "List, split and join partitions, and see where writes go.",
+    ),
+    "safepoint": ("commands.safepoints:commands", "Keep old versions and changes from garbage collection."),
+    "feed": ("commands.feeds:commands", "Deliver changes elsewhere: create, run and remove feeds."),
+    "subscription": ("commands.subscriptions:commands", "List, show, move and remove durable subscriptions."),
+    "txn": ("commands.transactions:commands", "List, show and abort transactions, and see their logs."),
 }
 
 
 class LazyGroup(TyperGroup):
-    """The root of the commands.  Each is imported and built when it is used."""
+    """The root of the commands.  Each is imported and built when it is used, and for the help not at all."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -89,25 +89,23 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _build(cmd_name) if cmd_name in COMMANDS else None
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
 
 @cache
 def _build(name: str) -> Any:
-    """A command, made of its signature, or a group of commands."""
-    module, _, attribute = COMMANDS[name].partition(":")
-    found = getattr(import_module(module), attribute)
-    parent = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    if isinstance(found, typer.Typer):
-        parent.add_typer(found, name=name)
+    """A command, made of its function, or a group of commands."""
+    place, help_text = COMMANDS[name]
+    module, _, attribute = place.partition(":")
+    found = getattr(import_module(f"floodmark.cli.{module}"), attribute)
+    parent = Commands(rich_markup_mode=None, pretty_exceptions_enable=False)
+    if isinstance(found, Commands):
+        parent.add_typer(found, name=name, help=help_text)
     else:
         parent.command(name)(found)
     return get_group(parent).commands[name]
-
-
-@dataclass
-class Session:
-    """State of one run of the command."""
-
-    debug: bool
 
 
 app = typer.Typer(
@@ -120,72 +118,33 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True, help=HELP)
 def root(
     context: typer.Context,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show where an error came from. Also FLOODMARK_DEBUG=1.")
-    ] = False,
-    token_file: Annotated[
-        Path | None,
-        text_option("--token-file", "FILE", "A file with the token.", envvar="FLOODMARK_TOKEN_FILE"),
-    ] = None,
-    tls_root: Annotated[
-        Path | None,
-        text_option(
-            "--tls-root",
-            "FILE",
-            "Certificates that vouch for the server; without it, those that the system trusts.",
-            envvar="FLOODMARK_TLS_ROOT",
-        ),
-    ] = None,
-    tls_certificate: Annotated[
-        Path | None,
-        text_option(
-            "--tls-certificate",
-            "FILE",
-            "Your own certificate, for a server that wants one.",
-            envvar="FLOODMARK_TLS_CERTIFICATE",
-        ),
-    ] = None,
-    tls_key: Annotated[
-        Path | None, text_option("--tls-key", "FILE", "Its private key.", envvar="FLOODMARK_TLS_KEY")
-    ] = None,
-    timeout: Annotated[
-        timedelta | None,
-        duration_option(
-            "--timeout", "How long to wait for an answer.", envvar="FLOODMARK_TIMEOUT", show_default="30s"
-        ),
-    ] = None,
-    show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version, as `floodmark version` does.")
-    ] = False,
+    *,
+    debug: Annotated[bool, "Show where an error came from. Also FLOODMARK_DEBUG=1."] = False,
+    connection: ConnectionOptions,
+    version: Annotated[bool, "Print the version, as `floodmark version` does."] = False,
 ) -> None:
-    if show_version:
+    if version:
         _build("version").callback(json=False)
         raise typer.Exit
     if debug:
-        context.obj.debug = True
-    connection_options.set(
-        ConnectionOptions(
-            token_file=token_file,
-            tls_root=tls_root,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            timeout=timeout,
-        )
-    )
+        show_trace.set(True)
+    connection_options.set(connection)
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+app.callback(invoke_without_command=True, help=HELP)(adapt(root))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     _replace_closed_streams()
     owns_process.set(arguments is None)
-    session = Session(debug=os.environ.get("FLOODMARK_DEBUG", "") not in ("", "0"))
+    show_trace.set(os.environ.get("FLOODMARK_DEBUG", "") not in ("", "0"))
     try:
-        code = _run(sys.argv[1:] if arguments is None else arguments, session)
+        code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has what it wanted, as in `| head`.
@@ -194,17 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
-        code = report(error, debug=session.debug)
+        code = report(error, debug=show_trace.get())
         _flush_or_discard()
     return code
 
 
-def _run(arguments: Sequence[str], session: Session) -> int:
+def _run(arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     command = get_group(app)
     try:
-        with command.make_context("floodmark", list(arguments), obj=session) as context:
+        with command.make_context("floodmark", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as finished:
         return finished.exit_code

@@ -1,21 +1,97 @@
-"""Opening a site for a command: the one in a directory, or the one behind a server's URL.
+"""Where a site is, and how a command opens it: in a directory, or behind the URL of its server.
 
 Only `init`, `serve` and `demo` make a site: a typo must not leave an empty one.
 """
 
+import os
+import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import floodmark
-from floodmark.cli.connection import connection_options
 from floodmark.cli.failures import Usage
-from floodmark.cli.locations import is_url
-from floodmark.model.errors import InvalidConfiguration, NotASite
-from floodmark.replication.topology import Topology, parse_topology
+from floodmark.cli.render.text import json_bytes, show_bytes
+from floodmark.model.errors import NotASite
+
+if TYPE_CHECKING:
+    from floodmark import Site
 
 SITE_FILE: Final = "floodmark.json"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def _from(variable: str, **more: str) -> dict[str, str]:
+    return {"envvar": f"FLOODMARK_{variable}", **more}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """The options about servers.  Credentials are files: other users can read a command line."""
+
+    token_file: Annotated[Path | None, "FILE", "A file with the token.", _from("TOKEN_FILE")] = None
+    tls_root: Annotated[
+        Path | None,
+        "FILE",
+        "Certificates that vouch for the server; without it, those that the system trusts.",
+        _from("TLS_ROOT"),
+    ] = None
+    tls_certificate: Annotated[
+        Path | None,
+        "FILE",
+        "Your own certificate, for a server that wants one.",
+        _from("TLS_CERTIFICATE"),
+    ] = None
+    tls_key: Annotated[Path | None, "FILE", "Its private key.", _from("TLS_KEY")] = None
+    timeout: Annotated[
+        timedelta | None,
+        "DURATION",
+        "How long to wait for an answer.",
+        _from("TIMEOUT", show_default="30s"),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """The options that have a value; `connect` and `SiteAddress` have defaults for the others."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def files(self) -> dict[str, str]:
+        """The credentials, as absolute paths."""
+        return {name: str(file.absolute()) for name, file in self.given().items() if name != "timeout"}
+
+
+# Whether the command is the purpose of this process, and not a call from a program or a test.
+owns_process: Final = ContextVar("owns_process", default=False)
+# Whether an error is shown with its traceback.
+show_trace: Final = ContextVar("show_trace", default=False)
+# The options before the command.
+connection_options: Final = ContextVar("connection_options", default=ConnectionOptions())  # noqa: B039
+
+
+def is_url(location: str) -> bool:
+    """Whether a site is named by the URL of its server; anything else is a directory.
+
+    >>> is_url("grpc+tls://oslo.example:7100"), is_url("data/oslo"), is_url("./odd://name")
+    (True, False, False)
+    """
+    return _URL.match(location) is not None
+
+
+def location_fields(location: str) -> dict[str, str | None]:
+    """Where a site is, for programs: its `directory` or its `url`.
+
+    >>> location_fields("data/oslo"), location_fields("grpc://oslo:7100")
+    ({'directory': 'data/oslo'}, {'url': 'grpc://oslo:7100'})
+    """
+    return json_bytes("url" if is_url(location) else "directory", os.fsencode(location))
+
+
+def show_location(location: str) -> str:
+    """Where a site is, for people."""
+    return show_bytes(os.fsencode(location))
 
 
 def holds_site(directory: Path) -> bool:
@@ -42,53 +118,17 @@ def require_directory(location: str) -> Path:
 
 
 @contextmanager
-def open_site(location: str, *, background: bool = False) -> Iterator[floodmark.Site]:
+def open_site(location: str, *, background: bool = False) -> Iterator["Site"]:
     """Open an existing site.  A short command runs neither heartbeats nor garbage collection."""
     if is_url(location):
-        opened = _connect(location)
+        opened = connect(location)
     else:
         opened = floodmark.open(require_site(location), background=background)
     with opened as site:
         yield site
 
 
-def read_topology(file: Path) -> Topology:
-    """The topology in a file."""
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise Usage(f"{file} cannot be read: {error.strerror}", "floodmark topology --help") from error
-    return parse_topology(text, str(file))
-
-
-@contextmanager
-def open_members(topology: Topology, *, without: str) -> Iterator[dict[str, floodmark.Site]]:
-    """All active sites of a topology but one, by name, connected."""
-    with ExitStack() as stack:
-        opened: dict[str, floodmark.Site] = {}
-        for name, site in topology.sites.items():
-            if not site.is_active or name == without:
-                continue
-            if site.url is None:
-                raise InvalidConfiguration(f"site {name!r} has no url in the topology; add it", site=name)
-            token_file, root = site.token_file, site.tls_root_certificate
-            member = _connect(
-                site.url,
-                token_file=None if token_file is None else Path(token_file),
-                tls_root=None if root is None else Path(root),
-            )
-            opened[name] = stack.enter_context(member)
-        yield opened
-
-
-def _connect(url: str, *, token_file: Path | None = None, tls_root: Path | None = None) -> floodmark.Site:
-    options = connection_options.get()
-    timeout: dict[str, Any] = {} if options.timeout is None else {"timeout": options.timeout}
-    return floodmark.connect(
-        url,
-        token_file=token_file or options.token_file,
-        tls_root=tls_root or options.tls_root,
-        tls_certificate=options.tls_certificate,
-        tls_key=options.tls_key,
-        **timeout,
-    )
+def connect(url: str, **own: str | None) -> "Site":
+    """Connect to a server, with the options before the command and with its own credential files."""
+    files: dict[str, Any] = {name: file for name, file in own.items() if file is not None}
+    return floodmark.connect(url, **connection_options.get().given() | files)

@@ -10,7 +10,6 @@ defaults below for one machine and a command line.
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -104,24 +103,6 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
                 with suppress(Exception):
                     session.sparkContext.setLogLevel("OFF")
             session.stop()
-
-
-def end_java(seconds: float) -> None:
-    """Stop the Java that this process started, and wait until it has ended and removed its files.
-
-    Otherwise it ends shortly after this process.  A Java that serves a session, or that another process
-    started, is left alone.
-    """
-    java = getattr(SparkContext._gateway, "proc", None)
-    if java is None or SparkContext._active_spark_context is not None:
-        return
-    SparkContext._gateway = SparkContext._jvm = None
-    java.stdin.close()
-    try:
-        java.wait(seconds)
-    except subprocess.TimeoutExpired:
-        java.kill()
-        java.wait()
 
 
 def abandon_jobs(session: SparkSession) -> None:

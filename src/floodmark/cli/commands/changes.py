@@ -6,13 +6,10 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import floodmark
-from floodmark.cli.arguments import EndKey, Json, Location, Prefix, StartKey, text_option, version_option
+from floodmark.cli.arguments import KeyOptions, Location, parse, read_since
 from floodmark.cli.failures import FINDING
-from floodmark.cli.locations import is_url
-from floodmark.cli.opening import open_site
-from floodmark.cli.parsing import parse, read_since
-from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output, note
+from floodmark.cli.opening import is_url, open_site
+from floodmark.cli.render.output import Output, note, plain
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import show_bytes, show_place, show_time
 from floodmark.feed import Item
@@ -53,55 +50,34 @@ def read_beginning(text: str) -> Since | ChangePlace:
     return ChangePlace(int(version), namespace, read_bytes(key))
 
 
-_SINCE: Final = "VERSION|POSITION|TIME|snapshot|beginning|now"
-Beginning = Annotated[
-    Any, text_option("--since", _SINCE, "Only changes after this, exclusive.", parser=parse(read_beginning))
-]
-Until = Annotated[
-    Version | None, version_option("--until", "Only up to this, inclusive; without it, up to the present.")
-]
-
-Follow = Annotated[
-    bool, typer.Option("--follow", help="Wait for more, until --until is reached or Ctrl-C is pressed.")
-]
-BeforeImages = Annotated[
-    bool,
-    typer.Option(
-        "--before-images",
-        help="Show what was there before: an update is two lines, a delete has the removed value.",
-    ),
-]
 OnCorruptOption = Annotated[
     OnCorrupt | None,
-    typer.Option(
-        "--on-corrupt",
-        help="At a damaged change: fail, leave it out and report that, or skip it.  The keys are listed.",
-    ),
-]
-ResolvedLines = Annotated[
-    bool,
-    typer.Option(
-        "--resolved",
-        help="Add lines of type resolved: all up to their place was printed; pass it to --since.",
-    ),
+    "At a damaged change: fail, leave it out and report that, or skip it.  The keys are listed.",
 ]
 
 
 def changes(
     location: Location,
-    namespace: Annotated[
-        str | None, text_option("--namespace", "NAMESPACE", "Only this one; without it, all.")
+    output: Output,
+    keys: KeyOptions,
+    namespace: Annotated[str | None, "NAMESPACE", "Only this one; without it, all."] = None,
+    since: Annotated[
+        Any,
+        "VERSION|POSITION|TIME|snapshot|beginning|now",
+        "Only changes after this, exclusive.",
+        {"parser": parse(read_beginning)},
     ] = None,
-    prefix: Prefix = None,
-    start_key: StartKey = None,
-    end_key: EndKey = None,
-    since: Beginning = None,
-    until: Until = None,
-    follow: Follow = False,
-    before_images: BeforeImages = False,
-    resolved: ResolvedLines = False,
+    until: Annotated[
+        Version | None, "VERSION|TIME", "Only up to this, inclusive; without it, up to the present."
+    ] = None,
+    follow: Annotated[bool, "Wait for more, until --until is reached or Ctrl-C is pressed."] = False,
+    before_images: Annotated[
+        bool, "Show what was there before: an update is two lines, a delete has the removed value."
+    ] = False,
+    resolved: Annotated[
+        bool, "Add lines of type resolved: all up to their place was printed; pass it to --since."
+    ] = False,
     on_corrupt: OnCorruptOption = None,
-    json: Json = False,
 ) -> None:
     """Print changes, in commit order.
 
@@ -115,7 +91,6 @@ def changes(
     A damaged change is an error. With --on-corrupt report or skip it is left out, and its key is
     named on stderr; report exits with 1 then.
 
-    \b
     Examples:
       floodmark changes data/oslo
       floodmark changes data/oslo --namespace users --since 2026-01-31T12:00:00Z
@@ -123,7 +98,7 @@ def changes(
       floodmark changes data/oslo --since 467077993267200001/users/ada --follow --json
       floodmark changes grpc://127.0.0.1:7100 --since now --follow --before-images
     """
-    output = Output(json=json, flush=follow)
+    output.flushes = follow
     skipped: list[SkippedChange] = []
 
     def leave_out(error: Corruption) -> None:
@@ -136,9 +111,7 @@ def changes(
             since=beginning,
             until=until,
             follow=follow,
-            start_key=start_key or b"",
-            end_key=end_key,
-            prefix=prefix,
+            **keys.given(),
             before_images=before_images,
             resolved_markers=resolved,
             on_damaged=None if on_corrupt in (None, OnCorrupt.FAIL) else leave_out,

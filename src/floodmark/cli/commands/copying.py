@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,20 +12,11 @@ from typing import Annotated, Final
 
 import typer
 
-from floodmark.cli.arguments import Json, Location, NamespaceName, text_option, version_option
-from floodmark.cli.connection import ConnectionOptions, connection_options, owns_process
+from floodmark.cli.arguments import Location, NamespaceName
+from floodmark.cli.commands.topology import read_topology
 from floodmark.cli.failures import FINDING, Usage
-from floodmark.cli.jobs import (
-    Bars,
-    Conf,
-    Master,
-    Remote,
-    SparkChoice,
-    reach,
-    shared_credentials,
-    spark_job,
-)
-from floodmark.cli.opening import read_topology
+from floodmark.cli.jobs import Bars, SparkChoice, reach, shared_credentials, spark_job
+from floodmark.cli.opening import ConnectionOptions, connection_options, owns_process
 from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
 from floodmark.links.driver import TopologySummary, run_links, site_addresses
@@ -34,56 +26,48 @@ from floodmark.model import Version
 from floodmark.replication.topology import Topology
 from floodmark.site.address import SiteAddress
 
-TargetTokenFile = Annotated[
-    Path | None, text_option("--target-token-file", "FILE", "The token for the target, if it has its own.")
-]
-TargetTlsRoot = Annotated[
-    Path | None, text_option("--target-tls-root", "FILE", "Certificates that vouch for the target.")
-]
-TargetTlsCertificate = Annotated[
-    Path | None, text_option("--target-tls-certificate", "FILE", "Your own certificate for the target.")
-]
-TargetTlsKey = Annotated[Path | None, text_option("--target-tls-key", "FILE", "Its private key.")]
-Once = Annotated[bool, typer.Option("--once", help="End when all present changes have arrived.")]
-
 PROCESS: Final = "process"
 SPARK: Final = "spark"
 _TOPOLOGY_ALONE: Final = "--topology names the sites and their namespaces"
 _NO_CHECKPOINT: Final = "--checkpoint is no longer used: the target stores the position; leave the option out"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The credentials for a target that has its own."""
+
+    target_token_file: Annotated[Path | None, "FILE", "The token for the target, if it has its own."] = None
+    target_tls_root: Annotated[Path | None, "FILE", "Certificates that vouch for the target."] = None
+    target_tls_certificate: Annotated[Path | None, "FILE", "Your own certificate for the target."] = None
+    target_tls_key: Annotated[Path | None, "FILE", "Its private key."] = None
+
+    def connection(self) -> ConnectionOptions | None:
+        """The options for the target, if any is given."""
+        files = {name.removeprefix("target_"): file for name, file in vars(self).items()}
+        if not any(files.values()):
+            return None
+        return ConnectionOptions(**files, timeout=connection_options.get().timeout)
+
+
 def replicate(
+    output: Output,
+    own: TargetOptions,
+    spark: SparkChoice,
     source: Annotated[
         str | None, typer.Argument(metavar="[SOURCE", help="A site: its directory, or its server's URL.")
     ] = None,
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET]", help="Another site, which gets the changes of SOURCE.")
     ] = None,
-    topology: Annotated[
-        Path | None, text_option("--topology", "FILE", "The sites and the namespaces they share, in TOML.")
-    ] = None,
-    namespace: Annotated[
-        list[str] | None,
-        text_option("--namespace", "NAMESPACE", "May be given several times; all by default."),
-    ] = None,
-    once: Once = False,
+    topology: Annotated[Path | None, "FILE", "The sites and the namespaces they share, in TOML."] = None,
+    namespace: Annotated[list[str] | None, "NAMESPACE", "May be given several times; all by default."] = None,
+    once: Annotated[bool, "End when all present changes have arrived."] = False,
     runner: Annotated[
         str | None,
-        text_option(
-            "--runner",
-            "spark|process",
-            "Run links on Spark (the default where it is installed), or in this process.",
-        ),
+        "spark|process",
+        "Run links on Spark (the default where it is installed), or in this process.",
     ] = None,
-    target_token_file: TargetTokenFile = None,
-    target_tls_root: TargetTlsRoot = None,
-    target_tls_certificate: TargetTlsCertificate = None,
-    target_tls_key: TargetTlsKey = None,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
-    checkpoint: Annotated[str | None, typer.Option("--checkpoint", hidden=True)] = None,
-    json: Json = False,
+    checkpoint: Annotated[str | None, "DIRECTORY", _NO_CHECKPOINT, {"hidden": True}] = None,
 ) -> None:
     """Replicate between sites, in all directions or in one.
 
@@ -94,30 +78,28 @@ def replicate(
     The targets store the positions, and check by heartbeats that no change is lost: see `floodmark status`.
     So replication may be killed, moved to another machine, or run twice.
 
-    \b
     Examples:
       floodmark replicate --topology topology.toml
       floodmark replicate grpc://oslo:7100 grpc://rome:7100 --runner process
       floodmark replicate data/oslo data/rome --namespace users --once
     """
-    choice = SparkChoice(master=master, remote=remote, conf=conf)
-    chosen = _choose_runner(runner, choice)
-    own = (target_token_file, target_tls_root, target_tls_certificate, target_tls_key)
+    chosen = _choose_runner(runner, spark)
+    own_options = own.connection()
     if checkpoint is not None:
         raise Usage(_NO_CHECKPOINT, "floodmark replicate SOURCE TARGET")
     if topology is not None:
-        if source or target or namespace or any(own):
+        if source or target or namespace or own_options:
             raise Usage(_TOPOLOGY_ALONE, "floodmark replicate --topology FILE [--once]")
         members = read_topology(topology)
         addresses = site_addresses(members, **shared_credentials())
-        summary = _run(members, addresses, chosen, choice, once=once)
+        summary = _run(members, addresses, chosen, spark, once=once)
     elif source is None or target is None:
         raise Usage("name a topology, or a source and a target", "floodmark replicate --help")
     else:
-        with reach(source, target, target=_target_options(*own)) as (source_site, target_site):
+        with reach(source, target, target=own_options) as (source_site, target_site):
             pair = LinkPair.of(source_site, target_site, namespace or ())
-            summary = _run(pair.topology, pair.addresses, chosen, choice, once=once)
-    Output(json=json).report(summary)
+            summary = _run(pair.topology, pair.addresses, chosen, spark, once=once)
+    output.report(summary)
     if summary.wrong:
         raise typer.Exit(FINDING)
 
@@ -130,20 +112,6 @@ def _choose_runner(runner: str | None, choice: SparkChoice) -> str:
     if runner == PROCESS and asks_for_spark:
         raise Usage(f"--runner {PROCESS} does not use Spark, and takes no option of it", "--runner spark")
     return runner or (SPARK if asks_for_spark or find_spec("pyspark") is not None else PROCESS)
-
-
-def _target_options(
-    token_file: Path | None, tls_root: Path | None, tls_certificate: Path | None, tls_key: Path | None
-) -> ConnectionOptions | None:
-    if not any((token_file, tls_root, tls_certificate, tls_key)):
-        return None
-    return ConnectionOptions(
-        token_file=token_file,
-        tls_root=tls_root,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        timeout=connection_options.get().timeout,
-    )
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -166,69 +134,46 @@ def _run(
             stack.enter_context(on_stop_signal(stop.set))
             return run_links(topology, addresses, ProcessRunner(), once=once, progress=bars, stop=stop)
         job = stack.enter_context(spark_job(choice, "replicate", in_order=True))
-        summary: TopologySummary = job.functions.replicate_topology(
-            topology, addresses, once=once, spark=job.session, progress=job.progress, stop=job.stop
-        )
+        summary: TopologySummary = job.run("replicate_topology", topology, addresses, once=once)
         return summary
 
 
 def export(
     location: Location,
     namespace: NamespaceName,
-    target: Annotated[
-        str, typer.Argument(metavar="TABLE", help="The table's directory; made if it is missing.")
-    ],
-    table_format: Annotated[str, text_option("--format", "delta|parquet", "The kind of table.")] = "delta",
-    view: Annotated[
-        str, text_option("--view", "history|current", "Every change a row, or one row for every live key.")
-    ] = "history",
+    target: Annotated[str, "TABLE", "The table's directory; made if it is missing."],
+    output: Output,
+    spark: SparkChoice,
+    format: Annotated[str, "delta|parquet", "The kind of table."] = "delta",
+    view: Annotated[str, "history|current", "Every change a row, or one row for every live key."] = "history",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as changes come, until Ctrl-C.")
     ] = False,
-    until: Annotated[Version | None, version_option("--until", "Only what came up to this.")] = None,
+    until: Annotated[Version | None, "VERSION|TIME", "Only what came up to this."] = None,
     at_heartbeats: Annotated[
-        bool,
-        typer.Option(
-            "--at-heartbeats",
-            help="End each step at a heartbeat, so that several exports can be cut at one point in time.",
-        ),
+        bool, "End each step at a heartbeat, so that several exports can be cut at one point in time."
     ] = False,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
-    json: Json = False,
 ) -> None:
     """Bring changes into a Delta or Parquet table.
 
     Each change exactly once: the same command goes on where the last one ended, also after a
     crash.
 
-    \b
     Examples:
       floodmark export data/oslo users lake/users
       floodmark export grpc://127.0.0.1:7100 users lake/users_now --view current --follow
     """
     for name, given, words in (
-        ("--format", table_format, ("delta", "parquet")),
+        ("--format", format, ("delta", "parquet")),
         ("--view", view, ("history", "current")),
     ):
         if given not in words:
             raise Usage(f"{name} is {' or '.join(words)}, not {given!r:.60}", "floodmark export --help")
-    choice = SparkChoice(master=master, remote=remote, conf=conf)
-    with reach(location) as (source,), spark_job(choice, "export", in_order=True) as job:
-        summary = job.functions.export(
-            source,
-            namespace,
-            target,
-            format=table_format,
-            view=view,
-            once=not follow,
-            until=until,
-            at_heartbeats=at_heartbeats,
-            spark=job.session,
-            progress=job.progress,
-            stop=job.stop,
+    options: dict[str, object] = {"until": until, "at_heartbeats": at_heartbeats}
+    with reach(location) as (source,), spark_job(spark, "export", in_order=True) as job:
+        summary = job.run(
+            "export", source, namespace, target, format=format, view=view, once=not follow, **options
         )
-    Output(json=json).report(summary)
+    output.report(summary)
     if summary.wrong:
         raise typer.Exit(FINDING)

@@ -1,25 +1,13 @@
 """put, get, update, add, delete and scan: one key or a range of keys of one namespace."""
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from floodmark.cli.arguments import (
-    BYTES_HELP,
-    AtOption,
-    Json,
-    Key,
-    Location,
-    NamespaceName,
-    Prefix,
-    Ttl,
-    key_option,
-    text_option,
-)
+from floodmark.cli.arguments import BYTES_HELP, AtOption, Key, NamespaceName, OpenSite, Ttl, parse
 from floodmark.cli.failures import FINDING
-from floodmark.cli.opening import open_site
-from floodmark.cli.parsing import parse
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import json_bytes, show_bytes, show_expiry, show_time
@@ -27,121 +15,100 @@ from floodmark.model import Version
 from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.text import read_bytes
 
-Value = Annotated[
-    str,
-    typer.Argument(
-        metavar="VALUE", help=f"The value: {BYTES_HELP} A single - reads it from stdin, as it is."
-    ),
-]
-Fields = Annotated[
-    str,
-    typer.Argument(
-        metavar="JSON", help="A JSON object of the fields to write. A single - reads it from stdin."
-    ),
-]
-Raw = Annotated[bool, typer.Option("--raw", help="Write the value's bytes and nothing else.")]
+Value = Annotated[str, "VALUE", f"The value: {BYTES_HELP} A single - reads it from stdin, as it is."]
+Fields = Annotated[str, "JSON", "A JSON object of the fields to write. A single - reads it from stdin."]
 
 
 def put(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     namespace: NamespaceName,
     key: Key,
     value: Value,
     ttl: Ttl = None,
-    json: Json = False,
 ) -> None:
     """Write a value, and print its version.
 
     The value is on disk when the command ends. A key or value that starts with a dash
     goes behind --.
 
-    \b
     Examples:
       floodmark put data/oslo users ada countess
       floodmark put data/oslo sessions 0x00ff token --ttl 90s
       floodmark put data/oslo users portrait - < ada.png
     """
-    with open_site(location) as site:
-        version = site.namespace(namespace).put(key, _read_value(value), ttl=ttl)
-    _print_version(namespace, key, version, json=json)
+    version = site.namespace(namespace).put(key, _read(value, parse(read_bytes)), ttl=ttl)
+    _print_version(output, namespace, key, version)
 
 
 def update(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     namespace: NamespaceName,
     key: Key,
     fields: Fields,
     ttl: Ttl = None,
-    json: Json = False,
 ) -> None:
     """Write some fields of a record, and print the version.
 
     For a namespace that was created with --merge fields. The other fields stay as they are;
     a field that is null is deleted; --ttl holds for the fields that are named.
 
-    \b
     Examples:
       floodmark update data/oslo profiles ada '{"city": "London", "title": null}'
       floodmark update data/oslo profiles ada '{"session": "x1"}' --ttl 30m
     """
-    content = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if fields == "-" else fields.encode()
-    with open_site(location) as site:
-        version = site.namespace(namespace).update(key, content, ttl=ttl)
-    _print_version(namespace, key, version, json=json)
+    version = site.namespace(namespace).update(key, _read(fields, str.encode), ttl=ttl)
+    _print_version(output, namespace, key, version)
 
 
 def add(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     namespace: NamespaceName,
     key: Key,
     number: Annotated[
         int, typer.Argument(metavar="NUMBER", help="A whole number; behind -- if negative.")
     ] = 1,
-    json: Json = False,
 ) -> None:
     """Add to a counter, and print the version.
 
     For a namespace that was created with --merge counter. A counter begins at 0.
 
-    \b
     Examples:
       floodmark add data/oslo visits home
       floodmark add data/oslo visits home -- -3
     """
-    with open_site(location) as site:
-        version = site.namespace(namespace).add(key, number)
-    _print_version(namespace, key, version, json=json)
+    version = site.namespace(namespace).add(key, number)
+    _print_version(output, namespace, key, version)
 
 
 def get(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     namespace: NamespaceName,
     key: Key,
     at: AtOption = None,
-    raw: Raw = False,
-    json: Json = False,
+    raw: Annotated[bool, "Write the value's bytes and nothing else."] = False,
 ) -> None:
     """Read the value of a key, now or in the past.
 
     Text is printed as it is, anything else as hexadecimal behind 0x; --raw writes the exact
     bytes. The exit code is 1 if there is no such key.
 
-    \b
     Examples:
       floodmark get data/oslo users ada
       floodmark get data/oslo users ada --at 2026-01-31T12:00:00Z
       floodmark get data/oslo users portrait --raw > ada.png
     """
-    with open_site(location) as site:
-        record = site.namespace(namespace).record(key, at=at)
-    output = Output(json=json)
+    record = site.namespace(namespace).record(key, at=at)
     about: dict[str, object] = {"namespace": namespace, **json_bytes("key", key)}
     if record is None:
-        if json:
+        if output.json:
             output.object({**about, "found": False})
         note(f"not found: {show_bytes(key)} in namespace {namespace}")
         raise typer.Exit(FINDING)
-    if raw and not json:
+    if raw and not output.json:
         output.raw(record.value)
         return
     output.result(
@@ -160,79 +127,63 @@ def get(
 
 
 def delete(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     namespace: NamespaceName,
     key: Key,
-    field: Annotated[
-        list[str] | None,
-        text_option("--field", "NAME", "Delete only this field; may be given several times."),
-    ] = None,
-    json: Json = False,
+    field: Annotated[list[str] | None, "NAME", "Delete only this field; may be given several times."] = None,
 ) -> None:
     """Delete a key, and print the version of the deletion.
 
     It is no error if the key does not exist. Older versions can still be read with --at until
     they are collected.
 
-    \b
     Examples:
       floodmark delete data/oslo users ada
       floodmark delete data/oslo profiles ada --field city --field title
     """
-    with open_site(location) as site:
-        records = site.namespace(namespace)
-        version = records.delete_field(key, *field) if field else records.delete(key)
-    _print_version(namespace, key, version, json=json)
+    records = site.namespace(namespace)
+    version = records.delete_field(key, *field) if field else records.delete(key)
+    _print_version(output, namespace, key, version)
 
 
 def scan(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     namespace: NamespaceName,
-    start: Annotated[bytes | None, key_option("--start", "The first key, inclusive.")] = None,
-    end: Annotated[bytes | None, key_option("--end", "The last key, exclusive.")] = None,
-    prefix: Prefix = None,
-    limit: Annotated[int | None, text_option("--limit", "ROWS", "At most so many keys.", min=0)] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key to the first.")] = False,
+    start: Annotated[bytes | None, "KEY", "The first key, inclusive."] = None,
+    end: Annotated[bytes | None, "KEY", "The last key, exclusive."] = None,
+    prefix: Annotated[bytes | None, "KEY", "Only keys that start with this."] = None,
+    limit: Annotated[int | None, "ROWS", "At most so many keys.", {"min": 0}] = None,
+    reverse: Annotated[bool, "From the last key to the first."] = False,
     at: AtOption = None,
-    json: Json = False,
 ) -> None:
     """Print keys and values in order, all as of one version.
 
     A line has a key, a tab and its value.
 
-    \b
     Examples:
       floodmark scan data/oslo users --prefix a --limit 10
       floodmark scan data/oslo users --start a --end m --reverse
       floodmark scan data/oslo users --at 2026-01-31T12:00:00Z --json > users.jsonl
     """
-    output = Output(json=json)
-    with open_site(location) as site:
-        rows = site.namespace(namespace).scan(
-            start or b"", end, prefix=prefix, limit=limit, reverse=reverse, at=at
-        )
-        for key, value in counted(rows, "keys read"):
-            if json:
-                output.object({**json_bytes("key", key), **json_bytes("value", value)})
-            else:
-                output.line((show_bytes(key), "cyan"), "\t", show_bytes(value))
+    records = site.namespace(namespace)
+    rows = records.scan(start or b"", end, prefix=prefix, limit=limit, reverse=reverse, at=at)
+    for key, value in counted(rows, "keys read"):
+        if output.json:
+            output.object({**json_bytes("key", key), **json_bytes("value", value)})
+        else:
+            output.line((show_bytes(key), "cyan"), "\t", show_bytes(value))
 
 
-def _read_value(value: str) -> bytes:
-    """What an argument says, or what comes from stdin."""
-    return sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if value == "-" else parse(read_bytes)(value)
+def _read(argument: str, read: Callable[[str], bytes]) -> bytes:
+    """The bytes that an argument stands for: those of stdin for `-`."""
+    return sys.stdin.buffer.read(VALUE_BYTES_MAX + 1) if argument == "-" else read(argument)
 
 
-def _print_version(namespace: str, key: bytes, version: Version, *, json: bool) -> None:
-    Output(json=json).result(
-        {
-            "namespace": namespace,
-            **json_bytes("key", key),
-            "version": str(version),
-            "time": show_time(version),
-        },
-        str(version),
-    )
+def _print_version(output: Output, namespace: str, key: bytes, version: Version) -> None:
+    about = {"namespace": namespace, **json_bytes("key", key)}
+    output.result({**about, "version": str(version), "time": show_time(version)}, str(version))
 
 
 def _show_text(value: bytes) -> str:

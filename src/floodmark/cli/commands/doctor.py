@@ -6,12 +6,10 @@ from typing import Annotated, Final
 import typer
 
 import floodmark
-from floodmark.cli.arguments import Json, Location
+from floodmark.cli.arguments import Location
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN
-from floodmark.cli.locations import location_fields
-from floodmark.cli.opening import open_site, require_site
-from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output
+from floodmark.cli.opening import location_fields, open_site, require_site
+from floodmark.cli.render.output import Output, plain
 from floodmark.cli.render.progress import progress, tracked
 from floodmark.cli.render.text import show_count
 from floodmark.clock import TimeSource, system_time_ms
@@ -45,24 +43,14 @@ _STYLES: Final = {
 
 def doctor(
     location: Location,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Do not read every record and every row of the change log.")
-    ] = False,
+    output: Output,
+    quick: Annotated[bool, "Do not read every record and every row of the change log."] = False,
     accept_loss: Annotated[
-        bool,
-        typer.Option(
-            "--accept-loss",
-            help="Open a site that is refused because acknowledged writes are missing, without them.",
-        ),
+        bool, "Open a site that is refused because acknowledged writes are missing, without them."
     ] = False,
     accept_clock: Annotated[
-        bool,
-        typer.Option(
-            "--accept-clock",
-            help="Believe this machine's clock, where a site refuses it because it has jumped ahead.",
-        ),
+        bool, "Believe this machine's clock, where a site refuses it because it has jumped ahead."
     ] = False,
-    json: Json = False,
 ) -> None:
     """Check a site, and say what to do.
 
@@ -75,7 +63,6 @@ def doctor(
     The exit code is 0 if the site is healthy, 1 if there is a finding, and 2 if the site could not
     be examined, as when another process has the directory open.
 
-    \b
     Examples:
       floodmark doctor data/oslo
       floodmark doctor grpc://127.0.0.1:7100 --quick
@@ -86,8 +73,7 @@ def doctor(
     findings += accept_time(location) if accept_clock else []
     findings += examine_site(location, quick=quick)
     code = judge(findings)
-    output = Output(json=json)
-    if json:
+    if output.json:
         shown = [plain(finding) for finding in findings]
         output.object({**location_fields(location), "healthy": code == DONE, "findings": shown})
     else:

@@ -1,93 +1,101 @@
 """feed create, list, show, pause, resume, update, remove, rebalance, statistics and run."""
 
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 import typer
+from rich.live import Live
+from rich.text import Text
 
 import floodmark
 from floodmark.cli.arguments import (
-    EndKey,
+    Commands,
     Json,
+    KeyOptions,
     Location,
     NamespaceName,
-    Prefix,
+    OpenSite,
     SinceOption,
-    StartKey,
-    text_option,
-    version_option,
+    given,
 )
 from floodmark.cli.commands.changes import OnCorruptOption
-from floodmark.cli.commands.feed_run import run_feed, run_feed_on_spark
-from floodmark.cli.commands.subscriptions import show_keys
-from floodmark.cli.failures import Usage
-from floodmark.cli.jobs import Conf, Master, Remote, SparkChoice
+from floodmark.cli.failures import DONE, FINDING, Usage
+from floodmark.cli.jobs import SparkChoice, reach, spark_job
 from floodmark.cli.opening import open_site
-from floodmark.cli.render.fields import plain, show_cell
-from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.output import Column, Output, console_on, note, plain
 from floodmark.cli.render.text import (
     json_bytes,
     show_bytes,
     show_count,
+    show_keys,
     show_lag,
     show_place,
+    show_size,
     show_time,
     show_version,
 )
+from floodmark.cli.signals import on_stop_signal
+from floodmark.clock import monotonic_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.feed.named.feeds import Feed, FeedStatistics, SinkOptions, measure
+from floodmark.feed.named.feeds import Feed, FeedSpec, FeedState, FeedStatistics, SinkOptions, measure
+from floodmark.feed.named.runner import FeedRunner, RunnerStatistics
 from floodmark.feed.reading.items import OnCorrupt
+from floodmark.feed.sinks import parse_sink
 from floodmark.model import Resolved, Version
+from floodmark.model.errors import Closed, VersionCollected
 from floodmark.model.version import compose
 
-commands = typer.Typer(help="Deliver changes elsewhere: create, run, list, change and remove feeds.")
+commands = Commands()
 
-RANGES: Final = 2
+SHOW_MS: Final = 1_000
+# Poll interval of --once.
+_LOOK_SECONDS: Final = 0.1
+_SOUND: Final = (FeedState.NORMAL, FeedState.STOPPED, FeedState.FINISHED)
 
-_SINK_HELP: Final = "Where to: parquet:directory, stdout: or blackhole:."
-_UNTIL_HELP: Final = "Finish when everything up to this is delivered; without it, never."
-_RANGES_HELP: Final = "How many parts, along partitions, to cut it into; 1 delivers all in commit order."
-_ALLOW_HELP: Final = "A sink that may be written to: the beginning of its URI. May be given several times."
-
-
-def _number(name: str, help_text: str, **more: Any) -> Any:
-    return text_option(name, "NUMBER", help_text, **more)
-
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The feed's name.")]
-SinkUri = Annotated[str | None, text_option("--sink", "URI", _SINK_HELP)]
-Target = Annotated[Version | None, version_option("--until", _UNTIL_HELP)]
-Description = Annotated[str | None, text_option("--description", "TEXT", "What it is for, for people.")]
-Ranges = Annotated[int | None, _number("--ranges", _RANGES_HELP, show_default=str(RANGES))]
-Concurrency = Annotated[int | None, _number("--concurrency", "How many ranges write at a time.")]
-BatchRecords = Annotated[int | None, _number("--batch-records", "Changes in a batch, about.")]
-BackoffMs = Annotated[
-    int | None, _number("--backoff-ms", "Pause before a failed write is repeated; it doubles.")
+Show = Callable[[RunnerStatistics], None]
+Name = Annotated[str, "NAME", "The feed's name."]
+SinkUri = Annotated[str | None, "URI", "Where to: parquet:directory, stdout: or blackhole:."]
+Target = Annotated[
+    Version | None, "VERSION|TIME", "Finish when everything up to this is delivered; without it, never."
 ]
-LingerMs = Annotated[int | None, _number("--linger-ms", "How long a batch that is not full waits for more.")]
-RateBytesMax = Annotated[int | None, _number("--rate-bytes-max", "At most so many bytes a second.")]
+Description = Annotated[str | None, "TEXT", "What it is for, for people."]
+_RANGES_HELP: Final = "How many parts, along partitions, to cut it into; 1 delivers all in commit order."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkNumbers:
+    """The fields of SinkOptions."""
+
+    concurrency: Annotated[int | None, "NUMBER", "How many ranges write at a time."] = None
+    batch_records: Annotated[int | None, "NUMBER", "Changes in a batch, about."] = None
+    backoff_ms: Annotated[int | None, "NUMBER", "Pause before a failed write is repeated; it doubles."] = None
+    linger_ms: Annotated[int | None, "NUMBER", "How long a batch that is not full waits for more."] = None
+    rate_bytes_max: Annotated[int | None, "NUMBER", "At most so many bytes a second."] = None
+
+    def replace(self, before: SinkOptions) -> SinkOptions:
+        """The options as they were, with the numbers that are given."""
+        return msgspec.structs.replace(before, **given(**vars(self)))
 
 
 @commands.command()
 def create(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     name: Name,
     namespace: NamespaceName,
+    keys: KeyOptions,
+    numbers: SinkNumbers,
     sink: SinkUri = None,
     since: SinceOption = None,
     until: Target = None,
-    start_key: StartKey = None,
-    end_key: EndKey = None,
-    prefix: Prefix = None,
     description: Description = None,
-    ranges: Ranges = None,
-    concurrency: Concurrency = None,
-    batch_records: BatchRecords = None,
-    backoff_ms: BackoffMs = None,
-    linger_ms: LingerMs = None,
-    rate_bytes_max: RateBytesMax = None,
+    ranges: Annotated[int, "NUMBER", _RANGES_HELP] = 2,
     on_corrupt: OnCorruptOption = None,
-    json: Json = False,
 ) -> None:
     """Create a feed of a namespace's changes.
 
@@ -99,230 +107,209 @@ def create(
     At a damaged change the feed stops, unless --on-corrupt lets it go on. `floodmark feed show`
     lists the changes that it leaves out.
 
-    \b
     Examples:
       floodmark feed create data/oslo lake users --sink parquet:exports/users
       floodmark feed create data/oslo lake users --sink parquet:exports --since now
     """
     if sink is None:
         raise Usage("a feed needs a sink", "--sink parquet:directory, or another of feed create --help")
-    options = _options(SinkOptions(), concurrency, batch_records, backoff_ms, linger_ms, rate_bytes_max)
-    with open_site(location) as site:
-        site.feeds.create(
-            name,
-            namespace,
-            sink,
-            since="snapshot" if since is None else since,
-            until=until,
-            start_key=start_key or b"",
-            end_key=end_key,
-            prefix=prefix,
-            description=description or "",
-            ranges=RANGES if ranges is None else ranges,
-            options=options,
-            on_corrupt=on_corrupt or OnCorrupt.FAIL,
-        )
-        _print_one(site, name, json=json)
+    site.feeds.create(
+        name,
+        namespace,
+        sink,
+        since="snapshot" if since is None else since,
+        until=until,
+        **keys.given(),
+        description=description or "",
+        ranges=ranges,
+        options=numbers.replace(SinkOptions()),
+        on_corrupt=on_corrupt or OnCorrupt.FAIL,
+    )
+    show(site, output, name)
 
 
 @commands.command("list")
-def list_feeds(location: Location, json: Json = False) -> None:
+def list_feeds(site: OpenSite, output: Output) -> None:
     """List the feeds of a site, with how far they are.
 
     The lag is how much would be missing at the sink if the site were lost now.
 
-    \b
     Example:
       floodmark feed list data/oslo
     """
-    with open_site(location) as site:
-        resolved, now_ms = site.resolved_version(), site.host.physical_ms()
-        found = [(feed, measure(feed, resolved, now_ms)) for feed in site.feeds.list()]
-    Output(json=json).rows(
-        found,
-        {
-            "name": lambda each: each[0].name,
-            "state": lambda each: each[0].state.value,
-            "checkpoint": lambda each: show_cell(each[0], "checkpoint"),
-            "lag": lambda each: show_lag(each[1].checkpoint_lag_ms),
-            "sink": lambda each: each[0].spec.sink,
-            "run by": lambda each: each[1].holder or "none",
-        },
-        lambda each: _fields(*each),
-    )
-    for feed, statistics in found:
-        if statistics.alarm is not None and not json:
-            note(f"alarm of {feed.name}: {statistics.alarm}")
+    found = [_fields(feed, _measure(site, feed)) for feed in site.feeds.list()]
+    columns: dict[str, Column[dict[str, Any]]] = {
+        "name": "name",
+        "state": "state",
+        "checkpoint": "checkpoint",
+        "lag": "checkpoint_lag_ms",
+        "sink": "sink",
+        "run by": lambda each: each["holder"] or "none",
+    }
+    output.rows(found, columns)
+    for each in found:
+        if each["alarm"] is not None and not output.json:
+            note(f"alarm of {each['name']}: {each['alarm']}")
 
 
 @commands.command()
-def show(location: Location, name: Name, json: Json = False) -> None:
+def show(site: OpenSite, output: Output, name: Name) -> None:
     """Show a feed: what it does, and how far it is.
 
-    \b
     Example:
       floodmark feed show data/oslo lake
     """
-    with open_site(location) as site:
-        _print_one(site, name, json=json)
+    feed = site.feeds.show(name)
+    measured = _measure(site, feed)
+    spec, options = feed.spec, feed.spec.options
+    rate = "" if options.rate_bytes_max is None else f", at most {options.rate_bytes_max:,} bytes/s"
+    snapshot = ", at its snapshot" if feed.is_at_snapshot else ""
+    damage = f"{spec.on_corrupt}, {show_count(feed.skipped_count, 'change')} left out"
+    pairs = [
+        ("name", feed.name),
+        ("state", feed.state),
+        ("namespace", spec.namespace),
+        ("keys", show_keys(spec.keys())),
+        ("sink", f"{spec.sink}, {options.concurrency} at a time, {options.batch_records:,} a batch{rate}"),
+        ("checkpoint", show_version(feed.checkpoint) + snapshot),
+        ("until", "for ever" if spec.until is None else show_version(spec.until)),
+        ("lag", show_lag(measured.checkpoint_lag_ms)),
+        ("ranges", f"{len(feed.ranges):,} of at most {spec.ranges:,}"),
+        ("run by", measured.holder or "none"),
+        *_check_pairs(measured),
+        ("damaged", damage if spec.on_corrupt is not OnCorrupt.FAIL or feed.skipped_count else None),
+        ("left out", [f"{show_bytes(each.key)} at {each.version}" for each in feed.skipped]),
+        ("description", spec.description or None),
+        ("error", None if feed.error is None else feed.error.text),
+    ]
+    output.result(_fields(feed, measured), pairs)
 
 
 @commands.command()
-def pause(location: Location, name: Name, json: Json = False) -> None:
+def pause(site: OpenSite, output: Output, name: Name) -> None:
     """Stop a feed; its runner ends within about a second.
 
     Changes that it has not delivered are kept for another 24 hours.
 
-    \b
     Example:
       floodmark feed pause data/oslo lake
     """
-    with open_site(location) as site:
-        site.feeds.pause(name)
-        _print_one(site, name, json=json)
+    site.feeds.pause(name)
+    show(site, output, name)
 
 
 @commands.command()
-def resume(location: Location, name: Name, since: SinceOption = None, json: Json = False) -> None:
+def resume(site: OpenSite, output: Output, name: Name, since: SinceOption = None) -> None:
     """Let a feed go on from its checkpoint, or from somewhere else.
 
     --since is for a feed that failed. snapshot delivers every key again, and later changes; give
     the feed an empty sink then (feed update --sink), because a snapshot has no deletions. With a
     version, the changes between the checkpoint and it are not delivered.
 
-    \b
     Examples:
       floodmark feed resume data/oslo lake
       floodmark feed resume data/oslo lake --since snapshot
       floodmark feed resume data/oslo lake --since 467077993267200001
     """
-    with open_site(location) as site:
-        site.feeds.resume(name, since=since)
-        _print_one(site, name, json=json)
+    site.feeds.resume(name, since=since)
+    show(site, output, name)
 
 
 @commands.command()
 def update(
-    location: Location,
+    site: OpenSite,
+    output: Output,
     name: Name,
+    numbers: SinkNumbers,
     sink: SinkUri = None,
     until: Target = None,
-    no_until: Annotated[bool, typer.Option("--no-until", help="Let it go on for ever.")] = False,
+    no_until: Annotated[bool, "Let it go on for ever."] = False,
     description: Description = None,
-    ranges: Ranges = None,
-    concurrency: Concurrency = None,
-    batch_records: BatchRecords = None,
-    backoff_ms: BackoffMs = None,
-    linger_ms: LingerMs = None,
-    rate_bytes_max: RateBytesMax = None,
+    ranges: Annotated[int | None, "NUMBER", _RANGES_HELP] = None,
     on_corrupt: OnCorruptOption = None,
-    json: Json = False,
 ) -> None:
     """Change a feed that does not run.
 
     Pause it first. Options that are not named stay, and so do the keys that it delivers.
 
-    \b
     Examples:
       floodmark feed update data/oslo lake --ranges 8 --batch-records 10000
       floodmark feed update data/oslo lake --no-until
     """
     if until is not None and no_until:
         raise Usage("--until and --no-until exclude each other", "name one of them")
-    named = {
-        "sink": sink,
-        "until": until,
-        "description": description,
-        "ranges": ranges,
-        "on_corrupt": on_corrupt,
-    }
-    changes: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    changes = given(sink=sink, until=until, description=description, ranges=ranges, on_corrupt=on_corrupt)
     if no_until:
         changes["until"] = None
-    with open_site(location) as site:
-        before = site.feeds.show(name).spec.options
-        options = _options(before, concurrency, batch_records, backoff_ms, linger_ms, rate_bytes_max)
-        if options != before:
-            changes["options"] = options
-        if not changes:
-            raise Usage("nothing to change", "floodmark feed update --help")
-        site.feeds.update(name, **changes)
-        _print_one(site, name, json=json)
+    before = site.feeds.show(name).spec.options
+    options = numbers.replace(before)
+    if options != before:
+        changes["options"] = options
+    if not changes:
+        raise Usage("nothing to change", "floodmark feed update --help")
+    site.feeds.update(name, **changes)
+    show(site, output, name)
 
 
 @commands.command()
-def remove(location: Location, name: Name, json: Json = False) -> None:
+def remove(site: OpenSite, output: Output, name: Name) -> None:
     """Remove a feed: garbage collection waits for it no longer.  What was delivered stays.
 
-    \b
     Example:
       floodmark feed remove data/oslo lake
     """
-    with open_site(location) as site:
-        site.feeds.remove(name)
-    Output(json=json).result({"name": name, "removed": True}, f"removed {name}")
+    site.feeds.remove(name)
+    output.result({"name": name, "removed": True}, f"removed {name}")
 
 
 @commands.command()
-def rebalance(location: Location, name: Name, json: Json = False) -> None:
+def rebalance(site: OpenSite, output: Output, name: Name) -> None:
     """Cut a feed into ranges anew, along the partitions.
 
-    \b
     Example:
       floodmark feed rebalance data/oslo lake
     """
-    with open_site(location) as site:
-        site.feeds.rebalance(name)
-        _print_one(site, name, json=json)
+    site.feeds.rebalance(name)
+    show(site, output, name)
 
 
 @commands.command()
-def statistics(location: Location, name: Name, json: Json = False) -> None:
+def statistics(site: OpenSite, output: Output, name: Name) -> None:
     """Show how far a feed lags behind its site.
 
     The checkpoint lag is how much would be missing at the sink if the site were lost now; the
     resolved lag is the part of it that lies in the site itself.
 
-    \b
     Example:
       floodmark feed statistics data/oslo lake --json
     """
-    with open_site(location) as site:
-        measured = site.feeds.statistics(name)
-    Output(json=json).result(
-        plain(measured),
-        [
-            ("name", measured.name),
-            ("state", measured.state.value),
-            ("checkpoint", show_version(measured.checkpoint)),
-            ("checkpoint lag", show_lag(measured.checkpoint_lag_ms)),
-            ("resolved", show_version(measured.resolved_version)),
-            ("resolved lag", show_lag(measured.resolved_lag_ms)),
-            ("ranges", f"{measured.ranges:,}"),
-            ("run by", measured.holder or "none"),
-            *_check_pairs(measured),
-        ],
-    )
+    measured = site.feeds.statistics(name)
+    pairs = [
+        ("name", measured.name),
+        ("state", measured.state),
+        ("checkpoint", show_version(measured.checkpoint)),
+        ("checkpoint lag", show_lag(measured.checkpoint_lag_ms)),
+        ("resolved", show_version(measured.resolved_version)),
+        ("resolved lag", show_lag(measured.resolved_lag_ms)),
+        ("ranges", measured.ranges),
+        ("run by", measured.holder or "none"),
+    ]
+    output.result(plain(measured), [*pairs, *_check_pairs(measured)])
 
 
 @commands.command()
 def run(
     location: Location,
     name: Name,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when everything up to the present is delivered.")
-    ] = False,
-    no_wait: Annotated[
-        bool,
-        typer.Option("--no-wait", help="Fail if another process runs it, instead of waiting to take over."),
-    ] = False,
-    allow: Annotated[list[str] | None, text_option("--allow", "URI", _ALLOW_HELP)] = None,
-    runner: Annotated[
-        str, text_option("--runner", "process|spark", "In this process, or as a Spark query.")
-    ] = "process",
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    spark: SparkChoice,
+    once: Annotated[bool, "End when everything up to the present is delivered."] = False,
+    no_wait: Annotated[bool, "Fail if another process runs it, instead of waiting to take over."] = False,
+    allow: Annotated[
+        list[str] | None,
+        "URI",
+        "A sink that may be written to: the beginning of its URI. May be given several times.",
+    ] = None,
+    runner: Annotated[str, "process|spark", "In this process, or as a Spark query."] = "process",
     on_corrupt: OnCorruptOption = None,
     json: Json = False,
 ) -> None:
@@ -338,7 +325,6 @@ def run(
     gone. With --json, a line a second says how far it is. The sink stdout: has stdout for
     itself, and everything else then goes to stderr.
 
-    \b
     Examples:
       floodmark feed run data/oslo lake --allow parquet:exports
       floodmark feed run grpc://127.0.0.1:7100 lake --allow parquet:exports
@@ -346,84 +332,145 @@ def run(
     """
     if runner not in ("process", "spark"):
         raise Usage(f"--runner is process or spark, not {runner!r:.60}", "floodmark feed run --help")
-    choice = SparkChoice(master=master, remote=remote, conf=conf)
     if runner == "spark" and on_corrupt is not None:
         raise Usage("--on-corrupt is for the runner process", "floodmark feed update --on-corrupt")
-    if runner == "spark":
-        code = run_feed_on_spark(location, name, choice, sinks=allow or (), once=once, json=json)
-    elif choice != SparkChoice(master=None, remote=None, conf=None):
+    if runner == "process" and spark != SparkChoice():
         raise Usage("--master, --remote and --conf are for Spark", "floodmark feed run --runner spark")
+    if runner == "spark":
+        with reach(location) as (source,), spark_job(spark, "feed", in_order=True) as job:
+            summary = job.run("run_feed", source, name, sinks=allow or (), once=once)
+        Output(json=json).report(summary)
+        code = DONE if summary.state in _SOUND else FINDING
     else:
         with open_site(location, background=True) as site:
-            code = run_feed(
-                site,
-                name,
-                sinks=allow or (),
-                once=once,
-                wait_for_lease=not no_wait,
-                on_corrupt=on_corrupt,
-                json=json,
-            )
+            make = site.feeds.runner
+            feed_runner = make(name, sinks=allow or (), wait_for_lease=not no_wait, on_corrupt=on_corrupt)
+            code = _run_here(site, feed_runner, site.feeds.show(name).spec, on_corrupt, once=once, json=json)
     if code:
         raise typer.Exit(code)
 
 
-def _options(
-    before: SinkOptions,
-    concurrency: int | None,
-    batch_records: int | None,
-    backoff_ms: int | None,
-    linger_ms: int | None,
-    rate_bytes_max: int | None,
-) -> SinkOptions:
-    named = {
-        "concurrency": concurrency,
-        "batch_records": batch_records,
-        "backoff_ms": backoff_ms,
-        "linger_ms": linger_ms,
-        "rate_bytes_max": rate_bytes_max,
-    }
-    given = {option: number for option, number in named.items() if number is not None}
-    return msgspec.structs.replace(before, **given)
+def _run_here(
+    site: floodmark.Site,
+    runner: FeedRunner,
+    spec: FeedSpec,
+    on_corrupt: OnCorrupt | None,
+    *,
+    once: bool,
+    json: bool,
+) -> int:
+    """Run a feed until a signal stops it, and print its end; the exit code."""
+    scheme = parse_sink(spec.sink).scheme
+    # A sink that writes to stdout has it for itself.
+    output = Output(json=json, stream=sys.stderr if scheme == "stdout" else sys.stdout)
+    output.flushes = True
+    target = site.resolved_version() if once else None
+    with (
+        _showing(output, is_stdout_taken=scheme == "stdout") as show,
+        on_stop_signal(runner.request_stop),
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="floodmark-feed") as executor,
+    ):
+        running = executor.submit(runner.run)
+        try:
+            _oversee(runner, running, target, show)
+        finally:
+            # Leaving the block waits for the runner, also after a broken pipe.
+            runner.request_stop()
+        state = _result(running)
+    statistics = runner.statistics()
+    _print_end(output, statistics, state)
+    skipped = [change for part in statistics.ranges for change in part.skipped]
+    for change in skipped:
+        note(f"left out {show_bytes(change.key)} at {change.version}: {change.reason}")
+    is_finding = bool(skipped) and (on_corrupt or spec.on_corrupt) is OnCorrupt.REPORT
+    return DONE if state in _SOUND and not is_finding else FINDING
 
 
-def _print_one(site: floodmark.Site, name: str, *, json: bool) -> None:
-    feed = site.feeds.show(name)
-    measured = measure(feed, site.resolved_version(), site.host.physical_ms())
-    spec, options = feed.spec, feed.spec.options
-    rate = "" if options.rate_bytes_max is None else f", at most {options.rate_bytes_max:,} bytes/s"
-    pairs = [
-        ("name", feed.name),
-        ("state", feed.state.value),
-        ("namespace", spec.namespace),
-        ("keys", show_keys(spec.keys())),
-        ("sink", f"{spec.sink}, {options.concurrency} at a time, {options.batch_records:,} a batch{rate}"),
-        ("checkpoint", show_version(feed.checkpoint) + (", at its snapshot" if feed.is_at_snapshot else "")),
-        ("until", "for ever" if spec.until is None else show_version(spec.until)),
-        ("lag", show_lag(measured.checkpoint_lag_ms)),
-        ("ranges", f"{len(feed.ranges):,} of at most {spec.ranges:,}"),
-        ("run by", measured.holder or "none"),
-        *_check_pairs(measured),
+def _oversee(runner: FeedRunner, running: "Future[FeedState]", target: Version | None, show: Show) -> None:
+    shown_at_ms = monotonic_ms()
+    while not wait([running], _LOOK_SECONDS).done:
+        statistics = runner.statistics()
+        is_at_snapshot = any(part.snapshot is not None for part in statistics.ranges)
+        if target is not None and statistics.checkpoint >= target and not is_at_snapshot:
+            runner.request_stop()
+        if monotonic_ms() - shown_at_ms >= SHOW_MS:
+            shown_at_ms = monotonic_ms()
+            show(statistics)
+
+
+def _result(running: "Future[FeedState]") -> FeedState:
+    try:
+        return running.result()
+    except VersionCollected:
+        note("the feed has failed: give it an empty sink, then feed resume it --since snapshot")
+        raise
+    except Closed as error:
+        # The reader of a sink on stdout has closed the pipe, as in `| head`.
+        if isinstance(error.__cause__, BrokenPipeError):
+            raise error.__cause__ from None
+        raise
+
+
+@contextmanager
+def _showing(output: Output, *, is_stdout_taken: bool) -> Iterator[Show]:
+    """Show progress as JSON lines, as one live line on a terminal, or not at all."""
+    if output.json:
+        yield lambda statistics: output.object(_runner_fields(statistics))
+        return
+    console = console_on(sys.stderr)
+    if not console.is_terminal or (is_stdout_taken and sys.stdout.isatty()):
+        yield lambda _: None
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda statistics: live.update(Text(describe(statistics)), refresh=True)
+
+
+def describe(statistics: RunnerStatistics) -> str:
+    """A runner in one line."""
+    parts = [
+        statistics.feed,
+        "waiting for the lease" if statistics.state is None else statistics.state.value,
+        f"{statistics.changes_per_second:,.0f} changes/s",
+        f"{show_size(round(statistics.bytes_per_second))}/s",
+        f"checkpoint lag {show_lag(statistics.checkpoint_lag_ms)}",
+        f"resolved lag {show_lag(statistics.resolved_lag_ms)}",
     ]
-    if spec.on_corrupt is not OnCorrupt.FAIL or feed.skipped_count:
-        pairs.append(("damaged", f"{spec.on_corrupt}, {show_count(feed.skipped_count, 'change')} left out"))
-        pairs += [("left out", f"{show_bytes(each.key)} at {each.version}") for each in feed.skipped]
-    if spec.description:
-        pairs.append(("description", spec.description))
-    if feed.error is not None:
-        pairs.append(("error", feed.error.text))
-    Output(json=json).result(_fields(feed, measured), pairs)
+    if statistics.problem is not None:
+        parts.append(f"attempt {statistics.failures + 1}: {statistics.problem}")
+    return "  ".join(parts)
 
 
-def _check_pairs(measured: FeedStatistics) -> list[tuple[str, str]]:
+def _print_end(output: Output, statistics: RunnerStatistics, state: FeedState) -> None:
+    if output.json:
+        output.object({**_runner_fields(statistics), "state": state.value, "ended": True})
+        return
+    delivered = show_count(statistics.changes, "change")
+    output.line(
+        f"{statistics.feed} is {state}: {delivered} delivered, up to {show_version(statistics.checkpoint)}"
+    )
+    if state is FeedState.STOPPED:
+        note(f"the feed was paused; floodmark feed resume lets {statistics.feed} go on")
+    elif statistics.problem is not None:
+        note(f"the last error: {statistics.problem}")
+
+
+def _runner_fields(statistics: RunnerStatistics) -> dict[str, object]:
+    fields = plain(statistics)
+    del fields["ranges"]
+    return {**fields, "ended": False}
+
+
+def _measure(site: floodmark.Site, feed: Feed) -> FeedStatistics:
+    return measure(feed, site.resolved_version(), site.host.physical_ms())
+
+
+def _check_pairs(measured: FeedStatistics) -> list[tuple[str, object]]:
     """What heartbeats have shown, and one line for each finding."""
-    pairs = [("checked", str(measured.checks))]
-    for finding in measured.checks.findings:
-        pairs.append(("finding", f"{show_time(compose(finding.at_ms, 0))}: {finding.text}"))
-    return pairs if measured.alarm is None else [*pairs, ("alarm", measured.alarm)]
+    findings = [f"{show_time(compose(each.at_ms, 0))}: {each.text}" for each in measured.checks.findings]
+    return [("checked", str(measured.checks)), ("finding", findings), ("alarm", measured.alarm)]
 
 
-def _fields(feed: Feed, measured: FeedStatistics) -> dict[str, object]:
+def _fields(feed: Feed, measured: FeedStatistics) -> dict[str, Any]:
     spec = plain(feed.spec)
     return {
         **plain(measured),
@@ -442,8 +489,5 @@ def _fields(feed: Feed, measured: FeedStatistics) -> dict[str, object]:
         ],
         "error": None if feed.error is None else feed.error.text,
         "skipped_count": feed.skipped_count,
-        "skipped": [
-            {**json_bytes("key", each.key), "version": str(each.version), "reason": each.reason}
-            for each in feed.skipped
-        ],
+        "skipped": [plain(each) for each in feed.skipped],
     }

@@ -5,12 +5,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Final
 
-import typer
-
 import floodmark
-from floodmark.cli.arguments import Json, Key, Location, NamespaceName, duration_option
-from floodmark.cli.opening import open_site
-from floodmark.cli.render.output import Column, Output
+from floodmark.cli.arguments import Commands, Key, NamespaceName, OpenSite
+from floodmark.cli.render.output import Output
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
@@ -18,9 +15,8 @@ from floodmark.host.statistics import PartitionStatistics
 from floodmark.model.errors import VersionCollected
 from floodmark.model.version import COUNTER_BITS, physical_ms
 
-commands = typer.Typer(help="List, split and join partitions, and see where the writes go.")
+commands = Commands()
 
-LAST: Final = timedelta(minutes=10)
 INTERVALS: Final = 30
 BAR_WIDTH: Final = 16
 
@@ -28,84 +24,74 @@ Names = dict[int, str]
 
 
 @commands.command("list")
-def list_partitions(location: Location, json: Json = False) -> None:
+def list_partitions(site: OpenSite, output: Output) -> None:
     """List the partitions in order of keys.
 
-    \b
     Example:
       floodmark partition list data/oslo
     """
-    with open_site(location) as site:
-        names, partitions = namespace_names(site), site.partitions()
-    columns: dict[str, Column[PartitionStatistics]] = {
-        "id": lambda each: str(each.id),
-        "from": lambda each: show_range(each, names)[0],
-        "to": lambda each: show_range(each, names)[1],
-    }
-    Output(json=json).rows(partitions, columns, lambda each: partition_fields(each, names))
+    names = namespace_names(site)
+    output.rows(
+        site.partitions(),
+        {
+            "id": lambda each: str(each.id),
+            "from": lambda each: show_range(each, names)[0],
+            "to": lambda each: show_range(each, names)[1],
+        },
+        lambda each: partition_fields(each, names),
+    )
 
 
 @commands.command()
-def split(location: Location, namespace: NamespaceName, key: Key, json: Json = False) -> None:
+def split(site: OpenSite, output: Output, namespace: NamespaceName, key: Key) -> None:
     """Split the partition that holds a key in two, before that key.
 
-    \b
     Example:
       floodmark partition split data/oslo users m
     """
-    with open_site(location) as site:
-        left, right = site.split(namespace, key)
-    Output(json=json).result(
+    left, right = site.split(namespace, key)
+    output.result(
         {"left": left, "right": right}, f"{left} now ends before {show_bytes(key)}, and {right} begins there"
     )
 
 
 @commands.command()
 def merge(
-    location: Location,
-    left: Annotated[int, typer.Argument(metavar="LEFT", help="The id of a partition.")],
-    right: Annotated[int, typer.Argument(metavar="RIGHT", help="The id of the one that follows it.")],
-    json: Json = False,
+    site: OpenSite,
+    output: Output,
+    left: Annotated[int, "LEFT", "The id of a partition."],
+    right: Annotated[int, "RIGHT", "The id of the one that follows it."],
 ) -> None:
     """Join two neighbouring partitions.
 
     They are named by the ids that `floodmark partition list` shows.
 
-    \b
     Example:
       floodmark partition merge data/oslo 3 5
     """
-    with open_site(location) as site:
-        joined = site.merge(left, right)
-    Output(json=json).result({"partition": joined}, f"{left} and {right} are now {joined}")
+    joined = site.merge(left, right)
+    output.result({"partition": joined}, f"{left} and {right} are now {joined}")
 
 
 @commands.command()
 def heat(
-    location: Location,
-    last: Annotated[
-        timedelta | None, duration_option("--last", "How far to look back.", show_default="10m")
-    ] = None,
-    json: Json = False,
+    site: OpenSite,
+    output: Output,
+    last: Annotated[timedelta, "DURATION", "How far to look back."] = timedelta(minutes=10),
 ) -> None:
     """Show how many writes went to the keys of each partition, and when.
 
     Counted from the change log, so that it includes writes of other processes. A key counts for
     the partition that holds it now: after a split, the halves show what they would have had.
 
-    \b
     Examples:
       floodmark partition heat data/oslo
       floodmark partition heat data/oslo --last 1h
     """
-    output = Output(json=json)
-    with open_site(location) as site:
-        names, partitions = namespace_names(site), site.partitions()
-        to_ms = physical_ms(site.now()) + 1
-        from_ms = max(
-            0, to_ms - max(INTERVALS, (LAST if last is None else last) // timedelta(milliseconds=1))
-        )
-        writes = _count_writes(site, names, partitions, from_ms, to_ms)
+    names, partitions = namespace_names(site), site.partitions()
+    to_ms = physical_ms(site.now()) + 1
+    from_ms = max(0, to_ms - max(INTERVALS, last // timedelta(milliseconds=1)))
+    writes = _count_writes(site, names, partitions, from_ms, to_ms)
     since, until = (show_time(moment << COUNTER_BITS) for moment in (from_ms, to_ms))
     top_total, top_count = max(map(sum, writes)), max(map(max, writes))
     output.rows(
@@ -114,7 +100,7 @@ def heat(
             "id": lambda each: str(each[0].id),
             "from": lambda each: show_range(each[0], names)[0],
             "to": lambda each: show_range(each[0], names)[1],
-            "writes": lambda each: f"{sum(each[1]):,}",
+            "writes": lambda each: sum(each[1]),
             "share": lambda each: draw_bar(sum(each[1]), top_total, BAR_WIDTH, output.bars),
             "over time": lambda each: draw_sparkline(each[1], top_count, output.bars),
         },

@@ -1,39 +1,33 @@
-"""init and gc: the site as a whole."""
+"""init, gc and version: the site as a whole, and which Floodmark this is."""
 
+import platform
+from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import floodmark
-from floodmark.cli.arguments import Directory, Json, Location, text_option
-from floodmark.cli.locations import location_fields, show_location
-from floodmark.cli.opening import holds_site, open_site, require_directory
-from floodmark.cli.render.fields import plain
+from floodmark.cli.arguments import Directory, OpenSite
+from floodmark.cli.opening import holds_site, location_fields, require_directory, show_location
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.progress import progress
 from floodmark.cli.render.text import show_count, show_time
+from floodmark.model.format import FORMAT
 
 
 def init(
     directory: Directory,
-    site: Annotated[
-        str | None, text_option("--site", "NAME", "The site's name; without it, the directory's.")
-    ] = None,
+    output: Output,
+    site: Annotated[str | None, "NAME", "The site's name; without it, the directory's."] = None,
     site_id: Annotated[
         int | None,
-        text_option(
-            "--site-id",
-            "NUMBER",
-            "An id that no other site has; without it, one that follows from the name.",
-            min=1,
-            max=255,
-        ),
+        "NUMBER",
+        "An id that no other site has; without it, one that follows from the name.",
+        {"min": 1, "max": 255},
     ] = None,
-    json: Json = False,
 ) -> None:
     """Make a site.  Only this and `serve` make one, so that a mistyped path is noticed.
 
     Does nothing to a site that exists under the same name.
 
-    \b
     Example:
       floodmark init data/oslo --site oslo
     """
@@ -42,32 +36,44 @@ def init(
     with floodmark.open(path, site=site, site_id=site_id, background=False) as made:
         name, number = made.name, made.id
     state = "made" if created else "already there:"
-    Output(json=json).result(
+    output.result(
         {**location_fields(directory), "site": name, "site_id": number, "created": created},
         f"{state} site {name} with id {number} in {show_location(directory)}",
     )
 
 
-def gc(location: Location, json: Json = False) -> None:
+def gc(site: OpenSite, output: Output) -> None:
     """Collect garbage: remove versions older than the retention.
 
     Safe points hold it back: see `floodmark safepoint list`. An open site collects garbage by
     itself every ten minutes.
 
-    \b
     Example:
       floodmark gc data/oslo
     """
-    with open_site(location) as site, progress("collecting garbage"):
+    with progress("collecting garbage"):
         report = site.collect_garbage()
     trimmed = report.log_trimmed_version
-    Output(json=json).result(
-        plain(report),
-        [
-            ("read", show_count(report.versions_read, "version")),
-            ("removed", show_count(report.versions_removed, "version")),
-            ("keys gone", f"{report.keys_removed:,}"),
-            ("namespaces gone", f"{report.namespaces_removed:,}"),
-            ("changes kept", f"after {show_time(trimmed)}" if trimmed else "all"),
-        ],
+    output.details(
+        report,
+        {
+            "read": lambda each: show_count(each.versions_read, "version"),
+            "removed": lambda each: show_count(each.versions_removed, "version"),
+            "keys gone": "keys_removed",
+            "namespaces gone": "namespaces_removed",
+            "changes kept": lambda _: f"after {show_time(trimmed)}" if trimmed else "all",
+        },
+    )
+
+
+def version(output: Output) -> None:
+    """Print the versions of Floodmark, its format and Python.
+
+    Example:
+      floodmark version
+    """
+    own, python = installed_version("floodmark"), platform.python_version()
+    output.result(
+        {"floodmark": own, "format": FORMAT, "python": python},
+        f"floodmark {own} (format {FORMAT}, Python {python})",
     )

@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Annotated, Final
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 import floodmark
-from floodmark.cli.arguments import Json, Location
+from floodmark.cli.arguments import Location
 from floodmark.cli.commands.partitions import partition_fields, show_range
-from floodmark.cli.locations import is_url, location_fields, show_location
-from floodmark.cli.opening import open_site
-from floodmark.cli.render.fields import plain
-from floodmark.cli.render.output import Output, Part, console_on, note
+from floodmark.cli.opening import is_url, location_fields, open_site, show_location
+from floodmark.cli.render.output import Output, Part, console_on, note, plain
 from floodmark.cli.render.text import (
     align,
     draw_bar,
@@ -66,23 +63,20 @@ class SiteLook:
 
 def status(
     location: Location,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it anew each second, with rates, until Ctrl-C is pressed.")
-    ] = False,
-    json: Json = False,
+    output: Output,
+    watch: Annotated[bool, "Show it anew each second, with rates, until Ctrl-C is pressed."] = False,
 ) -> None:
     """Show the state of a site, now or every second.
 
     With --json, all of its statistics; counters such as `commits` begin when a process opens
     the site, so they are small for a directory. With --watch, a server shows its rates.
 
-    \b
     Examples:
       floodmark status data/oslo
       floodmark status data/oslo --json
       floodmark status grpc://127.0.0.1:7100 --watch
     """
-    output = Output(json=json, flush=watch)
+    output.flushes = watch
     with open_site(location, background=watch) as site:
         if watch:
             _watch(output, site, location)

@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from floodmark.cli.arguments import Json, text_option
-from floodmark.cli.credentials import access_entry
 from floodmark.cli.failures import Usage
+from floodmark.cli.jobs import access_entry
 from floodmark.cli.render.output import Output, note
 from floodmark.model.access import Role
 from floodmark.server import hash_token, new_token
@@ -14,34 +13,26 @@ from floodmark.server.access import NAME_CHARACTERS_MAX
 
 
 def token(
-    name: Annotated[
-        str, text_option("--name", "NAME", "Whose token it is; the server's log says so.")
-    ] = "unnamed",
-    role: Annotated[str, text_option("--role", "ROLE", "read, write, replicate or admin.")] = "read",
+    output: Output,
+    name: Annotated[str, "NAME", "Whose token it is; the server's log says so."] = "unnamed",
+    role: Annotated[str, "ROLE", "read, write, replicate or admin."] = "read",
     namespace: Annotated[
         list[str] | None,
-        text_option(
-            "--namespace",
-            "NAMESPACE",
-            "Only this one; may be given several times. Without it, the whole site.",
-        ),
+        "NAMESPACE",
+        "Only this one; may be given several times. Without it, the whole site.",
     ] = None,
     output_file: Annotated[
         Path | None,
-        text_option(
-            "--output",
-            "FILE",
-            "Write the token to a new file that only you can read, and print only the entry.",
-        ),
+        "FILE",
+        "Write the token to a new file that only you can read, and print only the entry.",
+        {"name": "--output"},
     ] = None,
-    json: Json = False,
 ) -> None:
     """Make a token, and the entry for the server's access file.
 
     The token is shown this once: the access file holds only its hash. A server takes a changed
     access file in within a second.
 
-    \b
     Examples:
       floodmark token --name indexer --role read --namespace users
       floodmark token --name ada --role admin --output ada.token >> access.toml
@@ -52,8 +43,7 @@ def token(
     entry = access_entry(name, role, digest, namespace)
     if output_file is not None:
         _write_secret(output_file, text)
-    output = Output(json=json)
-    if output_file is None and not json:
+    if output_file is None and not output.json:
         output.line(text)
         output.line()
         note("the line above is the token, which is not shown again; add the entry to the access file")

@@ -1,40 +1,40 @@
 """topology show, set and remove: which sites share which namespaces."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from floodmark.cli.arguments import Json, Location
-from floodmark.cli.failures import FINDING
-from floodmark.cli.opening import open_members, open_site, read_topology
-from floodmark.cli.render.fields import plain
+import floodmark
+from floodmark.cli.arguments import Commands, OpenSite
+from floodmark.cli.failures import FINDING, Usage
+from floodmark.cli.opening import connect
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.text import show_version
 from floodmark.links.removing import remove_site
-from floodmark.replication.topology import Topology
+from floodmark.model.errors import InvalidConfiguration
+from floodmark.replication.topology import Topology, parse_topology
 from floodmark.replication.topology_file import render_topology
 
-commands = typer.Typer(help="Show and set which sites share which namespaces.")
+commands = Commands()
 
 
 @commands.command()
-def show(location: Location, json: Json = False) -> None:
+def show(site: OpenSite, output: Output) -> None:
     """Show the topology of a site, as TOML that `topology set` reads.
 
-    \b
     Examples:
       floodmark topology show data/oslo
       floodmark topology show grpc://127.0.0.1:7100 --json
     """
-    with open_site(location) as site:
-        topology = site.topology()
+    topology = site.topology()
     if topology is None:
         note("no topology: this site shares nothing with others")
         raise typer.Exit(FINDING)
-    output = Output(json=json)
-    if json:
+    if output.json:
         output.object(msgspec.to_builtins(topology))
     else:
         output.raw(render_topology(topology).encode())
@@ -42,9 +42,7 @@ def show(location: Location, json: Json = False) -> None:
 
 @commands.command("set")
 def set_topology(
-    location: Location,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The topology, in TOML.")],
-    json: Json = False,
+    site: OpenSite, output: Output, file: Annotated[Path, "FILE", "The topology, in TOML."]
 ) -> None:
     """Set the topology of a site.  Do it at each of them, a new site's peers first.
 
@@ -52,15 +50,13 @@ def set_topology(
     see `floodmark namespace rewrite`. Each change of the topology increments `epoch`; setting
     the same one again does nothing.
 
-    \b
     Example:
       floodmark topology set data/oslo topology.toml
     """
     topology = read_topology(file)
-    with open_site(location) as site:
-        site.set_topology(topology)
-        name, shared = site.name, topology.shared_by(site.name)
-    Output(json=json).result(
+    site.set_topology(topology)
+    name, shared = site.name, topology.shared_by(site.name)
+    output.result(
         {"site": name, "epoch": topology.epoch, "namespaces": shared},
         f"{name} follows topology {topology.epoch} and shares: {', '.join(shared) or 'nothing'}",
     )
@@ -68,11 +64,11 @@ def set_topology(
 
 @commands.command()
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The site that goes.")],
+    name: Annotated[str, "NAME", "The site that goes."],
+    output: Output,
     file: Annotated[
         Path, typer.Option("--topology", metavar="FILE", help="The topology, in TOML; it is rewritten.")
     ],
-    json: Json = False,
 ) -> None:
     """Remove a site for good.  All others must be reachable, the site itself need not.
 
@@ -81,7 +77,6 @@ def remove(
     before, and start it again with the new topology. Comments in the file stay. The same command
     resumes a removal that was interrupted.
 
-    \b
     Example:
       floodmark topology remove bonn --topology topology.toml
     """
@@ -93,14 +88,33 @@ def remove(
         written.write_text(render_topology(changed, file.read_text("utf-8")), "utf-8")
         written.replace(file)
 
-    with open_members(topology, without=name) as members:
-        removed = remove_site(topology, name, {each: site.host for each, site in members.items()}, publish)
-    Output(json=json).result(
-        plain(removed),
-        [
-            ("removed", removed.site),
-            ("its last version", show_version(removed.final)),
-            ("exchanged", f"{removed.records_copied:,} records"),
-            ("topology", f"{removed.epoch}, in {file}"),
-        ],
+    with ExitStack() as stack:
+        hosts = {each: stack.enter_context(site).host for each, site in _open_others(topology, name)}
+        removed = remove_site(topology, name, hosts, publish)
+    output.details(
+        removed,
+        {
+            "removed": "site",
+            "its last version": lambda each: show_version(each.final),
+            "exchanged": lambda each: f"{each.records_copied:,} records",
+            "topology": lambda each: f"{each.epoch}, in {file}",
+        },
     )
+
+
+def read_topology(file: Path) -> Topology:
+    """The topology in a file."""
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise Usage(f"{file} cannot be read: {error.strerror}", "floodmark topology --help") from error
+    return parse_topology(text, str(file))
+
+
+def _open_others(topology: Topology, without: str) -> Iterator[tuple[str, floodmark.Site]]:
+    """All active sites of a topology but one, by name, connected."""
+    for name, site in topology.sites.items():
+        if site.is_active and name != without:
+            if site.url is None:
+                raise InvalidConfiguration(f"site {name!r} has no url in the topology; add it", site=name)
+            yield name, connect(site.url, token_file=site.token_file, tls_root=site.tls_root_certificate)

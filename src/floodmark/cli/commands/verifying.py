@@ -1,34 +1,30 @@
-"""verify: do sites agree, and if not, where?"""
+"""verify: whether sites agree, and which keys differ; its summary for people, programs and Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from floodmark.cli.arguments import InsecureMetrics, Json, duration_option, text_option
-from floodmark.cli.commands.verify_metrics import VerifyMetrics
+from floodmark.cli.arguments import InsecureMetrics, given
+from floodmark.cli.commands.topology import read_topology
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
-from floodmark.cli.jobs import (
-    Conf,
-    Job,
-    Master,
-    Remote,
-    SparkChoice,
-    load_functions,
-    reach,
-    shared_credentials,
-    spark_job,
-)
-from floodmark.cli.opening import read_topology
-from floodmark.cli.render.output import Output, note
-from floodmark.cli.render.verification import print_verification
+from floodmark.cli.jobs import JOBS, SparkChoice, load, reach, shared_credentials, spark_job
+from floodmark.cli.render.output import Column, Output, note, plain
+from floodmark.cli.render.text import show_bytes, show_count, show_time
+from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.divergence.comparing import Drift, DriftSide
+from floodmark.divergence.histories import Difference, DifferenceKind
 from floodmark.divergence.outcome import Outcome
-from floodmark.replication.topology import Topology
+from floodmark.divergence.rules import Verdict
+from floodmark.model.change import Stamp
 from floodmark.server.access import require_safe_metrics
 from floodmark.server.health import HealthServer
 from floodmark.server.serving import parse_listen
@@ -36,75 +32,64 @@ from floodmark.server.serving import parse_listen
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from floodmark.spark import SiteAddress
-    from floodmark.spark.jobs import VerifySummary
+    from floodmark.spark.jobs import PairSummary, VerifySummary
 
 SITES_MIN: Final = 2
 EXIT_CODES: Final = {Outcome.AGREE: DONE, Outcome.DRIFT: FINDING, Outcome.UNKNOWN: UNKNOWN}
 
-Locations = Annotated[
-    list[str] | None, typer.Argument(metavar="SITE", help="Sites: their directories, or their servers' URLs.")
-]
-TopologyFile = Annotated[
-    Path | None, text_option("--topology", "FILE", "Compare all sites of a topology, in TOML.")
-]
-Namespaces = Annotated[
-    list[str] | None,
-    text_option(
-        "--namespace", "NAMESPACE", "May be given several times; all that the sites share if not said."
-    ),
-]
-Repair = Annotated[bool, typer.Option("--repair", help="Give every key that has drifted its winner back.")]
-History = Annotated[
-    bool, typer.Option("--history", help="Walk the change logs too, for what was lost and written over.")
-]
-Report = Annotated[
-    str | None, text_option("--report", "DIRECTORY", "Parquet with a row for each key that has drifted.")
-]
-Sample = Annotated[int, text_option("--sample", "N", "Print so many keys that have drifted.", min=0)]
-MaxLag = Annotated[
-    timedelta | None,
-    duration_option(
-        "--max-lag",
-        "Lag is not believed where a site has not heard of another for so long.",
-        show_default="60s",
-    ),
-]
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Compare again and again what has changed, until Ctrl-C.")
-]
-Every = Annotated[
-    timedelta | None,
-    duration_option("--every", "With --watch: the pause between two passes.", show_default="10s"),
-]
-WholeEvery = Annotated[
-    timedelta | None,
-    duration_option("--whole-every", "With --watch: how often everything is read.", show_default="24h"),
-]
-Metrics = Annotated[
-    str | None,
-    text_option("--metrics", "HOST:PORT", "With --watch: where to serve /metrics and /health over HTTP."),
-]
+Labels = TypeVar("Labels", bound=tuple[str, ...])
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
+
+_PAIR: Final = ("namespace", "left", "right")
+_DRIFT: Final = tuple(verdict for verdict in Verdict if verdict.is_drift)
+_STYLES: Final = {Outcome.AGREE: "green", Outcome.DRIFT: "bold red", Outcome.UNKNOWN: "magenta"}
+_COLUMNS: Final[dict[str, Column["PairSummary"]]] = {
+    "namespace": "namespace",
+    "left": "left",
+    "right": "right",
+    "compared": "compared",
+    "agree": "agree",
+    "lag": "lag",
+    "differ": "value_mismatch",
+    "missing left": "missing_left",
+    "missing right": "missing_right",
+}
 
 
 def verify(
-    locations: Locations = None,
-    topology: TopologyFile = None,
-    namespace: Namespaces = None,
-    repair: Repair = False,
-    history: History = False,
-    report: Report = None,
-    sample: Sample = 20,
-    max_lag: MaxLag = None,
-    watch: Watch = False,
-    every: Every = None,
-    whole_every: WholeEvery = None,
-    metrics: Metrics = None,
+    output: Output,
+    spark: SparkChoice,
+    locations: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SITE", help="Sites: their directories, or their servers' URLs."),
+    ] = None,
+    topology: Annotated[Path | None, "FILE", "Compare all sites of a topology, in TOML."] = None,
+    namespace: Annotated[
+        list[str] | None,
+        "NAMESPACE",
+        "May be given several times; all that the sites share if not said.",
+    ] = None,
+    repair: Annotated[bool, "Give every key that has drifted its winner back."] = False,
+    history: Annotated[bool, "Walk the change logs too, for what was lost and written over."] = False,
+    report: Annotated[str | None, "DIRECTORY", "Parquet with a row for each key that has drifted."] = None,
+    sample: Annotated[int, "N", "Print so many keys that have drifted.", {"min": 0}] = 20,
+    max_lag: Annotated[
+        timedelta | None,
+        "DURATION",
+        "Lag is not believed where a site has not heard of another for so long.",
+        {"show_default": "60s"},
+    ] = None,
+    watch: Annotated[bool, "Compare again and again what has changed, until Ctrl-C."] = False,
+    every: Annotated[
+        timedelta | None, "DURATION", "With --watch: the pause between two passes.", {"show_default": "10s"}
+    ] = None,
+    whole_every: Annotated[
+        timedelta | None, "DURATION", "With --watch: how often everything is read.", {"show_default": "24h"}
+    ] = None,
+    metrics: Annotated[
+        str | None, "HOST:PORT", "With --watch: where to serve /metrics and /health over HTTP."
+    ] = None,
     insecure_metrics: InsecureMetrics = False,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
-    json: Json = False,
 ) -> None:
     """Say whether sites agree, and which keys have drifted apart.
 
@@ -119,7 +104,6 @@ def verify(
     told: a site does not answer, does not share the namespace, or replication does not run.
     With --watch it is that of the last pass.
 
-    \b
     Examples:
       floodmark verify grpc://oslo:7100 grpc://rome:7100
       floodmark verify data/oslo data/rome --namespace users --report reports/users
@@ -129,28 +113,37 @@ def verify(
     named = locations or []
     if (topology is None) == (not named) or 0 < len(named) < SITES_MIN:
         raise Usage("name two sites or more, or a topology", "floodmark verify --help")
-    of_one_pass = repair or history or report is not None
-    _check_options(watch=watch, of_one_pass=of_one_pass, of_watching=any((every, whole_every, metrics)))
+    if watch and (repair or history or report is not None):
+        raise Usage(
+            "--watch only looks; --repair, --history and --report belong to a single pass",
+            "floodmark verify SITE SITE --repair",
+        )
+    if any((every, whole_every, metrics)) and not watch:
+        raise Usage("--every, --whole-every and --metrics belong to --watch", "floodmark verify --help")
     members = None if topology is None else read_topology(topology)
-    asked: dict[str, Any] = {"sample": sample, **_given(max_lag=max_lag)}
-    choice, output = SparkChoice(master=master, remote=remote, conf=conf), Output(json=json, flush=watch)
+    asked: dict[str, Any] = {"sample": sample, **given(max_lag=max_lag)}
+    output.flushes = watch
     found, doubts = VerifyMetrics(), list[str]()
     with (
         nullcontext() if metrics is None else _serve(found, metrics, insecure=insecure_metrics),
         reach(*named, doubts=doubts) as reached,
     ):
         if doubts and len(reached) < SITES_MIN:
-            raise typer.Exit(_tell_doubts(output, doubts))
-        with _telling_of_repairs(repair), spark_job(choice, "verify") as job:
-            asked |= {"spark": job.session, "progress": job.progress}
-            addresses = reached if members is None else _member_addresses(job, members)
+            summary = load(JOBS).VerifySummary(sites=[], pairs=[], doubts=doubts)
+            print_verification(output, summary)
+            raise typer.Exit(EXIT_CODES[summary.outcome])
+        with _telling_of_repairs(repair), spark_job(spark, "verify") as job:
+            addresses = reached
+            if members is not None:
+                addresses = list(job.functions.site_addresses(members, **shared_credentials()).values())
             if watch:
-                asked |= {"stop": job.stop, **_given(every=every, whole_every=whole_every)}
-                passes = job.functions.watch(addresses, namespace, **asked)
-                outcome = _watch(passes, output, found, job.stop, doubts)
+                asked |= {"stop": job.stop, **given(every=every, whole_every=whole_every)}
+                outcome = _watch(
+                    job.run("watch", addresses, namespace, **asked), output, found, job.stop, doubts
+                )
             else:
                 asked |= {"report": report, "history": history, "repair": repair}
-                summary = _with(doubts, job.functions.verify(addresses, namespace, **asked))
+                summary = _with(doubts, job.run("verify", addresses, namespace, **asked))
                 outcome = summary.outcome
     if not watch:
         print_verification(output, summary)
@@ -168,41 +161,15 @@ def _telling_of_repairs(repair: bool) -> Iterator[None]:
         raise
 
 
-def _check_options(*, watch: bool, of_one_pass: bool, of_watching: bool) -> None:
-    if watch and of_one_pass:
-        raise Usage(
-            "--watch only looks; --repair, --history and --report belong to a single pass",
-            "floodmark verify SITE SITE --repair",
-        )
-    if of_watching and not watch:
-        raise Usage("--every, --whole-every and --metrics belong to --watch", "floodmark verify --help")
-
-
-def _member_addresses(job: Job, members: Topology) -> list["SiteAddress"]:
-    return list(job.functions.site_addresses(members, **shared_credentials()).values())
-
-
-def _given(**options: timedelta | None) -> dict[str, Any]:
-    """The options that were given; the job has defaults for the others."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def _with(doubts: list[str], summary: "VerifySummary") -> "VerifySummary":
     """A summary with the doubts about sites that could not be opened."""
     return msgspec.structs.replace(summary, doubts=[*doubts, *summary.doubts])
 
 
-def _tell_doubts(output: Output, doubts: list[str]) -> int:
-    """Print why no sites can be compared; the exit code."""
-    summary = load_functions().VerifySummary(sites=[], pairs=[], doubts=doubts)
-    print_verification(output, summary)
-    return EXIT_CODES[summary.outcome]
-
-
 def _watch(
     passes: "Generator[VerifySummary, None, None]",
     output: Output,
-    found: VerifyMetrics,
+    found: "VerifyMetrics",
     stop: Event,
     doubts: list[str],
 ) -> Outcome:
@@ -220,7 +187,7 @@ def _watch(
     return outcome or Outcome.UNKNOWN
 
 
-def _serve(found: VerifyMetrics, listen: str, *, insecure: bool = False) -> HealthServer:
+def _serve(found: "VerifyMetrics", listen: str, *, insecure: bool = False) -> HealthServer:
     where = parse_listen(listen)
     require_safe_metrics(where.host, insecure=insecure)
     server = HealthServer(
@@ -233,3 +200,225 @@ def _serve(found: VerifyMetrics, listen: str, *, insecure: bool = False) -> Heal
     )
     note("metrics on http://{}:{}/metrics".format(*server.address))
     return server
+
+
+# For people and programs
+
+
+def print_verification(output: Output, summary: "VerifySummary") -> None:
+    """Print the summary of a comparison."""
+    if output.json:
+        output.object(_fields(summary))
+        return
+    if summary.pairs:
+        output.rows(summary.pairs, _COLUMNS)
+    sample = [f"{found.namespace}  {_describe_drift(found.drift)}" for found in summary.sample]
+    _print_some(output, "drift  ", sample, summary.drift if sample else 0)
+    past = [f"{found.namespace}  {_describe_difference(found.difference)}" for found in summary.differences]
+    _print_some(output, "past   ", past, summary.differences_found)
+    if (repair := summary.repair) is not None:
+        counts = f"{show_count(repair.repaired, 'key')} repaired, {repair.changed_meanwhile:,} had changed"
+        output.line(("repair ", "green"), f"{counts} meanwhile, {repair.impossible:,} cannot be repaired")
+        for problem in repair.problems:
+            output.line(("repair ", "yellow"), problem)
+    for doubt in summary.doubts:
+        output.line(("unsure ", "magenta"), doubt)
+    if summary.report is not None:
+        output.line(f"every key that has drifted is a row in {summary.report}")
+    output.line((_conclude(summary), _STYLES[summary.outcome]))
+
+
+def _print_some(output: Output, what: str, lines: Sequence[str], total: int) -> None:
+    for line in lines:
+        output.line((what, "red"), line)
+    if total > len(lines):
+        output.line((what, "red"), f"and {total - len(lines):,} more")
+
+
+def _fields(summary: "VerifySummary") -> dict[str, object]:
+    def of_pairs(pairs: Sequence["PairSummary"]) -> list[dict[str, object]]:
+        return [{**plain(pair), "drift": pair.drift} for pair in pairs]
+
+    return {
+        "outcome": str(summary.outcome),
+        **plain(summary),
+        "pairs": of_pairs(summary.pairs),
+        "left": of_pairs(summary.left),
+        "sample": [
+            {
+                "namespace": found.namespace,
+                **plain(found.drift),
+                "left": _side_fields(found.drift.left),
+                "right": _side_fields(found.drift.right),
+            }
+            for found in summary.sample
+        ],
+        "differences": [
+            {"namespace": found.namespace, **plain(found.difference)} for found in summary.differences
+        ],
+    }
+
+
+def _side_fields(side: DriftSide) -> dict[str, object]:
+    return {
+        **plain(side),
+        "mark": {str(site): str(version) for site, version in side.mark.items()},
+        "digest": None if side.digest is None else f"{side.digest:016x}",
+    }
+
+
+def _describe_drift(drift: Drift) -> str:
+    what = f"{show_bytes(drift.key)}{_describe_part(drift)}"
+    left, right = drift.left, drift.right
+    if drift.verdict is Verdict.VALUE_MISMATCH:
+        if left.stamp is not None and left.stamp == right.stamp:
+            once = f"though it was {_describe_stamp(left.stamp)} once"
+            return f"{what} is not the same at {left.site} and {right.site}, {once}"
+        said = "differs"
+    else:
+        said = f"is missing at {left.site if drift.verdict is Verdict.MISSING_LEFT else right.site}"
+    return f"{what} {said}: {_describe_side(left)}, {_describe_side(right)}"
+
+
+def _describe_part(drift: Drift) -> str:
+    if drift.part is None:
+        return ""
+    return f" (field {drift.part})" if isinstance(drift.part, str) else f" (count of site {drift.part})"
+
+
+def _describe_side(side: DriftSide) -> str:
+    if side.stamp is None:
+        return f"{side.site} has nothing"
+    what = "deleted" if side.deleted else "written"
+    return f"{side.site} has what was {what} at {show_time(side.stamp.version)} by site {side.stamp.site}"
+
+
+def _describe_stamp(stamp: Stamp) -> str:
+    return f"written at {show_time(stamp.version)} by site {stamp.site}"
+
+
+def _describe_difference(difference: Difference) -> str:
+    when = _describe_stamp(difference.stamp)
+    if difference.kind is DifferenceKind.LOST:
+        return f"{show_bytes(difference.key)} was lost on its way to {difference.other}: {when}"
+    return (
+        f"{show_bytes(difference.key)} is another at {difference.other} than at {difference.holder}: {when}"
+    )
+
+
+def _conclude(summary: "VerifySummary") -> str:
+    match summary.outcome:
+        case Outcome.AGREE if summary.repair is not None and summary.repair.repaired:
+            return "the sites agree again"
+        case Outcome.AGREE:
+            under_way = f"; {show_count(summary.lag, 'change')} under way" if summary.lag else ""
+            return f"the sites agree{under_way}"
+        case Outcome.DRIFT if not summary.drift_left:
+            return "the sites agree now, but some changes had been lost and later written over"
+        case Outcome.DRIFT:
+            return "the sites have drifted apart"
+        case Outcome.UNKNOWN:
+            return "unknown: not all sites could be compared"
+
+
+# For Prometheus
+
+
+class VerifyMetrics(Collector):
+    """The findings of `verify --watch`: of the last pass, and totals.  Made when Prometheus scrapes."""
+
+    def __init__(self, time_source: TimeSource = monotonic_ms) -> None:
+        self._time_source = time_source
+        self._lock = Lock()
+        self._last: VerifySummary | None = None
+        self._whole_at_ms: int | None = None
+        self._compared: dict[tuple[str, ...], int] = {}
+        self._passes = {("whole",): 0, ("changed",): 0}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def add(self, summary: "VerifySummary") -> None:
+        """Take in the summary of a pass."""
+        with self._lock:
+            self._last = summary
+            self._passes[("whole" if summary.whole else "changed",)] += 1
+            if summary.whole and summary.pairs and not summary.doubts:
+                self._whole_at_ms = self._time_source()
+            for pair in summary.pairs:
+                labels = (pair.namespace, pair.left, pair.right)
+                self._compared[labels] = self._compared.get(labels, 0) + pair.compared
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def find_alarms(self) -> list[str]:
+        """The alarms: drift and doubts of the last pass."""
+        last = self._last
+        if last is None:
+            return []
+        drifted = [
+            f"{pair.namespace}: {pair.left} and {pair.right} have drifted apart in {pair.drift:,} keys"
+            for pair in last.pairs
+            if pair.drift
+        ]
+        return [*drifted, *last.doubts]
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a pass is complete."""
+        return self._last is not None
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """What Prometheus asks for."""
+        with self._lock:
+            yield _metric(
+                CounterMetricFamily,
+                "keys_compared",
+                "Keys that were compared, in all passes.",
+                self._compared,
+                _PAIR,
+            )
+            passes = "Passes, over everything or over what has changed."
+            yield _metric(CounterMetricFamily, "passes", passes, self._passes, ("kind",))
+            if self._last is not None:
+                yield from _describe(self._last)
+            if self._whole_at_ms is not None:
+                age = "Seconds since the last pass over everything that left no doubt."
+                yield _metric(
+                    GaugeMetricFamily,
+                    "whole_pass_age_seconds",
+                    age,
+                    {(): (self._time_source() - self._whole_at_ms) / 1000},
+                )
+
+
+def _describe(summary: "VerifySummary") -> Iterator[GaugeMetricFamily]:
+    """The last pass: what has drifted or lags now."""
+    pairs = {(pair.namespace, pair.left, pair.right): pair for pair in summary.pairs}
+    lag = {labels: pair.lag for labels, pair in pairs.items()}
+    drift = {
+        (*labels, str(verdict)): getattr(pair, str(verdict))
+        for labels, pair in pairs.items()
+        for verdict in _DRIFT
+    }
+    outcomes = {(str(each),): int(summary.outcome is each) for each in Outcome}
+    yield _metric(GaugeMetricFamily, "lag_keys", "Keys whose changes are under way.", lag, _PAIR)
+    yield _metric(GaugeMetricFamily, "drift_keys", "Keys that have drifted apart.", drift, (*_PAIR, "kind"))
+    yield _metric(
+        GaugeMetricFamily, "outcome", "1 for what the last pass said of the sites.", outcomes, ("outcome",)
+    )
+    yield _metric(GaugeMetricFamily, "pass_seconds", "How long the last pass took.", {(): summary.seconds})
+
+
+def _metric(
+    kind: type[Family],
+    name: str,
+    help_text: str,
+    values: Mapping[Labels, float],
+    labels: Sequence[str] = (),
+) -> Family:
+    metric = kind(f"floodmark_verify_{name}", help_text, labels=labels)
+    for key, value in values.items():
+        metric.add_metric(key, value)
+    return metric

@@ -3,36 +3,28 @@
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from floodmark.cli.arguments import JSON_HELP, text_option
+from floodmark.cli.arguments import JSON_HELP
 from floodmark.cli.demo.stage import Stage
 from floodmark.cli.failures import DONE, FINDING, Usage
 from floodmark.cli.jobs import load
 from floodmark.cli.render.output import Output, console_on, speaks_unicode
 
-_STORY: Final = "floodmark.cli.demo.story"
-
 
 def demo(
     directory: Annotated[
-        Path | None,
-        text_option(
-            "--directory",
-            "DIRECTORY",
-            "Make the sites here, and keep them; without it, in a temporary directory.",
-        ),
+        Path | None, "DIRECTORY", "Make the sites here, and keep them; without it, in a temporary directory."
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only a summary. " + JSON_HELP)] = False,
+    json: Annotated[bool, "Print only a summary. " + JSON_HELP] = False,
 ) -> None:
     """Show two sites that lose a change, find it and repair it.
 
     Two servers on this machine, messages at both, Spark between them. It takes about a minute,
     and nothing in it is staged: every claim is checked, and the exit code is 1 if one fails.
 
-    \b
     Examples:
       floodmark demo
       floodmark demo --directory demo-sites
@@ -41,13 +33,10 @@ def demo(
         raise Usage(f"{directory} exists and is not empty", "name a directory that does not exist yet")
     console = console_on(sys.stdout, quiet=json)
     stage = Stage(console, unicode=speaks_unicode(sys.stdout), live=console.is_terminal and not json)
-    perform = load(_STORY).perform
-    if directory is not None:
-        account = perform(stage, directory, kept=True)
-    else:
-        # A second Ctrl-C leaves while Spark's Java still has files here.
-        with TemporaryDirectory(prefix="floodmark-demo-", ignore_cleanup_errors=True) as temporary:
-            account = perform(stage, Path(temporary), kept=False)
+    perform = load("floodmark.cli.demo.story").perform
+    # A second Ctrl-C leaves while the servers still have files here.
+    with TemporaryDirectory(prefix="floodmark-demo-", ignore_cleanup_errors=True) as temporary:
+        account = perform(stage, directory or Path(temporary), kept=directory is not None)
     if json:
         Output(json=True).object(account)
     raise typer.Exit(DONE if stage.passed else FINDING)

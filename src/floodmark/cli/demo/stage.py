@@ -1,56 +1,34 @@
 """The account of the demo: its steps, their claims, and whether they held."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from floodmark.cli.render.output import Part
-
-
-@dataclass(frozen=True)
-class Check:
-    """A claim, and whether it held."""
-
-    claim: str
-    passed: bool
+# Text, or text with a style.
+Part: TypeAlias = str | tuple[str, str]
 
 
 @dataclass
 class DemoStep:
-    """One step as it went: its result in a few words, and in figures for `--json`."""
+    """One step as it went, and the shape of its account for `--json`."""
 
-    name: str
+    step: str
     title: str
+    passed: bool = False
     result: str = ""
-    checks: list[Check] = field(default_factory=list)
+    checks: list[dict[str, object]] = field(default_factory=list)
     figures: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def passed(self) -> bool:
-        """Whether the step claimed something, and all of it held."""
-        return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
     def outcome(self) -> str:
         """The result, or the claims that did not hold."""
-        broken = [check.claim for check in self.checks if not check.passed]
-        return self.result if self.passed else f"{self.title}: {'; '.join(broken) or 'nothing was checked'}"
-
-    def account(self) -> dict[str, object]:
-        """The step for `--json`."""
-        checks = [asdict(check) for check in self.checks]
-        return {
-            "step": self.name,
-            "title": self.title,
-            "passed": self.passed,
-            "checks": checks,
-            "figures": self.figures,
-        }
+        broken = "; ".join(str(check["claim"]) for check in self.checks if not check["passed"])
+        return self.result if self.passed else f"{self.title}: {broken or 'nothing was checked'}"
 
 
 class Stage:
@@ -68,46 +46,50 @@ class Stage:
         """Whether every step claimed something, and all of it held."""
         return bool(self.steps) and all(step.passed for step in self.steps)
 
-    def heading(self, text: str, *more: Part, before: Part = "") -> None:
+    def heading(self, *parts: Part) -> None:
         """A title, behind an empty line."""
         self._console.print()
-        self._console.print(Text.assemble(before, (text, "bold"), *more))
+        self._console.print(Text.assemble(*parts))
 
     def begin(self, name: str, title: str) -> None:
         """Begin a step."""
         self.steps.append(DemoStep(name, title))
-        self.heading(title, before=(f"{len(self.steps):>2}  ", "dim"))
+        self.heading((f"{len(self.steps):>2}  ", "dim"), (title, "bold"))
 
-    def say(self, *parts: Part, mark: Part = "") -> None:
-        """A line of the step, behind a mark if it has one."""
-        if not self._console.is_terminal:
-            self._console.print(Text.assemble("    ", mark, " " if mark else "", *parts))
-            return
-        # A long line goes on below its beginning.
-        line = Table.grid(padding=(0, 1, 0, 0) if mark else 0)
-        line.add_row(*([Text.assemble(mark)] if mark else []), Text.assemble(*parts))
-        self._console.print(Padding(line, (0, 0, 0, 4), expand=False), soft_wrap=False)
+    def say(self, *parts: Part) -> None:
+        """A line of the step.  On a terminal, a long line goes on below its beginning."""
+        line = Padding(Text.assemble(*parts), (0, 0, 0, 4), expand=False)
+        if self._console.is_terminal:
+            self._console.print(line, soft_wrap=False)
+        else:
+            self._console.print(Text.assemble("    ", *parts))
+
+    def table(self, *rows: Sequence[object]) -> None:
+        """Rows with their columns under each other."""
+        cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            self.say("  ".join(map(str.ljust, row, widths)).rstrip())
 
     def command(self, *words: str) -> None:
         """The command that does what comes next."""
-        self.say((" ".join(words), "cyan"), mark=("$", "dim"))
+        self.say(("$ ", "dim"), (" ".join(words), "cyan"))
 
     def check(self, claim: str, passed: bool) -> None:
         """Claim something, and say whether it holds."""
-        self.steps[-1].checks.append(Check(claim, passed))
-        self.say(claim, mark=self.mark(passed))
+        step = self.steps[-1]
+        step.passed = passed and (step.passed or not step.checks)
+        step.checks.append({"claim": claim, "passed": passed})
+        self.say(self.mark(passed), f" {claim}")
 
     def sum_up(self, result: str, **figures: object) -> None:
         """The result of the step."""
-        self.steps[-1].result = result
-        self.steps[-1].figures.update(figures)
+        self.steps[-1].result, self.steps[-1].figures = result, figures
 
     def mark(self, passed: bool) -> tuple[str, str]:
         """A check mark or a cross, with its style."""
         return self._marks[passed], "green" if passed else "bold red"
 
     def working(self, what: str) -> AbstractContextManager[Any]:
-        """A spinner with a text, which `update` replaces."""
-        if not self._is_live:
-            return nullcontext()
-        return self._console.status(Text(what, style="dim"), spinner=self._spinner)
+        """A spinner with a text."""
+        return self._console.status(what, spinner=self._spinner) if self._is_live else nullcontext()

@@ -1,28 +1,165 @@
 """Where a command prints: lines and tables for people, JSON lines for programs, and nothing else on stdout.
 
-Every result has a shape: one object (`result`, `report`) or many (`rows`).  Its fields go to `--json`, its
-names and values to people.  Text of other users never reaches the terminal as control characters.
+Every result has a shape: one object (`result`, `report`, `details`) or many (`rows`).  Its fields go to
+`--json`, its names and values to people, by their types and names: `_version` is a version, `_ms` a length of
+time, `_bytes` a size.  A version becomes a string in JSON, because many readers round numbers above 2**53.
+Text of other users never reaches the terminal as control characters.
 """
 
 import json as json_module
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TextIO, TypeAlias, TypeVar
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Final, TextIO, TypeAlias, TypeVar
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from floodmark.cli.render.fields import plain, show_cell, show_pairs
-from floodmark.cli.render.text import BARS, PLAIN_BARS, align, show_text
+from floodmark.cli.render.text import (
+    BARS,
+    PLAIN_BARS,
+    align,
+    json_bytes,
+    show_bytes,
+    show_duration,
+    show_lag,
+    show_moment,
+    show_size,
+    show_text,
+    show_time,
+    show_version,
+)
 
 Item = TypeVar("Item")
 # Text, or text with a style that only a terminal shows.
 Part: TypeAlias = str | tuple[str, str]
-Pairs: TypeAlias = Sequence[tuple[str, str]]
-# A column of a table: a function, or the name of an attribute, which is shown by its name and type.
-Column: TypeAlias = str | Callable[[Item], str]
+# Names and values for people: None is left out, and a list takes a line for each item.
+Pairs: TypeAlias = Sequence[tuple[str, object]]
+# A column of a table or a line of details: a function, or the name of an attribute or a field.
+Column: TypeAlias = str | Callable[[Item], object]
+Fields: TypeAlias = Callable[[Item], Mapping[str, object]]
+
+_VERSIONS: Final = ("version", "horizon", "position", "checkpoint", "resolved", "through", "since", "until")
+
+
+# Values by their shape
+
+
+def plain(value: object) -> dict[str, object]:
+    """A dataclass or structure as JSON fields: versions become strings, moments ISO 8601."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+    else:
+        assert is_dataclass(value)
+        names = tuple(field.name for field in dataclass_fields(value))
+    shown: dict[str, object] = {}
+    for name in names:
+        each = getattr(value, name)
+        shown.update(json_bytes(name, each) if isinstance(each, bytes) else {name: _plain_value(each, name)})
+    return shown
+
+
+def _plain_value(value: object, name: str) -> object:
+    if isinstance(value, datetime):
+        return show_moment(value)
+    if isinstance(value, Enum):
+        return value.value
+    if _is_version(name, value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(each, name) for key, each in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_plain_value(each, name) for each in value]
+    if is_dataclass(value) or isinstance(value, msgspec.Struct):
+        return plain(value)
+    return value
+
+
+def _is_version(name: str, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and name.endswith(_VERSIONS)
+
+
+def show_value(name: str, value: object, *, version: Callable[[int], str] = show_version) -> str:
+    """A value by its type and the name of its field.
+
+    >>> show_value("lag_ms", 12_345), show_value("keys", 2000), show_value("retention", timedelta(days=7))
+    ('12.3 s', '2,000', '7d')
+    """
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case Enum():
+            return str(value.value)
+        case bytes():
+            return show_bytes(value)
+        case timedelta():
+            return show_duration(value)
+        case str() if value.isdigit() and name.endswith(_VERSIONS):
+            return version(int(value))
+        case int() | float() if "_ms" in name:
+            return show_lag(round(value))
+        case int() | float() if name.endswith("_seconds"):
+            return show_duration(timedelta(seconds=value))
+        case int() if name.endswith("_bytes"):
+            return show_size(value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.1f}"
+        case Mapping():
+            of_versions = name.endswith(_VERSIONS)
+            return show_value(
+                "",
+                [
+                    f"{_words(key)}: {show_value(name if of_versions else key, each)}"
+                    for key, each in value.items()
+                    if each is not None
+                ],
+            )
+        case list():
+            return ", ".join(show_value(name, each) for each in value) or "none"
+    return str(value)
+
+
+def _show_moment(version: int) -> str:
+    return show_time(version) if version else "the beginning"
+
+
+def _cell(item: Any, column: Column[Any], version: Callable[[int], str] = show_version) -> object:
+    """What a function makes of an item, or the text for an attribute or field of it, if it is not None."""
+    if not isinstance(column, str):
+        return column(item)
+    value = item[column] if isinstance(item, Mapping) else getattr(item, column)
+    if value is None:
+        return None
+    return show_value(column, str(value) if _is_version(column, value) else value, version=version)
+
+
+def _words(name: object) -> str:
+    return str(name).replace("_ms", "").replace("_", " ")
+
+
+def _pairs(fields: Mapping[str, object]) -> Pairs:
+    """Names and values of JSON fields; of a list of structures, a line for each."""
+
+    def show(name: str, value: object) -> object:
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            return [show_value("", each) for each in value]
+        return None if value is None else show_value(name, value)
+
+    return [(_words(name), show(name, value)) for name, value in fields.items()]
+
+
+# Printing
 
 
 def console_on(stream: TextIO, *, quiet: bool = False) -> Console:
@@ -36,11 +173,14 @@ def speaks_unicode(stream: TextIO) -> bool:
 
 
 class Output:
-    """What one command prints: on stdout, unless a sink has that for itself."""
+    """What one command prints: on stdout, unless a sink has that for itself.
 
-    def __init__(self, *, json: bool, flush: bool = False, stream: TextIO | None = None) -> None:
+    Set `flushes` where a reader waits for every line.
+    """
+
+    def __init__(self, *, json: bool, stream: TextIO | None = None) -> None:
         self.json = json
-        self._flush = flush
+        self.flushes = False
         self._stream = sys.stdout if stream is None else stream
         self._console = console_on(self._stream)
         self._unicode = speaks_unicode(self._stream)
@@ -59,22 +199,28 @@ class Output:
     def report(self, item: object) -> None:
         """A structure or dataclass, with all its fields."""
         fields = plain(item)
-        self.result(fields, show_pairs(fields))
+        self.result(fields, _pairs(fields))
+
+    def details(self, item: Item, columns: Mapping[str, Column[Item]], fields: Fields[Item] = plain) -> None:
+        """One object: its fields for programs, and some of it for people."""
+        self.result(fields(item), [(name, _cell(item, column)) for name, column in columns.items()])
 
     def rows(
         self,
         items: Iterable[Item],
         columns: Mapping[str, Column[Item]],
-        fields: Callable[[Item], Mapping[str, object]] = plain,
+        fields: Fields[Item] = plain,
     ) -> None:
-        """Many objects: one JSON object a line, or a table."""
+        """Many objects: one JSON object a line, or a table, in which a version is shown by its time."""
         if self.json:
             for item in items:
                 self.object(fields(item))
-        else:
-            self.table(
-                list(columns), [[show_cell(item, column) for column in columns.values()] for item in items]
-            )
+            return
+        rows = [
+            [show_value("", _cell(item, column, _show_moment)) for column in columns.values()]
+            for item in items
+        ]
+        self.table(list(columns), rows)
 
     def object(self, fields: Mapping[str, object]) -> None:
         """One JSON object on a line of its own."""
@@ -92,9 +238,11 @@ class Output:
 
     def fields(self, pairs: Pairs) -> None:
         """Names and values, one pair a line."""
-        width = max(len(name) for name, _ in pairs)
-        for name, value in pairs:
-            self.line((name.ljust(width + 2), "dim"), show_text(value))
+        several = [(name, value if isinstance(value, list) else [value]) for name, value in pairs]
+        shown = [(name, each) for name, values in several for each in values if each is not None]
+        width = max(len(name) for name, _ in shown)
+        for name, value in shown:
+            self.line((name.ljust(width + 2), "dim"), show_text(show_value("", value)))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Rows under a header.  On a terminal that is too narrow, cells are wrapped."""
@@ -119,7 +267,7 @@ class Output:
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
-        if self._flush:
+        if self.flushes:
             self._stream.flush()
 
 

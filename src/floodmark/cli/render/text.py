@@ -15,7 +15,7 @@ from typing import Final
 
 from rich.cells import cell_len
 
-from floodmark.model import Resolved, Version
+from floodmark.model import KeyRange, Resolved, Version
 from floodmark.model.text import DURATION_UNITS
 from floodmark.model.version import MOMENT_SECONDS_MAX, moment_of
 
@@ -78,6 +78,16 @@ def show_duration(duration: timedelta | None) -> str:
         count, left = divmod(left, size)
         shown += f"{count}{unit}" if count else ""
     return shown or "0s"
+
+
+def show_keys(keys: KeyRange) -> str:
+    """A range of user keys.
+
+    >>> show_keys(KeyRange()), show_keys(KeyRange(b"a", b"b"))
+    ('from the first to the last', 'from a to before b')
+    """
+    start = f"from {show_bytes(keys.start)}" if keys.start else "from the first"
+    return f"{start} to the last" if keys.end is None else f"{start} to before {show_bytes(keys.end)}"
 
 
 def show_place(place: Resolved) -> str:
