@@ -390,7 +390,7 @@ def test_a_feed_that_nobody_runs_is_a_warning_when_it_lags(
     time.advance(2 * 60_000)
     finding = only(site)
     assert (finding.check, finding.message) == ("feeds", "feed 'lake' is 6 min behind")
-    assert finding.advice == "nobody runs it: floodmark feed run lake"
+    assert finding.advice == "no process runs it: floodmark feed run lake"
     site.host.feeds.acquire("lake", "ada", 60)
     assert only(site).advice.startswith("ada runs it; ")
     site.feeds.pause("lake")

@@ -254,7 +254,7 @@ def test_a_sink_that_says_no_for_good_ends_the_run(served: Served, spark: SparkS
 @pytest.mark.usefixtures("users")
 def test_what_cannot_be_run_here_is_refused(served: Served, spark: SparkSession) -> None:
     served.site.feeds.create("copy", "users", "stdout:")
-    with pytest.raises(InvalidArgument, match="nobody sees"):
+    with pytest.raises(InvalidArgument, match="on other machines"):
         run_once(served, spark)
     with pytest.raises(FeedNotFound):
         run_once(served, spark, "nothing")

@@ -6,7 +6,7 @@ for the first time and kept for good: a key that was changed since V is left alo
 an epoch which is written again never overwrites what came later.
 
 All who ask for one epoch get one version, whether they ask at once, after a crash, or elsewhere: it is on
-disk before anybody hears of it.
+disk before the first answer.
 """
 
 from collections.abc import Callable

@@ -270,8 +270,8 @@ class Examination:
             if retentions and held_ms > HELD_MS_MAX:
                 yield _warning(
                     f"{point.name!r} has kept garbage collection back for {_show_age(held_ms)}",
-                    "if nobody needs it, release it: floodmark safepoint release; a feed's goes on with its "
-                    "checkpoint, or with floodmark feed remove",
+                    "if no reader needs it, release it: floodmark safepoint release; a feed's goes on with "
+                    "its checkpoint, or with floodmark feed remove",
                 )
         yield _ok(f"{len(points):,} held")
 
@@ -338,7 +338,7 @@ def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> I
         )
     elif feed.state is FeedState.NORMAL and lag_ms > FEED_LAG_MS_MAX:
         if statistics.holder is None:
-            advice = f"nobody runs it: floodmark feed run {name}"
+            advice = f"no process runs it: floodmark feed run {name}"
         else:
             advice = f"{statistics.holder} runs it; see whether its sink is slow, and give it more --ranges"
         yield _warning(behind, advice)
@@ -414,7 +414,7 @@ class Walk:
         if strays.count:
             yield _warning(
                 f"{strays.count:,} records belong to namespaces that are gone: {strays.show()}",
-                "nobody can read them and they do no harm; please report it",
+                "no reader can reach them and they do no harm; please report it",
             )
         yield _ok(f"{count:,} read, and all are whole")
 

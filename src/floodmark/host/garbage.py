@@ -102,7 +102,7 @@ class GarbageCollection:
             # Looked up in the turn: a namespace made a moment earlier has a say in what is trimmed.
             rows = self._site.catalog.all()
             safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
-            # Before its creation a namespace was empty, and everyone may still know that.
+            # Before its creation a namespace was empty, and readers may still ask for that.
             created = {row.id: row.created_at for row in rows}
             self._node.retention.declare_collected(
                 {

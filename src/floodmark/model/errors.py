@@ -71,7 +71,7 @@ class FloodmarkError(Exception):
         self.details: Mapping[str, object] = details
 
     def again(self) -> Self:
-        """The same error anew, to be raised to someone else or at another time."""
+        """A copy of the error, to raise in another thread or at another time."""
         return type(self)(str(self), **self.details)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Transactions as everybody sees them: their states, who takes part, and how they stand.
+"""Transactions as their callers see them: states, participants and progress.
 
     OPEN ──> COMMITTING ──> COMMITTED
       └────> ABORTING ────> ABORTED

@@ -1,12 +1,12 @@
 """Who may do what: a file of grants, read again while the server runs.
 
 A caller shows a bearer token or a client certificate.  The file holds only the SHA-256 of each token,
-so that reading it lets nobody in; a plain hash is enough, because a token is 256 random bits and not
+so that its readers cannot connect with it; a plain hash is enough, because a token is 256 random bits and not
 a word that could be guessed.  Every entry is one credential with its own rights: two entries of one
 name let a token be rotated without a moment in which neither works.
 
 The file is looked at again at most once a second.  One that cannot be used changes nothing: a slip of
-the editor must neither open the door nor lock everybody out.
+the editor must neither admit all callers nor lock them out.
 """
 
 import hashlib
@@ -322,7 +322,7 @@ def _read_tables(path: Path, content: bytes) -> list[object]:
     tables = document.get("access", [])
     if not isinstance(tables, list) or not tables:
         # An editor that is about to write leaves an empty file for a moment.
-        raise _refuse(path, "no [[access]] entry, so that nobody could get in")
+        raise _refuse(path, "no [[access]] entry, so that no caller would be admitted")
     return tables
 
 

@@ -37,10 +37,9 @@ _Page: TypeAlias = Callable[[], _Answer]
 class HealthServer:
     """Serves GET /metrics, /healthz, /readyz and /health from construction until it is closed.
 
-    Healthy means that the process should go on; ready, that it should get requests.  The page /health is for
-    those who watch the site: it names whatever somebody should look at, such as a link to another site that
-    has fallen silent, of which restarting this process would cure nothing.  Port 0 takes any that is free:
-    `address` says which.
+    Healthy means that the process should go on; ready, that it should get requests.  The page /health
+    lists what an operator should look at and a restart would not cure, such as a link to another site that
+    has fallen silent.  Port 0 takes any that is free: `address` says which.
     """
 
     def __init__(

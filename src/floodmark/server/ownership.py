@@ -11,7 +11,7 @@ server; and it cannot be exchanged, because an id with another mark is that of n
 of the name in the access file, so that a caller whose token is rotated remains the owner.  What was begun by
 a process that has the site open itself has a mark of no caller, and is left to administrators.
 
-An id without a mark was given by a version that knew of no owners.  Its transaction is anybody's, as it was
+An id without a mark was given by a version that knew of no owners.  Every caller may end its transaction, as
 when it was begun: its owner may be in the middle of it, and cannot be told from others.  There are none any
 more when the longest timeout has passed since the upgrade.
 """
@@ -53,8 +53,8 @@ def require_owner(caller: Caller, transaction: str) -> None:
     is_owner = not is_marked or transaction.endswith(f"-{mark_of(caller)}")
     if not (is_owner or caller.may(Role.ADMIN, None)):
         raise NotAllowed(
-            f"transaction {transaction!r:.100} was not begun by {caller.name!r}; whoever began it may commit "
-            "or abort it and acknowledge in it, and so may an administrator of the whole site",
+            f"transaction {transaction!r:.100} was not begun by {caller.name!r}; only the caller that "
+            "began it and administrators of the whole site may commit it, abort it or acknowledge in it",
             caller=caller.name,
             transaction=transaction[:100],
         )

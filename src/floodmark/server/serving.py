@@ -56,7 +56,7 @@ class ServerOptions:
 
     tls_certificate, tls_key   files that prove the server's name; without them nothing is encrypted
     tls_client_root            who may vouch for clients; then every client needs a certificate
-    access                     the access file; without it everybody who can connect may do everything
+    access                     the access file; without it every client that can connect may do everything
     metrics_listen             where /metrics, /healthz and /readyz are served; nowhere if None
     insecure                   whether it may be reached from other machines without TLS and access file
     insecure_metrics           whether the pages under `metrics_listen` may be
@@ -319,7 +319,7 @@ def _require_free(listen: Listen) -> None:
 def _cannot_listen(listen: Listen, reason: str) -> CannotOpen:
     return CannotOpen(
         f"cannot listen on {listen.host}:{listen.port}: {reason}. Choose another port or host, or stop "
-        "whoever has it",
+        "the process that has it",
         host=listen.host,
         port=listen.port,
     )

@@ -31,7 +31,7 @@ _log = logging.getLogger("floodmark.server")
 
 
 class ClientGone(Exception):
-    """The client has gone while the server waited for it, so no one can be told."""
+    """The client has gone while the server waited for it, so there is no answer to send."""
 
 
 class Gate:
@@ -73,7 +73,7 @@ class Gate:
             self.stopping.set()
 
     def wait_empty(self, timeout_seconds: float) -> bool:
-        """Wait until everyone has left; whether they did in time."""
+        """Wait until all calls have ended; whether they did in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._inside == 0, timeout_seconds)
 

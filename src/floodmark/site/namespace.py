@@ -212,7 +212,7 @@ class Namespace:
     ) -> int:
         """Delete the keys in `[start, end)` that are there now; how many were deleted.
 
-        It goes in portions.  A key that someone else writes meanwhile stays.
+        It goes in portions.  A key that another writer writes meanwhile stays.
         """
         keys = self._range(start, end, prefix)
         durable = self._durable if durability is None else check_durability(durability)

@@ -135,7 +135,7 @@ class CounterPolicy(LastWrite):
 
     def compare(self, key: bytes, value: Fields | None, expires_at: int | None) -> bytes:
         raise self._refuse(
-            "compare_and_set", "its records are counters, which nobody sets: add to them with add"
+            "compare_and_set", "its records are counters, which cannot be set: add to them with add"
         )
 
     def join(self, earlier: bytes, later: bytes) -> bytes | None:

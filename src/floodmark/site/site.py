@@ -87,7 +87,7 @@ class Site:
 
     @property
     def host(self) -> Host:
-        """What the site stands on, for everyone who may still use it."""
+        """The host of the site.  Raises Closed once the site is closed."""
         self._require_open()
         return self._host
 

@@ -218,7 +218,7 @@ class Transaction:
         try:
             self.version = self._commit(writes)
         except PartlyDone:
-            # It is committed; someone who takes part has not heard of it yet.
+            # It is committed; a participant has not confirmed it yet.
             self._end(committed=None)
             raise
         except OutcomeUnknown:
@@ -306,7 +306,7 @@ class Transaction:
         try:
             self._transactions.abort(self.id, reason)
         except PartlyDone:
-            # It is decided; someone who takes part has not heard of it yet.
+            # It is decided; a participant has not confirmed it yet.
             return True
         except FloodmarkError:
             return False

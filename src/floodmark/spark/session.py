@@ -99,7 +99,7 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
             yield session
         finally:
             if isinstance(session, SparkSession):
-                # Tasks that end with the session log errors that concern no one.
+                # Tasks that end with the session log errors that mean nothing.
                 with suppress(Exception):
                     session.sparkContext.setLogLevel("OFF")
             session.stop()
@@ -108,7 +108,7 @@ def open_session(options: SparkOptions | None = None, *, name: str = "floodmark"
 def abandon_jobs(session: SparkSession) -> None:
     """Cancel all jobs of a session that is about to be stopped.  May be called from any thread."""
     if isinstance(session, SparkSession):
-        # Cancelled tasks log errors that concern no one.
+        # Cancelled tasks log errors that mean nothing.
         session.sparkContext.setLogLevel("OFF")
         session.sparkContext.cancelAllJobs()
     else:

@@ -85,7 +85,7 @@ def decode_columns(batch: pyarrow.RecordBatch) -> tuple[list[bytes], list[bytes]
 
 
 def require_pairs(batch: pyarrow.RecordBatch) -> None:
-    """Refuse a batch that does not hold what it says, before anybody looks into it.
+    """Refuse a batch that does not hold what it says, before it is read.
 
     A column names places in a buffer; those that come from a stranger may lie outside.
     """

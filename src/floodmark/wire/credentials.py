@@ -1,4 +1,4 @@
-"""What a client shows to a server: a token, a certificate.  Neither is ever shown to anyone else."""
+"""What a client shows to a server: a token, a certificate.  Neither is sent anywhere else."""
 
 import os
 from dataclasses import dataclass, field

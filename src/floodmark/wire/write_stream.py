@@ -94,7 +94,7 @@ class RemoteWriteStream:
             try:
                 line.writer.write_batch(batch)
             except TRANSPORT_ERRORS as error:
-                # Then reading fails as well, and the reader tells everyone; but why is only told once.
+                # Then reading fails as well, and the reader fails all calls; but the cause is only told once.
                 failure = error
             with self._changed:
                 line.failure, line.is_sending = line.failure or failure, False
@@ -215,7 +215,7 @@ class RemoteWriteStream:
         return translated
 
     def _give_up(self, line: "_Line", error: FloodmarkError) -> None:
-        """Tell everyone who waits, and let the next batch begin anew.
+        """Fail all calls that wait, and let the next batch begin anew.
 
         Sending over a stream that has ended may take in answers that were not read yet, and lose them.
         The server says how many there were: what was sent behind these was not done.

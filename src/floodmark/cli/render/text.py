@@ -119,7 +119,7 @@ def show_version(version: Version) -> str:
 
 
 def show_lag(lag_ms: int) -> str:
-    """How far someone is behind, as exactly as it matters.
+    """A lag, as exactly as it matters.
 
     >>> show_lag(7), show_lag(12_345), show_lag(90_061_000)
     ('7 ms', '12.3 s', '1d1h1m1s')

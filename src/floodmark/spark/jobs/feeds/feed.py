@@ -115,7 +115,7 @@ def _require_workers_can(feed: Feed, sinks: Sequence[str]) -> None:
     AllowedSinks(sinks).admit(feed.spec.sink)
     if parse_sink(feed.spec.sink).scheme == "stdout":
         raise InvalidArgument(
-            f"feed {feed.name!r} writes to stdout:, which nobody sees where Spark's tasks run; run it with "
+            f"feed {feed.name!r} writes to stdout:, which Spark's tasks write on other machines; run it with "
             "`floodmark feed run` without Spark"
         )
 
