@@ -124,17 +124,31 @@ def given(**options: Any) -> dict[str, Any]:
 
 # Commands
 
+# What stands for an argument in an example that is derived.
+_SAMPLES: Final = {"SITE": "data/oslo", "DIRECTORY": "data/oslo", "NAMESPACE": "users", "KEY": "ada"}
+
 
 class Commands(typer.Typer):
-    """A group of commands, such as `feed …`."""
+    """A group of commands, such as `feed …`; `sample` is a NAME in its examples."""
+
+    def __init__(self, path: str = "", *, sample: str = "", **more: Any) -> None:
+        super().__init__(**more)
+        self._path = path.split()
+        self._samples = {**_SAMPLES, "NAME": sample}
 
     def command(self, name: str | None = None, **more: Any) -> Callable[[Function], Function]:
-        """Add a function as a command; its docstring is the help."""
+        """Add a function as a command.  Its docstring is the help, with an example if it has none."""
 
         def add(function: Function) -> Function:
+            word, adapted, text = name or function.__name__, adapt(function), getdoc(function) or ""
+            if "\n\nExample" not in text:
+                given = [each.annotation for each in signature(adapted).parameters.values()]
+                words = [each.__metadata__[0].metavar for each in given]
+                samples = [self._samples[each] for each in words if each in self._samples]
+                text += f"\n\nExample:\n  {' '.join(['floodmark', *self._path, word, *samples])}"
             # Examples keep their lines.
-            text = (getdoc(function) or "").replace("\n\nExample", "\n\n\b\nExample")
-            super(Commands, self).command(name or function.__name__, help=text, **more)(adapt(function))
+            text = text.replace("\n\nExample", "\n\n\b\nExample")
+            super(Commands, self).command(word, help=text, **more)(adapted)
             return function
 
         return add

@@ -50,7 +50,7 @@ from floodmark.model import Resolved, Version
 from floodmark.model.errors import Closed, VersionCollected
 from floodmark.model.version import compose
 
-commands = Commands()
+commands = Commands("feed", sample="lake")
 
 SHOW_MS: Final = 1_000
 # Poll interval of --once.
@@ -133,11 +133,9 @@ def list_feeds(site: OpenSite, output: Output) -> None:
     """List the feeds of a site, with how far they are.
 
     The lag is how much would be missing at the sink if the site were lost now.
-
-    Example:
-      floodmark feed list data/oslo
     """
-    found = [_fields(feed, _measure(site, feed)) for feed in site.feeds.list()]
+    resolved, now_ms = site.resolved_version(), site.host.physical_ms()
+    found = [_fields(feed, measure(feed, resolved, now_ms)) for feed in site.feeds.list()]
     columns: dict[str, Column[dict[str, Any]]] = {
         "name": "name",
         "state": "state",
@@ -154,13 +152,9 @@ def list_feeds(site: OpenSite, output: Output) -> None:
 
 @commands.command()
 def show(site: OpenSite, output: Output, name: Name) -> None:
-    """Show a feed: what it does, and how far it is.
-
-    Example:
-      floodmark feed show data/oslo lake
-    """
+    """Show a feed: what it does, and how far it is."""
     feed = site.feeds.show(name)
-    measured = _measure(site, feed)
+    measured = measure(feed, site.resolved_version(), site.host.physical_ms())
     spec, options = feed.spec, feed.spec.options
     rate = "" if options.rate_bytes_max is None else f", at most {options.rate_bytes_max:,} bytes/s"
     snapshot = ", at its snapshot" if feed.is_at_snapshot else ""
@@ -190,9 +184,6 @@ def pause(site: OpenSite, output: Output, name: Name) -> None:
     """Stop a feed; its runner ends within about a second.
 
     Changes that it has not delivered are kept for another 24 hours.
-
-    Example:
-      floodmark feed pause data/oslo lake
     """
     site.feeds.pause(name)
     show(site, output, name)
@@ -253,22 +244,14 @@ def update(
 
 @commands.command()
 def remove(site: OpenSite, output: Output, name: Name) -> None:
-    """Remove a feed: garbage collection waits for it no longer.  What was delivered stays.
-
-    Example:
-      floodmark feed remove data/oslo lake
-    """
+    """Remove a feed: garbage collection waits for it no longer.  What was delivered stays."""
     site.feeds.remove(name)
     output.result({"name": name, "removed": True}, f"removed {name}")
 
 
 @commands.command()
 def rebalance(site: OpenSite, output: Output, name: Name) -> None:
-    """Cut a feed into ranges anew, along the partitions.
-
-    Example:
-      floodmark feed rebalance data/oslo lake
-    """
+    """Cut a feed into ranges anew, along the partitions."""
     site.feeds.rebalance(name)
     show(site, output, name)
 
@@ -458,10 +441,6 @@ def _runner_fields(statistics: RunnerStatistics) -> dict[str, object]:
     fields = plain(statistics)
     del fields["ranges"]
     return {**fields, "ended": False}
-
-
-def _measure(site: floodmark.Site, feed: Feed) -> FeedStatistics:
-    return measure(feed, site.resolved_version(), site.host.physical_ms())
 
 
 def _check_pairs(measured: FeedStatistics) -> list[tuple[str, object]]:

@@ -16,7 +16,7 @@ from floodmark.host.statistics import NamespaceStatistics
 from floodmark.model.errors import NamespaceExists
 from floodmark.site.rewriting import rewrite as rewrite_namespace
 
-commands = Commands()
+commands = Commands("namespace")
 
 _COLUMNS: Final[dict[str, Column[dict[str, object]]]] = {
     "name": "name",
@@ -61,21 +61,13 @@ def create(
 
 @commands.command("list")
 def list_namespaces(site: OpenSite, output: Output) -> None:
-    """List the namespaces of a site, with their settings.
-
-    Example:
-      floodmark namespace list data/oslo
-    """
+    """List the namespaces of a site, with their settings."""
     output.rows([_fields(site, each) for each in site.statistics().namespaces], _COLUMNS)
 
 
 @commands.command()
 def show(site: OpenSite, output: Output, name: NamespaceName) -> None:
-    """Show a namespace's settings, and how far back it can be read.
-
-    Example:
-      floodmark namespace show data/oslo users
-    """
+    """Show a namespace's settings, and how far back it can be read."""
     site.namespace(name)
     found = next(each for each in site.statistics().namespaces if each.name == name)
     output.details(_fields(site, found), _COLUMNS)
@@ -141,9 +133,6 @@ def rewrite(site: OpenSite, output: Output, name: NamespaceName) -> None:
     Records that change meanwhile are left alone, and a second run does no harm. Stop writes to it
     at other sites meanwhile: changes that have not arrived yet would lose. Counters are rewritten
     at every site that shares them.
-
-    Example:
-      floodmark namespace rewrite data/oslo users
     """
     with tracked("rewriting") as track:
         rewritten = rewrite_namespace(site.host, name, lambda read: track("rewriting records", read))

@@ -15,7 +15,7 @@ from floodmark.host.statistics import PartitionStatistics
 from floodmark.model.errors import VersionCollected
 from floodmark.model.version import COUNTER_BITS, physical_ms
 
-commands = Commands()
+commands = Commands("partition")
 
 INTERVALS: Final = 30
 BAR_WIDTH: Final = 16
@@ -25,11 +25,7 @@ Names = dict[int, str]
 
 @commands.command("list")
 def list_partitions(site: OpenSite, output: Output) -> None:
-    """List the partitions in order of keys.
-
-    Example:
-      floodmark partition list data/oslo
-    """
+    """List the partitions in order of keys."""
     names = namespace_names(site)
     output.rows(
         site.partitions(),

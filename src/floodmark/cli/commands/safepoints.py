@@ -5,25 +5,23 @@ from typing import Annotated
 
 import floodmark
 from floodmark.cli.arguments import Commands, OpenSite
+from floodmark.cli.commands.partitions import namespace_names
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.text import show_expiry, show_version
 from floodmark.feed import LIFETIME
 from floodmark.model import Version
 
-commands = Commands()
+commands = Commands("safepoint", sample="before-import")
 
 Name = Annotated[str, "NAME", "The safe point's name."]
 
 
 @commands.command("list")
 def list_safe_points(site: OpenSite, output: Output) -> None:
-    """List the safe points that hold now.
-
-    Example:
-      floodmark safepoint list data/oslo
-    """
+    """List the safe points that hold now."""
+    names = namespace_names(site)
     output.rows(
-        [_fields(site, point) for point in site.safe_points()],
+        [_fields(point, names) for point in site.safe_points()],
         {
             "name": "name",
             "namespace": lambda point: point["namespace"] or "all",
@@ -57,23 +55,18 @@ def hold(
     """
     version = site.now() if at is None else at
     point = site.hold_safe_point(name, version, lifetime=lifetime, namespace=namespace)
-    fields = _fields(site, point)
+    fields = _fields(point, namespace_names(site))
     output.result(fields, f"{name} keeps {show_version(point.version)} until {fields['expires_at']}")
 
 
 @commands.command()
 def release(site: OpenSite, output: Output, name: Name) -> None:
-    """Release a safe point: garbage collection passes it.
-
-    Example:
-      floodmark safepoint release data/oslo before-import
-    """
+    """Release a safe point: garbage collection passes it."""
     site.release_safe_point(name)
     output.result({"name": name, "released": True}, f"released {name}")
 
 
-def _fields(site: floodmark.Site, point: floodmark.SafePoint) -> dict[str, object]:
-    names = {each.id: each.name for each in site.statistics().namespaces}
+def _fields(point: floodmark.SafePoint, names: dict[int, str]) -> dict[str, object]:
     return {
         "name": point.name,
         "namespace": None if point.namespace is None else names.get(point.namespace, f"#{point.namespace}"),

@@ -47,9 +47,6 @@ def gc(site: OpenSite, output: Output) -> None:
 
     Safe points hold it back: see `floodmark safepoint list`. An open site collects garbage by
     itself every ten minutes.
-
-    Example:
-      floodmark gc data/oslo
     """
     with progress("collecting garbage"):
         report = site.collect_garbage()
@@ -67,11 +64,7 @@ def gc(site: OpenSite, output: Output) -> None:
 
 
 def version(output: Output) -> None:
-    """Print the versions of Floodmark, its format and Python.
-
-    Example:
-      floodmark version
-    """
+    """Print the versions of Floodmark, its format and Python."""
     own, python = installed_version("floodmark"), platform.python_version()
     output.result(
         {"floodmark": own, "format": FORMAT, "python": python},

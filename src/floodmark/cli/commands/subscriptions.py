@@ -9,7 +9,7 @@ from floodmark.cli.render.progress import progress
 from floodmark.cli.render.text import json_bytes, show_keys, show_version
 from floodmark.feed.subscription.subscriptions import SubscriptionRow
 
-commands = Commands()
+commands = Commands("subscription", sample="indexer")
 
 Name = Annotated[str, "NAME", "The subscription's name."]
 Since = Annotated[Any, "VERSION|TIME|snapshot|beginning|now", "Where to go on: after this, exclusive."]
@@ -17,11 +17,7 @@ Since = Annotated[Any, "VERSION|TIME|snapshot|beginning|now", "Where to go on: a
 
 @commands.command("list")
 def list_subscriptions(site: OpenSite, output: Output) -> None:
-    """List the subscriptions of a site.
-
-    Example:
-      floodmark subscription list data/oslo
-    """
+    """List the subscriptions of a site."""
     with progress("counting backlogs"):
         found = [_fields(site, row) for row in site.subscriptions.list()]
     output.rows(
@@ -39,11 +35,7 @@ def list_subscriptions(site: OpenSite, output: Output) -> None:
 
 @commands.command()
 def show(site: OpenSite, output: Output, name: Name) -> None:
-    """Show a subscription.
-
-    Example:
-      floodmark subscription show data/oslo indexer
-    """
+    """Show a subscription."""
     row = site.subscriptions.show(name)
     output.details(
         _fields(site, row),
@@ -81,9 +73,6 @@ def remove(site: OpenSite, output: Output, name: Name) -> None:
     """Remove a subscription: garbage collection waits for it no longer.
 
     It must have no consumer at the moment.
-
-    Example:
-      floodmark subscription remove data/oslo indexer
     """
     site.subscriptions.remove(name)
     output.result({"name": name, "removed": True}, f"removed {name}")

@@ -19,7 +19,7 @@ from floodmark.model.errors import InvalidConfiguration
 from floodmark.replication.topology import Topology, parse_topology
 from floodmark.replication.topology_file import render_topology
 
-commands = Commands()
+commands = Commands("topology")
 
 
 @commands.command()

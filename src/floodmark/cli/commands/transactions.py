@@ -13,7 +13,7 @@ from floodmark.log import BatchSettings
 from floodmark.model.transaction import Participant, ParticipantKind
 from floodmark.model.version import COUNTER_BITS
 
-commands = Commands()
+commands = Commands("txn")
 logs = Commands(help="List and show the logs of transactions.")
 commands.add_typer(logs, name="log")
 
