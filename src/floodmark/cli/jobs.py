@@ -211,39 +211,23 @@ def load(module: str) -> Any:
         ) from error
 
 
-class Bars:
+class Bars(Progress):
     """The progress of a job: one bar a stage, on a terminal only."""
 
     def __init__(self, what: str, doing: str = "starting Spark") -> None:
         console = console_on(sys.stderr)
-        self._display = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f}/{task.fields[known]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._what = what
-        self._doing = doing
-
-    def __enter__(self) -> "Bars":
-        self._display.start()
-        self._tasks[self._what] = self._display.add_task(
-            f"{self._what}: {self._doing}", total=None, known="?"
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._display.stop()
+        count = TextColumn("{task.completed:,.0f}/{task.fields[known]}")
+        columns = (TextColumn("{task.description}"), BarColumn(), count, TimeElapsedColumn())
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._stages: dict[str, TaskID] = {}
+        self._first: TaskID | None = self.add_task(f"{what}: {doing}", total=None, known="?")
 
     def report(self, stage: str, done: int, total: int | None) -> None:
         """Show how far a stage is."""
-        if self._what in self._tasks:
-            self._display.remove_task(self._tasks.pop(self._what))
+        if self._first is not None:
+            self.remove_task(self._first)
+            self._first = None
         known = "?" if total is None else f"{total:,}"
-        if stage not in self._tasks:
-            self._tasks[stage] = self._display.add_task(stage, total=total, known=known)
-        self._display.update(self._tasks[stage], completed=done, total=total, known=known)
+        if stage not in self._stages:
+            self._stages[stage] = self.add_task(stage, total=total, known=known)
+        self.update(self._stages[stage], completed=done, total=total, known=known)

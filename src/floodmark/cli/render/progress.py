@@ -50,15 +50,8 @@ def tracked(what: str, *, seconds: float = PROGRESS_SECONDS) -> Iterator[Callabl
 @contextmanager
 def _display(what: str, count: str, seconds: float) -> Iterator[Progress]:
     console = console_on(sys.stderr)
-    display = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TextColumn(count),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn(count), TimeElapsedColumn())
+    display = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     display.add_task(what, total=None)
     timer = Timer(seconds, display.start)
     timer.daemon = True
