@@ -84,7 +84,7 @@ def restore(
       floodmark restore backups/users data/lund users --join
       floodmark restore backups/users data/oslo users --rejoin --topology topology.toml
     """
-    wanted = check_range(**keys.given())
+    wanted = check_range(keys.start_key or b"", keys.end_key, keys.prefix)
     if (join or rejoin) and (
         (join and rejoin) or at is not None or wanted != KeyRange() or rejoin is not (topology is not None)
     ):

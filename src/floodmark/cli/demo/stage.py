@@ -1,6 +1,5 @@
 """The account of the demo: its steps, their claims, and whether they held."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -63,13 +62,6 @@ class Stage:
             self._console.print(line, soft_wrap=False)
         else:
             self._console.print(Text.assemble("    ", *parts))
-
-    def table(self, *rows: Sequence[object]) -> None:
-        """Rows with their columns under each other."""
-        cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row in cells:
-            self.say("  ".join(map(str.ljust, row, widths)).rstrip())
 
     def command(self, *words: str) -> None:
         """The command that does what comes next."""

@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from itertools import count, islice
-from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from threading import Event, Timer
@@ -127,23 +126,22 @@ class DemoPair:
         self.sent: Counter[str] = Counter()
         self.people, self._links = DemoThreads(), DemoThreads()
         self._ending = ending
-        self._session: Any = None
         self._numbers = {name: count() for name in PEOPLE}
         for server in self.servers.values():
             ending.callback(server.stop)
 
+    @cached_property
     def spark(self) -> Any:
-        """A session on this machine, which is started when it is first asked for."""
-        if self._session is None:
-            self._session = self._ending.enter_context(open_session(spark_options()))
-            self._ending.callback(self._links.stop)
-        return self._session
+        """A session on this machine."""
+        session = self._ending.enter_context(open_session(spark_options()))
+        self._ending.callback(self._links.stop)
+        return session
 
     def start_links(self, transform: Callable[[Any], Any] | None = None) -> None:
         """Replicate in both directions; return when both links have caught up."""
         self._links.stop()
         topology: Any = self.servers["oslo"].site.topology()
-        replicate = partial(replicate_topology, topology, site_addresses(topology), spark=self.spark())
+        replicate = partial(replicate_topology, topology, site_addresses(topology), spark=self.spark)
         self._links.run(lambda stop: replicate(stop=stop, transform=transform))
         self.wait_arrived()
 
@@ -234,26 +232,25 @@ def serve_two_sites(stage: Stage, pair: DemoPair) -> None:
 def survive_a_kill(stage: Stage, pair: DemoPair) -> None:
     """kill -9 in the middle of writing, and a look at what is left."""
     stage.begin("crash", "A server is killed while it takes writes")
-    oslo, acknowledged = pair.servers["oslo"], Counter[str]()
+    oslo, written = pair.servers["oslo"], 0
 
     def write(_stop: Event) -> None:
+        nonlocal written
         namespace = oslo.site.create_namespace(DRAFTS)
         with suppress(floodmark.FloodmarkError):  # the server is gone
             for first in count(0, BATCH):
                 namespace.put_many(dict(map(_draft, range(first, first + BATCH))))
-                acknowledged[DRAFTS] += BATCH
+                written = first + BATCH
 
     with stage.working("writing until the server is gone"):
-        writing = DemoThreads()
-        writing.run(write)
-        pair.wait(lambda: acknowledged[DRAFTS] >= DRAFTS_MIN)
+        pair.people.run(write)
+        pair.wait(lambda: written >= DRAFTS_MIN)
         assert oslo.process is not None
         stage.command(f"kill -9 {oslo.process.pid}")
         oslo.stop(kill=True)
-        writing.stop()
+        pair.people.stop()
         began = monotonic()
         oslo.start()
-    written = acknowledged[DRAFTS]
     stage.say(f"{written:,} writes were acknowledged; it is back after {monotonic() - began:.1f} s")
     drafts = dict(oslo.site.namespace(DRAFTS).scan())
     kept = sum(drafts.get(key) == value for key, value in map(_draft, range(written)))
@@ -275,20 +272,15 @@ def copy_both_ways(stage: Stage, pair: DemoPair) -> None:
         Event().wait(TRAFFIC_SECONDS)
         pair.stop_people()
     links, sent = pair.links(), pair.sent.total()
-    _show(stage, links, "source", "namespace", "changes", "lag_ms_p50", "lag_ms_p99", "intervals_checked")
-    lag_p50 = max(link.lag_ms_p50 or 0 for link in links)
-    lag_p99 = max(link.lag_ms_p99 or 0 for link in links)
+    for link in links:
+        stage.say(f"{link.changes:,} changes of {link.namespace} came from {link.source}")
+    p50, p99 = (max(getattr(link, f"lag_ms_p{each}") or 0 for link in links) for each in (50, 99))
     checked = sum(link.intervals_checked for link in links)
     is_sound = checked > 0 and not any(link.intervals_wrong for link in links)
     stage.check(f"{checked} heartbeats came through, and vouch that no change was lost", is_sound)
     check_unread(stage, pair)
-    stage.sum_up(
-        f"{sent:,} messages in both directions; lag p50 {lag_p50:,} ms, p99 {lag_p99:,} ms",
-        messages=sent,
-        lag_ms_p50=lag_p50,
-        lag_ms_p99=lag_p99,
-        heartbeats_checked=checked,
-    )
+    figures = {"messages": sent, "lag_ms_p50": p50, "lag_ms_p99": p99, "heartbeats_checked": checked}
+    stage.sum_up(f"{sent:,} messages in both directions; lag p50 {p50:,} ms, p99 {p99:,} ms", **figures)
 
 
 def check_unread(stage: Stage, pair: DemoPair) -> None:
@@ -307,7 +299,8 @@ def agree(stage: Stage, pair: DemoPair) -> None:
     """Sites that have exchanged everything hold the same."""
     stage.begin("verify", "Do the sites agree? Every key is compared")
     found = compare(stage, pair)
-    compared = check_agreement(stage, found)
+    compared = sum(each.compared for each in found.pairs)
+    stage.check(f"all {compared:,} keys agree", found.outcome == "agree" and found.lag == 0)
     messages = sum(each.compared for each in found.pairs if each.namespace == MESSAGES)
     stage.check("all messages that were sent are among them", messages == pair.sent.total())
     seconds = round(found.seconds, 1)
@@ -367,9 +360,10 @@ def mend(stage: Stage, pair: DemoPair) -> None:
     stage.check("rome has the message, with the stamp that it got in oslo", same)
     with stage.working("the people have stopped; the last changes are on their way"):
         pair.stop_people()
-    compared = check_agreement(stage, compare(stage, pair))
+    found = compare(stage, pair)
+    stage.check("all keys agree", found.outcome == "agree" and found.lag == 0)
     check_unread(stage, pair)
-    stage.sum_up(f"1 key repaired, and the sites agree on all {compared:,} keys", repaired=repaired)
+    stage.sum_up("1 key repaired, and the sites agree on all keys again", repaired=repaired)
 
 
 def compare(stage: Stage, pair: DemoPair, *, repair: bool = False) -> VerifySummary:
@@ -377,23 +371,13 @@ def compare(stage: Stage, pair: DemoPair, *, repair: bool = False) -> VerifySumm
     urls = [server.url for server in pair.servers.values()]
     stage.command("floodmark verify", *urls, *(["--repair"] if repair else []))
     with stage.working("comparing"):
-        found = verify([SiteAddress(location=url) for url in urls], repair=repair, spark=pair.spark())
-    _show(stage, found.pairs, "namespace", "left", "right", "compared", "agree", "lag", "drift")
+        found = verify([SiteAddress(location=url) for url in urls], repair=repair, spark=pair.spark)
+    for pair_found in found.pairs:
+        counts = f"{pair_found.agree:,} agree, {pair_found.lag:,} are under way, {pair_found.drift:,} differ"
+        stage.say(f"{pair_found.namespace}: {pair_found.compared:,} keys compared, {counts}")
     for each in found.sample:
         stage.say(("drift  ", "red"), f"{each.namespace}  {each.drift.key.decode()}  {each.drift.verdict}")
     return found
-
-
-def check_agreement(stage: Stage, found: VerifySummary) -> int:
-    """Claim that all keys agree; how many were compared."""
-    compared = sum(each.compared for each in found.pairs)
-    stage.check(f"all {compared:,} keys agree", found.outcome == "agree" and found.lag == 0)
-    return compared
-
-
-def _show(stage: Stage, items: Sequence[Any], *names: str) -> None:
-    """Some attributes of each item, under a header."""
-    stage.table([name.replace("_", " ") for name in names], *map(attrgetter(*names), items))
 
 
 def _draft(number: int) -> tuple[bytes, bytes]:
@@ -402,12 +386,6 @@ def _draft(number: int) -> tuple[bytes, bytes]:
 
 STEPS: Final[list[Callable[[Stage, DemoPair], None]]] = [
     *(serve_two_sites, survive_a_kill, copy_both_ways, agree, lose_a_change, find_the_loss, mend)
-]
-_NEXT: Final = [
-    ("floodmark demo --directory demo-sites", "once more, and keep the sites"),
-    ("floodmark replicate --help", "sites of your own"),
-    ("floodmark verify --help", "a proof that they agree"),
-    ("floodmark --help", "all commands"),
 ]
 
 
@@ -432,7 +410,8 @@ def perform(stage: Stage, home: Path, *, kept: bool) -> dict[str, object]:
     style = "bold green" if stage.passed else "bold red"
     stage.say((f"{sum(held)} of {len(held)} checks held, in {seconds:.0f} s", style))
     stage.heading(("Try next", "bold"))
-    stage.table(*(_next_for_kept(pair) if kept else _NEXT))
+    for line in _next(pair, kept=kept):
+        stage.say(line)
     return {
         "passed": stage.passed,
         "seconds": round(seconds, 1),
@@ -441,12 +420,15 @@ def perform(stage: Stage, home: Path, *, kept: bool) -> dict[str, object]:
     }
 
 
-def _next_for_kept(pair: DemoPair) -> list[tuple[str, str]]:
+def _next(pair: DemoPair, *, kept: bool) -> list[str]:
+    """Commands to try."""
+    if not kept:
+        return ["floodmark demo --directory demo-sites", "floodmark replicate --help", "floodmark --help"]
     home, (oslo, rome) = quote(str(pair.home)), pair.servers.values()
     return [
-        (f"floodmark scan {home}/rome {MESSAGES} --prefix ada+grace/ --limit 5", "a conversation"),
-        (f"floodmark serve {home}/oslo --listen {oslo.listen} &", "serve the sites again,"),
-        (f"floodmark serve {home}/rome --listen {rome.listen} &", "where the topology says that they are"),
-        (f"floodmark replicate --topology {home}/{TOPOLOGY_FILE} &", "replicate between them"),
-        (f"floodmark verify {oslo.url} {rome.url}", "and see that they agree"),
+        f"floodmark scan {home}/rome {MESSAGES} --prefix ada+grace/ --limit 5",
+        f"floodmark serve {home}/oslo --listen {oslo.listen} &",
+        f"floodmark serve {home}/rome --listen {rome.listen} &",
+        f"floodmark replicate --topology {home}/{TOPOLOGY_FILE} &",
+        f"floodmark verify {oslo.url} {rome.url}",
     ]
