@@ -204,6 +204,7 @@ def test_watch_serves_what_it_has_found() -> None:
     found = VerifyMetrics()
 
     def page(path: str) -> str:
+        assert server is not None
         host, port = server.address
         try:
             with urlopen(f"http://{host}:{port}{path}", timeout=10) as answer:
@@ -220,7 +221,7 @@ def test_watch_serves_what_it_has_found() -> None:
         assert 'floodmark_verify_outcome{outcome="drift"} 1.0' in page("/metrics")
 
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    with verifying._serve(found, "127.0.0.1:0") as server:
+    with verifying._serving(found, verifying.WatchOptions(metrics="127.0.0.1:0")) as server:
         assert (
             verifying._watch(passes(), Output(json=True, stream=stream), found, Event(), []) is Outcome.DRIFT
         )

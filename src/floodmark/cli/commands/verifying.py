@@ -1,7 +1,8 @@
 """verify: whether sites agree, and which keys differ; its summary for people, programs and Prometheus."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Lock
@@ -56,8 +57,46 @@ _COLUMNS: Final[dict[str, Column["PairSummary"]]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnceOptions:
+    """The options of a single pass."""
+
+    repair: Annotated[bool, "Give every key that has drifted its winner back."] = False
+    history: Annotated[bool, "Walk the change logs too, for what was lost and written over."] = False
+    report: Annotated[str | None, "DIRECTORY", "Parquet with a row for each key that has drifted."] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """The options of passes that go on until Ctrl-C."""
+
+    watch: Annotated[bool, "Compare again and again what has changed, until Ctrl-C."] = False
+    every: Annotated[
+        timedelta | None, "DURATION", "With --watch: the pause between two passes.", {"show_default": "10s"}
+    ] = None
+    whole_every: Annotated[
+        timedelta | None, "DURATION", "With --watch: how often everything is read.", {"show_default": "24h"}
+    ] = None
+    metrics: Annotated[
+        str | None, "HOST:PORT", "With --watch: where to serve /metrics and /health over HTTP."
+    ] = None
+    insecure_metrics: InsecureMetrics = False
+
+    def check(self, once: OnceOptions) -> None:
+        """Refuse options that exclude each other."""
+        if self.watch and once != OnceOptions():
+            raise Usage(
+                "--watch only looks; --repair, --history and --report belong to a single pass",
+                "floodmark verify SITE SITE --repair",
+            )
+        if any((self.every, self.whole_every, self.metrics)) and not self.watch:
+            raise Usage("--every, --whole-every and --metrics belong to --watch", "floodmark verify --help")
+
+
 def verify(
     output: Output,
+    once: OnceOptions,
+    watching: WatchOptions,
     spark: SparkChoice,
     locations: Annotated[
         list[str] | None,
@@ -69,9 +108,6 @@ def verify(
         "NAMESPACE",
         "May be given several times; all that the sites share if not said.",
     ] = None,
-    repair: Annotated[bool, "Give every key that has drifted its winner back."] = False,
-    history: Annotated[bool, "Walk the change logs too, for what was lost and written over."] = False,
-    report: Annotated[str | None, "DIRECTORY", "Parquet with a row for each key that has drifted."] = None,
     sample: Annotated[int, "N", "Print so many keys that have drifted.", {"min": 0}] = 20,
     max_lag: Annotated[
         timedelta | None,
@@ -79,17 +115,6 @@ def verify(
         "Lag is not believed where a site has not heard of another for so long.",
         {"show_default": "60s"},
     ] = None,
-    watch: Annotated[bool, "Compare again and again what has changed, until Ctrl-C."] = False,
-    every: Annotated[
-        timedelta | None, "DURATION", "With --watch: the pause between two passes.", {"show_default": "10s"}
-    ] = None,
-    whole_every: Annotated[
-        timedelta | None, "DURATION", "With --watch: how often everything is read.", {"show_default": "24h"}
-    ] = None,
-    metrics: Annotated[
-        str | None, "HOST:PORT", "With --watch: where to serve /metrics and /health over HTTP."
-    ] = None,
-    insecure_metrics: InsecureMetrics = False,
 ) -> None:
     """Say whether sites agree, and which keys have drifted apart.
 
@@ -113,39 +138,28 @@ def verify(
     named = locations or []
     if (topology is None) == (not named) or 0 < len(named) < SITES_MIN:
         raise Usage("name two sites or more, or a topology", "floodmark verify --help")
-    if watch and (repair or history or report is not None):
-        raise Usage(
-            "--watch only looks; --repair, --history and --report belong to a single pass",
-            "floodmark verify SITE SITE --repair",
-        )
-    if any((every, whole_every, metrics)) and not watch:
-        raise Usage("--every, --whole-every and --metrics belong to --watch", "floodmark verify --help")
+    watching.check(once)
     members = None if topology is None else read_topology(topology)
     asked: dict[str, Any] = {"sample": sample, **given(max_lag=max_lag)}
-    output.flushes = watch
+    output.flushes = watching.watch
     found, doubts = VerifyMetrics(), list[str]()
-    with (
-        nullcontext() if metrics is None else _serve(found, metrics, insecure=insecure_metrics),
-        reach(*named, doubts=doubts) as reached,
-    ):
+    with _serving(found, watching), reach(*named, doubts=doubts) as reached:
         if doubts and len(reached) < SITES_MIN:
             summary = load(JOBS).VerifySummary(sites=[], pairs=[], doubts=doubts)
             print_verification(output, summary)
             raise typer.Exit(EXIT_CODES[summary.outcome])
-        with _telling_of_repairs(repair), spark_job(spark, "verify") as job:
+        with _telling_of_repairs(once.repair), spark_job(spark, "verify") as job:
             addresses = reached
             if members is not None:
                 addresses = list(job.functions.site_addresses(members, **shared_credentials()).values())
-            if watch:
-                asked |= {"stop": job.stop, **given(every=every, whole_every=whole_every)}
-                outcome = _watch(
-                    job.run("watch", addresses, namespace, **asked), output, found, job.stop, doubts
-                )
+            if watching.watch:
+                asked |= given(every=watching.every, whole_every=watching.whole_every, stop=job.stop)
+                passes = job.run("watch", addresses, namespace, **asked)
+                outcome = _watch(passes, output, found, job.stop, doubts)
             else:
-                asked |= {"report": report, "history": history, "repair": repair}
-                summary = _with(doubts, job.run("verify", addresses, namespace, **asked))
+                summary = _with(doubts, job.run("verify", addresses, namespace, **asked, **vars(once)))
                 outcome = summary.outcome
-    if not watch:
+    if not watching.watch:
         print_verification(output, summary)
     raise typer.Exit(EXIT_CODES[outcome])
 
@@ -187,19 +201,24 @@ def _watch(
     return outcome or Outcome.UNKNOWN
 
 
-def _serve(found: "VerifyMetrics", listen: str, *, insecure: bool = False) -> HealthServer:
-    where = parse_listen(listen)
-    require_safe_metrics(where.host, insecure=insecure)
-    server = HealthServer(
+@contextmanager
+def _serving(found: "VerifyMetrics", options: WatchOptions) -> Iterator[HealthServer | None]:
+    """Serve the metrics, if that is asked for."""
+    if options.metrics is None:
+        yield None
+        return
+    where = parse_listen(options.metrics)
+    require_safe_metrics(where.host, insecure=options.insecure_metrics)
+    with HealthServer(
         where.host,
         where.port,
         metrics=found.render,
         is_healthy=lambda: None,
         is_ready=lambda: None if found.has_looked else "the first pass is under way",
         find_alarms=found.find_alarms,
-    )
-    note("metrics on http://{}:{}/metrics".format(*server.address))
-    return server
+    ) as server:
+        note("metrics on http://{}:{}/metrics".format(*server.address))
+        yield server
 
 
 # For people and programs

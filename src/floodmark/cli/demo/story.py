@@ -18,11 +18,11 @@ from itertools import count, islice
 from pathlib import Path
 from shlex import quote
 from threading import Event, Timer
-from time import monotonic
 from typing import Any, Final
 
 import floodmark
 from floodmark.cli.demo.stage import Stage
+from floodmark.clock import monotonic_ms
 from floodmark.spark import SiteAddress, SparkOptions, open_session
 from floodmark.spark.jobs import VerifySummary, replicate_topology, site_addresses, verify
 
@@ -184,14 +184,14 @@ class DemoPair:
 
     def wait(self, condition: Callable[[], bool]) -> float:
         """Wait until a condition holds; how many seconds it took."""
-        began = monotonic()
+        began = _seconds()
         while not condition():
-            if monotonic() - began > WAIT_SECONDS_MAX:
+            if _seconds() - began > WAIT_SECONDS_MAX:
                 stalled = next((link.stalled for link in self.links() if link.stalled), None)
                 reason = stalled or "no reason was reported; try again when the machine is less busy"
                 raise floodmark.Retryable(f"nothing has come of it in {WAIT_SECONDS_MAX:.0f} s: {reason}")
             Event().wait(LOOK_SECONDS)
-        return monotonic() - began
+        return _seconds() - began
 
     def require_well(self) -> None:
         """Raise the error of the links or of the people."""
@@ -249,9 +249,9 @@ def survive_a_kill(stage: Stage, pair: DemoPair) -> None:
         stage.command(f"kill -9 {oslo.process.pid}")
         oslo.stop(kill=True)
         pair.people.stop()
-        began = monotonic()
+        began = _seconds()
         oslo.start()
-    stage.say(f"{written:,} writes were acknowledged; it is back after {monotonic() - began:.1f} s")
+    stage.say(f"{written:,} writes were acknowledged; it is back after {_seconds() - began:.1f} s")
     drafts = dict(oslo.site.namespace(DRAFTS).scan())
     kept = sum(drafts.get(key) == value for key, value in map(_draft, range(written)))
     stage.check(f"all {written:,} are there", 0 < written == kept)
@@ -380,6 +380,10 @@ def compare(stage: Stage, pair: DemoPair, *, repair: bool = False) -> VerifySumm
     return found
 
 
+def _seconds() -> float:
+    return monotonic_ms() / 1000
+
+
 def _draft(number: int) -> tuple[bytes, bytes]:
     return b"draft-%06d" % number, b"draft %d" % number
 
@@ -393,7 +397,7 @@ def perform(stage: Stage, home: Path, *, kept: bool) -> dict[str, object]:
     """Run the steps in a directory; the account of it."""
     home.mkdir(parents=True, exist_ok=True)
     stage.heading(("Floodmark", "bold"), "  two sites, Spark between them, and every claim checked")
-    began = monotonic()
+    began = _seconds()
     with ExitStack() as ending:
         # So that the servers end with the demo.
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -402,7 +406,7 @@ def perform(stage: Stage, home: Path, *, kept: bool) -> dict[str, object]:
         for step in STEPS:
             pair.require_well()
             step(stage, pair)
-    seconds = monotonic() - began
+    seconds = _seconds() - began
     stage.heading(("Summary", "bold"))
     for done in stage.steps:
         stage.say(stage.mark(done.passed), f" {done.outcome}")
