@@ -45,7 +45,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.named.feeds import Feed, FeedSpec, FeedState, FeedStatistics, SinkOptions, measure
 from floodmark.feed.named.runner import FeedRunner, RunnerStatistics
 from floodmark.feed.reading.items import OnCorrupt
-from floodmark.feed.sinks import parse_sink
+from floodmark.feed.sinks.base import parse_sink
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Closed, VersionCollected
 from floodmark.model.version import compose
