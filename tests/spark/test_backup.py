@@ -37,7 +37,6 @@ from floodmark.model.errors import (
 from floodmark.site import Namespace, Site
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.backup import PLAN, backup, find_position, list_backups
-from floodmark.spark.jobs.backups.check import check_backup
 from floodmark.spark.jobs.backups.manifest import (
     FORMAT,
     MANIFEST,
@@ -46,6 +45,7 @@ from floodmark.spark.jobs.backups.manifest import (
     encode_document,
     read_manifests,
 )
+from floodmark.spark.jobs.backups.parts import check_backup
 from floodmark.spark.jobs.backups.restore import restore
 
 

@@ -13,8 +13,8 @@ from tests.spark.support_kill import Arguments, Point, run_job
 from floodmark.files.directory import directory_at
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs.backups.backup import PLAN, backup, list_backups
-from floodmark.spark.jobs.backups.check import check_backup
 from floodmark.spark.jobs.backups.manifest import Plan, decode_document
+from floodmark.spark.jobs.backups.parts import check_backup
 from floodmark.spark.jobs.backups.restore import restore
 
 KEYS = 4_000

@@ -22,7 +22,7 @@ from floodmark.model.change import Change, Stamp
 from floodmark.model.errors import InvalidOption, NamespaceNotFound, VersionCollected, VersionInFuture
 from floodmark.model.version import Version, compose, moment_of, physical_ms
 from floodmark.site import Namespace, Site
-from floodmark.spark.source.changes import ChangeInterval
+from floodmark.spark.source.reading import ChangeInterval
 from floodmark.spark.source.schemas import CHANGES
 
 Rows = list[dict[str, Any]]

@@ -29,11 +29,11 @@ from floodmark.model.version import VERSION_MAX
 from floodmark.server import serve
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import export, run_feed
-from floodmark.spark.jobs.exports.files import HISTORY, FileWriter
-from floodmark.spark.source.changes import ChangeInterval, read_interval
-from floodmark.spark.source.rows import RowFormat
+from floodmark.spark.jobs.exports.frames import HISTORY, FileWriter
+from floodmark.spark.source.options import CHANGES, HEARTBEATS, read_options
+from floodmark.spark.source.reading import ChangeInterval, read_interval
+from floodmark.spark.source.rows import CountedRows, add_counted
 from floodmark.spark.source.schemas import COUNTED
-from floodmark.spark.source.special import CountedRows, add_counted
 
 LOST: Final = b"lost"
 
@@ -80,7 +80,9 @@ class Reading:
         host = self._site.host
         namespace = host.namespaces.find_namespace("users").id
         prefix, until = encode_namespace(namespace), self._site.resolved_version()
-        rows = RowFormat(COUNTED, None, self._site.id)
+        given = {**self._address.options(), "path": self._address.location, "namespace": "users"}
+        given |= {"heartbeats": "true", "beforeImages": str(before_images)}
+        options = read_options(given, CHANGES | {HEARTBEATS})
         whole = KeyRange(prefix, prefix_end(prefix))
         ranges = [
             within for each in host.router.maps.map.partitions if (within := each.range.intersect(whole))
@@ -89,9 +91,7 @@ class Reading:
         for keys in ranges:
             for since, end in pairwise(borders):
                 interval = ChangeInterval(namespace, keys, since, end, host.physical_ms(), self._site.id)
-                yield list(
-                    read_interval(self._address, interval, rows, before_images=before_images, heartbeats=True)
-                )
+                yield list(read_interval(options, COUNTED, interval))
         self._since = until
 
 

@@ -13,7 +13,7 @@ from floodmark.model.errors import (
     StorageFull,
     Unreachable,
 )
-from floodmark.spark.source.delivery import BATCHES_IN_FLIGHT_MAX, BatchSender
+from floodmark.spark.source.writing import BATCHES_IN_FLIGHT_MAX, BatchSender
 
 Rows = Mapping[bytes, bytes]
 

@@ -43,7 +43,7 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import common_cut, export, read_export
-from floodmark.spark.jobs.exports.files import ExportFile, FileWriter
+from floodmark.spark.jobs.exports.frames import ExportFile, FileWriter
 from floodmark.spark.jobs.exports.parquet import ParquetTarget
 from floodmark.spark.jobs.exports.state import ExportIdentity, ExportView, only_writer
 

@@ -31,7 +31,7 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import FeedRunSummary, run_feed
-from floodmark.spark.jobs.feeds.tasks import LeaseWatch
+from floodmark.spark.jobs.feed import LeaseWatch
 
 ANYWHERE = ("parquet:",)
 

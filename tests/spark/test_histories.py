@@ -9,12 +9,16 @@ from floodmark.model.errors import LimitExceeded
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.spark import SiteAddress
-from floodmark.spark.jobs.verifying import histories
-from floodmark.spark.jobs.verifying.comparing import NamespaceViews, RangeComparison, SiteView, walk_range
+from floodmark.spark.jobs.verifying.comparing import (
+    CHANGES_MAX,
+    RangeComparison,
+    SiteView,
+    walk_range,
+)
 
 
 def walk(
-    sites: Sites, namespace: str, since: Version = 0, changes_max: int = histories.CHANGES_MAX
+    sites: Sites, namespace: str, since: Version = 0, changes_max: int = CHANGES_MAX
 ) -> list[Difference]:
     """Walk through the histories of a namespace at all sites."""
     views = [
@@ -28,7 +32,7 @@ def walk(
         )
         for site in sites.sites.values()
     ]
-    work = RangeComparison(namespace=NamespaceViews(namespace=namespace, views=views), keys=KeyRange())
+    work = RangeComparison(namespace=namespace, views=views, keys=KeyRange())
     hosts = [site.host for site in sites.sites.values()]
     return list(walk_range(work, hosts, since, changes_max=changes_max))
 

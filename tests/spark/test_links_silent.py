@@ -21,9 +21,9 @@ from floodmark.replication.step import LinkStep
 from floodmark.replication.topology import parse_topology
 from floodmark.site import Site
 from floodmark.site.address import SiteAddress
+from floodmark.spark import links as spark_links
 from floodmark.spark.jobs import replicate_topology
-from floodmark.spark.links import steps
-from floodmark.spark.links.steps import (
+from floodmark.spark.links import (
     WORKER_SITES,
     AppliedPart,
     LinkPart,
@@ -166,15 +166,15 @@ def test_work_is_left_behind_when_a_site_falls_silent_and_goes_on_while_all_answ
 def write_step(link: LinkOptions, step: LinkStep, place: int = 0) -> AppliedPart:
     """What a task says that reads and applies a step of a link, which stands at a place among the others."""
     links = [link] * (place + 1)
-    part = LinkPart(StepOfLink(place, step), [Piece(0, KeyRange())])
-    return LinksWriter(links).write(LinksReader(links, direct=True).read(part))
+    part = LinkPart(StepOfLink(place, step, pieces=(Piece(0, KeyRange()),)))
+    return LinksWriter(links).write(LinksReader(links).read(part))
 
 
 def test_a_commit_leaves_a_silent_target_behind(
     pair: Pair, silent: SiteAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sites = SlowSites(silent)
-    monkeypatch.setattr(steps, "WORKER_SITES", sites)
+    monkeypatch.setattr(spark_links, "WORKER_SITES", sites)
     to_silent = LinkOptions(
         source_id=pair.oslo.id, source=pair.link.source, target=silent, namespaces=("users",)
     )

@@ -21,7 +21,6 @@ from floodmark.model.errors import (
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.spark.jobs.backups.check import compare_files, find_strange_files
 from floodmark.spark.jobs.backups.manifest import (
     FORMAT,
     MANIFEST,
@@ -39,6 +38,7 @@ from floodmark.spark.jobs.backups.manifest import (
     read_manifest,
     read_manifests,
 )
+from floodmark.spark.jobs.backups.parts import compare_files, find_strange_files
 
 NAMESPACE = NamespaceRow(id=7, name="users", merge="last_write", ttl_ms=None, retention_ms=5, created_at=3)
 
@@ -155,7 +155,7 @@ def test_the_parts_that_lead_to_a_version_are_chosen(
     at: Version | None, expected: list[tuple[int, int]]
 ) -> None:
     chain, version = choose_chain(reversed(PARTS), at, "here")
-    assert [(part.since, part.version) for part in (chain.full, *chain.changes)] == expected
+    assert [(part.since, part.version) for part in chain.parts] == expected
     assert version == (at or 50)
 
 

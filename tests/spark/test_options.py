@@ -1,6 +1,5 @@
 """Options are read on the driver; what is wrong with one is said by its name, and no secret is repeated."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -9,10 +8,9 @@ from tests.spark.support_read import open_source
 from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import compose, physical_ms
-from floodmark.spark.source.changes import changes_schema, open_changes_reader, read_changes_options
-from floodmark.spark.source.options import CHANGES, SNAPSHOT, Options, reads_changes
+from floodmark.spark.source.options import CHANGES, SNAPSHOT, Options, read_options, reads_changes
+from floodmark.spark.source.reading import changes_schema, open_changes_reader
 from floodmark.spark.source.schemas import COUNTED, RECORDS
-from floodmark.spark.source.snapshot import read_snapshot_options
 from floodmark.spark.source.stream import open_stream_reader
 
 URL = "grpc://127.0.0.1:1"
@@ -20,18 +18,19 @@ BASE = {"path": URL, "namespace": "users"}
 
 
 def test_case_of_names_does_not_matter() -> None:
-    options = read_snapshot_options({"PATH": URL, "nameSpace": "users", "VERSIONASOF": "7", "Rows": "ALL"})
+    given = {"PATH": URL, "nameSpace": "users", "VERSIONASOF": "7", "Rows": "ALL"}
+    options = read_options(given, SNAPSHOT)
     assert (options.address.location, options.namespace, options.at, options.rows) == (URL, "users", 7, "all")
 
 
 def test_unknown_option_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(InvalidOption, match=r"no option 'versonasof' here; did you mean versionAsOf\?"):
-        read_snapshot_options(BASE | {"versonasof": "1"})
+        read_options(BASE | {"versonasof": "1"}, SNAPSHOT)
 
 
 def test_unknown_option_like_no_other_is_refused_with_all_of_them() -> None:
     with pytest.raises(InvalidOption, match="there are: endKey, metadata"):
-        read_snapshot_options(BASE | {"q": "1"})
+        read_options(BASE | {"q": "1"}, SNAPSHOT)
 
 
 def test_the_option_of_jobs_that_count_is_known_only_with_their_columns() -> None:
@@ -48,7 +47,7 @@ def test_the_option_of_jobs_that_count_is_known_only_with_their_columns() -> Non
 @pytest.mark.parametrize("option", ["startingVersion", "endingTimestamp", "maxChangesPerTrigger"])
 def test_option_of_changes_names_the_one_that_is_missing(option: str) -> None:
     with pytest.raises(InvalidOption, match=f"{option} is for changes; add .*readChangeFeed"):
-        read_snapshot_options(BASE | {option: "1"})
+        read_options(BASE | {option: "1"}, SNAPSHOT)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_option_of_changes_names_the_one_that_is_missing(option: str) -> None:
 )
 def test_option_that_cannot_be_read_is_named(option: str, text: str, said: str) -> None:
     with pytest.raises(InvalidOption, match=rf"{option}.*{said}") as caught:
-        read_snapshot_options(BASE | {option: text})
+        read_options(BASE | {option: text}, SNAPSHOT)
     assert caught.value.details["option"] == option
 
 
@@ -92,29 +91,29 @@ def test_option_that_cannot_be_read_is_named(option: str, text: str, said: str) 
 )
 def test_option_of_changes_that_cannot_be_read_is_named(option: str, text: str, said: str) -> None:
     with pytest.raises(InvalidOption, match=rf"{option}.*{said}"):
-        read_changes_options(BASE | {option: text})
+        read_options(BASE | {option: text}, CHANGES)
 
 
 @pytest.mark.parametrize(
-    ("read", "options"),
+    ("allowed", "options"),
     [
-        (read_snapshot_options, {"versionAsOf": "1", "timestampAsOf": "2026-01-01T00:00:00Z"}),
-        (read_changes_options, {"startingVersion": "1", "startingTimestamp": "2026-01-01T00:00:00Z"}),
-        (read_changes_options, {"endingVersion": "1", "endingTimestamp": "2026-01-01T00:00:00Z"}),
+        (SNAPSHOT, {"versionAsOf": "1", "timestampAsOf": "2026-01-01T00:00:00Z"}),
+        (CHANGES, {"startingVersion": "1", "startingTimestamp": "2026-01-01T00:00:00Z"}),
+        (CHANGES, {"endingVersion": "1", "endingTimestamp": "2026-01-01T00:00:00Z"}),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
-    read: Callable[[dict[str, str]], object], options: dict[str, str]
+    allowed: frozenset[str], options: dict[str, str]
 ) -> None:
     with pytest.raises(InvalidOption, match=" and ".join(options) + " exclude each other"):
-        read(BASE | options)
+        read_options(BASE | options, allowed)
 
 
 def test_namespace_and_location_are_required() -> None:
     with pytest.raises(InvalidOption, match="no namespace is named"):
-        read_snapshot_options({"path": URL})
+        read_options({"path": URL}, SNAPSHOT)
     with pytest.raises(InvalidOption, match="by its URL or its directory"):
-        read_snapshot_options({"namespace": "users"})
+        read_options({"namespace": "users"}, SNAPSHOT)
 
 
 def test_keys_are_a_range_of_text_or_hexadecimal() -> None:
@@ -160,4 +159,4 @@ def test_schema_of_a_stream_takes_the_options_of_streams() -> None:
 
 def test_batch_of_changes_refuses_the_options_of_streams() -> None:
     with pytest.raises(InvalidOption, match="maxChangesPerTrigger"):
-        read_changes_options(BASE | {"maxChangesPerTrigger": "5"})
+        read_options(BASE | {"maxChangesPerTrigger": "5"}, CHANGES)

@@ -13,7 +13,7 @@ from floodmark.site import Site
 from floodmark.site.address import SiteAddress
 from floodmark.site.connecting import connect
 from floodmark.spark.runtime.patience import PAUSES, ask_patiently
-from floodmark.spark.source.query import Query
+from floodmark.spark.source.stream import Query
 from floodmark.spark.source.writing import open_stream_writer, write_rows
 
 

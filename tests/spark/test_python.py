@@ -8,8 +8,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from floodmark.spark.runtime import python
-from floodmark.spark.runtime.python import make_python
+from floodmark.spark.runtime import programs
+from floodmark.spark.runtime.programs import make_python
 
 LIBRARIES = Path(pyspark.__file__).parent / "python" / "lib"
 LOOK = """
@@ -55,6 +55,6 @@ def test_workers_need_no_other_place(tmp_path: Path) -> None:
 def test_python_that_could_not_do_without_the_archives_is_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(python, "find_spec", lambda _: None)
+    monkeypatch.setattr(programs, "find_spec", lambda _: None)
     assert make_python(sys.executable, {"XDG_CACHE_HOME": str(tmp_path)}) == sys.executable
     assert not list(tmp_path.iterdir())

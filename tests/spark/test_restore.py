@@ -15,7 +15,7 @@ from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.backup import backup
-from floodmark.spark.jobs.backups.check import check_backup
+from floodmark.spark.jobs.backups.parts import check_backup
 from floodmark.spark.jobs.backups.restore import restore, restoring
 
 

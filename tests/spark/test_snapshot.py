@@ -40,8 +40,8 @@ from floodmark.model.version import Version, compose, moment_of, physical_ms
 from floodmark.server import ServerOptions
 from floodmark.site import Namespace, Site
 from floodmark.spark.runtime.failures import find_error
+from floodmark.spark.source.reading import RecordRange
 from floodmark.spark.source.schemas import PAIRS
-from floodmark.spark.source.snapshot import RecordRange
 
 HOUR = timedelta(hours=1)
 

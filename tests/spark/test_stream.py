@@ -30,10 +30,9 @@ from floodmark.model.errors import (
 from floodmark.model.version import Version, moment_of
 from floodmark.site import Namespace, Site
 from floodmark.spark.runtime.failures import find_error
-from floodmark.spark.source.changes import ChangeInterval
-from floodmark.spark.source.query import Query
+from floodmark.spark.source.reading import ChangeInterval
 from floodmark.spark.source.schemas import CHANGES
-from floodmark.spark.source.stream import QUIET_FACTOR, QUIET_PAUSES, StreamReader, open_stream_reader
+from floodmark.spark.source.stream import QUIET_FACTOR, QUIET_PAUSES, Query, StreamReader, open_stream_reader
 
 Offset = dict[str, Any]
 EVERYTHING = ReadAllAvailable()

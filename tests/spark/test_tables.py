@@ -11,7 +11,7 @@ from floodmark.model.errors import FloodmarkError, InvalidOption
 from floodmark.site import Namespace, Site
 from floodmark.spark.runtime.failures import find_error
 from floodmark.spark.source.schemas import PAIRS
-from floodmark.spark.source.tables import find_options
+from floodmark.spark.source.source import find_options
 
 TABLES = ("by_options", "by_location")
 

@@ -25,7 +25,7 @@ from floodmark.replication.topology import SharedNamespace
 from floodmark.spark import SiteAddress
 from floodmark.spark.jobs import VerifySummary, verify, watch
 from floodmark.spark.jobs.verifying.comparing import DRIFT_ROWS
-from floodmark.spark.jobs.verifying.sites import ComparedSites
+from floodmark.spark.jobs.verifying.verify import ComparedSites
 
 __all__ = ["machines"]
 

@@ -13,7 +13,7 @@ from floodmark.model.access import Role
 from floodmark.model.errors import NotAllowed
 from floodmark.server import ServerOptions
 from floodmark.spark import SiteAddress
-from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
+from floodmark.spark.jobs.verifying.verify import ComparedSites, Look
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "verify.md"
 TokenFile = Callable[..., Path]

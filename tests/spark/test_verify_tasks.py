@@ -1,6 +1,7 @@
 """A task of verify always gives its report: whoever leaves, refuses or is damaged hides nothing of others."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import msgspec
@@ -23,8 +24,7 @@ from floodmark.spark import SiteAddress
 from floodmark.spark.jobs import verify
 from floodmark.spark.jobs.verifying import comparing as verifying
 from floodmark.spark.jobs.verifying.comparing import REPORT, Comparing, ComparisonReport, RangeComparison
-from floodmark.spark.jobs.verifying.sites import ComparedSites
-from floodmark.spark.jobs.verifying.verify import Verification
+from floodmark.spark.jobs.verifying.verify import ComparedSites, Verification
 from floodmark.spark.jobs.verifying.watch import Watcher
 
 MAX_LAG = timedelta(hours=1)
@@ -42,7 +42,7 @@ def plan(sites: ComparedSites, namespace: str = "users") -> list[RangeComparison
     """A range that is the whole namespace."""
     look = sites.look(namespace, sites.sites)
     assert look is not None
-    return [RangeComparison(namespace=sites.views(look, history=True), keys=KeyRange())]
+    return [replace(sites.plan(look, 1, history=True)[0], keys=KeyRange())]
 
 
 def run_task(
@@ -254,7 +254,7 @@ def test_a_site_that_leaves_before_the_tasks_begin_is_in_doubt_and_the_others_ar
     def plan_and_leave(self: ComparedSites, *arguments: object, **options: object) -> list[RangeComparison]:
         ranges = divide(self, *arguments, **options)  # type: ignore[arg-type]
         world.served["bonn"].server.close()
-        return [RangeComparison(namespace=ranges[0].namespace, keys=KeyRange())]
+        return [replace(ranges[0], keys=KeyRange())]
 
     monkeypatch.setattr(ComparedSites, "plan", plan_and_leave)
     summary = verify(world.addresses, ["users"], max_lag=MAX_LAG, spark=spark)

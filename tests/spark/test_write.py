@@ -40,10 +40,9 @@ from floodmark.server import Server
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
 from floodmark.spark.runtime.failures import find_error
-from floodmark.spark.source.delivery import BatchSender
-from floodmark.spark.source.spool import Spool
 from floodmark.spark.source.writing import (
     KEEP_STAMPS,
+    BatchSender,
     BatchWriter,
     TaskResult,
     cut_batch,
@@ -87,7 +86,7 @@ def test_the_last_row_of_a_key_counts_in_a_batch_and_over_batches(users: Namespa
     second = [(b"b", b"2"), (b"c", b"1"), (b"b", b"3")]
     written = make_writer(url).write(batches_of(first, second))
     assert contents(users) == {b"a": b"2", b"b": b"3", b"c": b"1"}
-    assert written == TaskResult(rows=6, records=4, stored=3)
+    assert written == TaskResult(records=4, stored=3)
 
 
 def test_a_write_that_is_done_again_changes_nothing_and_leaves_later_writes_alone(
@@ -99,7 +98,7 @@ def test_a_write_that_is_done_again_changes_nothing_and_leaves_later_writes_alon
     users.put(b"a", b"somebody's")
     users.delete(b"b")
     before = site.resolved_version()
-    assert writer.write(batches_of(rows)) == TaskResult(rows=3, records=3, stored=0)
+    assert writer.write(batches_of(rows)) == TaskResult(records=3, stored=0)
     assert contents(users) == {b"a": b"somebody's", b"c": b"1"}
     assert list(site.changes("users", since=before)) == []
 
@@ -152,8 +151,8 @@ def test_a_task_that_is_killed_between_any_two_rows_and_run_again_leaves_the_las
 
     def attempt(batches_max: int) -> None:
         stream = DyingStream(site.host.write_stream(PutUnchangedStream(True, since)), batches_max)
-        with Spool(columns.PAIRS, memory_bytes_max=memory_bytes_max) as spool:
-            send_rows(BatchSender(stream, in_order=True), reverse(encode_one_by_one(users, rows), spool))
+        batches = reverse(encode_one_by_one(users, rows), memory_bytes_max=memory_bytes_max)
+        send_rows(BatchSender(stream, in_order=True), batches)
 
     with suppress(Killed):
         attempt(acknowledged)
@@ -210,12 +209,12 @@ def test_changes_of_a_feed_keep_their_stamps_and_all_of_them_are_changes_here(
         }
     )
     writer = make_writer(url, FEED, **KEEP_STAMPS)
-    assert writer.write(iter([rows])) == TaskResult(rows=4, records=4)
+    assert writer.write(iter([rows])) == TaskResult(records=4)
     assert contents(users) == {b"a": b"2"}
     arrived = list(site.changes("users"))
     assert [change.stamp for change in arrived] == [Stamp(version - 4 + number, 9) for number in range(4)]
     users.put(b"b", b"later")
-    assert writer.write(iter([rows])) == TaskResult(rows=4, records=4)
+    assert writer.write(iter([rows])) == TaskResult(records=4)
     assert contents(users) == {b"a": b"2", b"b": b"later"}
     assert len(list(site.changes("users"))) == 5
 

@@ -2,6 +2,6 @@
 
 A step is planned (`steps.py`), read (`reading.py`), applied (`applying.py`), and noted by the target.  The
 driver (`driver.py`) puts the topology in force and lets a *runner* take steps: in threads of this process
-(`process.py`), or in the tasks of a Spark query (`spark/links/`).  Sites that join from a backup, come back,
-or are removed exchange records instead (`exchange.py`, `returning.py`, `removing.py`).
+(`process.py`), or in the tasks of a Spark query (`spark/links.py`).  Sites that join from a backup, come
+back, or are removed exchange records instead (`exchange.py`, `returning.py`, `removing.py`).
 """

@@ -1,7 +1,7 @@
 """Floodmark on Spark: the data source `floodmark`, sessions to use it in, and jobs."""
 
 from floodmark.site.address import SiteAddress
-from floodmark.spark.session import SparkOptions, open_session
-from floodmark.spark.source.source import FloodmarkSource, register
+from floodmark.spark.session import SparkOptions, open_session, register
+from floodmark.spark.source.source import FloodmarkSource
 
 __all__ = ["FloodmarkSource", "SiteAddress", "SparkOptions", "open_session", "register"]

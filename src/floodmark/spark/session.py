@@ -11,9 +11,10 @@ defaults below for one machine and a command line.
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Final, cast
@@ -22,13 +23,13 @@ from urllib.parse import urlsplit
 import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.utils import is_remote
 
 from floodmark.model.errors import InvalidConfiguration
-from floodmark.spark.runtime.java import find_java, make_java_home
-from floodmark.spark.runtime.python import make_python
-from floodmark.spark.source.source import register
+from floodmark.spark.runtime.programs import find_java, make_java_home, make_python
+from floodmark.spark.source.source import FORMAT, FloodmarkSource
 
 _LOOPBACK: Final = "127.0.0.1"
 _LOG4J: Final = "log4j2.properties"
@@ -76,10 +77,12 @@ class SparkOptions:
 
 
 @contextmanager
-def open_session(options: SparkOptions | None = None, *, name: str = "floodmark") -> Iterator[SparkSession]:
-    """A session with the format `floodmark`.  Stopped at the end if it was made here."""
+def open_session(
+    options: SparkOptions | None = None, *, name: str = "floodmark", spark: SparkSession | None = None
+) -> Iterator[SparkSession]:
+    """A session with the format `floodmark`: the given one, or the active one, or a new one until the end."""
     options = options or SparkOptions()
-    session = find_session()
+    session = spark or find_session()
     if session is not None:
         _check_place(session, options)
         _configure(session, options.conf)
@@ -231,29 +234,45 @@ def _python_environment() -> dict[str, str | None]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set and remove environment variables inside the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    _change_environment(variables)
+    """Set environment variables inside the block; None removes one."""
+    before = {name: os.environ.pop(name) for name in variables if name in os.environ}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:
         yield
     finally:
-        _change_environment(before)
-
-
-def _change_environment(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
+        for name in variables:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update(before)
 
 
-@contextmanager
-def use_session(spark: SparkSession | None, name: str) -> Iterator[SparkSession]:
-    """The caller's session, or the active one, or one for this job."""
-    if spark is None:
-        with open_session(name=name) as session:
-            yield session
-    else:
-        register(spark)
-        yield spark
+def register(spark: SparkSession) -> None:
+    """Make the format `floodmark` known to a session, and to every thread that writes with it.
+
+    Spark's Java looks up the format of a write in the active session of the calling thread, which only the
+    thread that created the session has.  In threads of web servers, notebooks and schedulers the write of a
+    Python data source fails with DATA_SOURCE_NOT_FOUND.  So `df.write.format(...)` first makes the session of
+    its DataFrame the active one.
+    """
+    spark.dataSource.register(FloodmarkSource)
+    for writer in (DataFrameWriter, DataStreamWriter):
+        if not hasattr(writer.format, "activates"):
+            # Assigned by name: to a type checker a method is not a variable.
+            setattr(writer, "format", _activating(writer.format))  # noqa: B010
+
+
+def _activating(choose: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    @wraps(choose)
+    def activate(writer: Any, chosen: str) -> Any:
+        if chosen.lower() == FORMAT:
+            make_active(writer._spark)
+        return choose(writer, chosen)
+
+    activate.__dict__["activates"] = True
+    return activate
+
+
+def make_active(session: SparkSession) -> None:
+    """Make a session the active one of this thread.  With Spark Connect the server does that."""
+    if isinstance(session, SparkSession):
+        java = SparkSession._get_j_spark_session_class(session._jvm)
+        java.setActiveSession(session._jsparkSession)

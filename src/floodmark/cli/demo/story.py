@@ -20,6 +20,8 @@ from shlex import quote
 from threading import Event, Timer
 from typing import Any, Final
 
+import pyarrow.compute
+
 import floodmark
 from floodmark.cli.demo.stage import Stage
 from floodmark.clock import monotonic_ms
@@ -333,7 +335,7 @@ def lose_a_change(stage: Stage, pair: DemoPair) -> None:
 
 def drop_lost(rows: Any) -> Any:
     """The faulty stage: all rows but one."""
-    return rows.where(f"key IS NULL OR key != X'{LOST_KEY.hex()}'")
+    return rows.filter(pyarrow.compute.not_equal(rows["key"], LOST_KEY))
 
 
 def find_the_loss(stage: Stage, pair: DemoPair) -> None:

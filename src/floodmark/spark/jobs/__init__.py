@@ -2,15 +2,13 @@
 
 from floodmark.links.driver import LinkSummary, TopologySummary, site_addresses
 from floodmark.spark.jobs.backups.backup import BackupSummary, backup, list_backups
-from floodmark.spark.jobs.backups.check import CheckSummary, check_backup
-from floodmark.spark.jobs.backups.restore import RestoreSummary, restore
-from floodmark.spark.jobs.backups.returning import ReturnSummary, join, rejoin
-from floodmark.spark.jobs.exports.cut import common_cut, read_export
-from floodmark.spark.jobs.exports.export import ExportSummary, export
-from floodmark.spark.jobs.feeds.feed import FeedRunSummary, run_feed
+from floodmark.spark.jobs.backups.parts import CheckSummary, check_backup
+from floodmark.spark.jobs.backups.restore import RestoreSummary, ReturnSummary, join, rejoin, restore
+from floodmark.spark.jobs.exports.export import ExportSummary, common_cut, export, read_export
+from floodmark.spark.jobs.feed import FeedRunSummary, run_feed
 from floodmark.spark.jobs.verifying.verify import PairSummary, VerifySummary, verify
 from floodmark.spark.jobs.verifying.watch import watch
-from floodmark.spark.links.job import replicate, replicate_topology
+from floodmark.spark.links import replicate, replicate_topology
 from floodmark.spark.runtime.progress import JobProgress
 
 __all__ = [

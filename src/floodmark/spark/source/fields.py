@@ -85,7 +85,7 @@ def _read(objects: pyarrow.BinaryArray, fields: pyarrow.Schema) -> dict[str, pya
     )
     if table.num_rows != len(objects):
         raise ValueError("it holds more than one object")
-    return {field.name: _convert(_one_array(table[field.name]), field.type) for field in fields}
+    return {field.name: _convert(table[field.name].combine_chunks(), field.type) for field in fields}
 
 
 def _readable(kind: pyarrow.DataType) -> pyarrow.DataType:
@@ -145,7 +145,7 @@ def _convert(array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
         return array.cast(kind)
     missing = array.is_null()
     if pyarrow.types.is_struct(kind):
-        parts = [_convert(part, field.type) for part, field in zip(_parts(array), kind.fields, strict=True)]
+        parts = [_convert(part, field.type) for part, field in zip(array.flatten(), kind.fields, strict=True)]
         return pyarrow.StructArray.from_arrays(parts, fields=kind.fields, mask=missing)
     offsets = array.offsets
     if pyarrow.types.is_list(kind):
@@ -156,14 +156,6 @@ def _convert(array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
     return pyarrow.MapArray.from_arrays(
         offsets, keys.cast(kind.key_type), _convert(items, kind.item_type), kind, mask=missing
     )
-
-
-def _parts(array: pyarrow.StructArray) -> list[pyarrow.Array]:
-    return [array.field(number) for number in range(array.type.num_fields)]
-
-
-def _one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pyarrow.concat_arrays(column.chunks)
 
 
 def _mismatch(key: bytes, value: pyarrow.BinaryArray, fields: pyarrow.Schema) -> SchemaMismatch:

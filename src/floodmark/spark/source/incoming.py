@@ -5,15 +5,14 @@ origin is a change of a Floodmark feed, and keeps the stamp that it was first wr
 for a copy, so a write must ask for it.  Before-images are left out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
-import numpy
 import pyarrow
-import pyarrow.compute
+import pyarrow.compute as compute
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -38,6 +37,7 @@ from floodmark.model.errors import (
     WrongPolicy,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, SITE_IDS_MAX, VALUE_BYTES_MAX
+from floodmark.model.version import VERSION_MAX
 from floodmark.site.arguments import to_expiry
 from floodmark.site.policies import FieldsPolicy
 from floodmark.spark.source.schemas import BYTES, require_column, require_json
@@ -151,9 +151,10 @@ def _mismatch(message: str, column: str) -> SchemaMismatch:
 
 def check_policy(layout: Layout, namespace: NamespaceRow) -> None:
     """Raise WrongPolicy for rows that do not fit the merge policy of a namespace."""
-    name, merge = namespace.name, namespace.merge
+    merge, problem = namespace.merge, ""
     if layout.has_stamps:
-        problem = "" if merge != LAST_WRITE else "its records have no stamps inside: drop the column _stamps"
+        if merge == LAST_WRITE:
+            problem = "its records have no stamps inside: drop the column _stamps"
     elif merge == COUNTER:
         problem = (
             "Spark may write a row twice, and what is added twice counts twice: write the numbers to a "
@@ -164,15 +165,15 @@ def check_policy(layout: Layout, namespace: NamespaceRow) -> None:
             "a change of a feed is a whole record, and does not tell when each field was written: drop "
             f"{' and '.join(_ORIGIN)} to write its fields anew, or copy it with floodmark replicate"
         )
-    else:
-        problem = ""
     if problem:
         raise WrongPolicy(
-            f"these rows cannot be written into namespace {name!r}, which merges by {merge}: {problem}",
-            namespace=name,
+            f"these rows cannot be written into namespace {namespace.name!r}, which merges by {merge}: "
+            f"{problem}",
+            namespace=namespace.name,
         )
 
 
+@dataclass(frozen=True)
 class Encoder:
     """Encodes rows as stored records.  A time to live begins at `physical_ms`, the site's time.
 
@@ -180,93 +181,80 @@ class Encoder:
     leaves other fields alone.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        namespace: int,
-        ttl: timedelta | None,
-        physical_ms: Callable[[], int],
-        merge: str = LAST_WRITE,
-    ) -> None:
-        self._layout = layout
-        self._namespace = namespace
-        self._updates = merge == FIELDS and not layout.has_stamps
-        # A change of a feed expires when it does where it was written, or never.
-        self._ttl = None if layout.has_origin else ttl
-        self._physical_ms = physical_ms
+    layout: Layout
+    namespace: int
+    ttl: timedelta | None
+    physical_ms: Callable[[], int]
+    merge: str = LAST_WRITE
 
     def encode(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Qualified keys and stored values, in the order of the rows; a key may repeat."""
+        layout = self.layout
         keys = _check_keys(_to_binary(rows["key"]))
         deleted: pyarrow.BooleanArray | None = None
-        if "_change_type" in self._layout.names:
+        if "_change_type" in layout.names:
             kinds = rows["_change_type"].cast(pyarrow.string())
             _check_kinds(keys, kinds)
-            if (kept := _is_after(kinds)) is not None:
+            kept = compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
+            if kept.false_count:
                 rows, keys, kinds = rows.filter(kept), keys.filter(kept), kinds.filter(kept)
-            deleted = _is_deleted(kinds)
-        values = self._values(keys, rows, deleted)
+            marked = compute.equal(kinds, ChangeType.DELETE.value)
+            deleted = marked if marked.true_count else None
+        updates = self.merge == FIELDS and not layout.has_stamps
+        values = self._values(keys, rows, deleted, with_nulls=updates)
         expiries = self._expiries(keys, rows, deleted)
-        if self._updates:
+        if updates:
             stored = _to_updates(keys, values, deleted, expiries)
-        elif self._layout.has_stamps:
+        elif layout.has_stamps:
             stored = _to_states(values, deleted, expiries, rows)
         else:
             stored = join_values(values, deleted=deleted, expires_at=expiries, **self._origins(keys, rows))
-        return pyarrow.RecordBatch.from_arrays([qualify_keys(self._namespace, keys), stored], schema=PAIRS)
+        return pyarrow.RecordBatch.from_arrays([qualify_keys(self.namespace, keys), stored], schema=PAIRS)
 
     def _values(
-        self, keys: pyarrow.Array, rows: pyarrow.RecordBatch, deleted: pyarrow.Array | None
+        self,
+        keys: pyarrow.Array,
+        rows: pyarrow.RecordBatch,
+        deleted: pyarrow.Array | None,
+        *,
+        with_nulls: bool,
     ) -> pyarrow.BinaryArray:
-        if self._layout.fields is not None:
-            values = _to_json(rows.select(self._layout.fields), with_nulls=self._updates)
+        if self.layout.fields is not None:
+            values = _to_json(rows.select(self.layout.fields), with_nulls=with_nulls)
         else:
             values = _to_binary(rows["value"])
         if deleted is not None:
-            values = pyarrow.compute.if_else(deleted, pyarrow.scalar(b"", _BINARY), values)
-        if values.null_count:
-            raise _refuse(
-                InvalidValue,
-                "value",
-                keys,
-                values.is_null(),
-                "is null; a row that deletes has _change_type delete",
-            )
-        sizes = pyarrow.compute.binary_length(values)
-        if len(sizes) and pyarrow.compute.max(sizes).as_py() > VALUE_BYTES_MAX:
-            large = pyarrow.compute.greater(sizes, VALUE_BYTES_MAX)
-            raise _refuse(
-                InvalidValue,
-                "value",
-                keys,
-                large,
-                f"has {sizes.filter(large)[0].as_py():,} bytes; at most {VALUE_BYTES_MAX:,} are allowed. "
-                "Cut it into several keys",
-            )
+            values = compute.if_else(deleted, pyarrow.scalar(b"", _BINARY), values)
+        _refuse(
+            InvalidValue,
+            "value",
+            keys,
+            values.is_null(),
+            lambda _: "is null; a row that deletes has _change_type delete",
+        )
+        _check_sizes(InvalidValue, "value", keys, values, VALUE_BYTES_MAX, "Cut it into several keys")
         return values
 
     def _expiries(
         self, keys: pyarrow.Array, rows: pyarrow.RecordBatch, deleted: pyarrow.Array | None
     ) -> pyarrow.Int64Array | None:
         expiries = pyarrow.nulls(len(keys), pyarrow.int64())
-        if "_expires_at" in self._layout.names:
+        if "_expires_at" in self.layout.names:
             expiries = _to_seconds(keys, rows["_expires_at"])
-        if self._ttl is not None:
-            expiries = expiries.fill_null(to_expiry(self._ttl, self._physical_ms()))
+        # A change of a feed expires when it does where it was written, or never.
+        if self.ttl is not None and not self.layout.has_origin:
+            expiries = expiries.fill_null(to_expiry(self.ttl, self.physical_ms()))
         if deleted is not None:
-            expiries = pyarrow.compute.if_else(deleted, pyarrow.scalar(None, pyarrow.int64()), expiries)
+            expiries = compute.if_else(deleted, pyarrow.scalar(None, pyarrow.int64()), expiries)
         return expiries if expiries.null_count < len(expiries) else None
 
     def _origins(self, keys: pyarrow.Array, rows: pyarrow.RecordBatch) -> dict[str, pyarrow.Array]:
-        if not self._layout.has_origin:
+        if not self.layout.has_origin:
             return {}
-        for name, highest in zip(_ORIGIN, (SITE_IDS_MAX, None), strict=True):
-            column = rows[name]
-            wrong = pyarrow.compute.less_equal(column, 0).fill_null(True)
-            if highest is not None:
-                wrong = pyarrow.compute.or_(wrong, pyarrow.compute.greater(column, highest).fill_null(True))
-            if pyarrow.compute.any(wrong).as_py():
-                raise _refuse(InvalidValue, name, keys, wrong, "is not the origin of a change of a feed")
+        for name, highest in zip(_ORIGIN, (SITE_IDS_MAX, VERSION_MAX >> 1), strict=True):
+            known = compute.and_(compute.greater(rows[name], 0), compute.less_equal(rows[name], highest))
+            wrong = compute.invert(known.fill_null(False))
+            _refuse(InvalidValue, name, keys, wrong, lambda _: "is not the origin of a change of a feed")
         return {"origin_site": rows[_ORIGIN[0]], "origin_version": rows[_ORIGIN[1]]}
 
 
@@ -279,14 +267,11 @@ def _to_binary(column: pyarrow.Array) -> pyarrow.BinaryArray:
 
 def _to_json(rows: pyarrow.RecordBatch, *, with_nulls: bool) -> pyarrow.BinaryArray:
     """Each row as a JSON object, with or without its null fields; without, as Spark's to_json makes it."""
-    objects = rows.to_pylist(maps_as_pydicts="strict")
-    return pyarrow.array(
-        [
-            _encode_json({name: value for name, value in each.items() if with_nulls or value is not None})
-            for each in objects
-        ],
-        _BINARY,
-    )
+    objects = [
+        {name: value for name, value in each.items() if with_nulls or value is not None}
+        for each in rows.to_pylist(maps_as_pydicts="strict")
+    ]
+    return pyarrow.array(map(_encode_json, objects), _BINARY)
 
 
 def _to_updates(
@@ -300,13 +285,7 @@ def _to_updates(
     return pyarrow.array(
         [
             policy.delete() if is_deleted else policy.update(key, value, expires_at)
-            for key, value, is_deleted, expires_at in zip(
-                keys.to_pylist(),
-                values.to_pylist(),
-                _listed(deleted, keys),
-                _listed(expiries, keys),
-                strict=True,
-            )
+            for key, value, is_deleted, expires_at in _rows_of(keys, values, deleted, expiries)
         ],
         _BINARY,
     )
@@ -319,35 +298,35 @@ def _to_states(
     rows: pyarrow.RecordBatch,
 ) -> pyarrow.BinaryArray:
     """Each row as the record that its own site holds."""
-    origins = zip(rows[_ORIGIN[1]].to_pylist(), rows[_ORIGIN[0]].to_pylist(), strict=True)
+    site, version = (rows[name] for name in _ORIGIN)
     return pyarrow.array(
         [
             encode_value(value, expires_at, bool(is_deleted), origin=Stamp(*origin), stamps=stamps)
-            for value, is_deleted, expires_at, origin, stamps in zip(
-                values.to_pylist(),
-                _listed(deleted, values),
-                _listed(expiries, values),
-                origins,
-                rows["_stamps"].to_pylist(),
-                strict=True,
+            for value, is_deleted, expires_at, stamps, *origin in _rows_of(
+                values, deleted, expiries, rows["_stamps"], version, site
             )
         ],
         _BINARY,
     )
 
 
-def _listed(column: pyarrow.Array | None, others: pyarrow.Array) -> list[Any]:
-    return [None] * len(others) if column is None else column.to_pylist()
+def _rows_of(first: pyarrow.Array, *others: pyarrow.Array | None) -> Iterator[tuple[Any, ...]]:
+    """The rows of columns; one that is None holds only nulls."""
+    columns = [[None] * len(first) if column is None else column.to_pylist() for column in (first, *others)]
+    return zip(*columns, strict=True)
 
 
 def _to_seconds(keys: pyarrow.Array, moments: pyarrow.Array) -> pyarrow.Int64Array:
     """Moments in unix seconds, rounded up, so that no record expires early."""
     microseconds = moments.cast(pyarrow.int64())
     numbers = microseconds.fill_null(0).to_numpy(zero_copy_only=False)
-    if (numbers < 0).any():
-        raise _refuse(
-            InvalidTimeToLive, "_expires_at", keys, pyarrow.array(numbers < 0), "lies before the year 1970"
-        )
+    _refuse(
+        InvalidTimeToLive,
+        "_expires_at",
+        keys,
+        pyarrow.array(numbers < 0),
+        lambda _: "lies before the year 1970",
+    )
     missing = microseconds.is_null().to_numpy(zero_copy_only=False)
     return pyarrow.array(-(-numbers // _MICROSECONDS), pyarrow.int64(), mask=missing)
 
@@ -355,51 +334,52 @@ def _to_seconds(keys: pyarrow.Array, moments: pyarrow.Array) -> pyarrow.Int64Arr
 def _check_keys(keys: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
     if keys.null_count:
         raise InvalidKey("the column 'key' holds a null; every row needs a key", column="key")
-    sizes = pyarrow.compute.binary_length(keys)
-    bounds = pyarrow.compute.min_max(sizes).as_py()
-    if len(sizes) and bounds["min"] == 0:
+    if compute.equal(compute.binary_length(keys), 0).true_count:
         raise InvalidKey("the column 'key' holds a key without bytes; every row needs a key", column="key")
-    if len(sizes) and bounds["max"] > KEY_BYTES_MAX:
-        large = pyarrow.compute.greater(sizes, KEY_BYTES_MAX)
-        raise _refuse(
-            InvalidKey,
-            "key",
-            keys,
-            large,
-            f"has {sizes.filter(large)[0].as_py():,} bytes; at most {KEY_BYTES_MAX:,} are allowed. Hash it, "
-            "or keep the rest in the value",
-        )
+    _check_sizes(InvalidKey, "key", keys, keys, KEY_BYTES_MAX, "Hash it, or keep the rest in the value")
     return keys
 
 
 def _check_kinds(keys: pyarrow.Array, kinds: pyarrow.Array) -> None:
-    known = pyarrow.compute.is_in(kinds, value_set=pyarrow.array(_KINDS, pyarrow.string()))
-    if not pyarrow.compute.all(known, min_count=0).as_py():
-        wrong = pyarrow.compute.invert(known)
-        raise _refuse(
-            InvalidValue,
-            "_change_type",
-            keys,
-            wrong,
-            f"is {kinds.filter(wrong)[0].as_py()!r:.60}; it is one of {', '.join(_KINDS)}",
-        )
+    known = compute.is_in(kinds, value_set=pyarrow.array(_KINDS, pyarrow.string()))
+    _refuse(
+        InvalidValue,
+        "_change_type",
+        keys,
+        compute.invert(known),
+        lambda row: f"is {kinds[row].as_py()!r:.60}; it is one of {', '.join(_KINDS)}",
+    )
 
 
-def _is_after(kinds: pyarrow.Array) -> pyarrow.BooleanArray | None:
-    """A mask of the rows that are not before-images; None if all are not."""
-    kept = pyarrow.compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
-    return None if pyarrow.compute.all(kept, min_count=0).as_py() else kept
-
-
-def _is_deleted(kinds: pyarrow.Array) -> pyarrow.BooleanArray | None:
-    """A mask of the rows that delete; None if none does."""
-    deleted = pyarrow.compute.equal(kinds, ChangeType.DELETE.value)
-    return deleted if pyarrow.compute.any(deleted).as_py() else None
+def _check_sizes(
+    kind: type[FloodmarkError],
+    column: str,
+    keys: pyarrow.Array,
+    data: pyarrow.BinaryArray,
+    bytes_max: int,
+    remedy: str,
+) -> None:
+    sizes = compute.binary_length(data)
+    _refuse(
+        kind,
+        column,
+        keys,
+        compute.greater(sizes, bytes_max),
+        lambda row: f"has {sizes[row].as_py():,} bytes; at most {bytes_max:,} are allowed. {remedy}",
+    )
 
 
 def _refuse(
-    kind: type[FloodmarkError], column: str, keys: Sequence[Any], wrong: pyarrow.BooleanArray, what: str
-) -> FloodmarkError:
-    row = int(numpy.flatnonzero(wrong.to_numpy(zero_copy_only=False))[0])
-    key = keys[row].as_py()
-    return kind(f"the column {column!r} of the row with the key {key[:40]!r} {what}", column=column, key=key)
+    kind: type[FloodmarkError],
+    column: str,
+    keys: pyarrow.Array,
+    wrong: pyarrow.BooleanArray,
+    what: Callable[[int], str],
+) -> None:
+    """Raise an error for the first row that a mask marks, if it marks one."""
+    if wrong.true_count:
+        row = wrong.index(True).as_py()
+        key = keys[row].as_py()
+        raise kind(
+            f"the column {column!r} of the row with the key {key[:40]!r} {what(row)}", column=column, key=key
+        )

@@ -6,10 +6,12 @@ read or write something else than the user asked for.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Final, TypeVar
 
+from floodmark.feed import LIFETIME
 from floodmark.model.errors import InvalidArgument, InvalidOption
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
@@ -17,6 +19,7 @@ from floodmark.model.text import read_at, read_bytes, read_duration
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
 from floodmark.site.address import FILES, SiteAddress
 from floodmark.site.arguments import check_range
+from floodmark.spark.source.schemas import AVAILABLE, JSON, STRING
 
 COMMON: Final = frozenset({"path", "namespace", *FILES})
 KEYS: Final = frozenset({"startKey", "endKey", "prefix"})
@@ -34,7 +37,7 @@ STREAM: Final = frozenset({"maxChangesPerTrigger", "safePointLifetime"})
 # For jobs that count changes: heartbeats among the changes.  Allowed only with the columns of these jobs.
 HEARTBEATS: Final = "heartbeats"
 
-VALUE_FORMATS: Final = ("binary", "string", "json")
+VALUE_FORMATS: Final = ("binary", STRING, JSON)
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -45,6 +48,51 @@ _OF_CHANGES: Final = {name.lower(): name for name in (CHANGES | STREAM) - SNAPSH
 _TRUE: Final = {"true": True, "false": False}
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """The options of a reader; those of other kinds of readers have their defaults."""
+
+    address: SiteAddress
+    namespace: str
+    keys: KeyRange
+    value_format: str | None
+    partitions_min: int | None
+    # Of a snapshot; without a version it is the present.
+    at: Version | None
+    rows: str
+    metadata: bool
+    # Of changes: those after `start`, up to `end` or the present.
+    start: Version | str
+    end: Version | None
+    before_images: bool
+    heartbeats: bool
+    # Of a stream.
+    changes_max: int | None
+    lifetime: timedelta
+
+
+def read_options(given: Mapping[str, str], allowed: Iterable[str]) -> ReadOptions:
+    """Read the options of a reader.  Raises InvalidOption."""
+    options = Options(given, allowed)
+    options.exclusive("versionAsOf", "timestampAsOf")
+    return ReadOptions(
+        address=options.address(),
+        namespace=options.namespace(),
+        keys=options.keys(),
+        value_format=options.value_format(),
+        partitions_min=options.number("minPartitions"),
+        at=options.read("versionAsOf", _read_version) or options.read("timestampAsOf", _read_moment),
+        rows=options.choice("rows", AVAILABLE),
+        metadata=options.flag("metadata"),
+        start=options.start(),
+        end=options.end(),
+        before_images=options.flag("beforeImages"),
+        heartbeats=options.flag(HEARTBEATS),
+        changes_max=options.number("maxChangesPerTrigger"),
+        lifetime=options.read("safePointLifetime", read_duration) or LIFETIME,
+    )
 
 
 class Options:
@@ -65,45 +113,33 @@ class Options:
 
     def flag(self, name: str) -> bool:
         """An option that is true or false; false if it is not given."""
-        return bool(self._read(name, _read_flag))
+        return bool(self.read(name, _read_flag))
 
     def number(self, name: str) -> int | None:
         """An option that is a positive number."""
-        return self._read(name, _read_number)
-
-    def version(self, name: str) -> Version | None:
-        """An option that is a version."""
-        return self._read(name, _read_version)
+        return self.read(name, _read_number)
 
     def value_format(self) -> str | None:
         """The format of values; None if it is not given."""
         return self.choice("valueFormat", VALUE_FORMATS) if "valueFormat" in self._given else None
 
-    def moment(self, name: str) -> Version | None:
-        """An option that is a moment with its time zone: the last version of its millisecond."""
-        return self._read(name, _read_moment)
-
     def start(self) -> Version | str:
         """The version above which changes begin, or a word for it; by default the first."""
         self.exclusive("startingVersion", "startingTimestamp")
-        moment = self.moment("startingTimestamp")
+        moment = self.read("startingTimestamp", _read_moment)
         if moment is not None:
             # The whole millisecond is included.
             return compose(physical_ms(moment), 0) - 1
         text = self._given.get("startingVersion", EARLIEST).lower()
         if text in (EARLIEST, LATEST, SNAPSHOT_FIRST):
             return text
-        return self._read("startingVersion", _read_starting_version) or 0
+        return self.read("startingVersion", _read_starting_version) or 0
 
     def end(self) -> Version | None:
         """The last version whose changes are wanted."""
         self.exclusive("endingVersion", "endingTimestamp")
-        moment = self.moment("endingTimestamp")
-        return self._read("endingVersion", _read_version) if moment is None else moment
-
-    def duration(self, name: str) -> timedelta | None:
-        """An option that is a length of time."""
-        return self._read(name, read_duration)
+        moment = self.read("endingTimestamp", _read_moment)
+        return self.read("endingVersion", _read_version) if moment is None else moment
 
     def choice(self, name: str, choices: Iterable[str]) -> str:
         """An option that is one of several words; the first of them if it is not given."""
@@ -146,13 +182,14 @@ class Options:
 
     def keys(self) -> KeyRange:
         """The range of keys."""
-        start, end, prefix = (self._read(name, read_bytes) for name in ("startKey", "endKey", "prefix"))
+        start, end, prefix = (self.read(name, read_bytes) for name in ("startKey", "endKey", "prefix"))
         try:
             return check_range(start or b"", end, prefix)
         except InvalidArgument as error:
             raise InvalidOption(f"the options startKey, endKey and prefix: {error}") from error
 
-    def _read(self, name: str, read: Callable[[str], Value]) -> Value | None:
+    def read(self, name: str, read: Callable[[str], Value]) -> Value | None:
+        """An option by a function that raises ValueError for a wrong text; None if it is not given."""
         text = self._given.get(name)
         if text is None:
             return None
@@ -201,6 +238,7 @@ def _read_starting_version(text: str) -> Version:
 
 
 def _read_moment(text: str) -> Version:
+    """The last version of the millisecond of a moment with its time zone."""
     # A number could be seconds, milliseconds or a version.
     if re.fullmatch(r"\s*[+-]?[\d_.]+\s*", text):
         raise ValueError(f"it is a time such as 2026-01-31T12:00:00Z, not the number {text!r:.60}")

@@ -14,6 +14,7 @@ from math import floor
 from string import punctuation
 from typing import Final, TypeAlias
 
+from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 
@@ -83,6 +84,13 @@ def cut_range(keys: KeyRange, pieces: int, sample: Sample, rounds: int = ROUNDS)
         for half, count in zip(halves, counts, strict=True)
         for piece in cut_range(half, count, sample, rounds - 1)
     ]
+
+
+def users_keys(qualified: KeyRange) -> KeyRange:
+    """A range of qualified keys of one namespace without its id, which differs between sites."""
+    namespace, end = qualified.start[:NAMESPACE_BYTES], qualified.end
+    inside = end is not None and end.startswith(namespace)
+    return KeyRange(qualified.start[NAMESPACE_BYTES:], end[NAMESPACE_BYTES:] if end and inside else None)
 
 
 def plan_versions(since: Version, until: Version, count: int) -> list[tuple[Version, Version]]:

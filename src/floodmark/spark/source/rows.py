@@ -1,26 +1,36 @@
 """Makes Spark's rows of what a site sends, whole columns at a time.
 
 Rows are looked at one by one only to name the row in an error.
+
+Rows that are not changes pass through the same tasks as the changes, so that the task that writes the changes
+can count them and compare the count with the heartbeats:
+
+    _change_type   key     value                     _commit_version
+    heartbeat      empty   a `NamespaceBeat`         its own
+    scanned        empty   empty                     changes up to this one were found by a scan
+    counted        empty   the count of a task       0
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
 
+import msgspec
 import numpy
 import pyarrow
+import pyarrow.compute
 import pyarrow.compute as compute
 from pyspark.sql.types import StructType
 
-from floodmark.accounting.counting import digest_batch
+from floodmark.accounting.counting import Counted, RowCounting, digest_batch, slim_beat
 from floodmark.codec.columns import StoredColumns, has_expiring_fields, split_values
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.states import live_value
 from floodmark.codec.values import TOMBSTONE, decode_value
 from floodmark.feed.reading.columns import moment_before
 from floodmark.feed.reading.items import judged_ms
-from floodmark.model.change import ChangeType
+from floodmark.model.change import ChangeType, Heartbeat, NamespaceBeat
 from floodmark.model.errors import SchemaMismatch
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.stream import ChangeBatch
@@ -29,13 +39,13 @@ from floodmark.spark.source.fields import find_first, read_fields
 from floodmark.spark.source.schemas import (
     CHANGE_DIGEST,
     JSON,
-    KEY,
     SNAPSHOT,
     STAMPS,
     STATES,
     VALUE,
     arrow_schema,
 )
+from floodmark.spark.source.schemas import COUNTED as COUNTED_COLUMNS
 
 _BINARY: Final = pyarrow.binary()
 _LONG: Final = pyarrow.int64()
@@ -43,6 +53,16 @@ _MOMENT: Final = pyarrow.timestamp("us", "UTC")
 
 # Arrow miscounts where no end is named.
 _QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
+
+# The kinds of rows that are not changes (`_change_type`).
+HEARTBEAT: Final = "heartbeat"
+SCANNED: Final = "scanned"
+COUNTED: Final = "counted"
+SPECIAL: Final = (HEARTBEAT, SCANNED, COUNTED)
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_beat: Final = msgspec.msgpack.Decoder(NamespaceBeat).decode
+_decode_counted: Final = msgspec.msgpack.Decoder(Counted).decode
 
 _OWN: Final = frozenset({*STATES.names, "digest", CHANGE_DIGEST.name, SNAPSHOT.name})
 
@@ -96,6 +116,11 @@ class _Columns:
     # Whether they belong to the snapshot that a change feed begins with.
     snapshot: bool = False
 
+    def take(self, rows: pyarrow.Array) -> "_Columns":
+        """Some of the rows, by their numbers."""
+        arrays = {name: each for name, each in vars(self).items() if isinstance(each, pyarrow.Array)}
+        return replace(self, **{name: each.take(rows) for name, each in arrays.items()})
+
 
 def _columns_of(
     keys: pyarrow.BinaryArray,
@@ -147,7 +172,10 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
         dead,
     )
     if CHANGE_DIGEST.name in rows.arrow.names:
-        columns = replace(columns, change_digests=_digests(batch, rows))
+        digests = digest_batch(batch, rows.site_id)
+        unknown = pyarrow.nulls(len(batch.keys), _LONG)
+        signed = unknown if digests is None else pyarrow.array(digests.view("int64"))
+        columns = replace(columns, change_digests=signed)
     if batch.befores is not None:
         columns = _with_before_images(columns, dead, _split_befores(batch))
     return _finish(columns, rows)
@@ -216,20 +244,12 @@ def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: 
         [ChangeType.DELETE, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE],
         ChangeType.UPDATE_PREIMAGE,
     )
-    changes = pyarrow.array(rows)
     earlier = _where_alive(befores.values, befores.deleted)
     return replace(
-        columns,
-        keys=columns.keys.take(changes),
+        columns.take(pyarrow.array(rows)),
         values=pyarrow.concat_arrays([earlier, columns.values]).take(images),
         types=lambda: pyarrow.array(kinds, pyarrow.string()),
-        versions=columns.versions.take(changes),
-        partitions=columns.partitions.take(changes),
-        origin_sites=columns.origin_sites.take(changes),
-        origin_versions=columns.origin_versions.take(changes),
         expiries=pyarrow.concat_arrays([befores.expires_at, columns.expiries]).take(images),
-        change_digests=None if columns.change_digests is None else columns.change_digests.take(changes),
-        records=None if columns.records is None else columns.records.take(changes),
     )
 
 
@@ -252,12 +272,6 @@ def special_rows(
     return _finish(columns, rows)
 
 
-def _digests(batch: ChangeBatch, rows: RowFormat) -> pyarrow.Int64Array:
-    """The digests of changes as signed 64 bits; null if they are not known."""
-    digests = digest_batch(batch, rows.site_id)
-    return pyarrow.nulls(len(batch.keys), _LONG) if digests is None else pyarrow.array(digests.view("int64"))
-
-
 def _finish(columns: _Columns, rows: RowFormat) -> pyarrow.RecordBatch:
     """The columns of the schema."""
     read = read_fields(columns.keys, columns.values, rows.fields) if rows.fields else {}
@@ -271,45 +285,38 @@ def _finish(columns: _Columns, rows: RowFormat) -> pyarrow.RecordBatch:
 
 
 def _own_column(columns: _Columns, field: pyarrow.Field, rows: RowFormat) -> pyarrow.Array:
-    if field.name == KEY.name:
-        return _as_text(columns.keys, columns.keys, field)
-    if field.name == VALUE.name:
-        return _as_text(columns.keys, columns.values, field)
-    return _MAKERS[field.name](columns, rows)
-
-
-def _commit_timestamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
-    milliseconds = compute.shift_right(columns.versions.cast(_LONG), COUNTER_BITS)
-    return compute.multiply(milliseconds, 1000).cast(_MOMENT)
-
-
-def _origin_versions(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
-    return compute.coalesce(columns.origin_versions, columns.versions).cast(_LONG)
-
-
-def _expiry_timestamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
-    seconds = compute.min_element_wise(columns.expiries, MOMENT_SECONDS_MAX, skip_nulls=False)
-    return compute.multiply(seconds, 1_000_000).cast(_MOMENT)
-
-
-def _stamps(columns: _Columns, _rows: RowFormat) -> pyarrow.Array:
-    stored = [] if columns.records is None else columns.records.to_pylist()
-    return pyarrow.array([decode_value(record).stamps for record in stored], _BINARY)
-
-
-_MAKERS: Final[Mapping[str, Callable[[_Columns, RowFormat], pyarrow.Array]]] = {
-    "digest": lambda columns, _: columns.digests,
-    CHANGE_DIGEST.name: lambda columns, _: columns.change_digests,
-    "_change_type": lambda columns, _: columns.types(),
-    "_commit_version": lambda columns, _: columns.versions.cast(_LONG),
-    "_commit_timestamp": _commit_timestamps,
-    "_origin_site": lambda columns, rows: compute.fill_null(columns.origin_sites, rows.site_id),
-    "_origin_version": _origin_versions,
-    "_site_partition": lambda columns, _: columns.partitions.cast(_LONG),
-    "_expires_at": _expiry_timestamps,
-    STAMPS.name: _stamps,
-    SNAPSHOT.name: lambda columns, _: pyarrow.array(numpy.full(len(columns.keys), columns.snapshot)),
-}
+    """A column that is not a field of a JSON value."""
+    match field.name:
+        case "key":
+            return _as_text(columns.keys, columns.keys, field)
+        case "value":
+            return _as_text(columns.keys, columns.values, field)
+        case "digest":
+            return columns.digests
+        case "_digest":
+            return columns.change_digests
+        case "_change_type":
+            return columns.types()
+        case "_commit_version":
+            return columns.versions.cast(_LONG)
+        case "_commit_timestamp":
+            milliseconds = compute.shift_right(columns.versions.cast(_LONG), COUNTER_BITS)
+            return compute.multiply(milliseconds, 1000).cast(_MOMENT)
+        case "_origin_site":
+            return compute.fill_null(columns.origin_sites, rows.site_id)
+        case "_origin_version":
+            return compute.coalesce(columns.origin_versions, columns.versions).cast(_LONG)
+        case "_site_partition":
+            return columns.partitions.cast(_LONG)
+        case "_expires_at":
+            seconds = compute.min_element_wise(columns.expiries, MOMENT_SECONDS_MAX, skip_nulls=False)
+            return compute.multiply(seconds, 1_000_000).cast(_MOMENT)
+        case "_stamps":
+            stored = [] if columns.records is None else columns.records.to_pylist()
+            return pyarrow.array([decode_value(record).stamps for record in stored], _BINARY)
+        case "_snapshot":
+            return pyarrow.array(numpy.full(len(columns.keys), columns.snapshot))
+    raise AssertionError(field.name)
 
 
 def _dead(
@@ -355,3 +362,79 @@ def _null(keys: pyarrow.BinaryArray, field: pyarrow.Field, array: pyarrow.Array)
         column=field.name,
         key=key,
     )
+
+
+# Rows that are not changes
+
+
+def beat_rows(heartbeats: Sequence[Heartbeat], rows: RowFormat, namespace: int) -> pyarrow.RecordBatch:
+    """Heartbeats as rows."""
+    beats = [slim_beat(heartbeat, rows.site_id, namespace) for heartbeat in heartbeats]
+    return special_rows(HEARTBEAT, [beat.version for beat in beats], [_encode(beat) for beat in beats], rows)
+
+
+def scanned_row(through: Version, rows: RowFormat) -> pyarrow.RecordBatch:
+    """A row that marks the changes before it as found by a scan."""
+    return special_rows(SCANNED, [through], [b""], rows)
+
+
+class CountedRows:
+    """The changes among rows, counted while they are iterated."""
+
+    def __init__(self, batches: Iterable[pyarrow.RecordBatch]) -> None:
+        self._batches = batches
+        self._counting = RowCounting()
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        for batch in self._batches:
+            kinds = batch.column("_change_type").cast(pyarrow.string())
+            special = pyarrow.compute.is_in(kinds, value_set=pyarrow.array(SPECIAL, pyarrow.string()))
+            if special.true_count == 0:
+                self._count(batch, kinds)
+                yield batch
+                continue
+            changes = pyarrow.compute.invert(special)
+            if changes.true_count:
+                self._count(batch.filter(changes), kinds.filter(changes))
+                yield batch.filter(changes)
+            self._take(batch.filter(special), kinds.filter(special))
+
+    def finish(self) -> bytes:
+        """The count, for `add_counted`."""
+        return _encode(self._counting.finish())
+
+    def _count(self, changes: pyarrow.RecordBatch, kinds: pyarrow.StringArray) -> None:
+        # Of an update the image after it counts.
+        after = pyarrow.compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
+        # Heartbeats sum up commits, not the rows of a snapshot.
+        after = pyarrow.compute.and_not(after, changes.column(SNAPSHOT.name))
+        versions = changes.column("_commit_version").filter(after)
+        digests = changes.column(CHANGE_DIGEST.name).filter(after)
+        self._counting.add(
+            versions.to_numpy().astype(numpy.uint64),
+            None if digests.null_count else digests.to_numpy().view(numpy.uint64),
+        )
+
+    def _take(self, rows: pyarrow.RecordBatch, kinds: pyarrow.StringArray) -> None:
+        values, versions = rows.column("value").to_pylist(), rows.column("_commit_version").to_pylist()
+        for kind, value, version in zip(kinds.to_pylist(), values, versions, strict=True):
+            if kind == HEARTBEAT:
+                self._counting.add_beats([_decode_beat(value)])
+            else:
+                self._counting.add_scanned(version)
+
+
+def pass_counted(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Pass changes on, followed by a row with their count."""
+    counted = CountedRows(batches)
+    yield from counted
+    rows = RowFormat(COUNTED_COLUMNS, None, 0)
+    yield special_rows(COUNTED, [0], [counted.finish()], rows)
+
+
+def add_counted(parts: Iterable[bytes]) -> Counted:
+    """The sum of the counts of tasks."""
+    counted = Counted()
+    for part in parts:
+        counted = counted.plus(_decode_counted(part))
+    return counted

@@ -69,7 +69,6 @@ AVAILABLE: Final = {LIVE: PAIRS_WITH_METADATA, ALL: RECORDS, HASHED: DIGESTS}
 CHANGED: Final = "changes"
 
 # The option `valueFormat`.
-BINARY: Final = "binary"
 STRING: Final = "string"
 JSON: Final = "json"
 

@@ -7,8 +7,8 @@ Spark asks for the first offset again whenever it runs the first micro-batch, al
 crash, and the first offset may have changed by then.  So the end of a micro-batch names its beginning as well
 (`since`), which counts.
 
-Offsets also hold the reader's id, which names the safe point that a restarted query finds again (`query.py`),
-and the place whose versions they are.
+Offsets also hold the reader's id, which names the safe point that a restarted query finds again, and the
+place whose versions they are.
 
 A stream that begins with a snapshot at a version S has offsets with `snapshot` until it is read: "the rows up
 to this key of the snapshot at `version` were read", with the key in hexadecimal.  A micro-batch of it names
@@ -19,11 +19,11 @@ the key that it begins behind as well (`from`).
     {"version": S, "from": "…"}                     all rows were read
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 import pyarrow
@@ -36,24 +36,31 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from floodmark.feed import LIFETIME
+from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.reading.cut import ChangesCut
-from floodmark.model.errors import InvalidOption
+from floodmark.feed.safepoints import begin_reading
+from floodmark.host.ports import Host
+from floodmark.model.change import Resolved
+from floodmark.model.errors import FloodmarkError, InvalidOption, VersionCollected
+from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version, physical_ms
 from floodmark.site.address import SiteAddress
-from floodmark.spark.source.changes import ChangeInterval, read_interval
+from floodmark.site.arguments import qualify_range
+from floodmark.spark.runtime.patience import Wait, ask_patiently
 from floodmark.spark.source.options import (
     COMMON,
     HEARTBEATS,
     KEYS,
     SNAPSHOT_FIRST,
     STREAM,
-    Options,
+    ReadOptions,
+    read_options,
+    reads_changes,
 )
-from floodmark.spark.source.query import Query
-from floodmark.spark.source.reading import READERS
-from floodmark.spark.source.rows import RowFormat
+from floodmark.spark.source.planning import plan_ranges
+from floodmark.spark.source.reading import READERS, ChangeInterval, read_interval
 from floodmark.spark.source.schemas import CHANGES, check_schema, is_counted
 
 OPTIONS: Final = (
@@ -63,6 +70,9 @@ OPTIONS: Final = (
     | {"readChangeFeed", "valueFormat", "startingVersion", "startingTimestamp", "beforeImages"}
 )
 
+# A safe point moves at most this often; one with a short lifetime is renewed more often.
+HOLD_MS: Final = 10_000
+RENEWALS_PER_LIFETIME: Final = 4
 # After so long without a change an offset moves, so that the safe point can follow.
 IDLE_MS: Final = 60_000
 # A query that counts moves on soon after changes, past the heartbeats that sum them up.
@@ -74,21 +84,154 @@ QUIET_PAUSES: Final = 30
 QUIET_FACTOR: Final = 5
 
 Offset: TypeAlias = dict[str, Any]
+Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamOptions:
-    """The options of a stream."""
+class Query:
+    """The connection of a query's driver to its site, and the safe point that it holds.  Close it.
 
-    address: SiteAddress
-    namespace: str
-    keys: KeyRange
-    start: Version | str
-    before_images: bool
-    value_format: str | None
-    changes_max: int | None
-    lifetime: timedelta
-    heartbeats: bool = False
+    The safe point keeps everything that the query may still read, also while it is stopped.  It is held
+    before anything is read, moves behind the batches that Spark has committed, and is renewed while the query
+    runs.
+    """
+
+    def __init__(
+        self,
+        address: SiteAddress,
+        namespace: str,
+        lifetime: timedelta,
+        *,
+        monotonic: TimeSource = monotonic_ms,
+        wait: Wait | None = None,
+    ) -> None:
+        self._lifetime = lifetime
+        self._namespace = namespace
+        self._monotonic = monotonic
+        self._hold_ms = min(HOLD_MS, lifetime // timedelta(milliseconds=RENEWALS_PER_LIFETIME))
+        # The reader whose safe point is held, the version that it needs, and when that was last held.
+        self._reader: str | None = None
+        self._needed: Version = 0
+        self._told: Version = 0
+        self._told_at_ms = 0
+        # The server may be started after the query.
+        self._site = ask_patiently(address.connect, wait=wait)
+        self.site_id = self._site.id
+        row = self.ask(lambda host: host.namespaces.find_namespace(namespace))
+        self.namespace_id, self._created_at = row.id, row.created_at
+        # The place whose versions these are.  A namespace that was dropped and made again is another one.
+        self.place = f"namespace {namespace} ({row.id}) of site {self._site.name} ({self.site_id})"
+
+    def ask(self, question: Callable[[Host], Result]) -> Result:
+        """Ask the site, also if it is being restarted."""
+        return ask_patiently(lambda: question(self._site.host))
+
+    def begin(self, reader: str, start: Version | str) -> Version:
+        """Hold the version that a start names, and return it."""
+
+        def hold(place: Resolved) -> Version:
+            self._hold(reader, place.version)
+            return place.version
+
+        return begin_reading(
+            start,
+            hold,
+            present=lambda: self.ask(lambda host: host.versions.resolved_version()),
+            require_past=lambda version: self.ask(lambda host: host.versions.observe(version)),
+            created_at=self._created_at,
+        )
+
+    def keep(self, reader: str, version: Version) -> None:
+        """Hold what a reader at a version needs, or renew what it holds already."""
+        if self._reader != reader:
+            self._hold(reader, version)
+        elif self._monotonic() - self._told_at_ms >= self._hold_ms:
+            self._hold(reader, self._needed)
+
+    def advance(self, reader: str, version: Version) -> None:
+        """Note that the reader needs nothing at or below a version."""
+        if self._reader == reader:
+            self._needed = max(self._needed, version)
+        self.keep(reader, version)
+
+    def release(self, reader: str) -> None:
+        """Release a safe point.  If that fails, it expires."""
+        if self._reader == reader:
+            self._reader = None
+        with suppress(FloodmarkError):
+            self._site.host.retention.release_safe_point(reader)
+
+    def cut(self, since: Version, changes_max: int | None, until: Version | None) -> ChangesCut:
+        """The end of the next step."""
+        with self._explained():
+            return self.ask(
+                lambda host: host.versions.cut_changes(self._namespace, since, changes_max, until, False)
+            )
+
+    def cut_snapshot(self, keys: KeyRange, at: Version, rows_max: int) -> bytes | None:
+        """The qualified key up to which a range has so many rows at a version; None if it has fewer."""
+
+        def cut(host: Host) -> bytes | None:
+            left = rows_max
+            # Rows are counted by their digests; values need not travel.
+            for page in host.router.scan_records(keys, at, content=Content.DIGESTS):
+                if page.num_rows >= left:
+                    key: bytes = page.column(0)[left - 1].as_py()
+                    return encode_namespace(self.namespace_id) + key
+                left -= page.num_rows
+            return None
+
+        with self._explained():
+            return self.ask(cut)
+
+    def present(self) -> Version:
+        """The version up to which every acknowledged write can be read."""
+        resolved = self.ask(lambda host: host.versions.resolved_version())
+        # The cut also makes durable, and publishes, writes that did not wait for the disk.
+        return self.cut(resolved, None, None).resolved
+
+    def qualify(self, keys: KeyRange) -> KeyRange:
+        """A range of users' keys as a range of qualified ones."""
+        return qualify_range(encode_namespace(self.namespace_id), keys)
+
+    def intervals(
+        self, keys: KeyRange, since: Version, until: Version, *, snapshot: bool = False
+    ) -> list[ChangeInterval]:
+        """The changes, or the snapshot, of qualified keys in a task for each partition of the site."""
+        maps = self._site.host.router.maps
+        ask_patiently(maps.refresh)
+        now_ms = self.ask(lambda host: host.physical_ms())
+        partitions = [partition.range for partition in maps.map.partitions]
+        return [
+            ChangeInterval(self.namespace_id, each, since, until, now_ms, self.site_id, snapshot)
+            for each in plan_ranges(partitions, keys)
+        ]
+
+    def close(self) -> None:
+        """Move the safe point to the needed version, and close the connection."""
+        with suppress(FloodmarkError):
+            if self._reader is not None and self._needed > self._told:
+                self._hold(self._reader, self._needed)
+        self._site.close()
+
+    def _hold(self, reader: str, version: Version) -> None:
+        with self._explained():
+            self.ask(
+                lambda host: host.retention.hold_safe_point(reader, version, self._lifetime, self._namespace)
+            )
+        self._reader, self._needed, self._told = reader, version, version
+        self._told_at_ms = self._monotonic()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except VersionCollected as error:
+            raise VersionCollected(
+                f"changes of {self._namespace!r} that the query has not read are gone: {error}. A query may "
+                f"be stopped for {self._lifetime} (option safePointLifetime). Start it anew with another "
+                'checkpoint directory and the option startingVersion "snapshot", which has every key',
+                **error.details,
+            ) from error
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,7 +240,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     idle_ms: int = IDLE_MS
     pause_seconds: float = PAUSE_SECONDS
 
-    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         # Used on the driver only: a reader is pickled for its tasks before its first call.
@@ -132,14 +275,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._require_place(start)
         since: Version = start["version"]
         changes_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        # The part that all offsets of a query share.
+        place = {name: start[name] for name in ("reader", "place")}
         self._driver.keep(start["reader"], since)
         if "snapshot" in start:
-            return self._next_of_snapshot(start, changes_max)
+            return place | self._next_of_snapshot(since, start["snapshot"], changes_max)
         cut = self._cut = self._driver.cut(since, changes_max, self._until)
         if cut.changes != 0 or self._is_idle_for_long(since, cut.version):
             self._is_counting = self._options.heartbeats and cut.changes != 0
             self._pauses = 0 if cut.changes != 0 else self._pauses
-            return _place_of(start) | {"version": cut.version, "since": since}
+            return place | {"version": cut.version, "since": since}
         if self._until is None:
             Event().wait(self._next_pause())
         return start
@@ -148,12 +293,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pauses += 1
         return self.pause_seconds * (QUIET_FACTOR if self._pauses > QUIET_PAUSES else 1)
 
-    def _next_of_snapshot(self, start: Offset, rows_max: int | None) -> Offset:
+    def _next_of_snapshot(self, at: Version, behind: str, rows_max: int | None) -> Offset:
         """The next step in the snapshot; all that is left of it, unless there is a limit."""
-        end = _place_of(start) | {"version": start["version"], "from": start["snapshot"]}
-        if rows_max is not None:
-            keys = self._snapshot_keys(start["snapshot"], None)
-            key = None if keys is None else self._driver.cut_snapshot(keys, start["version"], rows_max)
+        end: Offset = {"version": at, "from": behind}
+        keys = None if rows_max is None else self._snapshot_keys(behind, None)
+        if rows_max is not None and keys is not None:
+            key = self._driver.cut_snapshot(keys, at, rows_max)
             if key is not None:
                 end["snapshot"] = key.hex()
         return end
@@ -179,29 +324,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[ChangeInterval]:
         self._require_place(end)
+        query, until = self._driver, end["version"]
         if start["reader"] != end["reader"]:
-            self._driver.release(start["reader"])
-        query = self._driver
-        if "from" in end and start != end:
-            return self._snapshot_intervals(end)
-        since: Version = end["since"] if "since" in end else end["version"]
-        if since >= end["version"] or start == end:
+            query.release(start["reader"])
+        if start == end:
+            return []
+        if "from" in end:
+            query.keep(end["reader"], until)
+            keys = self._snapshot_keys(end["from"], end.get("snapshot"))
+            return [] if keys is None else query.intervals(keys, until, until, snapshot=True)
+        since: Version = ({"since": until} | end)["since"]
+        if since >= until:
             return []
         query.keep(end["reader"], since)
-        now_ms = query.physical_ms()
-        return [
-            ChangeInterval(query.namespace_id, keys, since, end["version"], now_ms, query.site_id)
-            for keys in query.ranges(query.qualify(self._options.keys))
-        ]
-
-    def _snapshot_intervals(self, end: Offset) -> list[ChangeInterval]:
-        query, at = self._driver, end["version"]
-        query.keep(end["reader"], at)
-        keys, now_ms = self._snapshot_keys(end["from"], end.get("snapshot")), query.physical_ms()
-        return [
-            ChangeInterval(query.namespace_id, each, at, at, now_ms, query.site_id, snapshot=True)
-            for each in ([] if keys is None else query.ranges(keys))
-        ]
+        return query.intervals(query.qualify(self._options.keys), since, until)
 
     def commit(self, end: Offset) -> None:
         self._driver.advance(end["reader"], end["version"])
@@ -230,48 +366,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # In the tasks
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        assert isinstance(partition, ChangeInterval)
-        options = self._options
-        rows = RowFormat(self._schema, options.value_format, partition.site_id)
-        return read_interval(
-            options.address,
-            partition,
-            rows,
-            before_images=options.before_images,
-            heartbeats=options.heartbeats,
-        )
+        return read_interval(self._options, self._schema, partition)
 
 
-def open_stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    """A reader of a namespace's changes.  What cannot be read is refused here."""
-    read = read_stream_options(options, counted=is_counted(schema))
-    check_schema(schema, CHANGES, read.value_format)
-    return StreamReader(read, schema)
-
-
-def read_stream_options(given: Mapping[str, str], *, counted: bool) -> StreamOptions:
-    """The options of a stream."""
-    options = Options(given, OPTIONS | {HEARTBEATS} if counted else OPTIONS)
-    if not options.flag("readChangeFeed"):
+def open_stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
+    """A reader of a namespace's changes.  Raises InvalidOption or SchemaMismatch."""
+    options = read_options(given, OPTIONS | {HEARTBEATS} if is_counted(schema) else OPTIONS)
+    if not reads_changes(given):
         raise InvalidOption(
             'a stream is made of changes: add .option("readChangeFeed", "true"), which gives their columns',
             option="readChangeFeed",
         )
-    address = options.address()
-    address.require_url("streamed")
-    return StreamOptions(
-        address=address,
-        namespace=options.namespace(),
-        keys=options.keys(),
-        start=options.start(),
-        before_images=options.flag("beforeImages"),
-        value_format=options.value_format(),
-        changes_max=options.number("maxChangesPerTrigger"),
-        lifetime=options.duration("safePointLifetime") or LIFETIME,
-        heartbeats=options.flag(HEARTBEATS),
-    )
-
-
-def _place_of(offset: Offset) -> Offset:
-    """The part that all offsets of a query share."""
-    return {"reader": offset["reader"], "place": offset["place"]}
+    options.address.require_url("streamed")
+    check_schema(schema, CHANGES, options.value_format)
+    return StreamReader(options, schema)

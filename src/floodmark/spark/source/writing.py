@@ -11,34 +11,46 @@ spools its rows and sends them from the last to the first.  A repeated task begi
 so an earlier row of a key never arrives before a later one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
+from threading import Event
 from typing import Final
 
 import msgspec
 import numpy
 import pyarrow
 import pyarrow.compute
+import pyarrow.ipc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from floodmark.links.returning import Portion
-from floodmark.model.errors import InvalidConfiguration, InvalidOption
-from floodmark.model.limits import LOG_ROW_BYTES_MAX
-from floodmark.model.partition import ApplyStream, LoadStream, PutUnchangedStream
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidConfiguration,
+    InvalidOption,
+    OutcomeUnknown,
+    Retryable,
+    StorageFailed,
+    StorageFull,
+)
+from floodmark.model.limits import LOG_ROW_BYTES_MAX, MIB
+from floodmark.model.partition import ApplyStream, LoadStream, PutUnchangedStream, WriteStream
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
 from floodmark.site.policies import POLICIES, LastWrite
 from floodmark.site.site import Site
-from floodmark.spark.runtime.patience import Wait, ask_patiently
-from floodmark.spark.source.delivery import BatchSender
+from floodmark.spark.runtime.patience import PAUSES, Wait, ask_patiently
 from floodmark.spark.source.incoming import Encoder, Layout, check_columns, check_policy, check_stamps
 from floodmark.spark.source.options import COMMON, Options
 from floodmark.spark.source.schemas import JSON
-from floodmark.spark.source.spool import Spool
 from floodmark.wire.columns import PAIRS, decode_columns
 
 # Spark's own option, which it passes to the source.
@@ -53,10 +65,96 @@ PORTION: Final = "portion"
 # A batch becomes one row of the site's change log, which it packs fastest.
 BATCH_BYTES_MAX: Final = LOG_ROW_BYTES_MAX
 
+# The batches of a task that may be unacknowledged, and the bytes of its spooled rows in memory.
+BATCHES_IN_FLIGHT_MAX: Final = 4
+MEMORY_BYTES_MAX: Final = 64 * MIB
+
 LAST_WRITE: Final = LastWrite("")
 
 _QUERY: Final = "sql.streaming.queryId"
 _EPOCH: Final = "streaming.sql.batchId"
+
+
+class BatchSender:
+    """Sends batches of encoded values under qualified keys.  For one thread.
+
+    A task's writes are idempotent: the site stores a record only if its stamp wins, or if the key was not
+    changed since a version.  So a batch without an answer is sent again.  Of two batches with the same key
+    the first must be stored first, and a repeated batch comes late.  So with `in_order` a batch waits until
+    those that share a key with it are acknowledged.
+
+    `sent` and `stored` count records; `stored` only for a stream with `unchanged_since`.
+    """
+
+    def __init__(
+        self,
+        stream: WriteStream,
+        *,
+        in_order: bool,
+        pauses: Sequence[float] = PAUSES,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self.sent = 0
+        self.stored = 0
+        self._stream = stream
+        self._in_order = in_order
+        self._pauses = pauses
+        self._wait = wait or Event().wait
+        self._under_way: deque[tuple[Mapping[bytes, bytes], Future[int] | FloodmarkError]] = deque()
+        self._keys: set[bytes] = set()
+
+    def send(self, rows: Mapping[bytes, bytes]) -> None:
+        """Send a batch.  Waits while too many are unacknowledged."""
+        if not rows:
+            return
+        if self._in_order:
+            if not self._keys.isdisjoint(rows):
+                self.finish()
+            self._keys.update(rows)
+        self._under_way.append((rows, self._start(rows)))
+        while len(self._under_way) >= BATCHES_IN_FLIGHT_MAX:
+            self._settle()
+
+    def finish(self) -> None:
+        """Return when every batch is acknowledged."""
+        while self._under_way:
+            self._settle()
+
+    def _start(self, rows: Mapping[bytes, bytes]) -> "Future[int] | FloodmarkError":
+        try:
+            return self._stream.send(rows)
+        except FloodmarkError as error:
+            # Raised or retried after the batches before it.
+            return error
+
+    def _settle(self) -> None:
+        rows, answer = self._under_way.popleft()
+        self.stored += self._result(rows, answer)
+        self.sent += len(rows)
+        if self._in_order:
+            self._keys.difference_update(rows)
+
+    def _result(self, rows: Mapping[bytes, bytes], answer: "Future[int] | FloodmarkError") -> int:
+        pauses = iter(self._pauses)
+        while True:
+            try:
+                if isinstance(answer, FloodmarkError):
+                    raise answer
+                return answer.result()
+            except StorageFull:
+                # An operator has to make room: a retry does not help.
+                raise
+            except (Retryable, OutcomeUnknown) as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise type(error)(
+                        f"the site did not take a batch of records, sent {len(self._pauses) + 1} times over "
+                        f"{sum(self._pauses):.0f} s: {error}. Earlier rows are stored; it is safe to write "
+                        "the same rows again",
+                        **error.details,
+                    ) from error
+                self._wait(pause)
+            answer = self._start(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +170,11 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult(WriterCommitMessage):
-    """The result of a task: the rows that it got, the records that it sent, and the number stored.
+    """The result of a task: the number of records that it sent, and of those that were stored.
 
     `stored` is None for changes with stamps, whose number is not known.
     """
 
-    rows: int = 0
     records: int = 0
     stored: int | None = None
 
@@ -189,33 +286,19 @@ def write_rows(
     first = next((batch for batch in rows if batch.num_rows), None)
     if first is None:
         return TaskResult(stored=0)
-    counted = _Counted(chain([first], rows))
     with ask_patiently(target.address.connect) as site:
         namespace = ask_patiently(lambda: site.host.namespaces.find_namespace(target.namespace))
         encoder = Encoder(
             target.layout, namespace.id, namespace.settings.ttl, site.host.physical_ms, namespace.merge
         )
-        batches = (piece for batch in counted for piece in cut_batch(encoder.encode(batch)))
+        batches = (piece for batch in chain([first], rows) for piece in cut_batch(encoder.encode(batch)))
         if target.layout.has_origin:
             delivery = _apply(site, batches, target.portion)
-            return TaskResult(rows=counted.rows, records=delivery.sent)
+            return TaskResult(records=delivery.sent)
         policy = POLICIES[namespace.merge](namespace.name)
         since = ask_patiently(lambda: draw_version(site))
         delivery = _put_unchanged(site, since, batches, policy, distinct_keys=target.distinct_keys)
-        return TaskResult(rows=counted.rows, records=delivery.sent, stored=delivery.stored)
-
-
-class _Counted:
-    """Batches, and the number of rows that have passed."""
-
-    def __init__(self, batches: Iterator[pyarrow.RecordBatch]) -> None:
-        self.rows = 0
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
-        for batch in self._batches:
-            self.rows += batch.num_rows
-            yield batch
+        return TaskResult(records=delivery.sent, stored=delivery.stored)
 
 
 def _put_unchanged(
@@ -228,11 +311,7 @@ def _put_unchanged(
 ) -> BatchSender:
     with closing(site.host.write_stream(PutUnchangedStream(True, since))) as stream:
         delivery = BatchSender(stream, in_order=True)
-        if distinct_keys:
-            send_rows(delivery, batches, policy)
-        else:
-            with Spool(PAIRS) as spool:
-                send_rows(delivery, reverse(batches, spool), policy)
+        send_rows(delivery, batches if distinct_keys else reverse(batches), policy)
         return delivery
 
 
@@ -243,23 +322,38 @@ def _apply(site: Site, batches: Iterator[pyarrow.RecordBatch], portion: Portion 
         delivery = BatchSender(stream, in_order=False)
         for batch in batches:
             for rows in cut_at_repeats(*decode_columns(batch)):
-                chosen = rows if portion is None else _choose(rows, portion)
-                if chosen:
-                    delivery.send(chosen)
+                if portion is None:
+                    delivery.send(rows)
+                else:
+                    taken = ((key, portion.take(record)) for key, record in rows.items())
+                    delivery.send({key: part for key, part in taken if part is not None})
         delivery.finish()
         return delivery
 
 
-def _choose(rows: dict[bytes, bytes], portion: Portion) -> dict[bytes, bytes]:
-    taken = ((key, portion.take(record)) for key, record in rows.items())
-    return {key: part for key, part in taken if part is not None}
-
-
-def reverse(batches: Iterator[pyarrow.RecordBatch], spool: Spool) -> Iterator[pyarrow.RecordBatch]:
-    """All batches, from the last to the first."""
-    for batch in batches:
-        spool.add(batch)
-    return spool.drain_reversed()
+def reverse(
+    batches: Iterator[pyarrow.RecordBatch], *, memory_bytes_max: int = MEMORY_BYTES_MAX
+) -> Iterator[pyarrow.RecordBatch]:
+    """All batches, from the last to the first; above a limit they are spooled in an unnamed file."""
+    # Spark's local directory, if Spark names it to its workers.
+    named = [each for each in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if os.path.isdir(each)]
+    directory = named[0] if named else tempfile.gettempdir()
+    places = [0]
+    with tempfile.SpooledTemporaryFile(memory_bytes_max, dir=directory) as file:
+        for batch in batches:
+            try:
+                file.write(batch.serialize())
+                file.flush()
+            except OSError as error:
+                raise StorageFailed(
+                    f"rows on their way to a site do not fit into {directory!r} ({error.strerror or error}); "
+                    "make room, let Spark use another directory (spark.local.dir), cut the rows into more "
+                    'partitions, or set option("distinctKeys", "true") if no key comes twice'
+                ) from error
+            places.append(file.tell())
+        for start, end in reversed(list(pairwise(places))):
+            file.seek(start)
+            yield pyarrow.ipc.read_record_batch(pyarrow.py_buffer(file.read(end - start)), PAIRS)
 
 
 def send_rows(

@@ -3,7 +3,7 @@
 A world has up to two such changes, one after the other.  Each is a sequence of stages that somebody takes by
 hand or a job takes for them, with time in between; whoever meets with trouble begins again from the first
 stage, as the manual says.  The rules are those of `floodmark.replication`: what is done here is what the jobs
-do (`spark/jobs/backups/returning.py`, `cli/topology.py`), and in their order.
+do (`spark/jobs/backups/restore.py`, `cli/topology.py`), and in their order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,7 +13,6 @@ attempt.
 Only one backup may run into a directory at a time: a second one would take up the first one's plan.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -23,6 +22,7 @@ import msgspec
 import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
 
+from floodmark.feed import at_present
 from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
 from floodmark.model.change import Resolved
@@ -45,17 +45,15 @@ from floodmark.spark.jobs.backups.manifest import (
     read_manifest,
     read_manifests,
 )
-from floodmark.spark.jobs.backups.parts import columns_of, explaining, read_site, write_files
-from floodmark.spark.jobs.safepoints import holding, release
+from floodmark.spark.jobs.backups.parts import columns_of, explaining, write_files
+from floodmark.spark.jobs.common import changes_between, holding, read_site, release
 from floodmark.spark.runtime.progress import JobProgress, watch_tasks
-from floodmark.spark.session import use_session
+from floodmark.spark.session import open_session
 from floodmark.spark.source.schemas import record_columns
 
 HOLD: Final = timedelta(hours=24)
 PLAN: Final = "plan.json"
 
-# Retries if a version is collected between being chosen and being held.
-_ATTEMPTS: Final = 5
 # The changes to read for the resolved version begin this long ago.
 _RECENT_MS: Final = 10_000
 # The smallest range of keys, to read resolved versions without changes.
@@ -108,10 +106,14 @@ def backup(
     finds them.  An unfinished backup in the directory is finished instead.
     """
     source.require_url("be backed up")
-    _require_hold(hold)
+    if not isinstance(hold, timedelta) or not timedelta(0) <= hold <= TTL_MAX:
+        raise InvalidArgument(
+            f"the time for which a backup's version is held is a timedelta of 0 to {TTL_MAX.days:,} days, "
+            f"not {hold!r:.60}"
+        )
     kind = PartKind.CHANGES if incremental else PartKind.FULL
     directory = directory_at(target)
-    with source.connect() as site, use_session(spark, "floodmark backup") as session:
+    with source.connect() as site, open_session(name="floodmark backup", spark=spark) as session:
         row = site.host.namespaces.find_namespace(namespace)
         # A caller without the right to see it gets the error before any row is written.
         _collected_horizon(site, namespace)
@@ -187,12 +189,13 @@ def _reason_to_abandon(job: _Job, plan: Plan, kind: PartKind) -> str | None:
 
 def _begin(job: _Job, kind: PartKind) -> Plan:
     """Choose a version, store the plan, then hold the version, so that every safe point has a plan."""
-    since = _newest_version(job.target) if kind is PartKind.CHANGES else 0
-    host = job.site.host
-    for _ in range(_ATTEMPTS):
+    name, is_full = job.namespace.name, kind is PartKind.FULL
+    since = 0 if is_full else _newest_version(job.target)
+
+    def choose() -> Plan:
         version, watermark = find_position(job.site, job.namespace)
         plan_id = uuid4().hex
-        plan = Plan(
+        return Plan(
             id=plan_id,
             kind=kind,
             site=job.site.name,
@@ -203,19 +206,29 @@ def _begin(job: _Job, kind: PartKind) -> Plan:
             watermark=watermark,
             safe_point=f"spark/backup-{plan_id}",
         )
+
+    def hold(plan: Plan) -> Plan:
         job.target.publish(PLAN, encode_document(plan))
         try:
-            host.retention.hold_safe_point(plan.safe_point, plan.held_version, HOLD, job.namespace.name)
-        except VersionCollected as error:
+            job.site.host.retention.hold_safe_point(plan.safe_point, plan.held_version, HOLD, name)
+        except VersionCollected:
             job.target.remove(PLAN)
-            if kind is PartKind.CHANGES:
-                raise _too_late(job, since) from error
-        else:
-            return plan
-    raise VersionCollected(
-        f"the site collects the versions of {job.namespace.name!r} faster than they can be held; set a "
-        "retention of a minute or more with `floodmark namespace update`"
-    )
+            raise
+        return plan
+
+    try:
+        return at_present(choose, hold) if is_full else hold(choose())
+    except VersionCollected as error:
+        if is_full:
+            raise VersionCollected(
+                f"the site collects the versions of {name!r} faster than they can be held; set a retention "
+                "of a minute or more with `floodmark namespace update`"
+            ) from error
+        raise VersionCollected(
+            f"the changes of {name!r} since version {since} ({moment_of(since).isoformat()}), the newest in "
+            "the backup, were collected; take a full backup, and give it a longer hold",
+            version=since,
+        ) from error
 
 
 def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
@@ -223,25 +236,21 @@ def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[in
 
     Every write that was acknowledged before the call is at or below the version.
     """
-    for _ in range(_ATTEMPTS - 1):
-        # The oldest version may be collected between two calls.
-        with suppress(VersionCollected):
-            return _look_for_position(site, namespace)
-    return _look_for_position(site, namespace)
+    host, name = site.host, namespace.name
 
+    def recently() -> Version:
+        recent = max(0, physical_ms(host.versions.now()) - _RECENT_MS) << COUNTER_BITS
+        return max(recent, host.retention.oldest_version(name))
 
-def _look_for_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[int, Version]]:
-    host = site.host
-    recently = max(0, physical_ms(host.versions.now()) - _RECENT_MS) << COUNTER_BITS
-    since = max(recently, host.retention.oldest_version(namespace.name))
-    start, end = _ONE_KEY
-    version = since
-    for item in site.changes(
-        namespace.name, since=since, start_key=start, end_key=end, resolved_markers=True
-    ):
-        if isinstance(item, Resolved):
-            version = item.version
-    return version, host.replication.watermark(namespace.name, version) | {site.id: version}
+    def find(version: Version) -> tuple[Version, dict[int, Version]]:
+        start, end = _ONE_KEY
+        changes = site.changes(name, since=version, start_key=start, end_key=end, resolved_markers=True)
+        for item in changes:
+            if isinstance(item, Resolved):
+                version = item.version
+        return version, host.replication.watermark(name, version) | {site.id: version}
+
+    return at_present(recently, find)
 
 
 def _newest_version(target: Directory) -> Version:
@@ -263,14 +272,6 @@ def _require_same(job: _Job, site: str, site_id: int, namespace: NamespaceRow) -
             f"{moment_of(namespace.created_at).isoformat()}; give {job.namespace.name!r} of "
             f"{job.site.name!r} another directory"
         )
-
-
-def _too_late(job: _Job, since: Version) -> VersionCollected:
-    return VersionCollected(
-        f"the changes of {job.namespace.name!r} since version {since} ({moment_of(since).isoformat()}), the "
-        "newest in the backup, were collected; take a full backup, and give it a longer hold",
-        version=since,
-    )
 
 
 # The part
@@ -302,16 +303,11 @@ def _carry_out(job: _Job, plan: Plan) -> Manifest:
 
 
 def _read_rows(job: _Job, plan: Plan) -> DataFrame:
-    options = {"namespace": plan.namespace.name}
-    if plan.kind is PartKind.FULL:
-        options |= {"rows": "all", "versionAsOf": str(plan.version)}
-    else:
-        options |= {
-            "readChangeFeed": "true",
-            "startingVersion": str(plan.since + 1),
-            "endingVersion": str(plan.version),
-        }
-    return read_site(job.spark, job.source, options, record_columns(plan.namespace.merge))
+    options = {"rows": "all", "versionAsOf": str(plan.version)}
+    if plan.kind is PartKind.CHANGES:
+        options = changes_between(plan.since, plan.version)
+    columns = record_columns(plan.namespace.merge)
+    return read_site(job.spark, job.source, plan.namespace.name, options, columns)
 
 
 def _require_rows(part: Directory, files: list[PartFile], sums: RowSums) -> None:
@@ -336,7 +332,13 @@ def _collected_horizon(site: Site, namespace: str) -> Version:
 
 def _finish(job: _Job, plan: Plan, hold: timedelta) -> bool:
     """Hold the version for the next incremental backup, and release others.  Returns whether it is held."""
-    held = _hold_for_next(job, plan, hold)
+    held = bool(hold)
+    if held:
+        try:
+            job.site.host.retention.hold_safe_point(plan.safe_point, plan.version, hold, job.namespace.name)
+        except VersionCollected:
+            # The part was completed long ago by a run that was killed before this step.
+            held = False
     if not held:
         release(job.site, plan.safe_point)
     for manifest in read_manifests(job.target):
@@ -344,22 +346,3 @@ def _finish(job: _Job, plan: Plan, hold: timedelta) -> bool:
             release(job.site, manifest.safe_point)
     job.target.remove(PLAN)
     return held
-
-
-def _hold_for_next(job: _Job, plan: Plan, hold: timedelta) -> bool:
-    if not hold:
-        return False
-    try:
-        job.site.host.retention.hold_safe_point(plan.safe_point, plan.version, hold, job.namespace.name)
-    except VersionCollected:
-        # The part was completed long ago by a run that was killed before this step.
-        return False
-    return True
-
-
-def _require_hold(hold: object) -> None:
-    if not isinstance(hold, timedelta) or not timedelta(0) <= hold <= TTL_MAX:
-        raise InvalidArgument(
-            f"the time for which a backup's version is held is a timedelta of 0 to {TTL_MAX.days:,} days, "
-            f"not {hold!r:.60}"
-        )

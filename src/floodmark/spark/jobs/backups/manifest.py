@@ -186,37 +186,34 @@ def part_names(target: Directory) -> list[str]:
 class Chain(NamedTuple):
     """A full part and the changes that follow without a gap: it leads to every version in its range."""
 
-    full: Manifest
-    changes: tuple[Manifest, ...]
+    parts: tuple[Manifest, ...]
 
     @property
     def newest(self) -> Manifest:
         """The last part."""
-        return self.changes[-1] if self.changes else self.full
+        return self.parts[-1]
 
     def leads_to(self, version: Version) -> bool:
         """Whether the chain can be restored as of a version."""
-        return self.full.version <= version <= self.newest.version
+        return self.parts[0].version <= version <= self.newest.version
 
     def up_to(self, version: Version) -> "Chain":
         """The parts that are needed for a version."""
-        return Chain(self.full, tuple(part for part in self.changes if part.since < version))
+        return Chain((self.parts[0], *(part for part in self.parts[1:] if part.since < version)))
 
 
 def find_chains(manifests: Iterable[Manifest]) -> list[Chain]:
     """The chains of the parts, one for each full part, oldest first."""
     parts = sorted(manifests, key=lambda each: each.version)
     followers = {each.since: each for each in parts if each.kind is PartKind.CHANGES}
-    return [_follow(each, followers) for each in parts if each.kind is PartKind.FULL]
-
-
-def _follow(full: Manifest, followers: dict[Version, Manifest]) -> Chain:
-    changes: list[Manifest] = []
-    position = full.version
-    while (part := followers.get(position)) is not None:
-        changes.append(part)
-        position = part.version
-    return Chain(full, tuple(changes))
+    chains = []
+    for full in parts:
+        if full.kind is PartKind.FULL:
+            chain = [full]
+            while (part := followers.get(chain[-1].version)) is not None:
+                chain.append(part)
+            chains.append(Chain(tuple(chain)))
+    return chains
 
 
 def choose_chain(manifests: Iterable[Manifest], at: Version | None, place: str) -> tuple[Chain, Version]:
@@ -230,7 +227,11 @@ def choose_chain(manifests: Iterable[Manifest], at: Version | None, place: str) 
         at = max(chain.newest.version for chain in chains)
     leading = [chain for chain in chains if chain.leads_to(at)]
     if not leading:
-        ranges = " or ".join(_show_range(chain) for chain in chains)
+        bounds = [(chain.parts[0].version, chain.newest.version) for chain in chains]
+        ranges = " or ".join(
+            f"[{first}, {last}] ({moment_of(first).isoformat()} to {moment_of(last).isoformat()})"
+            for first, last in bounds
+        )
         raise InvalidVersion(
             f"the backup at {place} does not lead to version {at} ({moment_of(at).isoformat()}); it leads to "
             f"every version in {ranges}",
@@ -242,11 +243,5 @@ def choose_chain(manifests: Iterable[Manifest], at: Version | None, place: str) 
 def find_gaps(manifests: Iterable[Manifest]) -> list[Manifest]:
     """The parts with changes whose predecessor is missing."""
     parts = list(manifests)
-    reached = {part.id for chain in find_chains(parts) for part in chain.changes}
+    reached = {part.id for chain in find_chains(parts) for part in chain.parts}
     return [each for each in parts if each.kind is PartKind.CHANGES and each.id not in reached]
-
-
-def _show_range(chain: Chain) -> str:
-    first, last = chain.full.version, chain.newest.version
-    moments = f"{moment_of(first).isoformat()} to {moment_of(last).isoformat()}"
-    return f"[{first}, {last}] ({moments})"

@@ -1,7 +1,8 @@
-"""The rows of a backup in Spark: from a site to files, from files to a site, and counted.
+"""The rows of a backup in Spark: from a site to files, from files to a site, counted and checked.
 
 The rows of a part are counted and hashed in the pass that writes them, and again in each pass that reads
-them.
+them.  A check first compares the names and sizes of files with the manifest, which finds missing, truncated
+and foreign files.  Then it reads, counts and hashes all rows again, which finds all other damage.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,31 +10,37 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from floodmark.files.directory import Directory, find_full_disk
-from floodmark.links.returning import Portion
+from floodmark.files.directory import Directory, directory_at, find_full_disk
 from floodmark.model.change import ChangeType
-from floodmark.model.errors import FormatTooNew
-from floodmark.model.ranges import KeyRange
+from floodmark.model.errors import Corruption, FormatTooNew, InvalidArgument
 from floodmark.model.version import Version, physical_ms
-from floodmark.site.address import SiteAddress
-from floodmark.spark.jobs.backups.manifest import ColumnType, Manifest, RowCounts, RowSums
+from floodmark.spark.jobs.backups.manifest import (
+    ATTEMPT,
+    MANIFEST,
+    ColumnType,
+    Manifest,
+    PartFile,
+    RowCounts,
+    RowSums,
+    find_gaps,
+    part_names,
+    read_manifest,
+)
 from floodmark.spark.runtime.failures import raising_floodmark_errors
+from floodmark.spark.runtime.progress import SILENT, JobProgress
+from floodmark.spark.session import open_session
 from floodmark.spark.source.schemas import RECORDS, record_columns
-from floodmark.spark.source.writing import KEEP_STAMPS, PORTION
 
 # Makes Spark verify the checksums of Parquet pages.
 _CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
-
-# The columns that a restore does not change.
-CONTENT: Final = ("key", "value", "_change_type", "_origin_site", "_origin_version", "_expires_at", "_stamps")
-
-_FORMAT: Final = "floodmark"
+_STAGE: Final = "check parts"
 
 
 @contextmanager
@@ -49,25 +56,6 @@ def explaining(directory: Directory) -> Iterator[None]:
         raise full from None
 
 
-def read_site(
-    spark: SparkSession,
-    address: SiteAddress,
-    options: Mapping[str, str],
-    columns: StructType | None = None,
-) -> DataFrame:
-    """Rows of a site; without `columns`, with the default ones."""
-    reader = spark.read.format(_FORMAT).options(**address.options(), **options)
-    return (reader if columns is None else reader.schema(columns)).load(address.location)
-
-
-def write_site(rows: DataFrame, address: SiteAddress, namespace: str, portion: Portion | None = None) -> None:
-    """Apply rows, or a portion of each, by their stamps; at most one row for each key."""
-    writer = rows.write.format(_FORMAT).mode("append").options(**address.options(), **KEEP_STAMPS)
-    if portion is not None:
-        writer = writer.option(PORTION, msgspec.json.encode(portion).decode())
-    writer.options(namespace=namespace, distinctKeys="true").save(address.location)
-
-
 def write_files(rows: DataFrame, directory: Directory, at: Version) -> RowSums:
     """Write rows to a new directory; their sums."""
     observed, sums = observe_rows(rows, at)
@@ -75,22 +63,13 @@ def write_files(rows: DataFrame, directory: Directory, at: Version) -> RowSums:
     return sums()
 
 
-def read_files(
-    spark: SparkSession, part: Directory, names: Iterable[str], columns: StructType = RECORDS
-) -> DataFrame:
-    """The rows of some files of a part."""
-    urls = [f"{part.url}/{name}" for name in names]
-    return spark.read.schema(columns).options(**_CHECKED).parquet(*urls)
-
-
 def read_parts(spark: SparkSession, target: Directory, parts: Iterable[Manifest]) -> DataFrame:
-    """The rows of several parts of one backup."""
-    urls = []
+    """The rows of some parts of one backup.  Raises FormatTooNew for unknown columns."""
+    urls: list[str] = []
     columns = RECORDS
     for manifest in parts:
-        columns = require_columns(manifest)
-        part = target.directory(manifest.part)
-        urls += [f"{part.url}/{file.name}" for file in manifest.files]
+        columns = _require_columns(manifest)
+        urls += [f"{target.directory(manifest.part).url}/{file.name}" for file in manifest.files]
     return spark.read.schema(columns).options(**_CHECKED).parquet(*urls)
 
 
@@ -99,8 +78,7 @@ def columns_of(schema: StructType) -> list[ColumnType]:
     return [ColumnType(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
-def require_columns(manifest: Manifest) -> StructType:
-    """The columns of a part's rows.  Raises FormatTooNew for unknown ones."""
+def _require_columns(manifest: Manifest) -> StructType:
     columns = record_columns(manifest.namespace.merge)
     if manifest.columns != columns_of(columns):
         named = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
@@ -108,41 +86,20 @@ def require_columns(manifest: Manifest) -> StructType:
     return columns
 
 
-def newest_rows(rows: DataFrame) -> DataFrame:
-    """The row of each key's newest commit, sorted by key within each of Spark's partitions."""
-    others = [name for name in rows.columns if name != "key"]
-    newest = F.max_by(F.struct(*others), F.col("_commit_version")).alias("newest")
-    return rows.repartitionByRange("key").groupBy("key").agg(newest).select("key", "newest.*")
+# Sums
 
 
-def in_range(keys: KeyRange) -> Column:
-    """Whether the key of a row is in a range."""
-    inside = F.col("key") >= F.lit(keys.start)
-    return inside if keys.end is None else inside & (F.col("key") < F.lit(keys.end))
-
-
-def content_columns(rows: DataFrame) -> list[str]:
-    """The columns of rows that a restore does not change."""
-    return [name for name in CONTENT if name in rows.columns]
-
-
-def to_content(rows: DataFrame) -> DataFrame:
-    """Rows for a restore.  Deleted ones have neither value nor expiry."""
-    kept = {
-        name: F.when(~_is_deleted(), F.col(name)).alias(name)
-        if name in ("value", "_expires_at")
-        else F.col(name)
-        for name in content_columns(rows)
-    }
-    return rows.select(*kept.values())
+def is_deleted() -> Column:
+    """Whether a row is a deletion."""
+    return F.col("_change_type") == F.lit(ChangeType.DELETE.value)
 
 
 def sum_columns(columns: Iterable[str], at: Version) -> list[Column]:
     """Expressions for `to_sums`, over rows as of a version."""
-    expired = ~_is_deleted() & (F.unix_millis("_expires_at") <= F.lit(physical_ms(at)))
+    expired = ~is_deleted() & (F.unix_millis("_expires_at") <= F.lit(physical_ms(at)))
     return [
         F.count(F.lit(1)).alias("total"),
-        F.count_if(_is_deleted()).alias("tombstones"),
+        F.count_if(is_deleted()).alias("tombstones"),
         F.count_if(expired).alias("expired"),
         F.bit_xor(F.xxhash64(*columns)).alias("digest"),
     ]
@@ -164,10 +121,151 @@ def observe_rows(rows: DataFrame, at: Version) -> tuple[DataFrame, Callable[[], 
     return observed, lambda: to_sums(observation.get)
 
 
-def sum_rows(rows: DataFrame, at: Version) -> RowSums:
-    """The sums of rows, by reading them all."""
-    return to_sums(rows.agg(*sum_columns(rows.columns, at)).collect()[0].asDict())
+# The check
 
 
-def _is_deleted() -> Column:
-    return F.col("_change_type") == F.lit(ChangeType.DELETE.value)
+class CheckFinding(msgspec.Struct, frozen=True):
+    """A flaw in a part of a backup."""
+
+    part: str
+    message: str
+
+
+class CheckSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a check: no `findings` if the backup is sound.
+
+    `unfinished` names parts without a manifest, which a running or the next backup completes.
+    """
+
+    target: str
+    parts: int
+    rows: int
+    bytes: int
+    newest_version: Version
+    unfinished: list[str]
+    findings: list[CheckFinding]
+
+
+def check_backup(
+    target: str, *, spark: SparkSession | None = None, progress: JobProgress | None = None
+) -> CheckSummary:
+    """Recompute the counts, hashes and file lists of every complete part."""
+    place = directory_at(target)
+    names = part_names(place)
+    if not names:
+        raise InvalidArgument(f"there is no backup at {target}")
+    manifests: list[Manifest] = []
+    unfinished: list[str] = []
+    findings: list[CheckFinding] = []
+    for name in names:
+        try:
+            manifest = read_manifest(place, name)
+        except Corruption as error:
+            findings.append(CheckFinding(name, str(error)))
+            continue
+        if manifest is None:
+            unfinished.append(name)
+        else:
+            manifests.append(manifest)
+    findings += [
+        CheckFinding(each.part, f"it follows version {each.since}, to which no complete part leads")
+        for each in find_gaps(manifests)
+    ]
+    watcher = progress or SILENT
+    with open_session(name="floodmark check", spark=spark) as session:
+        for done, manifest in enumerate(manifests):
+            watcher.report(_STAGE, done, len(manifests))
+            strange = find_strange_files(manifest.files, place.directory(manifest.part).sizes())
+            flaws = [*find_damage(session, place, manifest), *strange]
+            findings += [CheckFinding(manifest.part, text) for text in flaws]
+        watcher.report(_STAGE, len(manifests), len(manifests))
+    return CheckSummary(
+        target=target,
+        parts=len(manifests),
+        rows=sum(each.sums.counts.total for each in manifests),
+        bytes=sum(file.bytes for each in manifests for file in each.files),
+        newest_version=max((each.version for each in manifests), default=0),
+        unfinished=unfinished,
+        findings=findings,
+    )
+
+
+def find_damage(spark: SparkSession, place: Directory, manifest: Manifest) -> list[str]:
+    """The flaws in the files and rows of a part, without foreign files."""
+    _require_columns(manifest)
+    if different := compare_files(manifest.files, place.directory(manifest.part).sizes()):
+        return different
+    try:
+        found = _sum_rows(spark, place, manifest)
+    except (PySparkException, Py4JJavaError):
+        return _find_unreadable(spark, place, manifest)
+    return [] if found == manifest.sums else [_describe(found, manifest.sums)]
+
+
+def compare_files(expected: list[PartFile], found: dict[str, int]) -> list[str]:
+    """The files of a part that are missing or have another size.
+
+    >>> compare_files([PartFile("a", 7), PartFile("b", 7)], {"b": 5, "c": 1})
+    ['a is missing', 'b has 5 bytes instead of 7']
+    """
+    texts = []
+    for file in expected:
+        size = found.get(file.name)
+        if size is None:
+            texts.append(f"{file.name} is missing")
+        elif size != file.bytes:
+            texts.append(f"{file.name} has {size:,} bytes instead of {file.bytes:,}")
+    return texts
+
+
+def find_strange_files(expected: list[PartFile], found: dict[str, int]) -> list[str]:
+    """The files that do not belong to a part.
+
+    Those of a killed attempt do: on a cluster some tasks outlive their driver.
+
+    >>> find_strange_files([PartFile("a", 7), PartFile("b", 7)], {"b": 5, "c": 1})
+    ['c does not belong to it']
+    """
+    known = {MANIFEST, *(file.name for file in expected)}
+    attempts = {_attempt(name) for name in known}
+    return [
+        f"{name} does not belong to it"
+        for name in found
+        if name not in known and (not name.startswith(ATTEMPT) or _attempt(name) in attempts)
+    ]
+
+
+def _attempt(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _sum_rows(spark: SparkSession, place: Directory, manifest: Manifest) -> RowSums:
+    """The sums of a part's rows, by reading them all."""
+    rows = read_parts(spark, place, [manifest])
+    return to_sums(rows.agg(*sum_columns(rows.columns, manifest.version)).collect()[0].asDict())
+
+
+def _find_unreadable(spark: SparkSession, place: Directory, manifest: Manifest) -> list[str]:
+    """The files that cannot be read, each read by itself."""
+    texts = []
+    for file in manifest.files:
+        try:
+            _sum_rows(spark, place, replace(manifest, files=[file]))
+        except (PySparkException, Py4JJavaError) as error:
+            texts.append(f"{file.name} cannot be read: {_first_line(error)}")
+    return texts or ["its files could be read one by one, but not together; check it again"]
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of Spark's message, without its calls and stacks."""
+    lines = [line.strip().removeprefix(": ") for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith("An error occurred while calling")]
+    return said[0][:300] if said else type(error).__name__
+
+
+def _describe(found: RowSums, expected: RowSums) -> str:
+    if found.counts.total != expected.counts.total:
+        return f"it holds {found.counts.total:,} rows instead of {expected.counts.total:,}"
+    if found.counts != expected.counts:
+        return f"its rows are {found.counts} instead of {expected.counts}"
+    return f"the hash of its rows is {found.digest:016x} instead of {expected.digest:016x}"

@@ -8,13 +8,16 @@ finds its own rows there.  To tell them apart, a restore first draws a version a
 each run, and commits all its rows above it: records below it are others.
 
 The backup is read and checked before the site is touched: nothing of a damaged backup is written.
+
+A site of a topology is rebuilt from a backup in the same way: a new site that joins, or one that has lost its
+data.
 """
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow.compute
@@ -26,21 +29,23 @@ from pyspark.sql import functions as F
 from floodmark.codec.ordered import encode_namespace
 from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
-from floodmark.links.returning import Portion
+from floodmark.host.ports import NamespaceUpdate
+from floodmark.links.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.model.errors import (
     BackupDamaged,
     Corruption,
     InvalidArgument,
+    InvalidConfiguration,
     NamespaceExists,
     NamespaceNotFound,
 )
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
+from floodmark.replication.topology import Topology
 from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
-from floodmark.spark.jobs.backups.check import find_damage
 from floodmark.spark.jobs.backups.manifest import (
     Chain,
     PartKind,
@@ -51,31 +56,40 @@ from floodmark.spark.jobs.backups.manifest import (
 )
 from floodmark.spark.jobs.backups.parts import (
     explaining,
-    in_range,
-    newest_rows,
+    find_damage,
+    is_deleted,
     observe_rows,
     read_parts,
-    read_site,
     sum_columns,
-    to_content,
     to_sums,
-    write_site,
 )
-from floodmark.spark.jobs.safepoints import holding, release
+from floodmark.spark.jobs.common import holding, read_site, release
 from floodmark.spark.runtime.failures import find_error
 from floodmark.spark.runtime.progress import SILENT, JobProgress, watch_tasks
-from floodmark.spark.session import use_session
+from floodmark.spark.session import open_session
 from floodmark.spark.source.schemas import record_columns
+from floodmark.spark.source.source import FORMAT
+from floodmark.spark.source.writing import KEEP_STAMPS, PORTION
 
 EVERYTHING: Final = KeyRange()
 
+# The columns that a restore does not change.
+_CONTENT: Final = (
+    "key",
+    "value",
+    "_change_type",
+    "_origin_site",
+    "_origin_version",
+    "_expires_at",
+    "_stamps",
+)
 _OTHERS: Final = "others"
 _CHECK: Final = "check backup"
 _DAMAGE_SHOWN: Final = 5
 
 
-class RestoreSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a restore.
+class RebuildSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of writing a backup into a namespace.
 
     A reader of the backed-up site's changes goes on from `version`.  `verified` means that the namespace was
     read again and holds exactly the restored records; otherwise `note` says why not.
@@ -86,10 +100,26 @@ class RestoreSummary(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     version: Version
     rows: RowCounts
-    created: bool
     resumed: bool
     verified: bool
     note: str | None
+
+
+class RestoreSummary(RebuildSummary, frozen=True, kw_only=True):
+    """The result of a restore, and whether it created the namespace."""
+
+    created: bool
+
+
+class ReturnSummary(RebuildSummary, frozen=True, kw_only=True):
+    """The result of rebuilding a site.
+
+    `returned` counts the records that other sites gave back.  A site takes no writes while namespaces are
+    `missing`.
+    """
+
+    returned: int = 0
+    missing: list[str] = []
 
 
 def restore(
@@ -107,18 +137,7 @@ def restore(
         backup, target, namespace, at=at, keys=keys, spark=spark, progress=progress
     ) as restoration:
         written = restoration.write()
-        note = restoration.verify(written)
-        return RestoreSummary(
-            backup=backup,
-            site=restoration.site.name,
-            namespace=namespace,
-            version=restoration.version,
-            rows=written.counts,
-            created=restoration.created,
-            resumed=restoration.resumed,
-            verified=note is None,
-            note=note,
-        )
+        return RestoreSummary(**restoration.verified(written), created=restoration.created)
 
 
 @contextmanager
@@ -137,7 +156,7 @@ def restoring(
     place = directory_at(backup)
     chain, version = choose_chain(read_manifests(place), at, backup)
     identity = _identify(chain, version, keys)
-    with target.connect() as site, use_session(spark, "floodmark restore") as session:
+    with target.connect() as site, open_session(name="floodmark restore", spark=spark) as session:
         _require_sound(session, place, chain, progress or SILENT)
         row, created = _open_namespace(site, namespace, chain)
         begun = site.host.versions.open_epoch(namespace, f"restore/{identity}", 0)
@@ -182,13 +201,31 @@ class Restoration:
         """Write the rows, or a portion of each.  Returns the sums of all rows."""
         with watch_tasks(self.session, self.progress, "restore rows"), explaining(self.place):
             try:
-                rows = _rows_at(self.session, self.place, self.chain, self.version, self.keys)
-                observed, sums = observe_rows(rows, self.version)
-                write_site(observed, self.target, self.namespace.name, portion)
+                observed, sums = observe_rows(self._rows(), self.version)
+                options = {**self.target.options(), **KEEP_STAMPS, "distinctKeys": "true"}
+                if portion is not None:
+                    options[PORTION] = msgspec.json.encode(portion).decode()
+                writer = observed.write.format(FORMAT).mode("append").options(**options)
+                writer.option("namespace", self.namespace.name).save(self.target.location)
             except (PySparkException, Py4JJavaError) as error:
                 self._require_still_sound(error)
                 raise
             return sums()
+
+    def _rows(self) -> DataFrame:
+        """The newest row of each key at the version."""
+        rows = read_parts(self.session, self.place, self.chain.parts)
+        if self.keys.start:
+            rows = rows.where(F.col("key") >= F.lit(self.keys.start))
+        if self.keys.end is not None:
+            rows = rows.where(F.col("key") < F.lit(self.keys.end))
+        if len(self.chain.parts) > 1:
+            rows = rows.where(F.col("_commit_version") <= F.lit(self.version))
+            others = [name for name in rows.columns if name != "key"]
+            newest = F.max_by(F.struct(*others), F.col("_commit_version")).alias("newest")
+            # Sorted by key within each of Spark's partitions.
+            rows = rows.repartitionByRange("key").groupBy("key").agg(newest).select("key", "newest.*")
+        return _to_content(rows)
 
     def _require_still_sound(self, failure: Exception) -> None:
         """Raise BackupDamaged if the files were damaged since the check."""
@@ -200,13 +237,13 @@ class Restoration:
 
     def verify(self, written: RowSums) -> str | None:
         """Compare the namespace with the written rows.  Returns None, or why they cannot be compared."""
+        namespace = self.namespace
         with watch_tasks(self.session, self.progress, "verify"), explaining(self.place):
-            namespace, target = self.namespace, self.target
-            at = self.site.host.versions.read_version()
-            options = {"namespace": namespace.name, "rows": "all", "versionAsOf": str(at)}
+            options = {"rows": "all", "versionAsOf": str(self.site.host.versions.read_version())}
+            columns = record_columns(namespace.merge)
+            rows = _to_content(read_site(self.session, self.target, namespace.name, options, columns))
             # Stamps in the backup are at or below its version, so higher ones are of other writers.
             others = F.count_if(F.col("_origin_version") > F.lit(self.version)).alias(_OTHERS)
-            rows = to_content(read_site(self.session, target, options, record_columns(namespace.merge)))
             found = rows.agg(*sum_columns(rows.columns, self.version), others).collect()[0].asDict()
         if to_sums(found) == written:
             return None
@@ -216,6 +253,20 @@ class Restoration:
             f"namespace {namespace.name!r} of site {self.site.name!r} does not hold the restored records: "
             f"{to_sums(found)} instead of {written}. Check the backup, drop the namespace and restore again"
         )
+
+    def verified(self, written: RowSums) -> dict[str, Any]:
+        """The fields of a `RebuildSummary`, after the namespace was compared with the written rows."""
+        note = self.verify(written)
+        return {
+            "backup": self.place.location,
+            "site": self.site.name,
+            "namespace": self.namespace.name,
+            "version": self.version,
+            "rows": written.counts,
+            "resumed": self.resumed,
+            "verified": note is None,
+            "note": note,
+        }
 
 
 def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress: JobProgress) -> None:
@@ -232,9 +283,8 @@ def _find_damage(
     spark: SparkSession, place: Directory, chain: Chain, progress: JobProgress = SILENT
 ) -> str | None:
     """The damage of the first part that does not match its manifest; None if all are sound."""
-    parts = [chain.full, *chain.changes]
-    for done, part in enumerate(parts):
-        progress.report(_CHECK, done, len(parts))
+    for done, part in enumerate(chain.parts):
+        progress.report(_CHECK, done, len(chain.parts))
         damage = find_damage(spark, place, part)
         if damage:
             # The parts before it are sound.
@@ -242,25 +292,26 @@ def _find_damage(
                 f" (up to version {part.since} it is sound: --at)" if part.kind is PartKind.CHANGES else ""
             )
             return f"{place.location}/{part.part}: {'; '.join(damage[:_DAMAGE_SHOWN])}{earlier}"
-    progress.report(_CHECK, len(parts), len(parts))
+    progress.report(_CHECK, len(chain.parts), len(chain.parts))
     return None
 
 
-def _rows_at(
-    spark: SparkSession, place: Directory, chain: Chain, version: Version, keys: KeyRange
-) -> DataFrame:
-    """The state of a range of keys at a version."""
-    rows = read_parts(spark, place, [chain.full, *chain.changes])
-    if keys != EVERYTHING:
-        rows = rows.where(in_range(keys))
-    if chain.changes:
-        rows = newest_rows(rows.where(F.col("_commit_version") <= F.lit(version)))
-    return to_content(rows)
+def _to_content(rows: DataFrame) -> DataFrame:
+    """The columns that a restore does not change.  Deleted rows have neither value nor expiry."""
+    return rows.select(
+        *(
+            F.when(~is_deleted(), F.col(name)).alias(name)
+            if name in ("value", "_expires_at")
+            else F.col(name)
+            for name in _CONTENT
+            if name in rows.columns
+        )
+    )
 
 
 def _identify(chain: Chain, version: Version, keys: KeyRange) -> str:
     """A name of the restored rows: a hash of parts, version and keys."""
-    parts = [part.id for part in (chain.full, *chain.changes)]
+    parts = [part.id for part in chain.parts]
     return hashlib.sha256(msgspec.json.encode([parts, version, keys])).hexdigest()[:32]
 
 
@@ -296,3 +347,86 @@ def _require_own(site: Site, namespace: NamespaceRow, begun: Version) -> bool:
                 "namespace, or into one that is empty"
             )
     return found
+
+
+# Sites that join or return
+
+
+def join(
+    backup: str,
+    target: SiteAddress,
+    namespace: str,
+    *,
+    spark: SparkSession | None = None,
+    progress: JobProgress | None = None,
+) -> ReturnSummary:
+    """Build a namespace of a new site from a backup of another site of its topology."""
+    with target.connect() as site:
+        topology = site.topology()
+        if topology is None or namespace not in topology.shared_by(site.name):
+            raise InvalidConfiguration(
+                f"site {site.name!r} does not share {namespace!r}; enter it in the topology, and set that at "
+                "all sites, the new one last",
+                site=site.name,
+            )
+    with restoring(backup, target, namespace, spark=spark, progress=progress) as restoration:
+        facts, write, written = _rebuild(restoration)
+        join_namespace(restoration.site.host, namespace, facts, write)
+        return ReturnSummary(**restoration.verified(written[-1]))
+
+
+def rejoin(
+    backup: str,
+    target: SiteAddress,
+    namespace: str,
+    *,
+    topology: Topology,
+    addresses: Mapping[str, SiteAddress],
+    spark: SparkSession | None = None,
+    progress: JobProgress | None = None,
+) -> ReturnSummary:
+    """Rebuild a namespace of a site that has lost its data, from a backup of it or of another site.
+
+    First the topology, with the site's incremented incarnation, is set at all sites, so that changes of the
+    earlier incarnation are refused.  `addresses` lead to the other sites.
+    """
+    with ExitStack() as stack:
+        with target.connect() as site:
+            name = site.name
+            if namespace not in topology.shared_by(name):
+                raise InvalidConfiguration(f"site {name!r} does not share {namespace!r}", site=name)
+        others = topology.active_members(namespace).keys() - {name}
+        peers = {other: stack.enter_context(addresses[other].connect()).host for other in sorted(others)}
+        for other in sorted(addresses.keys() - {name}):
+            with addresses[other].connect() as peer:
+                peer.set_topology(topology)
+        with target.connect() as site:
+            site.set_topology(topology)
+            if not site.replication().rejoining:
+                raise InvalidArgument(
+                    f"site {name!r} has the incarnation of the topology, and takes part; if it has lost its "
+                    "data, increment its `incarnation` in the topology first"
+                )
+        restoration = stack.enter_context(
+            restoring(backup, target, namespace, spark=spark, progress=progress)
+        )
+        facts, write, written = _rebuild(restoration)
+        host = restoration.site.host
+        copied = return_namespace(host, peers, namespace, facts, write)
+        missing = host.membership.finish_rejoining()
+        return ReturnSummary(**restoration.verified(written[-1]), returned=copied.records, missing=missing)
+
+
+def _rebuild(restoration: Restoration) -> tuple[BackupFacts, Callable[[Portion], None], list[RowSums]]:
+    """The facts of a backup, a function that writes a portion of it, and the sums of what it wrote.
+
+    Most rows are written without rows in the change log, because the other sites have them already
+    (`floodmark.links.returning` holds the rules).
+    """
+    newest, written = restoration.chain.newest, list[RowSums]()
+    settings = newest.namespace.settings
+    restoration.site.host.namespaces.update_namespace(
+        restoration.namespace.name, NamespaceUpdate(ttl=settings.ttl, retention=settings.retention)
+    )
+    facts = BackupFacts(newest.watermark, newest.collected_horizon)
+    return facts, lambda portion: written.append(restoration.write(portion)), written

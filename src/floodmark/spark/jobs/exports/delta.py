@@ -22,11 +22,11 @@ import pyarrow.dataset
 
 from floodmark.accounting.checks import Checks
 from floodmark.clock import TimeSource, system_time_ms
-from floodmark.files.directory import Directory
+from floodmark.files.directory import Directory, Document
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidConfiguration, LeaseHeld
 from floodmark.model.version import Version, moment_of
-from floodmark.spark.jobs.exports.files import ExportFile
-from floodmark.spark.jobs.exports.state import LOCK, Cuts, Exported, ExportIdentity, ExportView, step_prefix
+from floodmark.spark.jobs.exports.frames import ExportFile
+from floodmark.spark.jobs.exports.state import LOCK, Exported, ExportIdentity, ExportView, step_prefix
 
 try:
     import deltalake
@@ -45,7 +45,7 @@ _ENTRIES_MAX: Final = 100
 
 
 class DeltaTarget:
-    """A Delta table that this process writes."""
+    """A Delta table that this process writes.  The calls are those of `ParquetTarget`."""
 
     rewrites_whole: Final = False
 
@@ -137,34 +137,27 @@ def _identity_of(table: Any, directory: Directory) -> ExportIdentity:
         raise InvalidArgument(
             f"{directory.location} is a Delta table that no export made; choose another target"
         )
-    try:
-        return msgspec.json.decode(text, type=ExportIdentity)
-    except msgspec.MsgspecError as error:
-        raise Corruption(
-            f"the property {IDENTITY} of {directory.location} is damaged ({error}); export to another target"
-        ) from error
+    return _decode(text, ExportIdentity, f"the property {IDENTITY} of {directory.location}")
 
 
 def through_of(table: Any, identity: ExportIdentity) -> Version | None:
     """The version that a table holds everything up to; None if it holds nothing yet."""
     committed = table.transaction_version(identity.id)
-    if committed is None:
-        return identity.start
-    return int(committed)
+    return identity.start if committed is None else int(committed)
 
 
 def checks_of(table: Any, through: Version | None) -> Checks:
     """The checks up to where a table is; none if its log no longer holds that commit."""
     entries = (entry for entry in table.history(_ENTRIES_MAX) if entry.get(THROUGH) == str(through))
     found = next((entry.get(CHECKS) for entry in entries), None)
-    if found is None:
-        return Checks()
+    return Checks() if found is None else _decode(found, Checks, f"{CHECKS} in the log of {table.table_uri}")
+
+
+def _decode(text: str, kind: type[Document], place: str) -> Document:
     try:
-        return msgspec.json.decode(found, type=Checks)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
-        raise Corruption(
-            f"{CHECKS} in the log of {table.table_uri} is damaged ({error}); export to another target"
-        ) from error
+        raise Corruption(f"{place} is damaged ({error}); export to another target") from error
 
 
 def open_exported(directory: Directory) -> Exported | None:
@@ -183,8 +176,7 @@ def open_exported(directory: Directory) -> Exported | None:
         return table.to_pyarrow_dataset().filter(pyarrow.dataset.field("_commit_version") <= at)
 
     only = frozenset(_steps(table)) if is_current else None
-    cuts = Cuts(since=identity.since, through=through_of(table, identity) or 0, only=only)
-    return Exported(identity, cuts, read)
+    return Exported(identity, identity.since, through_of(table, identity) or 0, only, read)
 
 
 def _steps(table: Any) -> dict[Version, int]:

@@ -9,54 +9,52 @@ The export holds a safe point at `through`, so that the site keeps later changes
 for the safe point's lifetime.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
 import msgspec
+import pyarrow.dataset
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from floodmark.accounting.checks import Checks, CheckStatistics, check_step, report_findings
-from floodmark.accounting.counting import Counted, count_idle
+from floodmark.accounting.counting import Counted
 from floodmark.clock import monotonic_ms
-from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.reading.cut import ChangesCut
 from floodmark.files.directory import Directory
-from floodmark.model.errors import VersionCollected
-from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.stream import ChangesRequest
+from floodmark.model.errors import InvalidArgument, InvalidVersion, VersionCollected
 from floodmark.model.version import Version, moment_of
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
-from floodmark.spark.jobs.exports.delta import DeltaTarget
-from floodmark.spark.jobs.exports.files import ExportFile, write_changes, write_files
+from floodmark.spark.jobs.common import LIFETIME, pass_heartbeats
+from floodmark.spark.jobs.exports import delta, parquet
 from floodmark.spark.jobs.exports.frames import (
     VIEW_FILE_BYTES,
+    ExportFile,
     merge_rows,
     newest_changes,
     read_changes,
     read_snapshot,
-    read_snapshot_changes,
     read_view,
     take_counted,
     touched_names,
+    write_files,
 )
-from floodmark.spark.jobs.exports.parquet import ParquetTarget
 from floodmark.spark.jobs.exports.state import (
+    Exported,
     ExportIdentity,
-    ExportTarget,
     ExportView,
     Format,
     local_directory,
     only_writer,
     step_prefix,
 )
-from floodmark.spark.jobs.safepoints import LIFETIME
 from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.runtime.progress import JobProgress, watch_tasks
-from floodmark.spark.session import use_session
+from floodmark.spark.session import open_session
 
 # The changes of a step: enough for Spark, and little enough to repeat.
 CHANGES_MAX: Final = 1_000_000
@@ -66,6 +64,8 @@ ADVANCE_MS: Final = 30_000
 # The same while counted changes wait for their heartbeat.
 SETTLE_MS: Final = 2_500
 HOLD_MS: Final = 10_000
+
+ExportTarget: TypeAlias = delta.DeltaTarget | parquet.ParquetTarget
 
 
 class ExportSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +115,13 @@ def export(
     """
     source.require_url("exported from")
     directory, kind = local_directory(target), Format(format)
-    with source.connect() as site, only_writer(directory), use_session(spark, "floodmark export") as session:
+    with (
+        source.connect() as site,
+        only_writer(directory),
+        open_session(name="floodmark export", spark=spark) as session,
+    ):
         asked = _identify(site, namespace, ExportView(view), until)
-        exported = (DeltaTarget if kind is Format.DELTA else ParquetTarget)(directory, asked)
+        exported = (delta.DeltaTarget if kind is Format.DELTA else parquet.ParquetTarget)(directory, asked)
         work = _Export(session, source, site, exported, at_heartbeats=at_heartbeats, progress=progress)
         since, before, began_ms = exported.through, exported.checks, monotonic_ms()
         work.run(once=once, until=until, stop=stop or Event())
@@ -179,7 +183,6 @@ class _Export:
         self._spark = spark
         self._source = source
         self._host = site.host
-        self._host = site.host
         self._namespace = target.identity.namespace
         self._target = target
         self._at_heartbeats = at_heartbeats
@@ -212,9 +215,9 @@ class _Export:
             if cut.version > through and cut.changes != 0:
                 through = self._step(through, cut)
             elif cut.version > through and (end is not None or self._is_idle_for_long()):
-                self._target.advance(
-                    cut.version, self._check(self._pass_over(through, cut.version), cut.version)
-                )
+                namespace = self._target.identity.namespace_id
+                counted = pass_heartbeats(self._host, namespace, through, cut.version)
+                self._target.advance(cut.version, self._check(counted, cut.version))
                 through = self._moved(cut.version)
             elif end is not None and cut.resolved >= end:
                 break
@@ -240,7 +243,7 @@ class _Export:
             if view is ExportView.CURRENT:
                 added, removed, counted = self._merge(changes, place, since, cut.version)
             else:
-                added, counted = write_changes(changes, place, view.schema, step_prefix(since))
+                added, counted = write_files(changes, place, view.schema, step_prefix(since), counts=True)
                 removed = []
         target.commit(since, cut.version, added, removed, self._check(counted, cut.version))
         self.written += added
@@ -261,9 +264,8 @@ class _Export:
         self._hold(at)
         place = target.prepare()
         with watch_tasks(self._spark, self._progress, f"snapshot of {moment_of(at).isoformat()}"):
-            read = read_snapshot_changes if is_history else read_snapshot
-            rows = read(self._spark, self._source, self._namespace, at)
-            added = write_files(rows, place, target.identity.view.schema, step_prefix(0))
+            rows = read_snapshot(self._spark, self._source, self._namespace, at, history=is_history)
+            added, _ = write_files(rows, place, target.identity.view.schema, step_prefix(0))
         target.commit(0, at, added, [], Checks())
         self.written += added
         return self._moved(at)
@@ -285,7 +287,7 @@ class _Export:
             view = read_view(self._spark, removed) if removed else None
             size = sum(file.stat().st_size for file in removed)
             rows = merge_rows(view, newest, through, 1 + size // VIEW_FILE_BYTES)
-            added = write_files(rows, place, self._target.identity.view.schema, step_prefix(since))
+            added, _ = write_files(rows, place, self._target.identity.view.schema, step_prefix(since))
             return added, removed, counted
         finally:
             gathered.unpersist()
@@ -299,32 +301,13 @@ class _Export:
         report_findings(f"export of {self._namespace}", before, checks, namespace=self._namespace)
         return checks
 
-    def _pass_over(self, since: Version, through: Version) -> Counted:
-        """The heartbeats of an interval without changes."""
-        identity = self._target.identity
-        prefix = encode_namespace(identity.namespace_id)
-        request = ChangesRequest(
-            keys=KeyRange(prefix, prefix_end(prefix)),
-            namespace=identity.namespace_id,
-            since=since,
-            until=through,
-            heartbeats=True,
-        )
-        return count_idle(
-            self._host.changes(request),
-            since,
-            through,
-            site_id=identity.site_id,
-            namespace=identity.namespace_id,
-        )
-
     # The safe point
 
     def _moved(self, through: Version) -> Version:
         """Count a committed step, and move the safe point if that is due."""
         self.steps += 1
         self._moved_ms = monotonic_ms()
-        if self._is_due(self._held_ms, HOLD_MS):
+        if self._moved_ms - self._held_ms >= HOLD_MS:
             self._hold(through)
         return through
 
@@ -335,7 +318,57 @@ class _Export:
         self._held_ms = monotonic_ms()
 
     def _is_idle_for_long(self) -> bool:
-        return self._is_due(self._moved_ms, SETTLE_MS if self._target.checks.rest else ADVANCE_MS)
+        idle_ms = SETTLE_MS if self._target.checks.rest else ADVANCE_MS
+        return monotonic_ms() - self._moved_ms >= idle_ms
 
-    def _is_due(self, since_ms: int, every_ms: int) -> bool:
-        return monotonic_ms() - since_ms >= every_ms
+
+# Reading
+
+
+def common_cut(targets: Iterable[str]) -> Version:
+    """The highest version that all of several exports of a site hold completely, and can be read at.
+
+    A history can be read at every version that it holds, a current view only at the versions at which its
+    steps ended.  Histories always have a common version; current views have one if they are exported
+    `at_heartbeats` or `until` the same version.
+    """
+    exports = {target: _open(target) for target in targets}
+    if not exports:
+        raise InvalidArgument("name the exports that are to be read together")
+    sites = {(each.identity.site, each.identity.site_id) for each in exports.values()}
+    if len(sites) > 1:
+        names = " and ".join(sorted(site for site, _ in sites))
+        raise InvalidArgument(f"these are exports of {names}: a version of one site means nothing at another")
+    low = max(each.since for each in exports.values())
+    high = min(each.through for each in exports.values())
+    only = [each.only for each in exports.values() if each.only is not None]
+    possible = frozenset.intersection(*only) if only else {high}
+    common = max((version for version in possible if low <= version <= high), default=None)
+    if common is None:
+        raise InvalidVersion(
+            f"there is no version at which {', '.join(exports)} can all be read; "
+            "export each of them until the same version"
+        )
+    return common
+
+
+def read_export(target: str, at: Version | None = None) -> pyarrow.dataset.Dataset:
+    """The rows of an export, as it is or as it was at a version at which it can be read."""
+    exported = _open(target)
+    since, through, only = exported.since, exported.through, exported.only
+    version = through if at is None else at
+    if not since <= version <= through or (only is not None and version not in only):
+        has = "was never there" if only else f"holds the changes in ({since}, {through}]"
+        raise InvalidVersion(
+            f"{target} cannot be read at {version}: it {has}; common_cut tells at which version several "
+            "exports can be read"
+        )
+    return exported.read(version)
+
+
+def _open(target: str) -> Exported:
+    directory = local_directory(target)
+    exported = delta.open_exported(directory) or parquet.open_exported(directory)
+    if exported is None:
+        raise InvalidArgument(f"{target} holds no export; name the directory that was exported to")
+    return exported

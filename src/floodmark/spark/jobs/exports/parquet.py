@@ -37,8 +37,8 @@ from floodmark.accounting.checks import Checks
 from floodmark.files.directory import Directory
 from floodmark.model.errors import InvalidArgument, StorageFailed
 from floodmark.model.version import Version
-from floodmark.spark.jobs.exports.files import ExportFile
-from floodmark.spark.jobs.exports.state import LOCK, Cuts, Exported, ExportIdentity, ExportView
+from floodmark.spark.jobs.exports.frames import ExportFile
+from floodmark.spark.jobs.exports.state import LOCK, Exported, ExportIdentity, ExportView
 
 STATE: Final = "_floodmark.json"
 POINTER: Final = "current"
@@ -76,8 +76,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParquetTarget:
-    """A directory of Parquet files that this process writes."""
+    """A directory of Parquet files that this process writes.
 
+    It holds everything at or below `through`; None if it holds nothing yet.  `checks` are those against
+    heartbeats up to there, and move in the same step.
+    """
+
+    # A merge writes all rows again, and not only the files that it touches.
     rewrites_whole: Final = True
 
     def __init__(self, directory: Directory, asked: ExportIdentity) -> None:
@@ -107,6 +112,7 @@ class ParquetTarget:
         return self._state.checks
 
     def prepare(self) -> Directory:
+        """Remove the files of uncommitted steps.  Returns the directory for the files of the next step."""
         if self.identity.view is ExportView.HISTORY:
             prefix = _NEW
             self._remove_all(prefix, kept=())
@@ -120,6 +126,7 @@ class ParquetTarget:
         return self._place
 
     def files(self) -> list[Path]:
+        """The files of a current view."""
         rows = self._state.rows[-1:]
         return sorted(
             file for each in rows for file in (self._directory.path / each.directory).glob("*.parquet")
@@ -133,6 +140,7 @@ class ParquetTarget:
         removed: Sequence[Path],
         checks: Checks,
     ) -> None:
+        """Add and remove files and move on to `through`, in one durable step."""
         if self.identity.view is ExportView.HISTORY:
             names = {
                 f"{self._place_name}/{file.name}": f"changes-{since:020}-{through:020}-{number:05}.parquet"
@@ -153,6 +161,7 @@ class ParquetTarget:
         self._remove_all(_ROWS, kept=[each.directory for each in rows])
 
     def advance(self, through: Version, checks: Checks) -> None:
+        """Move on to `through` without new rows."""
         rows = self._state.rows
         if rows:
             rows = _remembered([*rows, Rows(through, rows[-1].directory)])
@@ -222,4 +231,4 @@ def open_exported(directory: Directory) -> Exported | None:
         return pyarrow.dataset.dataset(str(place / current), schema=schema, format="parquet")
 
     only = None if identity.view is ExportView.HISTORY else frozenset(each.through for each in rows)
-    return Exported(identity, Cuts(since=identity.since, through=state.through, only=only), read)
+    return Exported(identity, identity.since, state.through, only, read)

@@ -7,22 +7,21 @@ committed and does the rest anew.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow
 import pyarrow.dataset
 
-from floodmark.accounting.checks import Checks
 from floodmark.files.directory import Directory, directory_at
 from floodmark.model.errors import InvalidArgument, InvalidOption, LeaseHeld
 from floodmark.model.version import Version
-from floodmark.spark.jobs.exports.files import CURRENT, HISTORY, ExportFile
+from floodmark.spark.jobs.exports.frames import CURRENT, HISTORY
 
 LOCK: Final = "_floodmark.lock"
 
@@ -76,12 +75,8 @@ class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     def require_same(self, asked: "ExportIdentity", location: str) -> None:
         """Raise InvalidArgument for a target with other rows than those asked for."""
-        if (self.site, self.site_id, self.namespace, self.view) != (
-            asked.site,
-            asked.site_id,
-            asked.namespace,
-            asked.view,
-        ):
+        names = ("site", "site_id", "namespace", "view")
+        if any(getattr(self, name) != getattr(asked, name) for name in names):
             raise InvalidArgument(
                 f"{location} holds the {self.view} of {self.namespace!r} of site {self.site!r} (id "
                 f"{self.site_id}), not the {asked.view} of {asked.namespace!r} of site {asked.site!r} (id "
@@ -94,70 +89,17 @@ class ExportIdentity(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Cuts(msgspec.Struct, frozen=True, kw_only=True):
-    """The versions at which a target can be read.
+class Exported(NamedTuple):
+    """An export that can be read: `read` gives its rows at a version.
 
-    A history can be read at any version from `since` to `through`; a current view at single ones.
+    A history can be read at any version from `since` to `through`; a current view only at those of `only`.
     """
 
-    through: Version
-    since: Version = 0
-    only: frozenset[Version] | None = None
-
-
-class Exported(NamedTuple):
-    """An export that can be read: at one of its cuts, `read` gives the rows."""
-
     identity: ExportIdentity
-    cuts: Cuts
+    since: Version
+    through: Version
+    only: frozenset[Version] | None
     read: Callable[[Version], pyarrow.dataset.Dataset]
-
-
-class ExportTarget(Protocol):
-    """A table that rows are exported to."""
-
-    @property
-    def identity(self) -> ExportIdentity:
-        """The namespace and the view."""
-        ...
-
-    @property
-    def through(self) -> Version | None:
-        """It holds everything at or below this; None if it holds nothing yet."""
-        ...
-
-    @property
-    def checks(self) -> Checks:
-        """The checks against heartbeats up to there.  They move in the same step."""
-        ...
-
-    @property
-    def rewrites_whole(self) -> bool:
-        """Whether a merge must write all rows again, or only the files that it touches."""
-        ...
-
-    def prepare(self) -> Directory:
-        """Remove the files of uncommitted steps.  Returns the directory for the files of the next step."""
-        ...
-
-    def files(self) -> list[Path]:
-        """The files of a current view."""
-        ...
-
-    def commit(
-        self,
-        since: Version,
-        through: Version,
-        added: Sequence[ExportFile],
-        removed: Sequence[Path],
-        checks: Checks,
-    ) -> None:
-        """Add and remove files and move on to `through`, in one durable step."""
-        ...
-
-    def advance(self, through: Version, checks: Checks) -> None:
-        """Move on to `through` without new rows."""
-        ...
 
 
 def step_prefix(since: Version) -> str:

@@ -13,7 +13,7 @@ A task always gives its report.  An error in it is a doubt: the sites that answe
 that fails is left out from there on.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,32 +24,34 @@ import msgspec
 import pyarrow
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.states import decode_state
+from floodmark.codec.thin import digest_record
+from floodmark.codec.values import decode_value
 from floodmark.divergence.comparing import (
     WAITING_MAX,
     ComparedTally,
-    Comparison,
     Drift,
     DriftSide,
     Finding,
-    Lag,
     Pair,
     Vantage,
     compare,
     compare_keys,
     read_horizon,
 )
-from floodmark.divergence.histories import Difference, walk_histories
+from floodmark.divergence.histories import Difference, History, HistoryChange, part_stamps, walk_histories
 from floodmark.divergence.repairing import PROBLEMS_TOLD, RepairSummary, divide, repair
 from floodmark.host.ports import Host
-from floodmark.model.errors import FloodmarkError, Unreachable
+from floodmark.model.change import Stamp
+from floodmark.model.errors import FloodmarkError, LimitExceeded, Unreachable
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
-from floodmark.spark.jobs.verifying.histories import CHANGES_MAX, HistoryTooLong, read_history
 from floodmark.spark.runtime.patience import PAUSES, ask_patiently
 
 SITES_MIN: Final = 2
@@ -58,6 +60,8 @@ _BRIEF: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 # Drifted keys to repair and compare again at a time.
 REPAIRED_AT_ONCE: Final = 1_000
+# The changes of a history, which is held in memory.
+CHANGES_MAX: Final = 200_000
 # Rows of drifted keys in a batch.
 _ROWS_AT_ONCE: Final = 1_000
 _INT64_END: Final = 1 << 63
@@ -107,14 +111,14 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteView:
-    """A site and its vantage, for the tasks."""
+    """A namespace at a site as of a version, for the tasks."""
 
     address: SiteAddress
     site: str
     site_id: int
     namespace_id: int
     version: Version
-    mark: dict[int, Version]
+    mark: Mapping[int, Version]
 
     def vantage(self, host: Host, namespace: str) -> Vantage:
         """The vantage, with a function that reads the collected horizon."""
@@ -127,20 +131,13 @@ class SiteView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamespaceViews:
-    """A namespace at all sites, and the version above which to walk their histories, if at all."""
+class RangeComparison:
+    """A range of users' keys of a namespace to compare, and the version above which to walk the histories."""
 
     namespace: str
     views: Sequence[SiteView]
-    history_since: Version | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RangeComparison:
-    """A range of users' keys of a namespace to compare."""
-
-    namespace: NamespaceViews
     keys: KeyRange
+    history_since: Version | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,96 +154,26 @@ class Comparing:
         """Rows of `ROWS`."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self._compare(self.ranges[number])
-
-    def _compare(self, work: RangeComparison) -> Iterator[pyarrow.RecordBatch]:
-        namespace = work.namespace.namespace
-        with ExitStack() as stack:
-            answers = _connect(stack, work.namespace.views)
-            views = [view for view, site in answers if isinstance(site, Site)]
-            hosts = [site.host for _, site in answers if isinstance(site, Site)]
-            work = replace(work, namespace=replace(work.namespace, views=views))
-            findings = _Findings(self, work, hosts)
-            findings.doubts += [
-                f"{namespace!r} of {view.site} cannot be compared: {site}"
-                for view, site in answers
-                if isinstance(site, FloodmarkError)
-            ]
-            yield from self._find(findings)
-            findings.walk()
-            yield findings.report()
-
-    def _find(self, findings: "_Findings") -> Iterator[pyarrow.RecordBatch]:
-        for window in findings.windows():
-            for finding in window:
-                findings.add(finding)
-            while len(findings.rows) >= _ROWS_AT_ONCE:
-                yield findings.take_rows()
-            if findings.unrepaired >= REPAIRED_AT_ONCE:
-                findings.mend()
-        if findings.rows:
-            yield findings.take_rows()
-        findings.mend()
+                with ExitStack() as stack:
+                    yield from _Findings(self, self.ranges[number], stack).run()
 
 
-def _connect(stack: ExitStack, views: Sequence[SiteView]) -> list[tuple[SiteView, Site | FloodmarkError]]:
+def _connect(stack: ExitStack, views: Sequence[SiteView]) -> list[Site | FloodmarkError]:
     """Connect to the sites, or return their errors.  Retries for long only if too few sites answer."""
-    answers: list[tuple[SiteView, Site | FloodmarkError]] = []
-    for view in views:
-        answers.append((view, _try_connect(stack, view, _BRIEF)))
-    if sum(isinstance(site, Site) for _, site in answers) >= SITES_MIN:
-        return answers
-    return [
-        (view, _try_connect(stack, view, PAUSES) if isinstance(site, Unreachable) else site)
-        for view, site in answers
-    ]
 
+    def connect(view: SiteView, pauses: Sequence[float]) -> Site | FloodmarkError:
+        try:
+            return stack.enter_context(ask_patiently(view.address.connect, pauses=pauses))
+        except FloodmarkError as error:
+            return error
 
-def _try_connect(stack: ExitStack, view: SiteView, pauses: Sequence[float]) -> Site | FloodmarkError:
-    try:
-        return stack.enter_context(ask_patiently(view.address.connect, pauses=pauses))
-    except FloodmarkError as error:
-        return error
-
-
-def compare_range(
-    work: RangeComparison, hosts: Sequence[Host], *, waiting_max: int = WAITING_MAX
-) -> Comparison:
-    """Compare a range of keys at all sites."""
-    namespace, views = work.namespace.namespace, work.namespace.views
-    pairs = list(zip(views, hosts, strict=True))
-    return compare(
-        [view.vantage(host, namespace) for view, host in pairs],
-        [
-            host.router.scan_records(view.qualify(work.keys), view.version, dead=True, content=Content.THIN)
-            for view, host in pairs
-        ],
-        waiting_max=waiting_max,
-    )
-
-
-def walk_range(
-    work: RangeComparison, hosts: Sequence[Host], since: Version, *, changes_max: int = CHANGES_MAX
-) -> Iterator[Difference]:
-    """Compare the histories of a range pair by pair, in parts that fit into memory."""
-    try:
-        histories = [
-            read_history(
-                host,
-                view.namespace_id,
-                view.qualify(work.keys),
-                since,
-                view.version,
-                changes_max=changes_max,
-            )
-            for view, host in zip(work.namespace.views, hosts, strict=True)
+    answers = [connect(view, _BRIEF) for view in views]
+    if sum(isinstance(site, Site) for site in answers) < SITES_MIN:
+        answers = [
+            connect(view, PAUSES) if isinstance(site, Unreachable) else site
+            for view, site in zip(views, answers, strict=True)
         ]
-    except HistoryTooLong as error:
-        for keys in (KeyRange(work.keys.start, error.middle), KeyRange(error.middle, work.keys.end)):
-            yield from walk_range(replace(work, keys=keys), hosts, since, changes_max=changes_max)
-        return
-    for pair in combinations(histories, 2):
-        yield from walk_histories(*pair)
+    return answers
 
 
 class KeyDoubts:
@@ -277,55 +204,81 @@ class KeyDoubts:
 class _Findings:
     """The findings of a task in its range."""
 
-    def __init__(self, work: Comparing, range_work: RangeComparison, hosts: Sequence[Host]) -> None:
-        # A key is repaired once, so all its findings must come together.
-        self._comparison = compare_range(range_work, hosts, waiting_max=0 if work.repair else WAITING_MAX)
-        self.rows: list[Drift] = []
-        self.doubts: list[str] = []
-        self._work = work
-        self._range = range_work
-        self._namespace = range_work.namespace.namespace
-        self._hosts = hosts
+    def __init__(self, task: Comparing, work: RangeComparison, stack: ExitStack) -> None:
+        self._task = task
+        self._namespace = work.namespace
+        answers = list(zip(work.views, _connect(stack, work.views), strict=True))
+        self._views = [view for view, site in answers if isinstance(site, Site)]
+        self._hosts = [site.host for _, site in answers if isinstance(site, Site)]
+        self._work = replace(work, views=self._views)
+        self._doubts = [
+            f"{self._namespace!r} of {view.site} cannot be compared: {site}"
+            for view, site in answers
+            if isinstance(site, FloodmarkError)
+        ]
+        pairs = list(zip(self._views, self._hosts, strict=True))
+        self._comparison = compare(
+            [view.vantage(host, work.namespace) for view, host in pairs],
+            [
+                host.router.scan_records(
+                    view.qualify(work.keys), view.version, dead=True, content=Content.THIN
+                )
+                for view, host in pairs
+            ],
+            # A key is repaired once, so all its findings must come together.
+            waiting_max=0 if task.repair else WAITING_MAX,
+        )
+        self._rows: list[Drift] = []
         self._sample: list[Drift] = []
         self._key_doubts = KeyDoubts(self._namespace)
-        self._open_keys: set[bytes] | None = set() if work.open_keys_max else None
+        self._open_keys: set[bytes] | None = set() if task.open_keys_max else None
         self._unrepaired: list[Drift] = []
         self._repair = RepairSummary()
         self._left: dict[Pair, ComparedTally] = {}
         self._differences: list[Difference] = []
         self._differences_found = 0
 
-    def windows(self) -> Iterator[list[Finding]]:
+    def run(self) -> Iterator[pyarrow.RecordBatch]:
+        """Compare and repair.  Gives the rows of drifted keys, and at last the report."""
+        for window in self._windows():
+            for finding in window:
+                self._add(finding)
+            while len(self._rows) >= _ROWS_AT_ONCE:
+                yield self._take_rows()
+            if len(self._unrepaired) >= REPAIRED_AT_ONCE:
+                self._mend()
+        if self._rows:
+            yield self._take_rows()
+        self._mend()
+        if self._work.history_since is not None:
+            self._walk(self._work.history_since)
+        yield self._report()
+
+    def _windows(self) -> Iterator[list[Finding]]:
         """The findings.  An error becomes a doubt."""
         try:
             yield from self._comparison.windows()
         except FloodmarkError as error:
             failures = self._comparison.failures or {"some site": error}
             for site, failure in failures.items():
-                self.doubts.append(f"not all of {self._namespace!r} of {site} was compared: {failure}")
+                self._doubts.append(f"not all of {self._namespace!r} of {site} was compared: {failure}")
 
-    @property
-    def unrepaired(self) -> int:
-        """The number of differences to repair."""
-        return len(self._unrepaired)
-
-    def add(self, finding: Finding) -> None:
-        """Note a key that differs between sites."""
+    def _add(self, finding: Finding) -> None:
         if self._open_keys is not None:
             self._open_keys.add(finding.key)
-            if len(self._open_keys) > self._work.open_keys_max:
+            if len(self._open_keys) > self._task.open_keys_max:
                 self._open_keys = None
-        if isinstance(finding, Lag):
+        if not isinstance(finding, Drift):
             self._key_doubts.add(finding)
             return
-        if len(self._sample) < self._work.sample:
+        if len(self._sample) < self._task.sample:
             self._sample.append(finding)
-        if self._work.rows:
-            self.rows.append(finding)
-        if self._work.repair:
+        if self._task.rows:
+            self._rows.append(finding)
+        if self._task.repair:
             self._unrepaired.append(finding)
 
-    def mend(self) -> None:
+    def _mend(self) -> None:
         """Repair the drifted keys since the last call, and compare them again."""
         drifts, self._unrepaired = self._unrepaired, []
         if not drifts:
@@ -335,9 +288,12 @@ class _Findings:
             if not isinstance(seen, FloodmarkError):
                 self._left = add_tallies(self._left, seen)
                 continue
-            self.doubts.append(f"repaired keys of {self._namespace!r} were not compared again: {seen}")
+            self._doubts.append(f"repaired keys of {self._namespace!r} were not compared again: {seen}")
             unseen = set(keys)
-            self._left = add_tallies(self._left, _tallies_of([each for each in drifts if each.key in unseen]))
+            for drift in drifts:
+                if drift.key in unseen:
+                    tally = ComparedTally(compared=1, **{str(drift.verdict): 1})
+                    self._left = add_tallies(self._left, {Pair(drift.left.site, drift.right.site): tally})
 
     def _look_again(self, keys: list[bytes]) -> dict[Pair, ComparedTally]:
         again = compare_keys(self._hosts, self._namespace, keys)
@@ -345,42 +301,49 @@ class _Findings:
             pass
         return again.tallies
 
-    def walk(self) -> None:
-        """Compare the histories, if asked for."""
-        since = self._range.namespace.history_since
-        if since is None:
-            return
-        gone = {site for site, error in self._comparison.failures.items() if isinstance(error, Unreachable)}
-        pairs = list(zip(self._range.namespace.views, self._hosts, strict=True))
-        views = [view for view, _ in pairs if view.site not in gone]
-        hosts = [host for view, host in pairs if view.site not in gone]
-        work = replace(self._range, namespace=replace(self._range.namespace, views=views))
+    def _walk(self, since: Version) -> None:
+        """Compare the histories of the sites that still answer."""
+        failures = self._comparison.failures
+        pairs = [
+            (view, host)
+            for view, host in zip(self._views, self._hosts, strict=True)
+            if not isinstance(failures.get(view.site), Unreachable)
+        ]
+        work = replace(self._work, views=[view for view, _ in pairs])
         try:
-            for difference in walk_range(work, hosts, since):
+            for difference in walk_range(work, [host for _, host in pairs], since):
                 self._differences_found += 1
-                if len(self._differences) < self._work.sample:
+                if len(self._differences) < self._task.sample:
                     self._differences.append(difference)
         except FloodmarkError as error:
-            self.doubts.append(f"not all of the history of {self._namespace!r} was compared: {error}")
+            self._doubts.append(f"not all of the history of {self._namespace!r} was compared: {error}")
 
-    def take_rows(self) -> pyarrow.RecordBatch:
-        """Take the next batch of rows of drifted keys."""
-        drifts, self.rows = self.rows[:_ROWS_AT_ONCE], self.rows[_ROWS_AT_ONCE:]
-        rows = [_row_of(self._namespace, drift) for drift in drifts]
+    def _take_rows(self) -> pyarrow.RecordBatch:
+        drifts, self._rows = self._rows[:_ROWS_AT_ONCE], self._rows[_ROWS_AT_ONCE:]
+        rows = [
+            {
+                "namespace": self._namespace,
+                "key": drift.key,
+                "verdict": str(drift.verdict),
+                "part": None if drift.part is None else str(drift.part),
+                **_side_of("left", drift.left),
+                **_side_of("right", drift.right),
+            }
+            for drift in drifts
+        ]
         return pyarrow.RecordBatch.from_pylist(rows, schema=_ROWS)
 
-    def report(self) -> pyarrow.RecordBatch:
-        """The report of the range, which is its last row."""
+    def _report(self) -> pyarrow.RecordBatch:
         report = ComparisonReport(
             namespace=self._namespace,
             tallies=self._comparison.tallies,
             sample=self._sample,
-            open_keys=None if self._open_keys is None or self.doubts else sorted(self._open_keys),
-            repair=self._repair if self._work.repair else None,
+            open_keys=None if self._open_keys is None or self._doubts else sorted(self._open_keys),
+            repair=self._repair if self._task.repair else None,
             left=self._left,
             differences=self._differences,
             differences_found=self._differences_found,
-            doubts=[*self.doubts, *self._key_doubts.told],
+            doubts=[*self._doubts, *self._key_doubts.told],
         )
         return pyarrow.RecordBatch.from_pylist([{REPORT: msgspec.msgpack.encode(report)}], schema=_ROWS)
 
@@ -392,15 +355,6 @@ def add_tallies(
     return known | {pair: known.get(pair, ComparedTally()).plus(tally) for pair, tally in more.items()}
 
 
-def _tallies_of(drifts: Iterable[Drift]) -> dict[Pair, ComparedTally]:
-    """The tallies of drifted keys."""
-    tallies: dict[Pair, ComparedTally] = {}
-    for drift in drifts:
-        found = ComparedTally(compared=1, **{str(drift.verdict): 1})
-        tallies = add_tallies(tallies, {Pair(drift.left.site, drift.right.site): found})
-    return tallies
-
-
 def add_repairs(known: RepairSummary, more: RepairSummary) -> RepairSummary:
     """The sum of the repairs of disjoint sets of keys."""
     return RepairSummary(
@@ -409,17 +363,6 @@ def add_repairs(known: RepairSummary, more: RepairSummary) -> RepairSummary:
         impossible=known.impossible + more.impossible,
         problems=(*known.problems, *more.problems)[:PROBLEMS_TOLD],
     )
-
-
-def _row_of(namespace: str, drift: Drift) -> dict[str, object]:
-    return {
-        "namespace": namespace,
-        "key": drift.key,
-        "verdict": str(drift.verdict),
-        "part": None if drift.part is None else str(drift.part),
-        **_side_of("left", drift.left),
-        **_side_of("right", drift.right),
-    }
 
 
 def _side_of(name: str, side: DriftSide) -> dict[str, object]:
@@ -439,3 +382,72 @@ def _side_of(name: str, side: DriftSide) -> dict[str, object]:
 def _signed(number: int) -> int:
     """The same 64 bits as a signed number: Spark has no unsigned ones, and a damaged stamp may be any."""
     return number if number < _INT64_END else number - 2 * _INT64_END
+
+
+# Histories
+
+
+class _HistoryTooLong(Exception):
+    """A range has too many changes for memory; cut it at `middle`, a user's key."""
+
+    def __init__(self, middle: bytes) -> None:
+        super().__init__(middle)
+        self.middle = middle
+
+
+def walk_range(
+    work: RangeComparison, hosts: Sequence[Host], since: Version, *, changes_max: int = CHANGES_MAX
+) -> Iterator[Difference]:
+    """Compare the histories of a range pair by pair, in parts that fit into memory.
+
+    `since` is the same for all sites.  Then no earlier record has a higher stamp than the changes in the
+    histories, and earlier records need not be read.
+    """
+    try:
+        histories = [
+            _read_history(host, view, work.keys, since, changes_max)
+            for view, host in zip(work.views, hosts, strict=True)
+        ]
+    except _HistoryTooLong as error:
+        for keys in (KeyRange(work.keys.start, error.middle), KeyRange(error.middle, work.keys.end)):
+            yield from walk_range(replace(work, keys=keys), hosts, since, changes_max=changes_max)
+        return
+    for pair in combinations(histories, 2):
+        yield from walk_histories(*pair)
+
+
+def _read_history(host: Host, view: SiteView, keys: KeyRange, since: Version, changes_max: int) -> History:
+    """The changes with stamps above `since` to a range of keys, and the watermarks since then."""
+    request = ChangesRequest(
+        keys=view.qualify(keys),
+        namespace=view.namespace_id,
+        since=since,
+        until=view.version,
+        heartbeats=True,
+        partial=True,
+    )
+    changes: list[HistoryChange] = []
+    marks: list[tuple[Version, Mapping[int, Version]]] = []
+    for batch in host.changes(request):
+        # A repair may write a change that is older than the history.
+        changes += [change for change in _changes_of(batch, view.site_id) if change.stamp.version > since]
+        marks += [(beat.version, beat.watermark.get(view.namespace_id, {})) for beat in batch.heartbeats]
+        if len(changes) > changes_max:
+            found = sorted({change.key for change in changes})
+            if len(found) > 1:
+                raise _HistoryTooLong(found[len(found) // 2])
+            raise LimitExceeded(
+                f"the history of {found[0]!r:.60} has more than {changes_max:,} changes, too many to "
+                "compare; a shorter retention of its namespace makes it shorter"
+            )
+    return History(view.site, view.site_id, changes, marks)
+
+
+def _changes_of(batch: ChangeBatch, site_id: int) -> Iterator[HistoryChange]:
+    for version, key, stored in zip(batch.versions, batch.keys, batch.values, strict=True):
+        record = decode_value(stored)
+        stamp = record.origin or Stamp(version, site_id)
+        parts = None if record.stamps is None else part_stamps(decode_state(stored))
+        # A scan and a repair give merged records as a whole, and not the fields of one write.
+        exact = parts is None or (batch.way is not Way.SCAN and {stamp, *parts.values()} == {stamp})
+        yield HistoryChange(version, key[NAMESPACE_BYTES:], stamp, digest_record(stored), exact, parts)

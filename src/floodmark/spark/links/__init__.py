@@ -1,1 +1,0 @@
-"""The links of a topology on Spark."""
