@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.server.bodies import Refused
-from floodmark.server.frames import PREFACE, STREAMS_OPEN_MAX, Messages
+from floodmark.server.frames import PREFACE, STREAMS_OPEN_MAX, Messages, Refused
 
 LIMIT = 1_000
 

@@ -54,10 +54,7 @@ class Background:
             self._thread.join(CLOSE_SECONDS_MAX)
 
     def watch_disk(self) -> bool:
-        """Refuse writes while the disk is nearly full; whether it is.
-
-        Reads go on, and nothing is half written.
-        """
+        """Refuse writes while the disk is nearly full; whether it is.  Reads go on."""
         if self._disk is None:
             return False
         free = shutil.disk_usage(self._disk).free

@@ -93,10 +93,7 @@ def load_namespaces(engine: Engine) -> list[NamespaceRow]:
 
 
 class Catalog:
-    """Creates, finds, changes and drops namespaces.
-
-    Rows are shared with the users of a namespace, so they see a drop at once.
-    """
+    """Creates, finds, changes and drops namespaces.  Holders of a row see a drop at once."""
 
     def __init__(self, storage: Storage, now: Callable[[], Version]) -> None:
         self._storage = storage

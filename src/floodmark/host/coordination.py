@@ -1,8 +1,7 @@
-"""The transactions of a node of this process: its coordinators, and the way from them to the participants.
+"""The transactions of a node of this process: its coordinators and participants.
 
-A site that is opened again knows of each transaction that was open, and goes on with those that were decided.
-Those that no caller can still commit are aborted (`transaction/recovery.py`), and what they had prepared is
-gone when the site has been opened: the resolved version waits for no deadline.
+When a site is opened, decided transactions are carried out, and those that no caller can still commit are
+aborted (`transaction/recovery.py`), so that the resolved version waits for no deadline.
 """
 
 from collections import Counter
@@ -188,11 +187,7 @@ class LocalTransactions:
             return Fate(Decision.ABORT)
 
     def _fate_at_opening(self, transaction: str) -> Fate:
-        """What becomes of an acknowledgement that was found pending when the site was opened.
-
-        What has not ended is left to the coordinator, which ends it in the background: a site answers at
-        once, however much was left half-way.
-        """
+        """The fate of an acknowledgement found pending at opening; undecided ones end later."""
         try:
             is_held = self._coordinator_of(transaction).holds(transaction)
         except TransactionNotFound:

@@ -51,10 +51,7 @@ _OWNER_TEXT: Final = re.compile(r"process (?P<id>\d+) on (?P<host>.+)")
 
 
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who a site is.  Name and id never change after the site was made; the format only rises.
-
-    A site is unfinished until its database is there: only then may that be made.
-    """
+    """The identity of a site.  Name and id never change; it is unfinished until its database is there."""
 
     site: str
     site_id: int

@@ -1,12 +1,8 @@
 """The epochs of streams from outside, and the version of each.
 
-A job that writes a stream from outside into a site, such as a Kafka topic through Spark, does it in epochs,
-and writes an epoch again if it was interrupted.  An epoch has a version V, which is drawn when it is opened
-for the first time and kept for good: a key that was changed since V is left alone (`put_unchanged`), so that
-an epoch which is written again never overwrites what came later.
-
-All who ask for one epoch get one version, whether they ask at once, after a crash, or elsewhere: it is on
-disk before the first answer.
+A job that writes a stream into a site, such as a Kafka topic through Spark, works in epochs, and writes an
+interrupted epoch again.  An epoch's version V is drawn and stored when it is first opened, and never changes:
+a key that was changed since V is left alone (`put_unchanged`).
 """
 
 from collections.abc import Callable
@@ -73,10 +69,7 @@ class Epochs:
         self._streams = {_key(row.namespace, row.stream): row for row in rows}
 
     def open(self, namespace: int, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
-        """The version of an epoch, drawn if it is new.  Epochs are opened in their order.
-
-        Raises NotAllowed if the stream is another owner's.
-        """
+        """The version of an epoch, drawn if it is new.  NotAllowed if the stream is another owner's."""
         require_stream(stream)
         if type(epoch) is not int or not 0 <= epoch <= _EPOCH_MAX:
             raise InvalidArgument(f"an epoch of stream {stream!r} is a number from 0 on, not {epoch!r:.60}")
@@ -104,10 +97,7 @@ class Epochs:
             return last[epoch]
 
     def oldest_version(self, namespace: int) -> Version:
-        """The lowest version of a namespace's remembered epochs: what was deleted above it must stay deleted.
-
-        An epoch that is written again finds a deletion only as long as its tombstone is there.
-        """
+        """The lowest remembered version: epochs written again need the tombstones above it."""
         rows = [row for row in self._streams.values() if row.namespace == namespace and self._is_used(row)]
         return min((min(row.epochs.values()) for row in rows), default=VERSION_MAX)
 
@@ -151,10 +141,7 @@ def _require_own(row: StreamRow | None, owner: str) -> None:
 
 
 def _require_next(stream: str, epoch: int, epochs: dict[int, Version]) -> None:
-    """Refuse an epoch that lies before others and is not remembered.
-
-    Drawn now, its version would lie above theirs, and it would overwrite what they wrote.
-    """
+    """Refuse an earlier epoch that is not remembered: drawn now, it would overwrite later ones."""
     if epochs and epoch < max(epochs):
         raise LimitExceeded(
             f"epoch {epoch} of stream {stream!r} lies before epoch {max(epochs)}, and its version is not "

@@ -1,16 +1,15 @@
-"""Examines a site: what is wrong with it, and what to do about it.
+"""Examines a site: everything that is wrong with it, and what to do about it.
 
-An examination only looks.  It runs where the data is, and what it finds is plain data, so that it can be
-asked for over a wire.  The site may be in use meanwhile: what is missing because it was collected is no
-damage, and since garbage collection declares before it deletes, looking at the declaration *after* the
-data tells the two apart.
+An examination only reads, while the site is in use.  Garbage collection declares before it deletes, so the
+declaration, read *after* the data, tells collected data from lost data.
 """
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Final, NamedTuple, Protocol
@@ -85,14 +84,6 @@ class CheckResult:
     advice: str = ""
 
 
-class CheckOutcome(NamedTuple):
-    """A finding of a check that does not say its own name."""
-
-    severity: Severity
-    message: str
-    advice: str = ""
-
-
 class Examined(Protocol):
     """What an examination needs of a site in this process."""
 
@@ -134,32 +125,32 @@ class Examination:
 
     def run(self, *, quick: bool) -> list[CheckResult]:
         """The findings of all checks, in the order in which they are best read."""
-        checks: list[tuple[str, Callable[[], Iterator[CheckOutcome]]]] = [
-            ("format", self._check_format),
-            ("clock", self._check_clock),
-            ("disk", self._check_disk),
-            ("storage", self._check_storage),
-            ("background", self._check_background),
-            ("heartbeat", self._check_heartbeat),
-            ("resolved", self._check_resolved),
-            ("partitions", self._check_partitions),
-            ("retention", self._check_retention),
-            ("safe points", self._check_safe_points),
-            ("feeds", self._check_feeds),
-            ("subscriptions", self._check_subscriptions),
-        ]
+        checks = {
+            "format": self._check_format,
+            "clock": self._check_clock,
+            "disk": self._check_disk,
+            "storage": self._check_storage,
+            "background": self._check_background,
+            "heartbeat": self._check_heartbeat,
+            "resolved": self._check_resolved,
+            "partitions": self._check_partitions,
+            "retention": self._check_retention,
+            "safe points": self._check_safe_points,
+            "feeds": self._check_feeds,
+            "subscriptions": self._check_subscriptions,
+        }
         if not quick:
             walk = Walk(self._host, self._on_page)
-            checks += [("records", walk.check_records), ("change log", walk.check_logs)]
-        return [finding for name, check in checks for finding in _findings(name, check)]
+            checks |= {"records": walk.check_records, "change log": walk.check_logs}
+        return [finding for name, check in checks.items() for finding in _findings(name, check)]
 
     # The process and its surroundings
 
-    def _check_format(self) -> Iterator[CheckOutcome]:
+    def _check_format(self) -> Iterator[CheckResult]:
         identity = self._host.identity
         yield _ok(f"site {identity.site!r} has format {identity.format}")
 
-    def _check_clock(self) -> Iterator[CheckOutcome]:
+    def _check_clock(self) -> Iterator[CheckResult]:
         # Raises ClockSkew if the machine's clock is not believed.
         self._node.clock.time_source()
         ahead_ms = self._node.clock.ahead_ms()
@@ -173,7 +164,7 @@ class Examination:
         else:
             yield _ok("versions keep to this machine's time")
 
-    def _check_disk(self) -> Iterator[CheckOutcome]:
+    def _check_disk(self) -> Iterator[CheckResult]:
         # Raises StorageFull if writes are refused.
         self._node.storage.require_wanted()
         if self._disk is None:
@@ -186,7 +177,7 @@ class Examination:
         else:
             yield _ok(room)
 
-    def _check_storage(self) -> Iterator[CheckOutcome]:
+    def _check_storage(self) -> Iterator[CheckResult]:
         storage = self._node.storage
         if storage.stopped:
             yield _problem(
@@ -201,7 +192,7 @@ class Examination:
         else:
             yield _ok("no write has failed")
 
-    def _check_background(self) -> Iterator[CheckOutcome]:
+    def _check_background(self) -> Iterator[CheckResult]:
         error = self._host.background.error
         if error is not None:
             yield _problem(
@@ -211,7 +202,7 @@ class Examination:
         else:
             yield _ok("no background work has failed")
 
-    def _check_heartbeat(self) -> Iterator[CheckOutcome]:
+    def _check_heartbeat(self) -> Iterator[CheckResult]:
         last = self._node.last_heartbeat
         if last is None:
             yield _ok("none yet since the site was opened")
@@ -227,12 +218,12 @@ class Examination:
 
     # What the site keeps about itself
 
-    def _check_resolved(self) -> Iterator[CheckOutcome]:
+    def _check_resolved(self) -> Iterator[CheckResult]:
         for hold in self._node.holds.long():
             yield _warning(str(hold), _HOLD_ADVICE[hold.kind].format(transaction=hold.transaction))
         yield _ok("nothing holds the resolved version back")
 
-    def _check_partitions(self) -> Iterator[CheckOutcome]:
+    def _check_partitions(self) -> Iterator[CheckResult]:
         with self._node.storage.exclusive():
             # Raises Corruption if two neighbours do not meet.
             rows = load_partitions(self._node.engine)
@@ -245,7 +236,7 @@ class Examination:
                 yield _problem(f"partition {row.id} has no log that fits it", _RESTORE)
         yield _ok(f"{len(rows):,} in the map, without holes")
 
-    def _check_retention(self) -> Iterator[CheckOutcome]:
+    def _check_retention(self) -> Iterator[CheckResult]:
         retention = self._node.retention
         gone = {
             f"namespace {row.name!r} was collected": retention.collected_version(row.id)
@@ -260,7 +251,7 @@ class Examination:
         since = moment_of(trimmed).isoformat() if trimmed else "the beginning"
         yield _ok(f"the change log goes back to {since}")
 
-    def _check_safe_points(self) -> Iterator[CheckOutcome]:
+    def _check_safe_points(self) -> Iterator[CheckResult]:
         rows = self._host.catalog.live()
         points = self._host.safe_points.list()
         now_ms = self._node.clock.time_source()
@@ -277,7 +268,7 @@ class Examination:
 
     # Readers
 
-    def _check_feeds(self) -> Iterator[CheckOutcome]:
+    def _check_feeds(self) -> Iterator[CheckResult]:
         feeds, now_ms = self._host.feeds.list(), self._node.clock.time_source()
         resolved = self._node.resolved_version()
         for feed in feeds:
@@ -285,7 +276,7 @@ class Examination:
             yield from _judge_feed(feed, measure(feed, resolved, now_ms), collected)
         yield _ok(f"{len(feeds):,} in all")
 
-    def _check_subscriptions(self) -> Iterator[CheckOutcome]:
+    def _check_subscriptions(self) -> Iterator[CheckResult]:
         rows, now_ms = self._host.subscriptions.list(), self._node.clock.time_source()
         for row in rows:
             collected = self._node.retention.collected_version(row.namespace_id)
@@ -293,34 +284,27 @@ class Examination:
         yield _ok(f"{len(rows):,} in all")
 
 
-def _findings(name: str, check: Callable[[], Iterator[CheckOutcome]]) -> list[CheckResult]:
+def _findings(name: str, check: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
     """What a check finds.  That all is well is said only if it is."""
-    judgements: list[CheckOutcome] = []
+    found: list[CheckResult] = []
     try:
         # One by one, so that what was found before an error counts.
-        for judgement in check():
-            judgements.append(judgement)
-    except Corruption as error:
-        judgements.append(_problem(str(error), _RESTORE))
+        for result in check():
+            found.append(result)
     except FloodmarkError as error:
-        judgements.append(_problem(str(error)))
-    bad = [judgement for judgement in judgements if judgement.severity is not Severity.OK]
-    return [CheckResult(name, *judgement) for judgement in bad or judgements]
+        found.append(_problem(str(error), _RESTORE if isinstance(error, Corruption) else ""))
+    bad = [result for result in found if result.severity is not Severity.OK]
+    return [replace(result, check=name) for result in bad or found]
 
 
-def _ok(message: str) -> CheckOutcome:
-    return CheckOutcome(Severity.OK, message)
+# The results of checks that do not say their own name
+
+_ok = partial(CheckResult, "", Severity.OK)
+_warning = partial(CheckResult, "", Severity.WARNING)
+_problem = partial(CheckResult, "", Severity.PROBLEM)
 
 
-def _warning(message: str, advice: str) -> CheckOutcome:
-    return CheckOutcome(Severity.WARNING, message, advice)
-
-
-def _problem(message: str, advice: str = "") -> CheckOutcome:
-    return CheckOutcome(Severity.PROBLEM, message, advice)
-
-
-def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> Iterator[CheckOutcome]:
+def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> Iterator[CheckResult]:
     name, lag_ms = feed.name, statistics.checkpoint_lag_ms
     behind = f"feed {name!r} is {_show_age(lag_ms)} behind"
     rebuild = f"copy a snapshot to the sink, and feed resume {name} --since its version; or feed remove"
@@ -344,7 +328,7 @@ def _judge_feed(feed: Feed, statistics: FeedStatistics, collected: Version) -> I
         yield _warning(behind, advice)
 
 
-def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -> Iterator[CheckOutcome]:
+def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -> Iterator[CheckResult]:
     age_ms = now_ms - physical_ms(row.needed_version)
     if row.needed_version < collected:
         yield _problem(
@@ -388,7 +372,7 @@ class Walk:
         self._catalog = host.catalog
         self._on_page = on_page
 
-    def check_records(self) -> Iterator[CheckOutcome]:
+    def check_records(self) -> Iterator[CheckResult]:
         """Whether every record can be read, is of a namespace, and is not of the future."""
         damage, strays, count = DamageReport(), DamageReport(), 0
         namespaces = self._names()
@@ -418,7 +402,7 @@ class Walk:
             )
         yield _ok(f"{count:,} read, and all are whole")
 
-    def check_logs(self) -> Iterator[CheckOutcome]:
+    def check_logs(self) -> Iterator[CheckResult]:
         """Whether every row of the change logs can be read, and says the same as the data."""
         damage, count = DamageReport(), 0
         logs = {log.id: log for log in load_logs(self._node.engine)}

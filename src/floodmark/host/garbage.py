@@ -87,10 +87,7 @@ class GarbageCollection:
             pass
 
     def _settled_version(self, row: NamespaceRow) -> Version:
-        """What was deleted at or below this need not be remembered: nothing older can come any more.
-
-        Neither from a stream from outside that writes an epoch again, nor from another site.
-        """
+        """Deletions at or below this need no tombstone: no epoch and no other site can bring older writes."""
         members = self._site.members.of(row.name)
         sources = self._site.members.sources(row.name)
         settled = self._site.links.settled_version(row.id, members, sources) if members else VERSION_MAX
@@ -102,7 +99,7 @@ class GarbageCollection:
             # Looked up in the turn: a namespace made a moment earlier has a say in what is trimmed.
             rows = self._site.catalog.all()
             safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
-            # Before its creation a namespace was empty, and readers may still ask for that.
+            # Before its creation a namespace was empty, and readers may still see that.
             created = {row.id: row.created_at for row in rows}
             self._node.retention.declare_collected(
                 {

@@ -35,7 +35,6 @@ class LocalLinks(LocalPort):
         self._versions = versions
 
     def links(self) -> list[LinkPosition]:
-        """How far the site is with the changes of others.  One that is rejoining does not know yet."""
         self._members.require_rejoined()
         names = {row.id: row.name for row in self._catalog.live()}
         return [
@@ -50,7 +49,6 @@ class LocalLinks(LocalPort):
         ]
 
     def link_positions(self, source_id: int, namespaces: list[str]) -> list[NamespacePosition]:
-        """How far the site is with namespaces of one source, as far as they are there."""
         self._members.require_rejoined()
         found = {row.name: row for row in self._catalog.live()}
         rows = [found[name] for name in namespaces if name in found]
@@ -79,12 +77,10 @@ class LocalLinks(LocalPort):
         self._links.advance(step, applied)
 
     def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
-        """Remember why a link does not go on, of the namespaces that are there."""
         ids = [row.id for row in self._catalog.live() if row.name in namespaces]
         self._links.stall(source_id, ids, reason[:REPORTED_CHARACTERS_MAX])
 
     def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
-        """Where the next step of a link ends that reads this site."""
         source = LinkSource(
             site=self._identity.site,
             find_id=lambda name: self._catalog.get(name).id,
@@ -98,7 +94,6 @@ class LocalLinks(LocalPort):
         return cut_link(source, positions, changes_max)
 
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
-        """The watermark of a namespace, now or as of a version."""
         return self._links.watermark(self._catalog.get(namespace).id, at)
 
     def statistics(self) -> ReplicationStatistics:

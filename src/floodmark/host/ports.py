@@ -101,10 +101,7 @@ class VersionPort(Protocol):
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
     def pass_version(self, version: Version) -> None:
-        """Move the clock past a version that other sites hold.
-
-        Raises ClockSkew if it is further ahead than they tolerate.
-        """
+        """Move the clock past a version that other sites hold; ClockSkew if it is too far ahead."""
 
     @Action(Role.WRITE, repeatable=True)
     def sync(self) -> None:
@@ -116,12 +113,10 @@ class VersionPort(Protocol):
 
     @Action(Role.WRITE, Scope.NAMESPACE, audited=True, repeatable=True, owned=Owned.STREAM)
     def open_epoch(self, namespace: str, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
-        """The version of an epoch of a stream from outside that is written into a namespace.
+        """The version of an epoch of a stream from outside, drawn above all earlier writes when first opened.
 
-        It is drawn when the epoch is first opened, above everything that was written before, and never
-        changes.  A stream opens its epochs in order.  The site remembers the last 16, until the stream was
-        not used for 30 days.  The stream belongs to the owner that opened its first epoch: with a version
-        that another caller drew too early, the owner's writes would lose.
+        Epochs are opened in order, by the owner that opened the first.  The last 16 are remembered, until the
+        stream was not used for 30 days.
         """
 
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True, lengthy=True)
@@ -134,10 +129,7 @@ class VersionPort(Protocol):
         at_heartbeat: bool,
         own: bool = False,
     ) -> ChangesCut:
-        """The version at which the next step of a reader of a namespace's changes ends.
-
-        With `own` the reader reads, and counts, only changes that were first written at this site.
-        """
+        """Where the next step of a reader of changes ends; with `own`, of changes first written here."""
 
 
 class PartitionPort(Protocol):
@@ -234,11 +226,7 @@ class MembershipPort(Protocol):
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
     def declare_loaded(self, namespace: str) -> Version:
-        """End the loading of a namespace: its history begins here, and this is its first version.
-
-        Loaded records are no changes, so no reader of changes may begin before this version.  Calling it
-        again does nothing.
-        """
+        """End the loading of a namespace: its history begins at this version.  Repeating does nothing."""
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
     def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
@@ -305,17 +293,11 @@ class VerificationPort(Protocol):
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
     ) -> list[FoundRecord | None]:
-        """The newest records of some keys, in their order, dead or alive, now or as of a version.
-
-        With `thin` they come without their values; digests stand for these.
-        """
+        """The newest records of keys, in order, dead or alive; with `thin`, digests in place of values."""
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, unsaid=("repairs",), large=True)
     def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
-        """Store records, with the stamps that they carry, under keys that still hold what was seen.
-
-        Returns which of them were stored.  Each is a new version of its key, and a change like others.
-        """
+        """Store records, with their stamps, under keys that still hold what was seen; which were stored."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, lengthy=True)
     def examine(self, quick: bool) -> list[CheckResult]:
@@ -358,10 +340,7 @@ class NamespaceWrites(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The settings of a kind of log that change; what is not named stays.
-
-    `enabled` holds from the next record on, the others for logs that are opened from now on.
-    """
+    """Changed settings of a kind of log.  `enabled` holds at once, the others for logs opened from now on."""
 
     enabled: bool | UnsetType = UNSET
     max_records: int | UnsetType = UNSET
@@ -371,10 +350,9 @@ class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LogReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A log at this moment.
+    """A log at this moment.  `owner` is the number of a coordinator or the name of a subscription.
 
-    `owner` is the number of a coordinator, or the name of a subscription.  While `holds_batches`, a reader
-    that knows only bare entries cannot read it.  `oldest_live` is the entry of its oldest live record.
+    While `holds_batches`, a reader that knows only bare entries cannot read it.
     """
 
     log: LogKind
@@ -410,11 +388,7 @@ class Transactions(Protocol):
 
     @Action(Role.WRITE, repeatable=True, owned=Owned.TRANSACTION)
     def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
-        """Open a transaction, which is aborted if it is not decided in time; its id.
-
-        `owner` marks whose it is, where there are callers to tell apart.  A server says that itself, and
-        does not hear what a caller says.
-        """
+        """Open a transaction, aborted if not decided in time; its id.  A server sets `owner` itself."""
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, owned=Owned.LEASE, repeatable=True)
     def acknowledge(
@@ -426,10 +400,7 @@ class Transactions(Protocol):
         acknowledgement: Acknowledgement,
         owner: str = SITE_OWNER,
     ) -> None:
-        """Acknowledge changes of a subscription if, and when, the transaction is committed.
-
-        The transaction and the lease of the subscription are the caller's.
-        """
+        """Acknowledge changes of the caller's subscription if its transaction commits."""
 
     @Action(
         Role.WRITE,

@@ -81,11 +81,7 @@ class RemoteHost(Host):
 
 
 class RemoteNamespaces:
-    """The calls of a namespace port, with one row for each namespace.
-
-    Holders of a namespace see changes that this client makes to it, as in a site of this process; changes of
-    other clients show when the namespace is looked up again.
-    """
+    """The calls of a namespace port, with one row for each namespace: holders see its changes."""
 
     def __init__(self, calls: NamespacePort) -> None:
         self._calls = calls
@@ -115,11 +111,7 @@ class RemoteNamespaces:
 
 
 class ServerClock:
-    """The server's time, told by this machine's monotonic clock.
-
-    The moment before the question is taken for the moment of the answer, so the time told is never behind
-    the server's: a time to live is never cut short.
-    """
+    """The server's time by this machine's monotonic clock, never behind it: no time to live is cut short."""
 
     def __init__(self, connection: Connection, monotonic: TimeSource) -> None:
         self._connection = connection
@@ -157,11 +149,7 @@ class ReaderHold:
 
 
 class ReaderHolds:
-    """Keeps the versions of open readers held at the server.
-
-    Most readers are done before it is worth a request.  One thread looks after those that are not; it
-    ends when there are none.
-    """
+    """Holds the versions of open readers at the server.  A thread renews them while there are any."""
 
     def __init__(self, connection: Connection, *, hold_seconds: float = HOLD_SECONDS) -> None:
         self._connection = connection

@@ -1,21 +1,15 @@
-"""Reading the directory of a site without opening the site, also while another process has it open.
+"""Reads the directory of a site without opening the site, also while another process has it open.
 
-Spark's workers read a directory side by side, and beside the process that writes to it.  They take no
-lock: each opens the database as a RocksDB *secondary*, which sees what the writer has written up to the
-moment at which it last caught up, and then stays as it is.
-
-Since the writer's commits follow each other in its log, such a view holds every commit before the last
-that it shows.  Up to where it is also *complete*, so that nothing is still to come, only the writer can
-say, and it does in its heartbeats.  If no process has the site open, nothing is to come.
-
-This module loads RocksDB; clients of a server do without.
+Spark's workers read a directory beside its writer and take no lock: each opens the database as a RocksDB
+*secondary*, a view of the moment at which it last caught up.  Such a view holds every commit before the last
+that it shows; up to where it is *complete*, the writer's heartbeats say.  If no process has the site open,
+all of it is.  This module loads RocksDB; clients of a server do without.
 """
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Final
 
 import pyarrow
@@ -67,11 +61,7 @@ def open_directory(path: str | os.PathLike[str]) -> "DirectoryReader":
 
 
 class DirectoryReader:
-    """The records and changes of a site's directory, as they were when it last caught up.
-
-    It catches up when it is asked what is complete, and when it does not find what was asked for.  Not made
-    to be used from several threads at once.
-    """
+    """The records and changes of a site's directory when it last caught up.  For one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self.identity: Identity = read_identity(path)
@@ -90,12 +80,7 @@ class DirectoryReader:
     def __enter__(self) -> "DirectoryReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -153,11 +138,7 @@ class DirectoryReader:
     # Versions
 
     def complete_version(self) -> Version:
-        """Catch up, and say up to which version every change is there.  It never goes back.
-
-        While another process has the site open, that is what its last heartbeat says, so it lags about a
-        second behind; otherwise it is the last version that was written.
-        """
+        """Catch up, and return the version up to which every change is there.  It never goes back."""
         for _ in range(_LOOKS_MAX):
             before = read_ownership(self._path)
             self._engine.catch_up()
@@ -212,11 +193,7 @@ class DirectoryReader:
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
-        """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
-
-        See `Partition.scan_records`.  `at` is a version that this or another reader of the same directory
-        has found to be complete.
-        """
+        """`Partition.scan_records`, at a version that a reader of this directory has found complete."""
         assert keys.end is not None
         namespace = keys.start[:NAMESPACE_BYTES]
         self._require_seen(at)

@@ -1,11 +1,9 @@
 """Puts a topology in force at a site, and takes in the namespaces that the site begins to share.
 
-A namespace joins empty.  Sites did not wait for each other before they shared it: they collected tombstones,
-and the stamps of older writes could bring a deleted key back at one site and not at another.  Existing data
-is therefore rewritten under new stamps first (`floodmark namespace rewrite`).  The sole source of a namespace
-is the exception: its copies begin with a snapshot (`links/pair.py`).
-
-A namespace that is no longer shared is as if it had never been shared.
+A namespace joins empty: stamps of older writes could bring a deleted key back at one site and not at another.
+ Existing data is first rewritten under new stamps (`floodmark namespace rewrite`), except at a sole source,
+whose copies begin with a snapshot (`links/pair.py`).  A namespace that is no longer shared is as if it had
+never been.
 """
 
 from collections.abc import Iterable
@@ -24,15 +22,10 @@ class Sharing(LocalPort):
     """The port to a site's part in a topology."""
 
     def topology(self) -> Topology | None:
-        """The topology in force."""
         return self._members.topology
 
     def set_topology(self, topology: Topology) -> None:
-        """Put a topology in force, and make the namespaces that are missing here.
-
-        The topology comes first: what arrives for a namespace is judged by it.  If the site fails in between,
-        the same call goes on.
-        """
+        """Topology first, then missing namespaces: the same call goes on after a failure in between."""
         rows = {row.name: row for row in self._catalog.live()}
         if self._members.check(topology):
             if self._members.is_reborn_by(topology):
@@ -63,7 +56,6 @@ class Sharing(LocalPort):
             )
 
     def declare_loaded(self, namespace: str) -> Version:
-        """Let the history of a namespace begin behind what it was loaded with."""
         row = self._catalog.get(namespace)
         with self._node.storage.settled(), self._site.safe_points.lock:
             retention = self._node.retention
@@ -72,11 +64,9 @@ class Sharing(LocalPort):
             return retention.loaded_version(row.id)
 
     def shared_since(self, namespace: str, position: Version) -> Version:
-        """Behind which version a link at a position finds all that was first written here.
+        """The version after which a link at a position finds everything that was first written here.
 
-        One that has no position begins where everything was written here, first or again.  In what a
-        namespace was loaded with there is nothing that was first written here and is not known to all who
-        shared it then; to one that came later it is no longer told.
+        A link without a position begins where all data was written here, first or again.
         """
         row = self._catalog.get(namespace)
         told = self._members.told_version(row.id)
@@ -98,12 +88,10 @@ class Sharing(LocalPort):
         return 0 if has_own_changes(self._node, row.id, position, loaded) else loaded
 
     def note_rewritten(self, namespace: str, since: Version) -> None:
-        """Remember that everything in a namespace has been written again above a version."""
         self._node.observe(since)
         self._members.note_rewritten(self._catalog.get(namespace).id, since)
 
     def rewritable_version(self, namespace: str) -> Version:
-        """What was written up to here by the sites that share a namespace is in."""
         now = self._node.committer.read_version()
         row = self._catalog.get(namespace)
         watermark = self._site.links.watermark(row.id)
@@ -115,10 +103,7 @@ class Sharing(LocalPort):
         return min([now, *entries])
 
     def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
-        """Go on from where the site stood from which a namespace was loaded.
-
-        The watermark's entry of this site itself says how far all others have what it wrote.
-        """
+        """The watermark's own entry says how far all other sites have what this site wrote."""
         own = self._members.site_id
         peers = dict.fromkeys(active_others(self._members.sources(namespace), own), 0)
         if namespace not in self._members.shared:
@@ -130,7 +115,6 @@ class Sharing(LocalPort):
         self._site.links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
 
     def finish_rejoining(self) -> list[str]:
-        """Let the site take part again, unless namespaces have not got everything back: these."""
         topology = self._members.topology
         shared = [] if topology is None else topology.shared_by(self._members.site)
         begun = {namespace for namespace, _ in self._site.links.rows}
@@ -166,10 +150,7 @@ class Sharing(LocalPort):
                 )
 
     def _take_in(self, row: NamespaceRow, topology: Topology) -> list[WriteRow]:
-        """The writes that begin to share a namespace; raises InvalidConfiguration if it does not fit.
-
-        Data from before it is shared fits only at a sole source: a site that lacks it gets a snapshot first.
-        """
+        """The writes that begin to share a namespace; InvalidConfiguration if its data does not fit."""
         _require_policy(row, topology)
         retention = self._node.retention
         forgotten = max(retention.collected_version(row.id), retention.collected_horizon(row.id), 1)

@@ -13,10 +13,7 @@ from floodmark.partition import HeatSample
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatistics:
-    """One partition and what it has done since it was opened.
-
-    The range is in qualified keys: three bytes of namespace, then the user's key.
-    """
+    """One partition since it was opened; its range is in qualified keys."""
 
     id: int
     range: KeyRange
@@ -59,10 +56,7 @@ class GarbageReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteStatistics:
-    """A site at one moment.
-
-    `held_back_by` names what has held the resolved version back for more than two seconds, the longest first.
-    """
+    """A site at one moment.  `held_back_by` lists holds over two seconds, the longest first."""
 
     site: str
     site_id: int
@@ -107,10 +101,8 @@ class LinkAlarm:
 class LinkStatistics:
     """How one namespace's changes come from one other site.
 
-    `through` is the version of the source up to which they are in, and `backlog_ms` how far that lies
-    behind.  `heartbeat_age_ms` is the time since the source wrote the last heartbeat that came, None if none
-    ever did.  The lag of changes is that of the last minutes, None if none came.  The counts are of intervals
-    between heartbeats: checked and right, not to be checked, and checked and wrong.
+    Changes up to `through`, a version of the source, are in.  The age of the last heartbeat is None if none
+    ever came, the lag None if no change came in the last minutes.  Intervals are those between heartbeats.
     """
 
     source: str
@@ -133,10 +125,7 @@ class LinkStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicationStatistics:
-    """What comes to a site from others: one entry for each source and namespace, by name.
-
-    A site that is `rejoining` was restored, and takes no writes before it has got everything back.
-    """
+    """The links of a site by source and namespace.  A site that is `rejoining` takes no writes yet."""
 
     site: str
     site_id: int

@@ -1,8 +1,4 @@
-"""The logs that transactions are written to: how they are opened and written, and what is in them.
-
-They are kept in the engine of the site, so that a backup has them.  Each kind has settings of its
-own, which are kept with the metadata.
-"""
+"""The logs of transactions, kept in the engine of the site, so that a backup has them."""
 
 from itertools import islice
 from threading import Lock
@@ -31,7 +27,7 @@ from floodmark.partition import META, Node, load_metadata
 from floodmark.transaction.coordinator import LEDGERS
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, decode_record
 
-# How long one who changes settings waits for what was taken by the old ones.
+# How long a change of settings waits for records taken under the old ones.
 FLUSH_MS_MAX: Final = 10_000
 # How long a report waits for records and acknowledgements that are on their way.
 REPORT_SECONDS_MAX: Final = 1.0
@@ -69,10 +65,7 @@ class TransactionLogs:
             writer.enabled = self.settings.of(log).enabled
 
     def change(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
-        """Store other settings, and return when nothing that was taken by the old ones is on its way.
-
-        After batching was disabled, no further batched entries will come.
-        """
+        """Store other settings, and return when all records taken under the old ones are written."""
         changed = self._change(log, update)
         until_ms = monotonic_ms() + FLUSH_MS_MAX
         with self._lock:

@@ -1,8 +1,4 @@
-"""Single records for comparisons of sites: looked up with their stamps, and repaired.
-
-A whole namespace is compared by scanning it.  These calls are for the few keys that are left: what changed
-since the last look, what was in doubt, and what has to be repaired (`divergence/`).
-"""
+"""Single records for comparing sites: looked up with their stamps, and repaired (`divergence/`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -43,7 +39,6 @@ class LocalVerification(LocalPort):
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
     ) -> list[FoundRecord | None]:
-        """The newest records of some keys, in their order, dead or alive, now or as of a version."""
         row = self._catalog.get(namespace)
         _check_keys(keys)
         if at is not None:
@@ -76,7 +71,6 @@ class LocalVerification(LocalPort):
         return [found[prefix + key] for key in keys]
 
     def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
-        """Store records under those keys that still have what was seen; which of them."""
         row = self._catalog.get(namespace)
         self._members.require_rejoined()
         _check_keys([repair.key for repair in repairs])

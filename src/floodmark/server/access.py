@@ -1,12 +1,8 @@
-"""Who may do what: a file of grants, read again while the server runs.
+"""Access control: a file of grants, read again while the server runs.
 
-A caller shows a bearer token or a client certificate.  The file holds only the SHA-256 of each token,
-so that its readers cannot connect with it; a plain hash is enough, because a token is 256 random bits and not
-a word that could be guessed.  Every entry is one credential with its own rights: two entries of one
-name let a token be rotated without a moment in which neither works.
-
-The file is looked at again at most once a second.  One that cannot be used changes nothing: a slip of
-the editor must neither admit all callers nor lock them out.
+A caller shows a bearer token or a client certificate.  The file holds only the SHA-256 of each token; a plain
+hash is enough for 256 random bits.  Two entries of one name let a token be rotated without a gap.  The file
+is looked at again at most once a second; one that cannot be used leaves the last grants in force.
 """
 
 import hashlib
@@ -55,10 +51,7 @@ class Caller:
     expires_at: datetime | None = None
 
     def may(self, role: Role, namespace: str | None) -> bool:
-        """Whether an act that needs `role` is allowed in a namespace.
-
-        None stands for the whole site, in which a caller limited to some namespaces has no part.
-        """
+        """Whether the caller has `role` in a namespace; None stands for the whole site."""
         return self.role >= role and (self.namespaces is None or namespace in self.namespaces)
 
     def require(self, role: Role, namespace: str | None) -> None:
@@ -100,11 +93,7 @@ OPEN_ACCESS: Final = OpenAccess()
 
 
 class AccessFile:
-    """The grants of a TOML file, as `docs/operations/access.md` describes it.
-
-    Safe to use from many threads.  A stream that stays open for long asks `authenticate` again now and
-    then, so that it ends when its grant does.
-    """
+    """The grants of a TOML file (`docs/operations/access.md`).  Safe to use from many threads."""
 
     def __init__(self, path: str | os.PathLike[str], time_source: TimeSource = system_time_ms) -> None:
         self.path = Path(path)
@@ -129,8 +118,7 @@ class AccessFile:
     def authenticate(self, token: str | None, certificate: str | None) -> Caller:
         """The caller with this token or certificate name; NotAuthenticated if it is unknown.
 
-        A token decides alone: a caller with a wrong one is refused, and not quietly taken for the
-        owner of the certificate.
+        A wrong token is refused, also beside a valid certificate.
         """
         now_ms = self._time_source()
         self._refresh_if_due(now_ms)

@@ -1,14 +1,9 @@
-"""What may be called besides reading and writing, each call behind its declaration (`model/actions.py`).
+"""Calls of ports, each behind its declaration (`model/actions.py`).
 
-The role is held on a namespace if the call is about one: feeds and subscriptions belong to the namespace that
-they read.  What shows or changes the whole site is not for a caller that is limited to some namespaces.  Such
-a caller is not told either which feeds and subscriptions other namespaces have: they are not found.
-
-Running a feed and consuming a subscription need the role "write": both store how far they are, and keep
-garbage collection from what they have not seen.  A reader keeps it by a safe point of its own, in the
-namespace that it reads.
-
-Transactions, safe points and streams of epochs belong to the caller that began them (`ownership.py`).
+Feeds and subscriptions belong to the namespace that they read; to a caller limited to other namespaces they
+do not exist.  Running a feed and consuming a subscription need the role "write": both store positions and
+hold back garbage collection.  Transactions, safe points and streams of epochs belong to the caller that began
+them (`ownership.py`).
 """
 
 from collections.abc import Iterable
@@ -24,8 +19,8 @@ from floodmark.model.errors import FeedNotFound, InvalidKey, NamespaceNotFound, 
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.server.access import Caller
-from floodmark.server.checks import check_position
 from floodmark.server.data import Handler
+from floodmark.server.guard import check_position
 from floodmark.server.logs import log_action
 from floodmark.server.ownership import mark_of, owner_of, require_owner
 from floodmark.wire.messages import Method, port_methods

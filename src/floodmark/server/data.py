@@ -12,8 +12,7 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import check_keys
 from floodmark.server.access import Caller
-from floodmark.server.checks import check_inside, check_position, check_size, check_version
-from floodmark.server.guard import AccessGuard
+from floodmark.server.guard import AccessGuard, check_inside, check_position, check_size, check_version
 from floodmark.server.leases import Leases
 from floodmark.server.logs import log_action
 from floodmark.wire import messages
@@ -70,10 +69,7 @@ class Handler:
 
 
 def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> list[PartitionEntry]:
-    """The map for a caller of some namespaces: true for their keys, and without the split keys of others.
-
-    What lies between two namespaces of the caller goes to the neighbour: a request about it is refused.
-    """
+    """The map for a caller of some namespaces, without the split keys of others."""
     pieces: list[tuple[int, bytes]] = []
     for namespace in sorted(namespaces):
         keys = KeyRange(namespace, prefix_end(namespace))

@@ -1,19 +1,25 @@
-"""The messages in what a client sends, looked at before gRPC takes them in.
+"""The messages in what a client sends, checked before gRPC takes them in.
 
-Flight lets gRPC receive messages of any size, and lets it undo their compression, before it is known who
-sends them.  So what comes in is read along here.  A connection of HTTP/2 begins with a fixed text; then come
-frames, of which only those with data matter:
+Flight lets gRPC receive messages of any size and undo their compression before the sender is known.  So the
+relay reads along.  A connection of HTTP/2 begins with a fixed text; then come frames, of which only those
+with data matter:
 
     frame      length: 3 bytes | type: 1 | flags: 1 | stream: 4 | payload
     message    compressed: 1 byte | length: 4 bytes | message         in the data of one stream, across frames
+    field      number and kind: varint | length: varint | content     in a message, as Protocol Buffers
+    2          the header of columns: a `Message` of Arrow's IPC, as a flatbuffer
+    1000       the columns, last in a message: a header behind them would count, and not be checked
 
-Nothing is kept but how much is missing of each message.  What is not as our own clients write it (padding,
-compressed messages, compressed columns) is refused.
+Arrow undoes the compression of columns when it takes a message in: kilobytes of zstd are gigabytes then.  So
+compressed columns are refused while their message is on its way, and so are padding and compressed messages,
+which our own clients never write.  Only the number of missing bytes is kept of each message.
 """
 
+from struct import Struct
+from struct import error as StructError
 from typing import Final
 
-from floodmark.server.bodies import Fields, Refused
+from floodmark.model.limits import COLUMN_HEADER_BYTES_MAX, MESSAGE_FIELDS_MAX
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 STREAMS_OPEN_MAX: Final = 10_000
@@ -22,6 +28,137 @@ _FRAME_HEADER_BYTES: Final = 9
 _MESSAGE_HEADER_BYTES: Final = 5
 _DATA, _HEADERS, _RESET = 0x0, 0x1, 0x3
 _END_STREAM, _PADDED = 0x1, 0x8
+
+_HEADER, _COLUMNS = 2, 1000
+_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+_VARINT_BYTES_MAX: Final = 10
+
+# Arrow's flatbuffers: which entry of a table holds what, and the types of a message's header.
+_MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2
+_DICTIONARY_DATA, _BATCH_COMPRESSION = 1, 3
+_DICTIONARY, _BATCH = 2, 3
+_U16: Final = Struct("<H")
+_U32: Final = Struct("<I")
+_I32: Final = Struct("<i")
+
+
+class Refused(Exception):
+    """The client sends what it may not; the connection has to be cut."""
+
+
+class Fields:
+    """Follows the bytes of one message, of which so many are `left`."""
+
+    __slots__ = ("_content_left", "_count", "_head", "_header", "_is_header", "left")
+
+    def __init__(self, length: int) -> None:
+        self.left = length
+        # The beginning of a field, up to its content, and what is missing of the content.
+        self._head = b""
+        self._content_left = self._count = 0
+        self._is_header = False
+        self._header = b""
+
+    def feed(self, data: bytes, position: int, end: int) -> int:
+        """Take note of bytes that came; where the message ends, or they do."""
+        end = min(end, position + self.left)
+        self.left -= end - position
+        while position < end:
+            if self._content_left:
+                taken = min(self._content_left, end - position)
+                if self._is_header:
+                    self._header += data[position : position + taken]
+                self._content_left -= taken
+                position += taken
+                continue
+            self._head += data[position : position + 1]
+            position += 1
+            self._begin_content(self.left + end - position)
+        return end
+
+    def _begin_content(self, behind: int) -> None:
+        """Look at the beginning of a field, if all of it is there and so many bytes come behind it."""
+        tag = _read_varint(self._head, 0)
+        if tag is None:
+            return
+        (number, kind), start = divmod(tag[0], 8), tag[1]
+        if kind in (_FIXED_64, _FIXED_32):
+            self._pass_over(8 if kind == _FIXED_64 else 4, behind)
+            return
+        value = _read_varint(self._head, start)
+        if value is None:
+            return
+        if not number or kind not in (_VARINT, _BYTES):
+            raise Refused("it sends a message that is not one of Flight's")
+        self._pass_over(value[0] if kind == _BYTES else 0, behind)
+        if kind == _BYTES and number == _HEADER:
+            self._is_header = self._content_left <= COLUMN_HEADER_BYTES_MAX
+            self._header = b""
+        elif kind == _BYTES and number == _COLUMNS:
+            if self._content_left != behind:
+                raise Refused("it sends a message with something behind its columns")
+            if behind and may_be_compressed(self._header):
+                raise Refused("it sends compressed columns; send them as they are")
+
+    def _pass_over(self, size: int, behind: int) -> None:
+        if size > behind:
+            raise Refused("it sends a message that is shorter than its fields")
+        self._count += 1
+        if self._count > MESSAGE_FIELDS_MAX:
+            raise Refused(f"it sends a message with more than {MESSAGE_FIELDS_MAX} fields")
+        self._head, self._content_left, self._is_header = b"", size, False
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int] | None:
+    """A number in groups of 7 bits, and where it ends; None if more bytes of it are to come."""
+    value = 0
+    for index, byte in enumerate(data[position:]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, position + index + 1
+        if index == _VARINT_BYTES_MAX:
+            raise Refused("it sends a message that is not one of Flight's")
+    return None
+
+
+def may_be_compressed(header: bytes) -> bool:
+    """Whether the columns behind a header are compressed, or the header does not tell.
+
+    >>> import pyarrow
+    >>> message = pyarrow.ipc.read_message(pyarrow.record_batch({"n": [1, 2]}).serialize())
+    >>> may_be_compressed(bytes(message.metadata))
+    False
+    """
+    try:
+        message = _U32.unpack_from(header, 0)[0]
+        kind_at, place = _entry(header, message, _MESSAGE_TYPE), _entry(header, message, _MESSAGE_HEADER)
+        kind = header[kind_at] if kind_at else 0
+        if kind not in (_DICTIONARY, _BATCH):
+            return True
+        batch = _follow(header, place)
+        if kind == _DICTIONARY:
+            batch = _follow(header, _entry(header, batch, _DICTIONARY_DATA))
+        return _entry(header, batch, _BATCH_COMPRESSION) != 0
+    except (StructError, IndexError):
+        return True
+
+
+def _entry(data: bytes, table: int, index: int) -> int:
+    """Where an entry of a flatbuffer's table stands; 0 if the table has none."""
+    slots = table - _I32.unpack_from(data, table)[0]
+    place = 4 + 2 * index
+    if slots < 0 or place >= _U16.unpack_from(data, slots)[0]:
+        return 0
+    offset: int = _U16.unpack_from(data, slots + place)[0]
+    return table + offset if offset else 0
+
+
+def _follow(data: bytes, place: int) -> int:
+    """The table that an entry points to."""
+    if not place:
+        raise IndexError
+    target: int = place + _U32.unpack_from(data, place)[0]
+    return target
 
 
 class Messages:

@@ -1,9 +1,7 @@
-"""Is it alive, is it ready, is all well, what does it do: four pages on a port of their own.
+"""Liveness, readiness, alarms and metrics: four pages over plain HTTP, on a port of their own.
 
-A monitor must be able to ask while the server is busy, and without a credential.  So
-this is a second, very small one: plain HTTP, one request a connection, and nothing that a caller can
-choose except the page.  What a stranger can hold on to is bounded: a number of connections, and a few
-seconds for each.
+A monitor asks while the server is busy, and without a credential.  A connection serves one request, and the
+number of connections and the time of each are bounded.
 """
 
 import logging
@@ -14,7 +12,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from threading import Lock, Thread, Timer
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from floodmark.model.errors import InvalidConfiguration
@@ -37,9 +34,8 @@ _Page: TypeAlias = Callable[[], _Answer]
 class HealthServer:
     """Serves GET /metrics, /healthz, /readyz and /health from construction until it is closed.
 
-    Healthy means that the process should go on; ready, that it should get requests.  The page /health
-    lists what an operator should look at and a restart would not cure, such as a link to another site that
-    has fallen silent.  Port 0 takes any that is free: `address` says which.
+    /health names everything that an operator should look at, such as a link that has fallen silent, which a
+    restart would not cure.  Port 0 takes any that is free: `address` says which.
     """
 
     def __init__(
@@ -73,12 +69,7 @@ class HealthServer:
     def __enter__(self) -> "HealthServer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

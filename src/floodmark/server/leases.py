@@ -1,9 +1,7 @@
-"""Versions that clients are reading, kept from garbage collection for as long as they say so.
+"""Leases: versions that clients read, kept from garbage collection until the lease ends.
 
-A reader of this process holds a safe point while it is open.  A client's stream does as well, but a
-client that pauses loses its stream after a while, and one that reads several partitions has none
-between two of them.  So it asks to hold the version, and asks again before the lease is over; one that
-has vanished holds nothing for long.  Leases are not stored: after a restart a client asks again.
+A client renews the lease of a version between its streams, and while it pauses.  Leases are not stored: after
+a restart a client asks again.
 """
 
 import secrets
@@ -42,10 +40,7 @@ class Leases:
         return len(self._leases)
 
     def hold(self, caller: str, version: Version, namespace: int, earlier: int | None) -> int:
-        """Hold a version of a namespace, in the place of an earlier lease; the number of the new one.
-
-        The earlier one is let go only when the new one holds, so that there is no gap between them.
-        """
+        """Hold a version of a namespace, then release the earlier lease; the number of the new one."""
         if len(self._leases) >= LEASES_MAX:
             raise Retryable(f"clients hold {LEASES_MAX:,} versions, and no more can be held; try again later")
         renewed = None if earlier is None else self._leases.get(earlier)

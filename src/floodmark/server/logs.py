@@ -1,9 +1,6 @@
-"""Logs for machines: one JSON object a line, whatever was logged.
+"""Logs as one JSON object a line, always ASCII; a value that JSON does not know becomes text.
 
-A log line is read by a collector, often on the day when things go wrong.  So a line is always one
-line and always ASCII, which no terminal setting or stream can break, and a value that JSON does not
-know becomes text rather than an error.  Only the logger "floodmark" is touched: the loggers of other
-libraries belong to the program that runs the server.
+Only the logger "floodmark" is configured: other loggers belong to the program that runs the server.
 """
 
 import json
@@ -35,10 +32,9 @@ _audit = logging.getLogger("floodmark.audit")
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object.
+    """Writes a record as one JSON object, with `context` and the record's `extra=`.
 
-    `context` holds for every record; `extra=` of a single one adds to it.  In a mapping, whatever has a
-    name that sounds like a secret is left out; a message is written as it is.
+    In a mapping, values whose name sounds like a secret are left out; a message is written as it is.
     """
 
     def __init__(self, context: Mapping[str, object] | None = None) -> None:
@@ -70,10 +66,9 @@ def configure_logging(
     level: str = "info",
     stream: TextIO | Path | None = None,
 ) -> Callable[[], None]:
-    """Send the logs of Floodmark to stderr, to an open stream or to a file; what undoes it.
+    """Send Floodmark's logs to stderr, a stream or a file, in the place of an earlier call; returns its undo.
 
-    A file that log rotation has moved away is opened anew.  Calling it again replaces what an earlier
-    call has set up.
+    A file that log rotation has moved away is opened anew.
     """
     try:
         number = logging.getLevelNamesMapping()[level.upper()]

@@ -1,12 +1,7 @@
-"""Memory that was freed, given back to the system.
+"""Gives freed memory back to the system.
 
-Streams take some megabytes each, in threads that come and go.  What they free stays with the C library,
-which keeps pieces for each thread and, after it has seen a few large ones, ever larger pieces.  After some
-clients have come and gone a server would hold several times of what it needs.  So the library is told to
-keep little, and is asked to give back the rest now and then, after a caller has used much.
-
-It keeps what a batch of writes is made of: a stream of them would otherwise have every piece mapped, cleared
-and unmapped again, batch after batch, which is a good part of what such a stream costs.
+Streams take megabytes each, in threads that come and go, and the C library keeps what they free.  It is told
+to keep little, except what a batch of writes is made of, and to give back the rest after large uses.
 """
 
 import ctypes

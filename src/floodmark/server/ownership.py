@@ -1,19 +1,13 @@
-"""Whose a transaction is, a safe point, or a stream of epochs.  Only its owner, or an administrator of the
-site, commits or aborts a transaction or acknowledges in it, moves or releases a safe point, opens an epoch.
+"""Owners of transactions, safe points and streams of epochs.
 
-The id of a transaction is no secret.  A caller that may read a namespace sees which transactions have
-acknowledged changes of a subscription, an error names the transaction that is in the way, and logs have many
-readers.  A caller that knows an id could commit the transaction without its writes, or abort it.  So an id
-alone opens nothing: it ends with the *mark* of the caller that began it, and others are refused.
+Only the owner, or an administrator of the site, commits or aborts a transaction or acknowledges in it, moves
+or releases a safe point, opens an epoch.  The id of a transaction is no secret: subscriptions, errors and
+logs show it.  So it ends with the *mark* of the caller that began it, made of the name in the access file,
+and the server refuses other callers.  The mark is in the coordinator's log from the first record on, and
+survives a rotated token.  A process that has the site open itself gives a mark of no caller.
 
-The mark is a part of the id, so it is in the coordinator's log from the first record on and outlasts the
-server; and it cannot be exchanged, because an id with another mark is that of no transaction.  It is made
-of the name in the access file, so that a caller whose token is rotated remains the owner.  What was begun by
-a process that has the site open itself has a mark of no caller, and is left to administrators.
-
-An id without a mark was given by a version that knew of no owners.  Every caller may end its transaction, as
-when it was begun: its owner may be in the middle of it, and cannot be told from others.  There are none any
-more when the longest timeout has passed since the upgrade.
+An id without a mark comes from a release without owners, and opens to every caller.  None is left when the
+longest timeout has passed since the upgrade.
 """
 
 import hashlib

@@ -1,15 +1,12 @@
-"""The door of a server that other machines can reach: a relay in front of gRPC.
+"""A relay in front of gRPC, for a server that other machines can reach.
 
-gRPC, as Flight sets it up, takes in whatever a stranger sends and asks afterwards who it was.  So strangers
-do not reach it.  The relay listens in its place, ends TLS, reads along in what clients send (`frames.py`) and
-passes it on to gRPC, which listens on this machine only; answers go back as they come.
+gRPC, as Flight sets it up, takes in messages before the sender is known.  So the relay listens in its place,
+ends TLS, checks what clients send (`frames.py`), and passes it on to gRPC, which listens on this machine
+only.  The server knows a connection by the port that the relay calls from, and refuses all others.
 
 A connection is *admitted* once one of its requests has shown a valid token or certificate.  Until then it is
-one of a few, it may send little, and it has little time; what it sends beyond waits at its own end.  All that
-strangers together can make this process hold is `NEWCOMERS_MAX * NEWCOMER_BYTES_MAX`.
-
-The server knows a connection by the port that the relay calls gRPC from.  A connection to gRPC that does not
-come from the relay is refused.
+one of a few, sends little and has little time: strangers together can make this process hold `NEWCOMERS_MAX *
+NEWCOMER_BYTES_MAX`.
 """
 
 import asyncio
@@ -22,8 +19,7 @@ from threading import Thread
 from typing import Any, Final, NamedTuple
 
 from floodmark.model.limits import NEWCOMER_BYTES_MAX, NEWCOMER_TIME_MAX, NEWCOMERS_MAX
-from floodmark.server.bodies import Refused
-from floodmark.server.frames import Messages
+from floodmark.server.frames import Messages, Refused
 
 # What waits in the relay for a side that does not read, before the other side has to wait.
 _BUFFER_BYTES_MAX: Final = 256 * 1024

@@ -20,17 +20,15 @@ from floodmark.model.limits import (
 from floodmark.server.access import Access
 from floodmark.server.calls import call_handlers
 from floodmark.server.channel import ChannelService
-from floodmark.server.checks import check_size
 from floodmark.server.data import DataPlane, Handler
-from floodmark.server.guard import AccessGuard
-from floodmark.server.identity import MIDDLEWARE, Headers
+from floodmark.server.guard import AccessGuard, check_size
 from floodmark.server.leases import Leases
 from floodmark.server.memory import FreedMemory, keep_little
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.relay import Relay
 from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams
-from floodmark.server.visits import Gate, Reception, StreamPlaces
+from floodmark.server.visits import MIDDLEWARE, Gate, Headers, Reception, StreamPlaces
 from floodmark.server.writes import WriteService
 from floodmark.wire.channels import CHANNEL_COMMAND
 from floodmark.wire.errors import to_flight_error

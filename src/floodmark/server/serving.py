@@ -1,9 +1,8 @@
-"""A site as a server: begin to listen, and stop without losing anything.
+"""A site as a server.
 
-Stopping goes in an order.  First the server says that it is not ready, so that others send nothing more;
-then newcomers are refused, streams end, and calls under way finish; then the connections of clients that
-do not read are cut, the port is closed, and at last the site.  A write is either finished and
-acknowledged or was never begun.
+Stopping goes in an order: the server says that it is not ready, refuses new requests, ends streams and
+finishes calls, cuts clients that do not read, then closes the port and the site.  A write is either finished
+and acknowledged or was never begun.
 """
 
 import os
@@ -11,7 +10,6 @@ import socket
 from dataclasses import dataclass
 from ssl import SSLContext
 from threading import Lock, Thread
-from types import TracebackType
 from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
@@ -56,7 +54,7 @@ class ServerOptions:
 
     tls_certificate, tls_key   files that prove the server's name; without them nothing is encrypted
     tls_client_root            who may vouch for clients; then every client needs a certificate
-    access                     the access file; without it every client that can connect may do everything
+    access                     the access file; without it every client may do everything
     metrics_listen             where /metrics, /healthz and /readyz are served; nowhere if None
     insecure                   whether it may be reached from other machines without TLS and access file
     insecure_metrics           whether the pages under `metrics_listen` may be
@@ -91,10 +89,7 @@ class ServerOptions:
 
 
 def serve(site: Site, listen: str, options: ServerOptions | None = None) -> "Server":
-    """Serve a site from now on.  The server owns the site: closing the one closes the other.
-
-    If it cannot, the site stays open.
-    """
+    """Serve a site from now on.  Closing the server closes the site, which stays open if serving fails."""
     return Server(site, parse_listen(listen), options or ServerOptions())
 
 
@@ -129,12 +124,7 @@ class Server:
     def __enter__(self) -> "Server":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -243,65 +233,58 @@ def _open_relay(listen: Listen, options: ServerOptions) -> Relay | None:
 
 
 def _make_tls(options: ServerOptions) -> SSLContext | None:
-    certificate, key, root = options.tls_certificate, options.tls_key, options.tls_client_root
-    if certificate is None or key is None:
+    # Read first: Python names no file that it cannot read.
+    pairs, root = _read_certificates(options)
+    certificate, key = options.tls_certificate, options.tls_key
+    if pairs is None:
         return None
-    # Python names no file that it cannot read.
-    read_file(certificate, "certificate")
-    read_file(key, "key")
     try:
-        return make_tls(certificate, key, None if root is None else read_file(root, "certificate"))
+        return make_tls(certificate, key, root)
     except (OSError, ValueError) as error:
         raise InvalidConfiguration(
-            f"the certificate {os.fspath(certificate)}, its key or the clients' root cannot be used: {error}"
+            f"the certificate {certificate}, its key or the clients' root cannot be used: {error}"
         ) from error
+
+
+def _read_certificates(options: ServerOptions) -> tuple[list[tuple[bytes, bytes]] | None, bytes | None]:
+    """The server's certificates with their keys, and the root of its clients'; None if not given."""
+    certificate, key, root = options.tls_certificate, options.tls_key, options.tls_client_root
+    if certificate is None or key is None:
+        return None, None
+    pairs = [(read_file(certificate, "certificate"), read_file(key, "key"))]
+    return pairs, None if root is None else read_file(root, "certificate")
 
 
 def _listen(
     site: Site, listen: Listen, access: Access, options: ServerOptions, relay: Relay | None
 ) -> Service:
-    if relay is not None:
-        try:
-            inner = ServerOptions(
-                stall_seconds=options.stall_seconds,
-                streams_max=options.streams_max,
-                streams_per_caller_max=options.streams_per_caller_max,
-            )
-            service = _listen_bare(site, Listen("127.0.0.1", 0), access, inner, relay)
-        except BaseException:
-            relay.close()
-            raise
-        relay.on_cut = service.metrics.connection_cut
-        relay.start(service.port)
-        return service
-    _require_free(listen)
-    return _listen_bare(site, listen, access, options)
-
-
-def _listen_bare(
-    site: Site, listen: Listen, access: Access, options: ServerOptions, relay: Relay | None = None
-) -> Service:
-    """gRPC itself."""
-    certificates = None
-    if options.tls_certificate is not None and options.tls_key is not None:
-        certificates = [
-            (read_file(options.tls_certificate, "certificate"), read_file(options.tls_key, "key"))
-        ]
-    root = options.tls_client_root
+    """Start gRPC: behind the relay, which ends TLS, on any port of this machine."""
+    certificates, root = (None, None) if relay is not None else _read_certificates(options)
+    if relay is None:
+        _require_free(listen)
+    address = listen if relay is None else Listen("127.0.0.1", 0)
     try:
-        return Service(
-            Address(listen.host, listen.port, certificates is not None).url,
+        service = Service(
+            Address(address.host, address.port, certificates is not None).url,
             site.host,
             access,
             tls_certificates=certificates,
-            client_root=None if root is None else read_file(root, "certificate"),
+            client_root=root,
             relay=relay,
             stall_seconds=options.stall_seconds,
             streams_max=options.streams_max,
             streams_per_caller_max=options.streams_per_caller_max,
         )
-    except TRANSPORT_ERRORS as error:
-        raise _cannot_listen(listen, str(error).partition("\n")[0]) from None
+    except BaseException as error:
+        if relay is not None:
+            relay.close()
+        if isinstance(error, TRANSPORT_ERRORS):
+            raise _cannot_listen(address, str(error).partition("\n")[0]) from None
+        raise
+    if relay is not None:
+        relay.on_cut = service.metrics.connection_cut
+        relay.start(service.port)
+    return service
 
 
 def _require_free(listen: Listen) -> None:

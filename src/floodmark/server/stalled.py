@@ -1,11 +1,8 @@
-"""Clients that stopped reading or writing, and how to get rid of them.
+"""Cuts the connections of clients that neither read nor write.
 
-A handler that waits for its client waits inside gRPC, where Python cannot interrupt it: a client that
-never reads would keep a thread and its buffers for ever.  So a handler says when it hands itself over to
-gRPC and when it is back, and a watchdog cuts the *connection* of one that is away for too long.  The
-socket is gRPC's, but a descriptor of this process; shutting it down fails whatever waits for it.
-
-A stream that waits for changes is inside our own code, and not away.
+A handler that waits for its client waits inside gRPC, where Python cannot interrupt it.  So it marks when it
+hands itself over to gRPC and when it is back, and a watchdog shuts down the *socket* of one that is away for
+too long.  A stream that waits for changes is inside our own code, and not away.
 """
 
 import logging
@@ -33,10 +30,7 @@ Peer = tuple[str, int]
 
 
 class Activity:
-    """One request at work.  `away_since_ms` is set while gRPC has it.
-
-    `patience_ms` is for a client that may rest for so long by agreement.
-    """
+    """One request at work.  `away_since_ms` is set while gRPC has it; `patience_ms` is granted."""
 
     __slots__ = ("_time_source", "away_since_ms", "patience_ms", "peer")
 
@@ -56,10 +50,7 @@ class Activity:
 
 
 class Watchdog:
-    """Knows the requests at work, and cuts off those whose client has stalled.
-
-    Each time it looks around it also calls `on_look`, for other things that have to be done now and then.
-    """
+    """Cuts off requests whose client has stalled.  Each look also calls `on_look`."""
 
     def __init__(
         self,

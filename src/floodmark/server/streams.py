@@ -1,7 +1,7 @@
-"""Streams from the server: scans and changes, one batch at a time.
+"""Streams from the server: scans and changes.
 
-A batch is made when gRPC asks for one, and gRPC asks when the client has room: a client that does not
-read costs one batch of memory, and after a while its connection (`stalled.py`).
+gRPC asks for a batch when the client has room, so a client that does not read costs one batch of memory, and
+after a while its connection (`stalled.py`).
 """
 
 from collections.abc import Generator
@@ -20,8 +20,13 @@ from floodmark.model.errors import InvalidArgument, InvalidRange, PartitionMoved
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.server.checks import check_namespace_range, check_position, check_snapshot, check_version
-from floodmark.server.guard import AccessGuard
+from floodmark.server.guard import (
+    AccessGuard,
+    check_namespace_range,
+    check_position,
+    check_snapshot,
+    check_version,
+)
 from floodmark.server.visits import Visit
 from floodmark.wire.columns import PAIRS, changes_schema, cut_records, encode_changes, encode_pairs
 from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket, Ticket

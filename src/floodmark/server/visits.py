@@ -1,28 +1,34 @@
-"""Requests while they are served: who came, whether they are still there, and how it ended.
+"""Requests while they are served: the caller, its connection, and the outcome.
 
-Everything that a handler raises leaves here as an error of ours: gRPC would show anything else to the
-client, with the server's traceback.  And everything passes one gate, which a server that stops closes
-for newcomers and waits at until the last has left.
+Everything that a handler raises leaves here as an error of ours: gRPC would show anything else to the client,
+with the server's traceback.  Every request passes one gate, which a stopping server closes.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Condition, Event, Lock
-from typing import Any, Final
+from threading import Condition, Event, Lock, get_ident
+from typing import Any, Final, TypeAlias
 
 import pyarrow
 from pyarrow import flight
 
 from floodmark.clock import TimeSource, monotonic_seconds
-from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Retryable, Unreachable
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidArgument,
+    NotAuthenticated,
+    OutcomeUnknown,
+    Retryable,
+    Unreachable,
+)
 from floodmark.server.access import Access, Caller
-from floodmark.server.identity import CallerIdentity, Headers
 from floodmark.server.metrics import ServerMetrics, outcome_of
 from floodmark.server.relay import Relay
 from floodmark.server.stalled import Activity, Watchdog
 from floodmark.wire.errors import to_flight_error
+from floodmark.wire.messages import TOKEN_HEADER, TOKEN_SCHEME, WIRE_HEADER, require_version
 
 # How often the rights of a caller with an open stream are checked again.
 RENEW_MS: Final = 5_000
@@ -30,8 +36,13 @@ RENEW_MS: Final = 5_000
 _log = logging.getLogger("floodmark.server")
 
 
+MIDDLEWARE: Final = "floodmark"
+
+HeaderValues: TypeAlias = Mapping[str, Sequence[str | bytes]]
+
+
 class ClientGone(Exception):
-    """The client has gone while the server waited for it, so there is no answer to send."""
+    """The client has gone while the server waited for it, so no answer can reach it."""
 
 
 class Gate:
@@ -73,7 +84,7 @@ class Gate:
             self.stopping.set()
 
     def wait_empty(self, timeout_seconds: float) -> bool:
-        """Wait until all calls have ended; whether they did in time."""
+        """Wait until all requests have left; whether they did in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._inside == 0, timeout_seconds)
 
@@ -115,6 +126,53 @@ class StreamPlaces:
                 self._open[caller.name] -= 1
                 self._open += Counter()
             self._on_end()
+
+
+class Headers(flight.ServerMiddlewareFactory):
+    """Keeps the headers of each request until its handler takes them.
+
+    Flight calls `start_call` and then the handler in one thread, so a handler finds its headers by its
+    thread.  A middleware object for each request would cost a fifth more; a thread-local does not last from
+    one call of a foreign thread to the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_thread: dict[int, HeaderValues] = {}
+
+    def start_call(self, info: object, headers: HeaderValues) -> None:
+        self._by_thread[get_ident()] = headers
+
+    def take(self) -> HeaderValues:
+        """The headers of the request that this thread serves.  They can be taken once."""
+        return self._by_thread.pop(get_ident(), {})
+
+
+class CallerIdentity:
+    """The other end of a request, which can be authenticated again."""
+
+    def __init__(
+        self, context: Any, headers: HeaderValues, access: Access, relay: Relay | None = None
+    ) -> None:
+        require_version(_first(headers, WIRE_HEADER))
+        authorization = _first(headers, TOKEN_HEADER)
+        self._access = access
+        self._token = None if authorization is None else _bearer(authorization)
+        self.peer: str = context.peer()
+        # The name in the client's certificate, which was checked when the connection was made.
+        if relay is None:
+            self._certificate = context.peer_identity().decode(errors="replace") or None
+        else:
+            visitor = relay.find(self.peer)
+            if visitor is None:
+                raise NotAuthenticated(
+                    "the server is reached another way; connect to the address that it tells"
+                )
+            self._certificate = visitor.certificate
+
+    def authenticate(self) -> Caller:
+        """The caller with the rights of this moment.  A stream asks now and then: rights may end."""
+        return self._access.authenticate(self._token, self._certificate)
 
 
 class Visit:
@@ -223,3 +281,17 @@ def unexpected(*, writes: bool) -> FloodmarkError:
             "repeat it. The server's log says more"
         )
     return FloodmarkError("the server failed unexpectedly; its log says more. Please report it as a bug")
+
+
+def _first(headers: HeaderValues, name: str) -> str | None:
+    values = headers.get(name)
+    if not values:
+        return None
+    value = values[0]
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _bearer(authorization: str) -> str:
+    """The token of an authorization header.  Another scheme is no token of ours, and refused as one."""
+    scheme = authorization[: len(TOKEN_SCHEME)]
+    return authorization[len(TOKEN_SCHEME) :].strip() if scheme.lower() == TOKEN_SCHEME.lower() else ""

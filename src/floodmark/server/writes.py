@@ -1,8 +1,7 @@
-"""Streams of writes to the server: each batch is committed and answered, in the order in which they came.
+"""Streams of writes: each batch is committed and answered, in the order of arrival.
 
-An error that concerns a batch is its answer, and the stream goes on.  An error of the stream itself says how
-many batches were `answered` before, since a client may have lost the last answers: so it knows which of its
-batches were not done.
+An error of a batch is its answer, and the stream goes on.  An error of the stream says how many batches were
+`answered` before, so that a client knows which of its batches were not committed.
 """
 
 import logging
@@ -19,9 +18,8 @@ from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnkno
 from floodmark.model.partition import ApplyStream, LoadStream, StreamCommand, WriteStream
 from floodmark.partition.commit.entering import check_keys
 from floodmark.server.calls import require_role
-from floodmark.server.checks import check_size
 from floodmark.server.data import WRITE_BYTES_MAX
-from floodmark.server.guard import AccessGuard
+from floodmark.server.guard import AccessGuard, check_size
 from floodmark.server.logs import log_action
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting

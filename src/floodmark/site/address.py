@@ -1,7 +1,6 @@
 """The address of a site: its URL or directory, and the files with credentials for its server.
 
-Spark pickles addresses into tasks and shows them in plans and event logs.  So an address names files, which
-must exist on every machine that takes part, and never holds a token or a key itself.
+Spark shows addresses in plans and event logs, so an address never holds a token or a key itself.
 """
 
 from dataclasses import dataclass

@@ -21,10 +21,7 @@ Result = TypeVar("Result")
 def begin_at(
     host: Host, since: Since, begin: Callable[[Resolved], Result], *, until: At | None = None
 ) -> Result:
-    """Begin to read at the place that `since` names; returns the result of `begin`.
-
-    A snapshot is taken at the present, or at an `until` that lies before it.
-    """
+    """The result of `begin` at the place that `since` names; a snapshot is taken now, or at `until`."""
     return begin_reading(
         since if isinstance(since, Resolved | str) else to_version(since) if since != 0 else 0,
         begin,

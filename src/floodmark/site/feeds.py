@@ -7,9 +7,14 @@ from typing import Any
 from floodmark.feed.named.feeds import Feed, FeedSpec, FeedStatistics, FeedUpdate, SinkOptions
 from floodmark.feed.named.round import Surroundings, ThreadRound
 from floodmark.feed.named.runner import FeedRunner
+from floodmark.feed.named.store import FeedStore
 from floodmark.feed.reading.items import OnCorrupt
 from floodmark.feed.sinks.base import AllowedSinks, require_sink
-from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStatistics
+from floodmark.feed.subscription.subscriptions import (
+    SubscriptionRow,
+    SubscriptionStatistics,
+    SubscriptionStore,
+)
 from floodmark.host.ports import Host
 from floodmark.model.change import Resolved
 from floodmark.model.names import require_name
@@ -78,19 +83,16 @@ class Feeds:
 
     def show(self, name: str) -> Feed:
         """The feed of a name."""
-        require_name(name, "feed")
-        return self._host().feeds.find(name)
+        return self._store(name).find(name)
 
     def pause(self, name: str) -> Feed:
         """Stop a feed; its runner notices within about a second."""
-        require_name(name, "feed")
-        return self._host().feeds.pause(name)
+        return self._store(name).pause(name)
 
     def resume(self, name: str, *, since: Since | None = None) -> Feed:
         """Let a feed go on from its checkpoint, or from somewhere else; "snapshot" begins it anew."""
-        require_name(name, "feed")
         if since is None:
-            return self._host().feeds.resume(name)
+            return self._store(name).resume(name)
         spec = self.show(name).spec
 
         def resume(start: Resolved) -> Feed:
@@ -100,27 +102,24 @@ class Feeds:
 
     def update(self, name: str, **changes: Any) -> Feed:
         """Change sink, until, description, ranges or options of a feed that does not run."""
-        require_name(name, "feed")
+        store = self._store(name)
         if changes.get("until") is not None:
             changes["until"] = to_version(changes["until"])
         if "sink" in changes:
             require_sink(changes["sink"])
-        return self._host().feeds.update(name, FeedUpdate(**changes))
+        return store.update(name, FeedUpdate(**changes))
 
     def remove(self, name: str) -> None:
         """Forget a feed, and let garbage collection go on."""
-        require_name(name, "feed")
-        self._host().feeds.remove(name)
+        self._store(name).remove(name)
 
     def rebalance(self, name: str) -> Feed:
         """Cut a feed into ranges anew, along the present partitions."""
-        require_name(name, "feed")
-        return self._host().feeds.rebalance(name)
+        return self._store(name).rebalance(name)
 
     def statistics(self, name: str) -> FeedStatistics:
         """How far a feed lags behind the site."""
-        require_name(name, "feed")
-        return self._host().feeds.statistics(name)
+        return self._store(name).statistics(name)
 
     def runner(
         self,
@@ -131,24 +130,26 @@ class Feeds:
         holder: str | None = None,
         on_corrupt: OnCorrupt | None = None,
     ) -> FeedRunner:
-        """Something that runs a feed in this process: call its `run`.
+        """A runner of a feed in this process: call its `run`.
 
-        The runner writes with the rights of this process, so it writes only to `sinks`: beginnings of URIs,
-        such as `parquet:exports` or `kafka://broker:9092?password_file=secret`, whose parameters are added
-        to the feed's.  For any other sink `run` raises `NotAllowed`.
-
-        One runner at a time works on a feed.  Another one raises `LeaseHeld`, or waits and takes over when
-        the first is gone.  `on_corrupt` says, in the place of the feed, whether it stops at a damaged change.
+        It writes only to `sinks`, which are beginnings of URIs such as `parquet:exports` or
+        `kafka://broker:9092?password_file=secret`, whose parameters are added to the feed's; for any other
+        sink `run` raises `NotAllowed`.  One runner at a time works on a feed: another raises `LeaseHeld`, or
+        waits and takes over.  `on_corrupt` overrides the feed's choice at a damaged change.
         """
-        require_name(name, "feed")
         return FeedRunner(
-            self._host().feeds,
+            self._store(name),
             name,
             partial(ThreadRound, surroundings_of(self._host(), sinks, on_corrupt)),
             holder=holder or self._holder,
             wait_for_lease=wait_for_lease,
             time_source=self._host().physical_ms,
         )
+
+    def _store(self, name: str) -> FeedStore:
+        """The store of the feed of a name, which may be a name."""
+        require_name(name, "feed")
+        return self._host().feeds
 
 
 class Subscriptions:
@@ -163,27 +164,28 @@ class Subscriptions:
 
     def show(self, name: str) -> SubscriptionRow:
         """The subscription of a name."""
-        require_name(name, "subscription")
-        return self._host().subscriptions.find(name)
+        return self._store(name).find(name)
 
     def seek(self, name: str, since: Since) -> SubscriptionRow:
         """Let the next consumer of a subscription, which must have none now, begin somewhere else."""
-        require_name(name, "subscription")
+        store = self._store(name)
 
         def seek(start: Resolved) -> SubscriptionRow:
-            return self._host().subscriptions.seek(name, start.version, None, start.snapshot is not None)
+            return store.seek(name, start.version, None, start.snapshot is not None)
 
         return begin_at(self._host(), since, seek)
 
     def remove(self, name: str) -> None:
         """Forget a subscription, and let garbage collection go on."""
-        require_name(name, "subscription")
-        self._host().subscriptions.remove(name)
+        self._store(name).remove(name)
 
     def statistics(self, name: str) -> SubscriptionStatistics:
         """How far a subscription is, and how much is left."""
+        return self._store(name).statistics(name)
+
+    def _store(self, name: str) -> SubscriptionStore:
         require_name(name, "subscription")
-        return self._host().subscriptions.statistics(name)
+        return self._host().subscriptions
 
 
 def surroundings_of(host: Host, sinks: Sequence[str], on_corrupt: OnCorrupt | None = None) -> Surroundings:

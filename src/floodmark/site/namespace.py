@@ -1,16 +1,23 @@
 """What users hold to read and write: a namespace, and read-only views of its past."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from datetime import timedelta
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.feed import at_present
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.ports import Host
-from floodmark.model.errors import FloodmarkError, InvalidArgument, NamespaceNotFound, PartlyDone
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidArgument,
+    NamespaceNotFound,
+    PartlyDone,
+    WrongPolicy,
+)
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.partition import MergeStream, PutStream
 from floodmark.model.ranges import KeyRange
@@ -27,7 +34,6 @@ from floodmark.site.arguments import (
     to_expiry,
     to_version,
 )
-from floodmark.site.paging import Pages, rows_of
 from floodmark.site.policies import POLICIES, Fields
 from floodmark.site.writer import BATCH_RECORDS, Encoding, Writer
 
@@ -119,8 +125,7 @@ class Namespace:
     ) -> Iterator[tuple[bytes, bytes]]:
         """The keys in `[start, end)` with their values, in order, all as of one version.
 
-        It reads as it goes and holds one page in memory.  While it is open, garbage collection keeps
-        what it still has to read.
+        It holds one page in memory, and keeps garbage collection from what it still has to read.
         """
         keys = self._range(start, end, prefix)
         if limit is not None and (type(limit) is not int or limit < 0):
@@ -212,7 +217,7 @@ class Namespace:
     ) -> int:
         """Delete the keys in `[start, end)` that are there now; how many were deleted.
 
-        It goes in portions.  A key that another writer writes meanwhile stays.
+        It goes in portions.  A key that is written meanwhile stays.
         """
         keys = self._range(start, end, prefix)
         durable = self._durable if durability is None else check_durability(durability)
@@ -346,21 +351,70 @@ class Namespace:
     def _scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        def pages() -> Pages[tuple[bytes, bytes]]:
-            with self._host.reading(at, self._row.id):
-                found = self._router.scan(keys, at, limit, reverse=reverse)
-                first = next(found, [])
-                yield []
-                yield first
-                yield from found
+        def rows() -> Generator[tuple[bytes, bytes], None, None]:
+            pages: Any = self._router.scan(keys, at, limit, reverse=reverse)
+            with self._host.reading(at, self._row.id), closing(pages):
+                first: list[tuple[bytes, bytes]] = next(pages, [])
+                yield b"", b""
+                yield from first
+                for page in pages:
+                    yield from page
 
-        return rows_of(pages())
+        # A generator does nothing before its first item is asked for.  The scan holds its safe point from
+        # here on, is refused at once if it comes too late, and lets go even if no row is ever read.
+        scan = rows()
+        next(scan)
+        return scan
+
+
+class MergedNamespace(Namespace):
+    """A namespace of fields or counters: writes are merged.  A class of its own keeps plain writes short."""
+
+    def put(
+        self,
+        key: bytes,
+        value: Fields,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        self._require_key(key)
+        return self._merge(key, self._policy.put(key, value, self._expiry(ttl)), durability)
+
+    def put_many(
+        self,
+        pairs: Pairs,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        expires_at = self._expiry(ttl)
+        durable = self._durable if durability is None else check_durability(durability)
+        self._require_there()
+        put = self._policy.put
+        rows = {self._prefix + key: put(key, value, expires_at) for key, value in _checked_pairs(pairs)}
+        return self._router.merge(rows, durable=durable)
+
+    def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
+        self._require_key(key)
+        return self._merge(key, self._policy.delete(), durability)
+
+
+def open_namespace(row: NamespaceRow, host: Host, *, durable: bool) -> Namespace:
+    """The façade of a namespace; WrongPolicy if this release does not know its policy."""
+    if row.merge not in POLICIES:
+        raise WrongPolicy(
+            f"namespace {row.name!r} merges by {row.merge!r}, which this release does not know; upgrade it",
+            namespace=row.name,
+        )
+    kind = MergedNamespace if POLICIES[row.merge].merges else Namespace
+    return kind(row, host, durable=durable)
 
 
 def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, bytes]:
     """Qualified keys and stored values; of a key that comes twice, the last."""
     rows: dict[bytes, bytes] = {}
-    # `checked_pairs`, without a generator: this is a good part of what a row costs.
+    # `_checked_pairs`, without a generator: this is a good part of what a row costs.
     for pair in _list_pairs(pairs):
         try:
             key, value = pair
@@ -374,8 +428,8 @@ def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, byt
     return rows
 
 
-def checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
-    """Pairs, whose keys may be keys; their values are still to be looked at."""
+def _checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
+    """Pairs with valid keys; their values are not checked."""
     for pair in _list_pairs(pairs):
         try:
             key, value = pair

@@ -1,7 +1,6 @@
 """Opening a site in a directory or in a database.  Loads RocksDB, which clients of a server do without."""
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
@@ -69,22 +68,7 @@ def open(
     if isinstance(path, str) and path.startswith(DATABASES):
         return _open_shared(path, site, site_id, create, options)
     directory = SiteDirectory(require_path(path, "a site's directory"), site, site_id, create=create)
-    try:
-        engine = _open_database(directory)
-        return open_engine(
-            engine,
-            bound=_bound(engine),
-            site=directory.identity.site,
-            site_id=directory.identity.site_id,
-            disk=directory.path,
-            disk_reserve_bytes=disk_reserve_bytes,
-            **options,
-            release=directory.release,
-            abandon=_abandon(directory, engine),
-        )
-    except BaseException:
-        directory.release()
-        raise
+    return _open(directory, disk_reserve_bytes=disk_reserve_bytes, **options)
 
 
 def open_accepting(
@@ -94,24 +78,39 @@ def open_accepting(
     clock: bool = False,
     time_source: TimeSource = system_time_ms,
 ) -> Site:
-    """Open a site that is refused, and from then on opens as any other.
-
-    With `loss`, one that has lost acknowledged writes, without them; with `clock`, one whose last version
-    lies so far back that the machine's clock is not believed.
-    """
+    """Open a site that is refused: after a `loss` of acknowledged writes, or with a `clock` too far ahead."""
     directory = SiteDirectory(require_path(path, "a site's directory"), None, None, create=False)
+    return _open(directory, accept_loss=loss, time_source=time_source, accept_clock=clock)
+
+
+def _open(directory: SiteDirectory, *, accept_loss: bool = False, **options: Any) -> Site:
     try:
-        engine = _open_database(directory, accept_loss=loss)
+        engine = RocksEngine(
+            directory.engine_path,
+            FAMILIES,
+            prefix_bytes=FILTERED_BYTES,
+            witness=directory.witness_path,
+            accept_loss=accept_loss,
+        )
+        try:
+            directory.finish()
+        except BaseException:
+            engine.close()
+            raise
+
+        def abandon(refusal: Closed) -> None:
+            engine.abandon(refusal)
+            directory.abandon()
+
         return open_engine(
             engine,
-            bound=_bound(engine),
+            bound=EngineBound(engine, sync=engine.sync_witnessed, floor=engine.witnessed_version),
             site=directory.identity.site,
             site_id=directory.identity.site_id,
             disk=directory.path,
-            time_source=time_source,
-            accept_clock=clock,
             release=directory.release,
-            abandon=_abandon(directory, engine),
+            abandon=abandon,
+            **options,
         )
     except BaseException:
         directory.release()
@@ -148,31 +147,3 @@ def _open_shared(
     return open_engine(
         engine, site=site, site_id=held.site_id if held else site_id, **options, abandon=engine.abandon
     )
-
-
-def _open_database(directory: SiteDirectory, *, accept_loss: bool = False) -> RocksEngine:
-    engine = RocksEngine(
-        directory.engine_path,
-        FAMILIES,
-        prefix_bytes=FILTERED_BYTES,
-        witness=directory.witness_path,
-        accept_loss=accept_loss,
-    )
-    try:
-        directory.finish()
-    except BaseException:
-        engine.close()
-        raise
-    return engine
-
-
-def _abandon(directory: SiteDirectory, engine: RocksEngine) -> Callable[[Closed], None]:
-    def abandon(refusal: Closed) -> None:
-        engine.abandon(refusal)
-        directory.abandon()
-
-    return abandon
-
-
-def _bound(engine: RocksEngine) -> EngineBound:
-    return EngineBound(engine, sync=engine.sync_witnessed, floor=engine.witnessed_version)

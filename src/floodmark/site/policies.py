@@ -1,8 +1,7 @@
-"""What a namespace's merge policy makes of its users' writes, and which of them it refuses.
+"""How a namespace's merge policy encodes writes, and which of them it refuses.
 
-A policy turns arguments into stored values.  Of `last_write` these are whole records; of the others they are
-unstamped states, which hold what is written and no more, and are merged into the record when they are
-committed (`codec/states.py`).
+Values of `last_write` are whole records; the others are unstamped states, merged into the record by the
+commit (`codec/states.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,18 +1,11 @@
-"""Writing everything in a namespace again, so that it gets new stamps, from here.
+"""Rewrites everything in a namespace under new stamps of this site, so that it can be shared.
 
-What joins a topology must be younger than the topology, and what a site wrote that is no longer there must be
-written by one that is: either way, the old data is written again as it is.
+Up to a version W, all writes of other sites are in.  Only records with a stamp at or below W are written
+again, so newer ones win, and running twice does no harm.  A rewrite wins against a concurrent write of
+another site that has not arrived: no other site may write to these keys meanwhile.
 
-Nothing newer here may be overwritten by it, also if it arrives meanwhile from another site under an older
-stamp than this.  So there is a version W up to which all that other sites have written is in, and only what
-has a stamp at or below W is written again: whatever comes after has a higher one, and is left alone.  Hence
-it does no harm to run twice, or to stop in between.
-
-What a site has counted only it can write again.  A counter that holds what another counted which shares the
-namespace no longer is refused: sites that join later would not be told.
-
-But what is written again is a write of now: it wins against one that another site made a moment ago and that
-has not arrived yet.  No other site may write to the keys that are being rewritten.
+A site can rewrite only its own counts: a counter with an entry of a site that no longer shares the namespace
+is refused.
 """
 
 from collections import deque

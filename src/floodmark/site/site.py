@@ -6,8 +6,7 @@ from functools import partial
 from itertools import count
 from os import getpid
 from socket import gethostname
-from types import TracebackType
-from typing import Literal, TypeVar, overload
+from typing import Literal, TypedDict, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
@@ -46,11 +45,21 @@ from floodmark.site.arguments import (
 )
 from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
 from floodmark.site.feeds import Feeds, Subscriptions
-from floodmark.site.merged import open_namespace
-from floodmark.site.namespace import Namespace
+from floodmark.site.namespace import Namespace, open_namespace
 from floodmark.site.transaction import TIMEOUT, Transaction, run_transaction
 
 Result = TypeVar("Result")
+
+
+class _ChangesOptions(TypedDict, total=False):
+    since: Since
+    until: At | None
+    follow: bool
+    start_key: bytes
+    end_key: bytes | None
+    prefix: bytes | None
+    before_images: bool
+    on_damaged: OnDamaged | None
 
 
 class Site:
@@ -69,12 +78,7 @@ class Site:
     def __enter__(self) -> "Site":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -87,7 +91,7 @@ class Site:
 
     @property
     def host(self) -> Host:
-        """The host of the site.  Raises Closed once the site is closed."""
+        """The host of an open site; Closed after `close`."""
         self._require_open()
         return self._host
 
@@ -112,14 +116,10 @@ class Site:
         "counter", a number that all of them add to.
         """
         require_name(name, "namespace")
-        settings = (
-            NamespaceSettings(merge=merge, ttl=ttl)
-            if retention is None
-            else NamespaceSettings(merge=merge, ttl=ttl, retention=retention)
-        )
-        return open_namespace(
-            self.host.namespaces.create_namespace(name, settings), self._host, durable=self._durable
-        )
+        kept = RETENTION if retention is None else retention
+        settings = NamespaceSettings(merge=merge, ttl=ttl, retention=kept)
+        row = self.host.namespaces.create_namespace(name, settings)
+        return open_namespace(row, self._host, durable=self._durable)
 
     def namespace(self, name: str) -> Namespace:
         """The namespace of a name, which must be there."""
@@ -145,9 +145,8 @@ class Site:
             ttl=None if ttl is UNSET else ttl, retention=RETENTION if retention is UNSET else retention
         )
         update = NamespaceUpdate(ttl=ttl, retention=retention)
-        return open_namespace(
-            self.host.namespaces.update_namespace(name, update), self._host, durable=self._durable
-        )
+        row = self.host.namespaces.update_namespace(name, update)
+        return open_namespace(row, self._host, durable=self._durable)
 
     def drop_namespace(self, name: str) -> None:
         """Drop a namespace.  It is gone at once; its space is freed after its retention."""
@@ -161,16 +160,9 @@ class Site:
         self,
         namespace: str | None = None,
         *,
-        since: Since = 0,
-        until: At | None = None,
-        follow: bool = False,
-        start_key: bytes = b"",
-        end_key: bytes | None = None,
-        prefix: bytes | None = None,
-        before_images: bool = False,
         resolved_markers: Literal[False] = False,
         heartbeats: Literal[False] = False,
-        on_damaged: OnDamaged | None = None,
+        **options: Unpack[_ChangesOptions],
     ) -> Iterator[Change]: ...
 
     @overload
@@ -178,16 +170,9 @@ class Site:
         self,
         namespace: str | None = None,
         *,
-        since: Since = 0,
-        until: At | None = None,
-        follow: bool = False,
-        start_key: bytes = b"",
-        end_key: bytes | None = None,
-        prefix: bytes | None = None,
-        before_images: bool = False,
         resolved_markers: bool = False,
         heartbeats: bool = False,
-        on_damaged: OnDamaged | None = None,
+        **options: Unpack[_ChangesOptions],
     ) -> Iterator[Item]: ...
 
     def changes(

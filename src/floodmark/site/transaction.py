@@ -1,4 +1,4 @@
-"""A transaction in the hands of its user: writes and acknowledgements that happen together or not at all.
+"""A transaction: writes and acknowledgements that happen together or not at all.
 
     with site.subscribe("counting", "messages") as subscription:
         for delivery in subscription:
@@ -6,11 +6,8 @@
                 transaction.add(unread, recipient_of(delivery.change), 1)
                 transaction.acknowledge(delivery)
 
-Whatever kills the worker, each message is counted once: either both are in effect, or neither is and the
-message is delivered again.
-
-Writes are gathered here and sent with the commit; no reader sees any of them before.  Acknowledgements are
-sent to the site at once, which refuses those that are taken, and keeps the others for this transaction.
+A worker that is killed counts each message once.  Writes are gathered here and sent with the commit;
+acknowledgements are sent at once, and the site refuses those that are taken.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +15,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from secrets import SystemRandom
 from threading import Event
-from types import TracebackType
 from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_seconds
@@ -107,12 +103,7 @@ class Transaction:
     def __enter__(self) -> "Transaction":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._ended:
             return
         if error is None:
@@ -207,9 +198,8 @@ class Transaction:
     def commit(self) -> Version:
         """Make everything effective; its version.
 
-        If no answer comes, or the site cannot be reached, it is asked for again until the transaction's
-        timeout is over.  If the outcome is unknown then, committing again finds it out, or goes on; unless
-        the site has ended the transaction since and does not know of it any more.
+        Without an answer, it is asked for again until the transaction's timeout.  After OutcomeUnknown,
+        committing again finds the outcome out, unless the site has forgotten the transaction since.
         """
         self._require_open()
         writes = [
@@ -238,10 +228,9 @@ class Transaction:
         return self.version
 
     def _give_up(self, error: FloodmarkError, *, wrote: bool) -> Version:
-        """End what was not committed for a reason of its own, rather than leave it to its timeout.
+        """End a transaction whose commit failed.
 
-        If an earlier attempt got no answer, only an abort makes sure that it was not committed by that one;
-        and an abort that is refused because it was committed confirms it.
+        After an unanswered attempt, an abort that is refused because it is committed confirms the commit.
         """
         is_aborted = self._abort("its commit failed")
         if is_aborted or not self._in_doubt:
@@ -328,10 +317,7 @@ class Transaction:
 def run_transaction(
     begin: Callable[[], Transaction], work: Callable[[Transaction], Result], *, pace: Pace = PACE
 ) -> Result:
-    """Do work in a transaction and commit it; once more, in another one, if it met with a conflict.
-
-    The same if the site was restarted in the middle of the commit, and has aborted it.
-    """
+    """Commit work in a transaction; retry after a conflict, or after a restart that aborted the commit."""
     pauses = pace.pauses()
     for _ in range(ATTEMPTS_MAX - 1):
         try:

@@ -1,15 +1,10 @@
-"""Writing many records as a stream: batches travel while the next ones are gathered.
-
-A batch that is not full is sent after a moment, also if the program does nothing more: a thread looks after
-each writer for as long as it is open.
-"""
+"""Writes many records as a stream.  A thread sends a batch that is not full after a moment."""
 
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Final, NamedTuple
 from weakref import ref
 
@@ -27,10 +22,7 @@ UNSETTLED_MAX: Final = 64
 
 
 class Encoding(NamedTuple):
-    """How users' writes become rows: what the policy makes of them, and two functions of the namespace.
-
-    The first checks and qualifies a key, the second turns a time to live into the second at which it is over.
-    """
+    """How writes become rows: the policy, a check of keys, and a time to live as the second of expiry."""
 
     policy: LastWrite
     qualify: Callable[[bytes], bytes]
@@ -40,11 +32,9 @@ class Encoding(NamedTuple):
 class Writer:
     """Writes on their way to a namespace.  Made by `Namespace.writer`; for one thread.
 
-    Each batch is one commit per partition, and batches are committed in order.  Of several writes to a key in
-    one batch there is one change, which does what all of them do.  `put` and the others return before the
-    write is acknowledged; when `flush` or the `with` block has ended without an error, all of them are.
-    A write is sent with others, or within about a second.  After an error nothing more is sent:
-    `acknowledged` tells how many records were written for certain, counted from the first.
+    Each batch is one commit per partition, in order; several writes to a key in one batch are one change.  A
+    write is acknowledged when `flush` or the `with` block has ended without an error.  After an error nothing
+    more is sent, and `acknowledged` counts the records that were written, from the first.
     """
 
     def __init__(
@@ -75,12 +65,7 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             with self._lock:
                 # What was gathered and not sent is left out: the block did not get to its end.

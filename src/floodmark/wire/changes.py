@@ -1,8 +1,7 @@
 """Changes from a server, as one stream that outlives its connections.
 
-A stream begins anew behind the last `through` that came.  Changes above it that came as well (a commit
-may be larger than a batch) come again and are dropped: commits follow each other in order of versions,
-and the changes of a commit in order of keys.  Within a snapshot it begins anew behind the last key.
+A stream resumes behind the last `through` and drops changes that came twice: they are ordered by version and
+key.  Within a snapshot it resumes behind the last key.
 """
 
 from collections.abc import Iterator
@@ -23,11 +22,7 @@ Position: TypeAlias = tuple[Version, bytes]
 
 
 def read_changes(connection: Connection, request: ChangesRequest) -> Iterator[ChangeBatch]:
-    """The changes that were asked for.
-
-    The server's first batch is empty and comes once everything that the stream needs is held there.  It
-    is waited for, so that a request which cannot be served fails at the call.
-    """
+    """The changes of a request.  Returns when the server holds everything that the stream needs."""
     batches = _batches(connection, request)
     next(batches)
     return batches

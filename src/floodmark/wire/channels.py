@@ -1,14 +1,11 @@
-"""Channels: calls that are made all the time, over streams that stay open.
-
-gRPC sets up every call anew, which costs more than a read of a key.  A channel is one stream on which
-request follows answer follows request; a connection has as many as it has threads that call at once.
+"""Channels: frequent calls over streams that stay open, because gRPC sets up every call anew.
 
     request   length of the method's name: 1 byte | name | body         a name of length 0 asks for nothing
     answer    0 | body      or      1 | error
 
-A channel that rested for a moment is tried with an empty request first: the server may have been started
-anew, and a write must not be the one to find out.  One that rested for long is closed, before the server
-takes its client for stalled.
+A channel that rested for a moment is tried with an empty request first, so that a write does not find out
+that the server was restarted.  One that rested for long is closed before the server takes its client for
+stalled.
 """
 
 from collections.abc import Callable
@@ -113,11 +110,7 @@ class Channel:
 
 
 class Channels:
-    """The channels of a connection.  Safe to use from many threads.
-
-    `open_stream` opens another one; `wait` waits for some seconds and tells whether the connection was
-    closed meanwhile.
-    """
+    """The channels of a connection.  Safe to use from many threads.  `wait` returns whether it was closed."""
 
     def __init__(self, open_stream: OpenStream, wait: Wait, time_source: TimeSource = monotonic_ms) -> None:
         self._open_stream = open_stream

@@ -85,10 +85,7 @@ def decode_columns(batch: pyarrow.RecordBatch) -> tuple[list[bytes], list[bytes]
 
 
 def require_pairs(batch: pyarrow.RecordBatch) -> None:
-    """Refuse a batch that does not hold what it says, before it is read.
-
-    A column names places in a buffer; those that come from a stranger may lie outside.
-    """
+    """Refuse a batch whose columns point outside their buffers, or hold a null."""
     if not batch.schema.equals(PAIRS):
         raise InvalidArgument("a batch of writes has two columns of bytes without nulls, key and value")
     try:
@@ -122,14 +119,10 @@ def changes_schema(*, before_images: bool) -> pyarrow.Schema:
 def encode_changes(
     batch: ChangeBatch, since: Version, *, before_images: bool, bytes_max: int = MESSAGE_BYTES_MAX
 ) -> list[tuple[pyarrow.RecordBatch, bytes]]:
-    """A batch of changes as messages of rows and metadata.
+    """A batch of changes as messages of rows and metadata; `before_images` is what the request says.
 
-    `before_images` is what the request says: all messages of a stream have the same columns, also those
-    without changes.
-
-    A batch is large, so that it is made cheaply; a message is smaller, so that not all of it waits for a
-    slow reader in every buffer on the way.  Before the last message, a reader has everything only up to
-    `since`, where the batch begins; in a snapshot, up to the last key of each message.
+    Messages are small, so that a slow reader's buffers hold little.  Before the last one, a reader has
+    everything only up to `since`, where the batch begins; in a snapshot, up to the last key of each message.
     """
     columns: list[Sequence[object]] = [batch.versions, batch.partitions, batch.keys, batch.values]
     if before_images:
@@ -181,11 +174,7 @@ def _batch(columns: Sequence[Sequence[Any]], schema: pyarrow.Schema) -> pyarrow.
 
 
 def _column(values: Sequence[Any], field: pyarrow.Field) -> pyarrow.Array:
-    """The buffers of a column, made without Arrow's help where nothing is null.
-
-    To make an array of Python objects, Arrow imports pandas, if it is there: half a second, which the
-    first call to a server would wait for.
-    """
+    """A column; without `pyarrow.array`, which imports pandas for half a second, if nothing is null."""
     if isinstance(values, Column):
         return values.array
     if field.nullable:

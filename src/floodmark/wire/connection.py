@@ -1,11 +1,8 @@
 """A connection to a server: calls with deadlines, and streams.
 
-Calls and streams have connections of their own: a server cuts the connection of a stream that its client
-does not read, and that must not take a write with it.  (gRPC would share one connection between equal
-channels; `grpc.use_local_subchannel_pool` keeps them apart.)
-
-What only reads is repeated a few times when the server cannot be reached.  A write never is: whether the
-first attempt happened is not known.
+Calls and streams have connections of their own (`grpc.use_local_subchannel_pool`): the server cuts the
+connection of a stream that is not read, and that must not take a write with it.  Reads are retried when the
+server cannot be reached; a write never is, since the first attempt may have happened.
 """
 
 from collections.abc import Iterable, Iterator
@@ -184,10 +181,7 @@ class Connection:
                     raise
 
     def open_writer(self, command: bytes, schema: pyarrow.Schema) -> tuple[Any, Any]:
-        """Begin a stream of rows to the server, over a connection of its own; its writer and its reader.
-
-        Whether the server takes it shows only when something is read.
-        """
+        """Begin a stream of rows over a connection of its own; its writer and its reader."""
         self.require_open()
         descriptor = flight.FlightDescriptor.for_command(command)
         with self.translated(writes=False):

@@ -1,12 +1,8 @@
-"""Errors across the wire: Floodmark's own, and what Arrow Flight makes of a failed network.
+"""Errors across the wire: Floodmark's own, and those of Arrow Flight.
 
-An error travels as the names of its class and of that class's bases, so that a client which does not
-know the class of a newer server still gets the nearest one that it knows, and with it the answer to the
-question that matters: may I call again?
-
-A connection that fails says little about what the server did.  If nothing was sent, or the call only
-read, nothing was changed (`Unreachable`); if a write was on its way, it may have happened
-(`OutcomeUnknown`).
+An error travels as the names of its class and bases, so that an older client gets the nearest class that it
+knows.  After a lost connection, a call that was not sent or only read is `Unreachable`; a write is
+`OutcomeUnknown`.
 """
 
 from collections.abc import Mapping

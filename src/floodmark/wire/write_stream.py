@@ -1,12 +1,9 @@
 """A stream of writes to a server: many batches on their way at once, acknowledged in order.
 
-One thread sends, in turn with others; one thread of the stream's own takes in the acknowledgements and
-settles the futures.  What is on its way is bounded by a number of batches and of bytes, and `send` waits
-for room.  If the connection is lost, everything that was not acknowledged has an unknown outcome; the
-next batch begins a new connection.
-
-A stream over which nothing goes for a while lets its connection go, so that the server never has to
-wonder whether its client is still there.
+One thread sends, in turn with others; the stream's own thread receives acknowledgements and settles the
+futures.  Batches and bytes in flight are bounded, and `send` waits for room.  If the connection is lost, all
+batches without an acknowledgement have an unknown outcome, and the next one opens a new connection.  An idle
+stream closes its connection.
 """
 
 from collections import deque
@@ -94,7 +91,7 @@ class RemoteWriteStream:
             try:
                 line.writer.write_batch(batch)
             except TRANSPORT_ERRORS as error:
-                # Then reading fails as well, and the reader fails all calls; but the cause is only told once.
+                # Then reading fails as well, and settles the futures; but the reason is raised only once.
                 failure = error
             with self._changed:
                 line.failure, line.is_sending = line.failure or failure, False
@@ -205,20 +202,16 @@ class RemoteWriteStream:
             sent.future.set_exception(restore_error(acknowledgement.error))
 
     def _translate(self, error: BaseException) -> FloodmarkError:
-        """What a lost connection means for batches that were sent over it.
-
-        That it cannot be made again, as the error may say, is no sign that they did not arrive.
-        """
+        """The meaning of a lost connection for batches that were sent: they may have arrived."""
         translated = self._connection.translate(error, writes=True)
         if isinstance(translated, Unreachable) and is_lost(error):
             return OutcomeUnknown(f"{translated}; what was sent may or may not have happened")
         return translated
 
     def _give_up(self, line: "_Line", error: FloodmarkError) -> None:
-        """Fail all calls that wait, and let the next batch begin anew.
+        """Fail all waiting batches, and let the next one open a new connection.
 
-        Sending over a stream that has ended may take in answers that were not read yet, and lose them.
-        The server says how many there were: what was sent behind these was not done.
+        The server says how many it answered, since Flight may lose answers: later batches were not committed.
         """
         answered = error.details.get("answered", 0)
         details = {name: detail for name, detail in error.details.items() if name != "answered"}
