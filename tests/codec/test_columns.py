@@ -10,19 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.codec.strategies import STATES, fields_states
 
-from floodmark.codec.columns import (
-    RECORDS,
-    RECORDS_WITH_DIGESTS,
-    StoredRows,
-    decode_keys,
-    has_expiring_fields,
-    records_schema,
-    split_values,
-)
+from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, StoredRows, records_schema
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import decode_key, encode_key
+from floodmark.codec.records import has_expiring_fields, split_values
 from floodmark.codec.states import Field, FieldsState, encode_state, live_value
-from floodmark.codec.values import EXPIRING_FIELDS, decode_value, encode_value
+from floodmark.codec.values import EXPIRING_FIELDS, PLAIN, decode_value, encode_value
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import KEY_BYTES_MAX
@@ -60,21 +53,26 @@ def middle(values: Sequence[bytes]) -> pyarrow.BinaryArray:
     return column([b"before", *values, b"behind"])[1:-1]
 
 
-@pytest.mark.parametrize("arrange", [column, middle])
+def decode_keys(encoded: Sequence[bytes]) -> tuple[pyarrow.BinaryArray, pyarrow.UInt64Array]:
+    """The users' keys and the versions of a page of plain records."""
+    batch = StoredRows([(key, PLAIN) for key in encoded]).take(numpy.arange(len(encoded)), 0)
+    return batch.column("key"), batch.column("version")
+
+
 @given(st.lists(ENGINE_KEYS, max_size=20))
-def test_keys_decode_as_each_does(arrange: type, encoded: list[bytes]) -> None:
-    keys, versions = decode_keys(arrange(encoded))
+def test_keys_decode_as_each_does(encoded: list[bytes]) -> None:
+    keys, versions = decode_keys(encoded)
     expected = [decode_key(key) for key in encoded]
     keys.validate(full=True)
     assert keys.to_pylist() == [key for _, key, _ in expected]
-    assert versions.tolist() == [version for _, _, version in expected]
+    assert versions.to_pylist() == [version for _, _, version in expected]
 
 
 def test_keys_of_every_length_decode() -> None:
     expected = [bytes([length % 256]) * length for length in range(1, KEY_BYTES_MAX + 1)]
-    keys, versions = decode_keys(column([encode_key(5, key, len(key)) for key in expected]))
+    keys, versions = decode_keys([encode_key(5, key, len(key)) for key in expected])
     assert keys.to_pylist() == expected
-    assert versions.tolist() == list(range(1, KEY_BYTES_MAX + 1))
+    assert versions.to_pylist() == list(range(1, KEY_BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_keys_of_every_length_decode() -> None:
 def test_damaged_key_is_refused_and_shown(damaged: str, message: str) -> None:
     sound = encode_key(0, b"abc", 30)
     with pytest.raises(Corruption, match=message) as caught:
-        decode_keys(column([sound, bytes.fromhex(damaged), sound]))
+        decode_keys([sound, bytes.fromhex(damaged), sound])
     assert f"engine key {damaged} " in str(caught.value)
 
 
@@ -216,7 +214,7 @@ def test_taken_rows_are_records_with_or_without_digests(
         "partition": [64] * len(taken),
         "value": [stored for _, _, stored in taken],
     }
-    digests = rows.take_digests(chosen, 64)
+    digests = rows.take(chosen, 64, Content.DIGESTS)
     digests.validate(full=True)
     assert digests.schema.equals(RECORDS_WITH_DIGESTS)
     assert digests.select(["key", "version", "partition"]).equals(
@@ -237,7 +235,7 @@ def test_digests_are_those_of_the_values_that_a_reader_finds_at_the_moment(
     everything = numpy.arange(len(stored))
     found = split_values(column(stored), now_ms).values.to_pylist()
     for chosen in (everything, everything[::2]):
-        digests = rows.take_digests(chosen, 64, now_ms).column("digest").to_pylist()
+        digests = rows.take(chosen, 64, Content.DIGESTS, now_ms).column("digest").to_pylist()
         assert digests == [signed_digest(found[row]) for row in chosen]
 
 

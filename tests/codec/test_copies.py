@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.changelog import encode_commit
-from floodmark.codec.copies import Copies, gather_copies
+from floodmark.codec.records import Copies, gather_copies
 from floodmark.codec.stamps import digest_copies, find_origins, stamp_version
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.model.change import Stamp

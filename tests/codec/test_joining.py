@@ -4,8 +4,7 @@ import pyarrow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.codec.columns import split_values
-from floodmark.codec.joining import join_values, qualify_keys
+from floodmark.codec.records import join_values, qualify_keys, split_values
 from floodmark.codec.values import encode_value
 from floodmark.model.change import Stamp
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.digest import digest_change
-from floodmark.codec.origins import add_origins, digest_records
+from floodmark.codec.records import add_origins, digest_records
 from floodmark.codec.values import FIELDS, encode_value
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption

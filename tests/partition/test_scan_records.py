@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.site.support import START_MS, HookedEngine, node_of, open_memory
 
-from floodmark.codec.columns import records_schema, split_values
+from floodmark.codec.columns import records_schema
 from floodmark.codec.ordered import encode_key, encode_namespace
+from floodmark.codec.records import split_values
 from floodmark.codec.values import encode_value
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model.change import Stamp

@@ -8,7 +8,7 @@ import msgspec
 from tests.replication.support_links import embedded
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.codec.origins import add_origins
+from floodmark.codec.records import add_origins
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import MemoryEngine
 from floodmark.links.exchange import Copied

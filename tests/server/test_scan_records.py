@@ -18,8 +18,9 @@ from tests.server.support import (
 )
 from tests.waiting import wait_until
 
-from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
+from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.records import split_values
 from floodmark.model.access import Role
 from floodmark.model.errors import (
     FloodmarkError,

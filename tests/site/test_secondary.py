@@ -20,8 +20,9 @@ from tests.site.support import node_of
 from tests.site.support_pairs import LEFT, RIGHT
 
 import floodmark
-from floodmark.codec.columns import RECORDS, split_values
+from floodmark.codec.columns import RECORDS
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.records import split_values
 from floodmark.codec.values import decode_value
 from floodmark.host.secondary import DirectoryReader, open_directory
 from floodmark.model import errors

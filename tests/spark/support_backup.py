@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pyarrow
 import pyarrow.parquet
 
-from floodmark.codec.columns import split_values
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.records import split_values
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site

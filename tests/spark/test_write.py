@@ -23,7 +23,7 @@ from tests.spark.processes import SparkProcess
 from tests.spark.support_stream import write_files
 from tests.spark.support_write import Pairs, batches_of, write_in_process
 
-from floodmark.codec.joining import join_values, qualify_keys
+from floodmark.codec.records import join_values, qualify_keys
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (

@@ -53,6 +53,8 @@ def pack(rows: Sequence[bytes]) -> Packed:
 
 def pack_array(array: pyarrow.BinaryArray) -> Packed:
     """The rows of an array without nulls, over the same bytes."""
+    if not len(array):
+        return Packed(b"", numpy.zeros(1, numpy.int64))
     _, offsets, data = array.buffers()
     borders = numpy.frombuffer(offsets, numpy.int32, len(array) + 1, 4 * array.offset).astype(numpy.int64)
     whole = memoryview(data or b"")[borders[0] : borders[-1]]

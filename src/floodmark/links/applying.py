@@ -30,8 +30,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from floodmark.accounting.counting import Digests, Versions
-from floodmark.codec.joining import qualify_keys
-from floodmark.codec.origins import digest_records
+from floodmark.codec.records import digest_records, qualify_keys
 from floodmark.columns.pairs import Pairs
 from floodmark.host.ports import Host
 from floodmark.links.reading import RowKind, decode_beat

@@ -14,9 +14,8 @@ from typing import NamedTuple, TypeAlias
 import numpy
 import pyarrow
 
-from floodmark.codec.joining import qualify_keys
 from floodmark.codec.ordered import encode_namespace
-from floodmark.codec.origins import add_origins
+from floodmark.codec.records import add_origins, qualify_keys
 from floodmark.codec.values import decode_value
 from floodmark.feed import at_present
 from floodmark.host.ports import Host

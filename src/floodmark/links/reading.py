@@ -24,7 +24,7 @@ import pyarrow
 import pyarrow.compute
 
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
-from floodmark.codec.origins import add_origins
+from floodmark.codec.records import add_origins
 from floodmark.host.ports import Host
 from floodmark.model.change import NamespaceBeat, narrow_heartbeat
 from floodmark.model.limits import KEY_BYTES_MAX

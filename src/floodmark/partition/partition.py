@@ -8,7 +8,6 @@ import pyarrow
 
 from floodmark.clock import HybridClock
 from floodmark.clock.hybrid import READ_SKEW_MS_MAX
-from floodmark.codec.copies import gather_copies
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
     encode_bytes,
@@ -16,6 +15,7 @@ from floodmark.codec.ordered import (
     encode_prefixes,
     encode_version,
 )
+from floodmark.codec.records import gather_copies
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
 from floodmark.codec.values import PLAIN, TOMBSTONE
 from floodmark.columns.column import Column

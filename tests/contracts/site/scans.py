@@ -10,9 +10,10 @@ import pytest
 from tests.contracts.site.base import HOUR_MS, SiteContractBase, age, check_rows, fill, oldest, refused
 from tests.waiting import wait_until
 
-from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS, split_values
+from floodmark.codec.columns import RECORDS, RECORDS_WITH_DIGESTS
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.records import split_values
 from floodmark.model.errors import PartitionNotFound, VersionCollected, VersionInFuture
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end

@@ -7,9 +7,9 @@ from operator import add
 from typing import Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
-from floodmark.codec.copies import Copies
 from floodmark.codec.digest import digest_changes, digest_qualified
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
+from floodmark.codec.records import Copies
 from floodmark.codec.stamps import digest_copies
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError

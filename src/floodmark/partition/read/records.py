@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy
 import pyarrow
 
-from floodmark.codec.columns import Places, StoredRows, records_schema
+from floodmark.codec.columns import StoredRows, records_schema
 from floodmark.codec.ordered import (
     GROUP,
     MARKED_GROUP,
@@ -22,6 +22,7 @@ from floodmark.codec.ordered import (
     encode_version,
     user_key_shape,
 )
+from floodmark.codec.records import Places
 from floodmark.codec.states import decode_state, render_value
 from floodmark.codec.values import PLAIN, TOMBSTONE, decode_value
 from floodmark.engine import Engine, Row
@@ -282,12 +283,7 @@ def scan_records_page(
         gone = columns.dead(chosen, physical_ms(at) if judged_ms is None else judged_ms)
         if not dead:
             chosen = chosen[~gone]
-        if content is Content.DIGESTS:
-            batch = columns.take_digests(chosen, partition, physical_ms(at))
-        elif content is Content.THIN:
-            batch = columns.take_thin(chosen, partition)
-        else:
-            batch = columns.take(chosen, partition)
+        batch = columns.take(chosen, partition, content, physical_ms(at))
     except Corruption:
         _require_sound(rows, chosen)
         raise

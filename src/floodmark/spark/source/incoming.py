@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from floodmark.codec.joining import join_values, qualify_keys
+from floodmark.codec.records import join_values, qualify_keys
 from floodmark.codec.values import encode_value
 from floodmark.host.catalog import NamespaceRow
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE

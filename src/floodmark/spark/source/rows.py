@@ -24,8 +24,8 @@ import pyarrow.compute as compute
 from pyspark.sql.types import StructType
 
 from floodmark.accounting.counting import Counted, RowCounting, digest_batch, slim_beat
-from floodmark.codec.columns import StoredColumns, has_expiring_fields, split_values
 from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.records import StoredColumns, has_expiring_fields, split_values
 from floodmark.codec.states import live_value
 from floodmark.codec.values import TOMBSTONE, decode_value
 from floodmark.feed.reading.columns import moment_before

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 import pyarrow
 
 from floodmark.codec.ordered import encode_namespace
-from floodmark.codec.origins import add_origins
+from floodmark.codec.records import add_origins
 from floodmark.host.ports import NamespaceUpdate
 from floodmark.links.returning import BackupFacts, Portion
 from floodmark.model.partition import ApplyStream, LoadStream
