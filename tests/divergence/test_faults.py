@@ -14,7 +14,7 @@ from floodmark.codec.values import decode_value, encode_value
 from floodmark.divergence.comparing import Lag
 from floodmark.divergence.repairing import RepairSummary
 from floodmark.model.change import Stamp
-from floodmark.replication.admission import Admission
+from floodmark.replication.links import Links
 from floodmark.testing.simulation.faults import plant
 
 
@@ -124,7 +124,7 @@ def resurrect(sites: Sites) -> Expected:
         sites["rome"].collect_garbage()
     with pytest.MonkeyPatch.context() as patch:
         # Nobody watches over what arrives either.
-        patch.setattr(Admission, "horizon", lambda *_: 0)
+        patch.setattr(Links, "horizon", lambda *_: 0)
         sites.link("bonn", "rome")
     return Expected("users", "missing_left", None)
 

@@ -22,8 +22,7 @@ from floodmark.merge.parts import prune_record
 from floodmark.merge.states import delete_record, merge_states, write_state
 from floodmark.model.change import Stamp
 from floodmark.model.version import Version, physical_ms
-from floodmark.replication.settled import settled_version
-from floodmark.replication.topology import MemberSite
+from floodmark.replication.topology import MemberSite, settled_version
 
 KEYS: Final = (b"last-0", b"last-1", b"fields-0", b"counter-0")
 FIELDS: Final = ("city", "name")

@@ -1,8 +1,7 @@
 """Up to where nothing can come any more: the lowest of everything that is known of everybody."""
 
 from floodmark.model.version import VERSION_MAX
-from floodmark.replication.settled import settled_version
-from floodmark.replication.topology import MemberSite, SiteState
+from floodmark.replication.topology import MemberSite, SiteState, settled_version
 
 THREE = {number: MemberSite(id=number) for number in (1, 2, 3)}
 KNOWN = {1: {2: 50, 3: 60}, 2: {1: 40, 2: 80, 3: 70}, 3: {1: 90, 2: 45, 3: 75}}

@@ -42,7 +42,7 @@ from floodmark.codec.values import (
     decode_value,
     encode_value,
 )
-from floodmark.columns.packed import Packed, borders_of, pack_array, window
+from floodmark.columns.packed import borders_of, pack_array, to_binary, window
 from floodmark.model.errors import Corruption
 from floodmark.model.partition import Content
 
@@ -234,7 +234,7 @@ def _cut_user_keys(data: Bytes, starts: Places, ends: Places) -> pyarrow.BinaryA
         if length:
             bare = marked[:, :, :GROUP].reshape(len(rows), groups * GROUP)[:, _SKIPPED : _SKIPPED + length]
             _window(keys, length)[places[rows]] = numpy.ascontiguousarray(bare).view(f"V{length}")[:, 0]
-    return Packed(keys.data, places).to_arrow()
+    return to_binary(keys, places)
 
 
 def _gather(data: Bytes, starts: Places, ends: Places) -> pyarrow.BinaryArray:
@@ -244,7 +244,7 @@ def _gather(data: Bytes, starts: Places, ends: Places) -> pyarrow.BinaryArray:
     gathered = numpy.empty(int(places[-1]), numpy.uint8)
     for length, rows in _by_length(lengths):
         _window(gathered, length)[places[rows]] = _window(data, length)[starts[rows]]
-    return Packed(gathered.data, places).to_arrow()
+    return to_binary(gathered, places)
 
 
 def _broken(data: Bytes, starts: Places, ends: Places, broken: Flags, what: str) -> Corruption:

@@ -42,7 +42,7 @@ from floodmark.codec.values import (
     STAMPS_LENGTH_BYTES,
     STATE_KINDS,
 )
-from floodmark.columns.packed import Packed, borders_of, pack, pack_array, window
+from floodmark.columns.packed import Packed, borders_of, pack, pack_array, to_binary, window
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
 from floodmark.model.version import Version
@@ -178,7 +178,7 @@ def split_values(stored: pyarrow.BinaryArray, physical_ms: int | None = None) ->
     halves = numpy.empty(2 * len(stored) + 1, numpy.int64)
     halves[:-1:2], halves[1::2], halves[-1] = records.starts, records.cuts, len(records.data)
     even = pyarrow.array(numpy.arange(0, 2 * len(stored), 2))
-    values = Packed(records.data.data, halves).to_arrow().take(even)
+    values = to_binary(records.data, halves).take(even)
     if physical_ms is not None and len(records.expiring):
         rendered = []
         for row in records.expiring.tolist():
@@ -256,7 +256,7 @@ def join_values(
         tails["flags"] |= HAS_ORIGIN
         kept[:, :STAMP_BYTES] = True
     data = tails.view(numpy.uint8).reshape(kept.shape)[kept]
-    return _join(values, Packed(data.data, borders_of(kept.sum(axis=1))).to_arrow())
+    return _join(values, to_binary(data, borders_of(kept.sum(axis=1))))
 
 
 def _join(left: Any, right: Any) -> pyarrow.BinaryArray:
@@ -286,7 +286,7 @@ def add_origins(stored: pyarrow.BinaryArray, versions: Versions, site: int) -> p
         pieces = [rows[:, :-FLAGS_BYTES], stamps.view(numpy.uint8).reshape(len(rows), -1), flags]
         added = numpy.concatenate(pieces, axis=1)
         borders = numpy.arange(len(rows) + 1) * added.shape[1]
-        return Packed(added.reshape(-1).data, borders).to_arrow()
+        return to_binary(added, borders)
     records = Records.of(stored)
     bare = ~records.has(HAS_ORIGIN)
     if not bare.all():
@@ -374,22 +374,22 @@ def _weave(columns: Sequence[Pieces], order: Sequence[int]) -> pyarrow.BinaryArr
     Pieces that the order does not name are left out.
     """
     count = len(columns[0][1][0])
-    borders: list[Places] = []
+    borders: list[NDArray[numpy.int32]] = []
     numbers: list[Places] = []
     size = first = 0
     for data, begins in columns:
-        mixed = numpy.empty(len(begins) * count, numpy.int64)
+        mixed = numpy.empty(len(begins) * count, numpy.int32)
         for index, places in enumerate(begins):
             mixed[index :: len(begins)] = places + size
             numbers.append(numpy.arange(first + index, first + len(mixed), len(begins)))
         borders.append(mixed)
         size, first = size + len(data), first + len(mixed)
-    borders.append(numpy.array([size]))
+    borders.append(numpy.array([size], numpy.int32))
     joined = numpy.concatenate([data for data, _ in columns])
-    pieces = Packed(joined.data, numpy.concatenate(borders)).to_arrow()
+    pieces = to_binary(joined, numpy.concatenate(borders))
     rows = numpy.stack([numbers[index] for index in order], axis=1).reshape(-1)
-    woven = pack_array(pieces.take(pyarrow.array(rows)))
-    return Packed(woven.data, woven.borders[:: len(order)]).to_arrow()
+    _, ends, woven = pieces.take(pyarrow.array(rows)).buffers()
+    return to_binary(woven, numpy.frombuffer(ends, numpy.int32, len(rows) + 1)[:: len(order)])
 
 
 def _fixed(values: NDArray[Any]) -> Pieces:

@@ -35,8 +35,13 @@ class Packed(NamedTuple):
 
     def to_arrow(self) -> pyarrow.BinaryArray:
         """The same over the same bytes."""
-        buffers = [None, pyarrow.py_buffer(self.borders.astype(numpy.int32)), pyarrow.py_buffer(self.data)]
-        return pyarrow.Array.from_buffers(pyarrow.binary(), len(self.borders) - 1, buffers)
+        return to_binary(self.data, self.borders)
+
+
+def to_binary(data: Any, borders: NDArray[Any]) -> pyarrow.BinaryArray:
+    """The rows of a buffer between borders, over the same bytes."""
+    buffers = [None, pyarrow.py_buffer(borders.astype(numpy.int32)), pyarrow.py_buffer(data)]
+    return pyarrow.Array.from_buffers(pyarrow.binary(), len(borders) - 1, buffers)
 
 
 def pack(rows: Sequence[bytes]) -> Packed:

@@ -13,9 +13,9 @@ from floodmark.model.limits import REPORTED_CHARACTERS_MAX
 from floodmark.model.version import Version, physical_ms
 from floodmark.replication.applied import Applied
 from floodmark.replication.cutting import LinkSource, cut_link
+from floodmark.replication.lag import RecentLink
 from floodmark.replication.links import LinkPosition, LinkRow
 from floodmark.replication.members import active_others
-from floodmark.replication.recent import RecentLink
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
 
 # A heartbeat is written each second, and travels for a second or two.

@@ -1,7 +1,7 @@
 """Puts the topology of the links in force at every site, and retries where a site is away.
 
 Sites that have a topology get it first, and new sites last.  Until the others know of a new site, they
-collect deletions without waiting for it, and would have to refuse its writes (`replication/admission.py`).
+collect deletions without waiting for it, and would have to refuse its writes (`Links.horizon`).
 """
 
 import logging

@@ -14,9 +14,8 @@ from floodmark.host.ports import Host
 from floodmark.links.applying import Applier
 from floodmark.links.reading import read_step
 from floodmark.model.errors import Fenced, InvalidArgument, NamespaceNotFound
-from floodmark.replication.admission import why_too_old
 from floodmark.replication.applied import Applied
-from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition, NamespaceStep
+from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition, NamespaceStep, why_too_old
 
 # The changes that are repeated after a failure; a step is never in memory as a whole.
 CHANGES_MAX: Final = 100_000

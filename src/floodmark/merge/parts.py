@@ -6,7 +6,7 @@ own: it says less than the whole, and nothing else.
 
 A state remembers deletes, because something older may still arrive from another site.  When every site has
 everything that was written before such a stamp, it hides nothing and can go (the rule is that of a tombstone,
-`replication/settled.py`).  The value stays the same, and merging it with a copy that
+`settled_version`).  The value stays the same, and merging it with a copy that
 still remembers gives that copy back.
 """
 

@@ -30,13 +30,11 @@ from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, Node
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.read.records import require_kept
-from floodmark.replication.admission import Admission
 from floodmark.replication.applied import Applied, NamespaceApplied
+from floodmark.replication.lag import RecentLink
 from floodmark.replication.members import Members
-from floodmark.replication.recent import RecentLink
-from floodmark.replication.settled import settled_version
-from floodmark.replication.step import LinkStep, NamespaceStep
-from floodmark.replication.topology import MemberSite
+from floodmark.replication.step import LinkStep, NamespaceStep, why_too_old
+from floodmark.replication.topology import MemberSite, settled_version
 
 FINDINGS_KEPT: Final = 16
 
@@ -101,7 +99,6 @@ class Links:
         self._storage = node.storage
         self._members = members
         self._name_of = name_of
-        self._admission = Admission(node, members, name_of)
         self._site_id = site_id
         # Replaced as a whole, in the turn, after the change on disk.
         self._rows: Mapping[LinkId, LinkRow] = {}
@@ -231,13 +228,30 @@ class Links:
             begin = max(position, guard.starts.get(namespace, 0))
             self._require_admitted(guard.source, namespace, begin)
 
-    def why_refused(self, source: int, namespace: int) -> str | None:
-        """Why the site refuses a namespace, named by its id, from a source; None if it does not."""
-        return self._admission.why_refused(source, namespace, VERSION_MAX)
+    def why_refused(self, source: int, namespace: int, begin: Version = VERSION_MAX) -> str | None:
+        """Why the site refuses a source's changes after a version, in a namespace of an id; or None.
+
+        A site without a topology applies all changes.
+        """
+        name = self._name_of(namespace)
+        if self._members.topology is None or name is None:
+            return None
+        if source not in self._members.sources(name):
+            return "the topology in force here does not let this namespace come from that site"
+        horizon = self.horizon(source, namespace)
+        return why_too_old(self._members.name_of(source), name, begin, horizon) if begin < horizon else None
 
     def horizon(self, source: int, namespace: int) -> Version:
-        """The version of a source after which its changes must begin."""
-        return self._admission.horizon(source, namespace)
+        """The version of a source after which its changes must begin: deletions before it are collected.
+
+        Garbage collection waits for members, so none of them is older.  But a site that took part before
+        this one knew of it was not waited for: its older writes would come back to life here only.
+        """
+        name, member = self._name_of(namespace), self._members.find(source)
+        # The members have agreed on the changes of a removed site.
+        if name is None or member is None or not member.is_active:
+            return 0
+        return self._node.retention.collected_horizon(namespace)
 
     def _require_returning(self, guard: LinkGuard) -> None:
         """Refuse this site's own writes, which come back only while it is being restored."""
@@ -248,7 +262,7 @@ class Links:
             )
 
     def _require_admitted(self, source: int, namespace: int, begin: Version) -> None:
-        problem = self._admission.why_refused(source, namespace, begin)
+        problem = self.why_refused(source, namespace, begin)
         if problem is not None:
             raise self._fence(source, namespace, problem)
 

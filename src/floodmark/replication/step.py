@@ -2,7 +2,7 @@
 
 import msgspec
 
-from floodmark.model.version import Version
+from floodmark.model.version import Version, moment_of
 
 
 class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +75,12 @@ class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
     def is_empty(self) -> bool:
         """Whether no namespace moves."""
         return all(namespace.until <= namespace.since for namespace in self.namespaces)
+
+
+def why_too_old(source: str, namespace: str, begin: Version, horizon: Version) -> str:
+    """The message for changes that begin before collected deletions."""
+    return (
+        f"they go back to {moment_of(begin).isoformat()}, and deletions up to "
+        f"{moment_of(horizon).isoformat()} are forgotten here, because it took part before this site knew; "
+        f"write them again at {source!r} with `floodmark namespace rewrite LOCATION {namespace}`"
+    )

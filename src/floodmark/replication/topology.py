@@ -30,7 +30,7 @@ backup gets a higher `incarnation`, which fences the links of its earlier life.
 Everything here is pure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -293,3 +293,47 @@ def _gone_before(old: Topology, new: Topology, namespace: str) -> str | None:
     """A member that was removed before it shared a namespace: collection would wait for it for ever."""
     late = [name for name in new.members(namespace) if name not in old.members(namespace)]
     return next((name for name in late if name in old.sites and not new.sites[name].is_active), None)
+
+
+def settled_version(
+    own: int,
+    members: Mapping[int, MemberSite],
+    watermarks: Mapping[int, Mapping[int, Version]],
+    sources: Collection[int] | None = None,
+) -> Version:
+    """The version up to which this site, `own`, and all sources have the changes of every source.
+
+    No older change can still arrive, so a tombstone at or below it hides nothing, and may be collected.
+    `watermarks` holds the known entries of each member's watermark, by site; a site's entry about itself is
+    the version that it announced, and an unknown entry is 0.  An old heartbeat only delays collection, for
+    watermarks grow.  All members are sources unless `sources` names some: no change comes from another site,
+    and the watermark of another site does not count, because its changes go nowhere.
+
+    >>> members = {1: MemberSite(id=1), 2: MemberSite(id=2)}
+    >>> settled_version(1, members, {1: {2: 40}, 2: {1: 30, 2: 50}})
+    30
+    >>> settled_version(1, members, {1: {2: 40}})
+    0
+    >>> settled_version(1, members, {1: {2: 40}, 2: {2: 50}}, sources={2})
+    40
+    """
+    told = members if sources is None else sources
+    active = [site for site, member in members.items() if member.is_active]
+    if own not in active:
+        return 0
+    return min(
+        _entry(site, members[site], own, watermarks.get(holder, {}), holder=holder)
+        for holder in active
+        if holder == own or holder in told
+        for site in told
+    )
+
+
+def _entry(
+    site: int, member: MemberSite, own: int, watermark: Mapping[int, Version], *, holder: int
+) -> Version:
+    if site == holder == own:
+        # This site's later writes are newer than anything that it collects now.
+        return VERSION_MAX
+    version = watermark.get(site, 0)
+    return VERSION_MAX if member.has_ended(version) else version
