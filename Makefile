@@ -20,7 +20,7 @@ demo: $(STAMP) ## Run the demo
 	@$(BIN)/floodmark demo
 
 test: $(STAMP) ## Run the tests: each promise and each command once, in minutes (ARGS="-k name" picks some)
-	@$(PYTEST) -n 4 $(ARGS)
+	@$(PYTEST) -n 3 $(ARGS)
 
 test-all: $(STAMP) ## Run all tests but the soaks: more ways, more examples
 	@$(PYTEST) -n 4 -m "not soak" --hypothesis-profile test-all $(ARGS)

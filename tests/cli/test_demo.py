@@ -16,7 +16,6 @@ import psutil
 import pytest
 from rich.console import Console
 from tests.cli.support import FLOODMARK, Outcome, run
-from tests.sizes import only
 from tests.test_readme import shown_on_the_picture
 from tests.waiting import HANG_SECONDS
 
@@ -125,6 +124,7 @@ def test_demo_tells_its_steps_a_summary_and_what_to_try_next(monkeypatch: pytest
         assert run(*command[1:]).code == 0, line
 
 
+@pytest.mark.slow
 def test_demo_whose_sites_are_kept_tells_how_to_serve_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -179,6 +179,7 @@ def test_demo_without_spark_says_how_to_get_it() -> None:
 # The servers
 
 
+@pytest.mark.slow
 def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_truth(pair: DemoPair) -> None:
     stage, shown = on_stage()
     serve_two_sites(stage, pair)
@@ -206,7 +207,8 @@ def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("number", only([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_servers_too(tmp_path: Path, number: signal.Signals) -> None:
     script = f"""
 import sys

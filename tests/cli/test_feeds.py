@@ -209,6 +209,7 @@ def test_the_sink_stdout_has_stdout_for_itself(directory: Path) -> None:
     assert json.loads(outcome.errors.splitlines()[-1])["ended"] is True
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_sink_stdout_that_leaves_ends_the_run_quietly(directory: Path) -> None:
     with floodmark.open(directory, background=False) as site:
         # Several batches, each larger than what a pipe holds.
@@ -224,6 +225,7 @@ def test_a_reader_of_the_sink_stdout_that_leaves_ends_the_run_quietly(directory:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_progress_that_leaves_ends_the_run_quietly(lake: Path) -> None:
     with running("feed", "run", lake, "lake", "--json") as process:
         assert process.stdout is not None
@@ -251,6 +253,7 @@ def test_a_signal_ends_a_run_cleanly_with_its_checkpoint_stored(lake: Path, numb
     assert (shown["checkpoint"], shown["holder"]) == (last["checkpoint"], None)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_terminal_has_a_live_line(lake: Path) -> None:
     shown = on_terminal("feed", "run", lake, "lake", until=lambda text: "checkpoint lag" in text)
     assert "changes/s" in shown
@@ -258,6 +261,7 @@ def test_a_run_on_a_terminal_has_a_live_line(lake: Path) -> None:
     assert "lake is normal: 3 changes delivered" in shown
 
 
+@pytest.mark.slow
 def test_a_feed_of_a_server_is_run_from_elsewhere_by_one_process_at_a_time(server: Server) -> None:
     run("feed", "create", server.url, "lake", "users", "--sink", "blackhole:")
     with running("feed", "run", server.url, "lake", "--json") as process:
@@ -278,6 +282,7 @@ def test_a_feed_of_a_server_is_run_from_elsewhere_by_one_process_at_a_time(serve
     run("feed", "remove", server.url, "lake")
 
 
+@pytest.mark.slow
 def test_a_runner_whose_feed_is_removed_says_so(server: Server) -> None:
     run("feed", "create", server.url, "gone", "users", "--sink", "blackhole:")
     with running("feed", "run", server.url, "gone", "--json") as process:

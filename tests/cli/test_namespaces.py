@@ -5,6 +5,7 @@ import pty
 import subprocess
 from pathlib import Path
 
+import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, run
 
 DAY = 86_400.0
@@ -106,6 +107,7 @@ def answer(directory: Path, typed: bytes) -> int:
     return finished.returncode
 
 
+@pytest.mark.slow
 def test_drop_asks_on_a_terminal(directory: Path) -> None:
     assert answer(directory, b"n\n") == 1
     assert run("namespace", "list", directory, "--json").json["name"] == "users"

@@ -177,6 +177,7 @@ def test_no_token_and_a_wrong_token_are_not_allowed(guarded: Guarded) -> None:
     assert guarded.run("stranger", "get", guarded.server.url, "users", "ada")[0] == 77
 
 
+@pytest.mark.slow
 def test_the_environment_names_the_file_too(guarded: Guarded) -> None:
     command = ["get", guarded.server.url, "users", "ada"]
     allowed = run_process(*command, FLOODMARK_TOKEN_FILE=str(guarded.tokens / "reader"))
@@ -203,6 +204,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
+@pytest.mark.slow
 def test_tls_needs_the_root_that_vouches_for_the_server(directory: Path, certificates: Certificates) -> None:
     own = certificates.server
     options = ["--tls-certificate", str(own.certificate_path), "--tls-key", str(own.key_path)]
@@ -217,6 +219,7 @@ def test_tls_needs_the_root_that_vouches_for_the_server(directory: Path, certifi
         assert plain.code == 69
 
 
+@pytest.mark.slow
 def test_a_client_certificate_is_a_credential(
     directory: Path, certificates: Certificates, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_after_kill_9_every_acknowledged_write_is_there(directory: Path) -> None
     assert run("doctor", directory).code == 0
 
 
+@pytest.mark.slow
 def test_a_site_is_made_only_if_it_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "data" / "bergen"
     refused = run_process("serve", missing)

@@ -5,6 +5,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, running
 
 import floodmark
@@ -48,6 +49,7 @@ def test_what_holds_the_resolved_version_back_is_an_alarm(directory: Path) -> No
     assert run("status", directory, "--json").json["held_back_by"] == []
 
 
+@pytest.mark.slow
 def test_open_readers_of_a_server_are_shown_by_their_way(server: Server) -> None:
     with running("changes", server.url, "--namespace", "users", "--follow") as process:
         try:

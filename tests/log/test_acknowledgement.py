@@ -193,6 +193,7 @@ def test_acknowledging_costs_no_sync_and_one_row_an_entry() -> None:
     writer.close()
 
 
+@pytest.mark.slow
 def test_recovery_takes_as_long_as_what_is_open_not_as_what_was(tmp_path: Path) -> None:
     """100,000 transactions of four records have ended, and 1,000 spread among them are open.
 

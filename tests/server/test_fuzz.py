@@ -96,6 +96,7 @@ def test_every_action_survives_every_body(server: Server) -> None:
             act(client, name, body)
 
 
+@pytest.mark.slow
 def test_every_action_survives_every_body_on_a_channel(server: Server) -> None:
     chance = Random(2)
     descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)

@@ -31,7 +31,9 @@ TEST_CONF = {
     "spark.sql.shuffle.partitions": "2",
     # Python workers stay for the next test.
     "spark.python.worker.reuse": "true",
-    "spark.sql.streaming.stopTimeout": "60s",
+    "spark.sql.streaming.stopTimeout": "240s",
+    # A worker may start slowly on a machine under load.
+    "spark.python.authenticate.socketTimeout": "240s",
 }
 
 

@@ -262,6 +262,7 @@ def test_a_site_that_leaves_before_the_tasks_begin_is_in_doubt_and_the_others_ar
     assert any("'users' of bonn cannot be compared" in doubt for doubt in summary.doubts)
 
 
+@pytest.mark.slow
 def test_watch_goes_on_when_a_record_is_damaged_and_does_not_vouch_for_a_site_that_is_gone(
     world: World, spark: SparkSession
 ) -> None:

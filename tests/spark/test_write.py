@@ -177,6 +177,7 @@ def encode_one_by_one(namespace: Namespace, rows: Pairs) -> Iterator[pyarrow.Rec
         yield pyarrow.RecordBatch.from_arrays([key_column, value_column], schema=columns.PAIRS)
 
 
+@pytest.mark.slow
 def test_a_task_that_is_killed_with_9_while_it_writes_and_run_again_leaves_the_last_rows(
     users: Namespace, url: str
 ) -> None:
@@ -328,6 +329,7 @@ def test_a_frame_becomes_json_values(users: Namespace, spark: SparkSession, url:
     assert contents(users) == {b"ada": b'{"name":"Ada","life":{"born":1815}}'}
 
 
+@pytest.mark.slow
 def test_a_frame_and_a_stream_are_written_from_a_thread_that_has_not_made_the_session(
     users: Namespace, spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
