@@ -9,9 +9,6 @@ from floodmark.model.errors import InvalidOption
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import compose, physical_ms
 from floodmark.spark.source.options import CHANGES, SNAPSHOT, Options, read_options, reads_changes
-from floodmark.spark.source.reading import changes_schema, open_changes_reader
-from floodmark.spark.source.schemas import COUNTED, RECORDS
-from floodmark.spark.source.stream import open_stream_reader
 
 URL = "grpc://127.0.0.1:1"
 BASE = {"path": URL, "namespace": "users"}
@@ -31,17 +28,6 @@ def test_unknown_option_is_refused_with_the_nearest_one() -> None:
 def test_unknown_option_like_no_other_is_refused_with_all_of_them() -> None:
     with pytest.raises(InvalidOption, match="there are: endKey, metadata"):
         read_options(BASE | {"q": "1"}, SNAPSHOT)
-
-
-def test_the_option_of_jobs_that_count_is_known_only_with_their_columns() -> None:
-    changes = BASE | {"readChangeFeed": "true", "heartbeats": "true"}
-    for refused in (lambda: changes_schema(changes), lambda: open_changes_reader(changes, RECORDS)):
-        with pytest.raises(InvalidOption, match="no option 'heartbeats'"):
-            refused()
-    with pytest.raises(InvalidOption, match="no option 'heartbeats'"):
-        open_stream_reader(changes, RECORDS)
-    assert open_changes_reader(changes, COUNTED)
-    assert open_stream_reader(changes, COUNTED)
 
 
 @pytest.mark.parametrize("option", ["startingVersion", "endingTimestamp", "maxChangesPerTrigger"])

@@ -185,35 +185,6 @@ class Counting:
             self._reported = self._reported.behind(checkpoint)
 
 
-class RowCounting:
-    """Counts the rows that pass through one task, in the order of their versions."""
-
-    def __init__(self) -> None:
-        self._rows = Digests()
-        self._counted = Counted()
-
-    def add(self, versions: Versions, digests: Versions | None) -> None:
-        """Count rows; `digests` is None where they are not known."""
-        self._rows.add(versions, digests)
-
-    def add_beats(self, beats: Sequence[NamespaceBeat]) -> None:
-        """Take heartbeats that came behind the rows so far."""
-        for beat in beats:
-            entries = self._cut(beat.through) if beat.log is None else []
-            self._counted = self._counted.then(Counted(entries=entries, beats=[beat]))
-
-    def add_scanned(self, through: Version) -> None:
-        """Mark all rows up to a version as found by a scan."""
-        self._counted = self._counted.then(Counted(scanned=through))
-
-    def finish(self) -> Counted:
-        return self._counted.then(Counted(entries=self._cut(None))).thinned()
-
-    def _cut(self, through: Version | None) -> list[CountedRun]:
-        versions, digests = self._rows.take(through)
-        return list(_entry(versions, versions, digests))
-
-
 def count_idle(
     batches: Iterable[ChangeBatch], since: Version, through: Version, *, site_id: int, namespace: int
 ) -> Counted:

@@ -56,9 +56,7 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
     "_stamps": (BinaryType(),),
 }
 # Columns of a feed that a record does not hold: where and when the change was committed there.
-_IGNORED: Final = frozenset(
-    {"_commit_version", "_commit_timestamp", "_site_partition", "_digest", "_snapshot"}
-)
+_IGNORED: Final = frozenset({"_commit_version", "_commit_timestamp", "_site_partition", "_snapshot"})
 
 # Not an Arrow array: making one imports pandas, which the driver does not need.
 _KINDS: Final = [kind.value for kind in ChangeType]

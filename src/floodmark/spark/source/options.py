@@ -34,9 +34,6 @@ CHANGES: Final = READING | {
 }
 STREAM: Final = frozenset({"maxChangesPerTrigger", "safePointLifetime"})
 
-# For jobs that count changes: heartbeats among the changes.  Allowed only with the columns of these jobs.
-HEARTBEATS: Final = "heartbeats"
-
 VALUE_FORMATS: Final = ("binary", STRING, JSON)
 
 EARLIEST: Final = "earliest"
@@ -67,7 +64,6 @@ class ReadOptions:
     start: Version | str
     end: Version | None
     before_images: bool
-    heartbeats: bool
     # Of a stream.
     changes_max: int | None
     lifetime: timedelta
@@ -89,7 +85,6 @@ def read_options(given: Mapping[str, str], allowed: Iterable[str]) -> ReadOption
         start=options.start(),
         end=options.end(),
         before_images=options.flag("beforeImages"),
-        heartbeats=options.flag(HEARTBEATS),
         changes_max=options.number("maxChangesPerTrigger"),
         lifetime=options.read("safePointLifetime", read_duration) or LIFETIME,
     )

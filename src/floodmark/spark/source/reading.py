@@ -45,7 +45,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangesRequest, Way
+from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.site.address import SiteAddress
 from floodmark.site.arguments import qualify_range
@@ -53,7 +53,6 @@ from floodmark.site.site import Site
 from floodmark.spark.runtime.patience import ask_patiently
 from floodmark.spark.source.options import (
     CHANGES,
-    HEARTBEATS,
     SNAPSHOT,
     SNAPSHOT_FIRST,
     STREAM,
@@ -63,9 +62,7 @@ from floodmark.spark.source.options import (
 from floodmark.spark.source.planning import plan_ranges, plan_versions
 from floodmark.spark.source.rows import (
     RowFormat,
-    beat_rows,
     change_rows,
-    scanned_row,
     snapshot_change_rows,
     snapshot_rows,
 )
@@ -76,7 +73,6 @@ from floodmark.spark.source.schemas import (
     LIVE,
     check_schema,
     default_schema,
-    is_counted,
 )
 from floodmark.spark.source.schemas import CHANGES as CHANGES_COLUMNS
 
@@ -354,33 +350,35 @@ class ChangesReader(DataSourceReader):
 def read_interval(
     options: ReadOptions, schema: StructType, interval: InputPartition
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of a `ChangeInterval`, in a task; heartbeats follow the changes that they sum up."""
+    """The rows of a `ChangeInterval`, in a task."""
     assert isinstance(interval, ChangeInterval)
     rows = RowFormat(schema, options.value_format, interval.site_id)
     images, at, now_ms = options.before_images, interval.until, interval.now_ms
+    if not interval.snapshot:
+        for batch in read_batches(options.address, interval, before_images=images):
+            if batch.keys:
+                yield change_rows(batch, rows, now_ms)
+        return
+    with closing(ask_patiently(partial(open_reader, options.address))) as reader:
+        for page in ask_patiently(lambda: reader.scan_records(interval.keys, at)):
+            if page.num_rows:
+                yield snapshot_change_rows(page, rows, at, now_ms, before_images=images)
+
+
+def read_batches(
+    address: SiteAddress, interval: ChangeInterval, *, before_images: bool = False, heartbeats: bool = False
+) -> Iterator[ChangeBatch]:
+    """The changes of an interval, in a task."""
     request = ChangesRequest(
         keys=interval.keys,
         namespace=interval.namespace,
         since=interval.since,
-        until=at,
-        before_images=images,
-        heartbeats=options.heartbeats,
+        until=interval.until,
+        before_images=before_images,
+        heartbeats=heartbeats,
     )
-    scanned = False
-    with closing(ask_patiently(partial(open_reader, options.address))) as reader:
-        if interval.snapshot:
-            for page in ask_patiently(lambda: reader.scan_records(interval.keys, at)):
-                if page.num_rows:
-                    yield snapshot_change_rows(page, rows, at, now_ms, before_images=images)
-            return
-        for batch in ask_patiently(lambda: reader.changes(request)):
-            scanned = scanned or batch.way is Way.SCAN
-            if batch.keys:
-                yield change_rows(batch, rows, now_ms)
-            if batch.heartbeats:
-                yield beat_rows(batch.heartbeats, rows, interval.namespace)
-    if options.heartbeats and scanned:
-        yield scanned_row(at, rows)
+    with closing(ask_patiently(partial(open_reader, address))) as reader:
+        yield from ask_patiently(lambda: reader.changes(request))
 
 
 def changes_schema(given: Mapping[str, str]) -> StructType:
@@ -391,7 +389,7 @@ def changes_schema(given: Mapping[str, str]) -> StructType:
 
 def open_changes_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """A reader of changes.  Raises InvalidOption or SchemaMismatch."""
-    options = read_options(given, CHANGES | {HEARTBEATS} if is_counted(schema) else CHANGES)
+    options = read_options(given, CHANGES)
     check_schema(schema, CHANGES_COLUMNS, options.value_format)
     return ChangesReader(options, schema)
 

@@ -1,43 +1,32 @@
 """Makes Spark's rows of what a site sends, whole columns at a time.
 
 Rows are looked at one by one only to name the row in an error.
-
-Rows that are not changes pass through the same tasks as the changes, so that the task that writes the changes
-can count them and compare the count with the heartbeats:
-
-    _change_type   key     value                     _commit_version
-    heartbeat      empty   a `NamespaceBeat`         its own
-    scanned        empty   empty                     changes up to this one were found by a scan
-    counted        empty   the count of a task       0
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
 
-import msgspec
 import numpy
 import pyarrow
 import pyarrow.compute
 import pyarrow.compute as compute
 from pyspark.sql.types import StructType
 
-from floodmark.accounting.counting import Counted, RowCounting, digest_batch, slim_beat
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.records import StoredColumns, has_expiring_fields, split_values
 from floodmark.codec.states import live_value
 from floodmark.codec.values import TOMBSTONE, decode_value
 from floodmark.feed.reading.columns import moment_before
 from floodmark.feed.reading.items import judged_ms
-from floodmark.model.change import ChangeType, Heartbeat, NamespaceBeat
+from floodmark.model.change import ChangeType
 from floodmark.model.errors import SchemaMismatch
 from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.stream import ChangeBatch
 from floodmark.model.version import COUNTER_BITS, MOMENT_SECONDS_MAX, Version
 from floodmark.spark.source.fields import find_first, read_fields
 from floodmark.spark.source.schemas import (
-    CHANGE_DIGEST,
     JSON,
     SNAPSHOT,
     STAMPS,
@@ -45,7 +34,6 @@ from floodmark.spark.source.schemas import (
     VALUE,
     arrow_schema,
 )
-from floodmark.spark.source.schemas import COUNTED as COUNTED_COLUMNS
 
 _BINARY: Final = pyarrow.binary()
 _LONG: Final = pyarrow.int64()
@@ -54,17 +42,7 @@ _MOMENT: Final = pyarrow.timestamp("us", "UTC")
 # Arrow miscounts where no end is named.
 _QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
 
-# The kinds of rows that are not changes (`_change_type`).
-HEARTBEAT: Final = "heartbeat"
-SCANNED: Final = "scanned"
-COUNTED: Final = "counted"
-SPECIAL: Final = (HEARTBEAT, SCANNED, COUNTED)
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode_beat: Final = msgspec.msgpack.Decoder(NamespaceBeat).decode
-_decode_counted: Final = msgspec.msgpack.Decoder(Counted).decode
-
-_OWN: Final = frozenset({*STATES.names, "digest", CHANGE_DIGEST.name, SNAPSHOT.name})
+_OWN: Final = frozenset({*STATES.names, "digest", SNAPSHOT.name})
 
 
 @dataclass(frozen=True)
@@ -109,8 +87,6 @@ class _Columns:
     origin_versions: pyarrow.UInt64Array
     expiries: pyarrow.Int64Array
     digests: pyarrow.Int64Array | None = None
-    # The digests that heartbeats sum up, if the schema has them.
-    change_digests: pyarrow.Int64Array | None = None
     # The stored values.
     records: pyarrow.BinaryArray | None = None
     # Whether they belong to the snapshot that a change feed begins with.
@@ -171,11 +147,6 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
         stored,
         dead,
     )
-    if CHANGE_DIGEST.name in rows.arrow.names:
-        digests = digest_batch(batch, rows.site_id)
-        unknown = pyarrow.nulls(len(batch.keys), _LONG)
-        signed = unknown if digests is None else pyarrow.array(digests.view("int64"))
-        columns = replace(columns, change_digests=signed)
     if batch.befores is not None:
         columns = _with_before_images(columns, dead, _split_befores(batch))
     return _finish(columns, rows)
@@ -196,7 +167,6 @@ def snapshot_change_rows(
         types=lambda: compute.if_else(dead, ChangeType.DELETE.value, live.value),
         versions=pyarrow.array(numpy.full(len(keys), at, numpy.uint64)),
         origin_versions=compute.coalesce(stored.origin_version, versions),
-        change_digests=pyarrow.nulls(len(keys), _LONG),
         snapshot=True,
     )
     return _finish(columns, rows)
@@ -253,25 +223,6 @@ def _with_before_images(columns: _Columns, dead: pyarrow.BooleanArray, befores: 
     )
 
 
-def special_rows(
-    kind: str, versions: Sequence[Version], values: Sequence[bytes], rows: RowFormat
-) -> pyarrow.RecordBatch:
-    """Rows that are not changes: their kind says how to read the value.  They have no key."""
-    nothing = pyarrow.nulls(len(values), _LONG)
-    columns = _Columns(
-        keys=pyarrow.array([b""] * len(values), _BINARY),
-        values=pyarrow.array(values, _BINARY),
-        types=lambda: pyarrow.array([kind] * len(values), pyarrow.string()),
-        versions=pyarrow.array(versions, pyarrow.uint64()),
-        partitions=pyarrow.array([0] * len(values), pyarrow.uint32()),
-        origin_sites=nothing.cast(pyarrow.int32()),
-        origin_versions=nothing.cast(pyarrow.uint64()),
-        expiries=nothing,
-        change_digests=nothing,
-    )
-    return _finish(columns, rows)
-
-
 def _finish(columns: _Columns, rows: RowFormat) -> pyarrow.RecordBatch:
     """The columns of the schema."""
     read = read_fields(columns.keys, columns.values, rows.fields) if rows.fields else {}
@@ -293,8 +244,6 @@ def _own_column(columns: _Columns, field: pyarrow.Field, rows: RowFormat) -> pya
             return _as_text(columns.keys, columns.values, field)
         case "digest":
             return columns.digests
-        case "_digest":
-            return columns.change_digests
         case "_change_type":
             return columns.types()
         case "_commit_version":
@@ -362,79 +311,3 @@ def _null(keys: pyarrow.BinaryArray, field: pyarrow.Field, array: pyarrow.Array)
         column=field.name,
         key=key,
     )
-
-
-# Rows that are not changes
-
-
-def beat_rows(heartbeats: Sequence[Heartbeat], rows: RowFormat, namespace: int) -> pyarrow.RecordBatch:
-    """Heartbeats as rows."""
-    beats = [slim_beat(heartbeat, rows.site_id, namespace) for heartbeat in heartbeats]
-    return special_rows(HEARTBEAT, [beat.version for beat in beats], [_encode(beat) for beat in beats], rows)
-
-
-def scanned_row(through: Version, rows: RowFormat) -> pyarrow.RecordBatch:
-    """A row that marks the changes before it as found by a scan."""
-    return special_rows(SCANNED, [through], [b""], rows)
-
-
-class CountedRows:
-    """The changes among rows, counted while they are iterated."""
-
-    def __init__(self, batches: Iterable[pyarrow.RecordBatch]) -> None:
-        self._batches = batches
-        self._counting = RowCounting()
-
-    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
-        for batch in self._batches:
-            kinds = batch.column("_change_type").cast(pyarrow.string())
-            special = pyarrow.compute.is_in(kinds, value_set=pyarrow.array(SPECIAL, pyarrow.string()))
-            if special.true_count == 0:
-                self._count(batch, kinds)
-                yield batch
-                continue
-            changes = pyarrow.compute.invert(special)
-            if changes.true_count:
-                self._count(batch.filter(changes), kinds.filter(changes))
-                yield batch.filter(changes)
-            self._take(batch.filter(special), kinds.filter(special))
-
-    def finish(self) -> bytes:
-        """The count, for `add_counted`."""
-        return _encode(self._counting.finish())
-
-    def _count(self, changes: pyarrow.RecordBatch, kinds: pyarrow.StringArray) -> None:
-        # Of an update the image after it counts.
-        after = pyarrow.compute.not_equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
-        # Heartbeats sum up commits, not the rows of a snapshot.
-        after = pyarrow.compute.and_not(after, changes.column(SNAPSHOT.name))
-        versions = changes.column("_commit_version").filter(after)
-        digests = changes.column(CHANGE_DIGEST.name).filter(after)
-        self._counting.add(
-            versions.to_numpy().astype(numpy.uint64),
-            None if digests.null_count else digests.to_numpy().view(numpy.uint64),
-        )
-
-    def _take(self, rows: pyarrow.RecordBatch, kinds: pyarrow.StringArray) -> None:
-        values, versions = rows.column("value").to_pylist(), rows.column("_commit_version").to_pylist()
-        for kind, value, version in zip(kinds.to_pylist(), values, versions, strict=True):
-            if kind == HEARTBEAT:
-                self._counting.add_beats([_decode_beat(value)])
-            else:
-                self._counting.add_scanned(version)
-
-
-def pass_counted(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Pass changes on, followed by a row with their count."""
-    counted = CountedRows(batches)
-    yield from counted
-    rows = RowFormat(COUNTED_COLUMNS, None, 0)
-    yield special_rows(COUNTED, [0], [counted.finish()], rows)
-
-
-def add_counted(parts: Iterable[bytes]) -> Counted:
-    """The sum of the counts of tasks."""
-    counted = Counted()
-    for part in parts:
-        counted = counted.plus(_decode_counted(part))
-    return counted

@@ -55,9 +55,6 @@ STATES: Final = StructType([*RECORDS, STAMPS])
 # Whether a row belongs to the snapshot that a change feed begins with.
 SNAPSHOT: Final = StructField("_snapshot", BooleanType(), nullable=False)
 CHANGES: Final = StructType([*RECORDS, SNAPSHOT])
-# The digest that heartbeats sum up, for jobs that check that no change is missing.
-CHANGE_DIGEST: Final = StructField("_digest", LongType())
-COUNTED: Final = StructType([*CHANGES, CHANGE_DIGEST])
 DIGESTS: Final = StructType([KEY, DIGEST, CHANGE_TYPE, *METADATA])
 
 # The columns by the option `rows`.
@@ -95,11 +92,6 @@ def arrow_schema(schema: StructType) -> Any:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def is_counted(schema: StructType) -> bool:
-    """Whether a job counts the changes: only then do the rows hold heartbeats."""
-    return CHANGE_DIGEST.name in schema.names
-
-
 def record_columns(merge: str) -> StructType:
     """The columns that hold everything of a record with this merge policy."""
     return RECORDS if merge == LAST_WRITE else STATES
@@ -133,7 +125,7 @@ def check_schema(schema: StructType, available: StructType, value_format: str | 
     """
     known = {field.name: field for field in available}
     if available in (RECORDS, CHANGES):
-        known |= {STAMPS.name: STAMPS, CHANGE_DIGEST.name: CHANGE_DIGEST}
+        known |= {STAMPS.name: STAMPS}
     for field in schema:
         if field.name == KEY.name:
             require_column(field, BYTES)

@@ -51,7 +51,6 @@ from floodmark.site.arguments import qualify_range
 from floodmark.spark.runtime.patience import Wait, ask_patiently
 from floodmark.spark.source.options import (
     COMMON,
-    HEARTBEATS,
     KEYS,
     SNAPSHOT_FIRST,
     STREAM,
@@ -61,7 +60,7 @@ from floodmark.spark.source.options import (
 )
 from floodmark.spark.source.planning import plan_ranges
 from floodmark.spark.source.reading import READERS, ChangeInterval, read_interval
-from floodmark.spark.source.schemas import CHANGES, check_schema, is_counted
+from floodmark.spark.source.schemas import CHANGES, check_schema
 
 OPTIONS: Final = (
     COMMON
@@ -75,8 +74,6 @@ HOLD_MS: Final = 10_000
 RENEWALS_PER_LIFETIME: Final = 4
 # After so long without a change an offset moves, so that the safe point can follow.
 IDLE_MS: Final = 60_000
-# A query that counts moves on soon after changes, past the heartbeats that sum them up.
-SETTLE_MS: Final = 2_500
 # Spark asks again at once when there was nothing; the site is asked less often.
 PAUSE_SECONDS: Final = 0.1
 # After so many pauses without a change each is this many times longer.
@@ -250,8 +247,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cut: ChangesCut | None = None
         # Pauses since the last change.
         self._pauses = 0
-        # Whether there may be counted changes that no heartbeat has checked.
-        self._is_counting = options.heartbeats
 
     # On the driver
 
@@ -282,7 +277,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return place | self._next_of_snapshot(since, start["snapshot"], changes_max)
         cut = self._cut = self._driver.cut(since, changes_max, self._until)
         if cut.changes != 0 or self._is_idle_for_long(since, cut.version):
-            self._is_counting = self._options.heartbeats and cut.changes != 0
             self._pauses = 0 if cut.changes != 0 else self._pauses
             return place | {"version": cut.version, "since": since}
         if self._until is None:
@@ -310,10 +304,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._driver.qualify(self._options.keys).intersect(within)
 
     def _is_idle_for_long(self, since: Version, version: Version) -> bool:
-        idle_ms = self.idle_ms
-        if self._is_counting:
-            idle_ms = SETTLE_MS if self._until is None else 0
-        return version > since and physical_ms(version) - physical_ms(since) >= idle_ms
+        return version > since and physical_ms(version) - physical_ms(since) >= self.idle_ms
 
     def reportLatestOffset(self) -> Offset | None:
         cut = self._cut
@@ -371,7 +362,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def open_stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
     """A reader of a namespace's changes.  Raises InvalidOption or SchemaMismatch."""
-    options = read_options(given, OPTIONS | {HEARTBEATS} if is_counted(schema) else OPTIONS)
+    options = read_options(given, OPTIONS)
     if not reads_changes(given):
         raise InvalidOption(
             'a stream is made of changes: add .option("readChangeFeed", "true"), which gives their columns',

@@ -18,7 +18,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow.dataset
 from msgspec.structs import replace
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from floodmark.accounting.checks import Checks, CheckStatistics, check_step, report_findings
 from floodmark.accounting.counting import Counted
@@ -33,6 +33,7 @@ from floodmark.spark.jobs.common import LIFETIME, pass_heartbeats
 from floodmark.spark.jobs.exports import delta, parquet
 from floodmark.spark.jobs.exports.frames import (
     VIEW_FILE_BYTES,
+    ChangesTask,
     ExportFile,
     merge_rows,
     newest_changes,
@@ -41,6 +42,7 @@ from floodmark.spark.jobs.exports.frames import (
     read_view,
     take_counted,
     touched_names,
+    write_changes,
     write_files,
 )
 from floodmark.spark.jobs.exports.state import (
@@ -237,13 +239,13 @@ class _Export:
     def _step(self, since: Version, cut: ChangesCut) -> Version:
         """Write and commit the changes up to a cut."""
         target, view = self._target, self._target.identity.view
-        changes = read_changes(self._spark, self._source, self._namespace, since, cut.version, cut.changes)
+        changes = read_changes(self._source, self._namespace, since, cut.version, cut.changes)
         place = target.prepare()
         with watch_tasks(self._spark, self._progress, f"changes up to {moment_of(cut.version).isoformat()}"):
             if view is ExportView.CURRENT:
                 added, removed, counted = self._merge(changes, place, since, cut.version)
             else:
-                added, counted = write_files(changes, place, view.schema, step_prefix(since), counts=True)
+                added, counted = write_changes(self._spark, changes, place, view.schema, step_prefix(since))
                 removed = []
         target.commit(since, cut.version, added, removed, self._check(counted, cut.version))
         self.written += added
@@ -265,7 +267,7 @@ class _Export:
         place = target.prepare()
         with watch_tasks(self._spark, self._progress, f"snapshot of {moment_of(at).isoformat()}"):
             rows = read_snapshot(self._spark, self._source, self._namespace, at, history=is_history)
-            added, _ = write_files(rows, place, target.identity.view.schema, step_prefix(0))
+            added = write_files(rows, place, target.identity.view.schema, step_prefix(0))
         target.commit(0, at, added, [], Checks())
         self.written += added
         return self._moved(at)
@@ -273,11 +275,11 @@ class _Export:
     # The current view
 
     def _merge(
-        self, changes: DataFrame, place: Directory, since: Version, through: Version
+        self, changes: ChangesTask, place: Directory, since: Version, through: Version
     ) -> tuple[list[ExportFile], list[Path], Counted]:
         """Rewrite the files that changes touch.  Returns the new files, the old ones, and the count."""
         files = self._target.files()
-        gathered = newest_changes(changes).persist()
+        gathered = newest_changes(self._spark, changes).persist()
         try:
             newest, counted = take_counted(gathered)
             removed = files
@@ -287,7 +289,7 @@ class _Export:
             view = read_view(self._spark, removed) if removed else None
             size = sum(file.stat().st_size for file in removed)
             rows = merge_rows(view, newest, through, 1 + size // VIEW_FILE_BYTES)
-            added, _ = write_files(rows, place, self._target.identity.view.schema, step_prefix(since))
+            added = write_files(rows, place, self._target.identity.view.schema, step_prefix(since))
             return added, removed, counted
         finally:
             gathered.unpersist()

@@ -6,7 +6,8 @@ and the next step removes it.  The rows stream: a task holds one row group, howe
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -20,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from floodmark.accounting.counting import Counted
+from floodmark.accounting.counting import Counted, Counting
 from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import ChangeType
@@ -28,10 +29,9 @@ from floodmark.model.limits import MIB
 from floodmark.model.version import Version, moment_of
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.common import changes_between, read_site
-from floodmark.spark.source.options import HEARTBEATS
-from floodmark.spark.source.rows import COUNTED as COUNTED_KIND
-from floodmark.spark.source.rows import CountedRows, add_counted, pass_counted
-from floodmark.spark.source.schemas import COUNTED
+from floodmark.spark.source.reading import ChangeInterval, open_changes_reader, read_batches
+from floodmark.spark.source.rows import RowFormat, change_rows
+from floodmark.spark.source.schemas import CHANGES, arrow_schema
 
 # The changes of one task, and the most tasks that read a site at once.
 TASK_CHANGES: Final = 50_000
@@ -64,20 +64,86 @@ _REPORT: Final = pyarrow.schema(
         ("counted", pyarrow.binary()),
     ]
 )
+# Changes, and the count of a task under the empty key.
+_COUNTED: Final = pyarrow.schema(
+    [
+        *(field.with_nullable(True) for field in arrow_schema(CHANGES)),
+        pyarrow.field("counted", pyarrow.binary()),
+    ]
+)
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_counted: Final = msgspec.msgpack.Decoder(Counted).decode
+
+
+class CountedChanges:
+    """The changes of an interval as rows, counted as they are taken, for the check against heartbeats."""
+
+    def __init__(self, address: SiteAddress, interval: ChangeInterval) -> None:
+        self._address = address
+        self._interval = interval
+        self._counting = Counting(interval.since, site_id=interval.site_id, namespace=interval.namespace)
+
+    def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
+        interval = self._interval
+        form = RowFormat(CHANGES, None, interval.site_id)
+        for batch in read_batches(self._address, interval, heartbeats=True):
+            self._counting.read(batch)
+            rows = change_rows(batch, form, interval.now_ms) if batch.keys else None
+            if rows is not None:
+                yield rows
+            taken = () if rows is None else rows.column("_commit_version").to_numpy()
+            self._counting.deliver(taken, batch.through)
+        self._counting.deliver((), interval.until)
+
+    def finish(self) -> bytes:
+        """The count of the rows that were taken, for `add_counted`."""
+        return _encode(self._counting.report()[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangesTask:
+    """Reads, in Spark's tasks, the intervals whose numbers arrive as rows, and counts their changes.
+
+    Gives the rows of `_COUNTED`, or with `writer` its reports.  The last row of an interval holds the count.
+    """
+
+    address: SiteAddress
+    intervals: Sequence[ChangeInterval]
+    writer: "FileWriter | None" = None
+
+    def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                changes = CountedChanges(self.address, self.intervals[number])
+                if self.writer is not None:
+                    yield from self.writer(changes)
+                    yield pyarrow.RecordBatch.from_pylist([{"counted": changes.finish()}], schema=_REPORT)
+                    continue
+                for rows in changes:
+                    columns = [*rows.columns, pyarrow.nulls(rows.num_rows, pyarrow.binary())]
+                    yield pyarrow.RecordBatch.from_arrays(columns, schema=_COUNTED)
+                yield pyarrow.RecordBatch.from_pylist(
+                    [{"key": b"", "counted": changes.finish()}], schema=_COUNTED
+                )
+
+    def run(self, spark: SparkSession, schema: pyarrow.Schema) -> DataFrame:
+        """A frame of what the tasks give."""
+        count = len(self.intervals)
+        return spark.range(0, count, 1, count).mapInArrow(self, from_arrow_schema(schema))
 
 
 def read_changes(
-    spark: SparkSession,
-    source: SiteAddress,
-    namespace: str,
-    since: Version,
-    through: Version,
-    changes: int | None,
-) -> DataFrame:
-    """The changes in `(since, through]` with their heartbeats; `changes` is their estimated number."""
+    source: SiteAddress, namespace: str, since: Version, through: Version, changes: int | None
+) -> ChangesTask:
+    """The changes in `(since, through]`, planned; `changes` is their estimated number."""
     tasks = TASKS_MAX if changes is None else min(TASKS_MAX, 1 + changes // TASK_CHANGES)
-    options = changes_between(since, through) | {"minPartitions": str(tasks), HEARTBEATS: "true"}
-    return read_site(spark, source, namespace, options, COUNTED)
+    options = {**source.options(), **changes_between(since, through), "minPartitions": str(tasks)}
+    options |= {"path": source.location, "namespace": namespace}
+    intervals = open_changes_reader(options, CHANGES).partitions()
+    return ChangesTask(
+        address=source, intervals=[each for each in intervals if isinstance(each, ChangeInterval)]
+    )
 
 
 def read_snapshot(
@@ -90,12 +156,12 @@ def read_snapshot(
     return read_site(spark, source, namespace, options | {"minPartitions": str(TASKS_MAX)})
 
 
-def newest_changes(changes: DataFrame) -> DataFrame:
-    """The last change of each key, and the count under the empty key, which no change has."""
-    rows = changes.mapInArrow(pass_counted, COUNTED)
-    columns = [name for name in rows.columns if name != "key"]
-    last = F.max_by(F.struct(*columns), "_commit_version").alias("change")
-    counted = F.collect_list(F.when(F.col("_change_type") == COUNTED_KIND, F.col("value"))).alias("counted")
+def newest_changes(spark: SparkSession, changes: ChangesTask) -> DataFrame:
+    """The last change of each key, and the counts under the empty key, which no change has."""
+    rows = changes.run(spark, _COUNTED)
+    others = [name for name in CHANGES.names if name != "key"]
+    last = F.max_by(F.struct(*others), "_commit_version").alias("change")
+    counted = F.collect_list("counted").alias("counted")
     return rows.groupBy("key").agg(last, counted).select("key", "change.*", "counted")
 
 
@@ -104,6 +170,11 @@ def take_counted(newest: DataFrame) -> tuple[DataFrame, Counted]:
     is_change = F.length("key") > 0
     parts = newest.where(~is_change).select("counted").collect()
     return newest.where(is_change), add_counted(part for row in parts for part in row.counted)
+
+
+def add_counted(parts: Iterable[bytes]) -> Counted:
+    """The sum of the counts of tasks."""
+    return reduce(Counted.plus, map(_decode_counted, parts), Counted())
 
 
 def read_view(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
@@ -147,44 +218,46 @@ class ExportFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_files(
-    frame: DataFrame, directory: Directory, schema: pyarrow.Schema, prefix: str, *, counts: bool = False
-) -> tuple[list[ExportFile], Counted]:
-    """Write the rows of a frame into new files whose names begin with a prefix.
+    frame: DataFrame, directory: Directory, schema: pyarrow.Schema, prefix: str
+) -> list[ExportFile]:
+    """Write the rows of a frame into new files whose names begin with a prefix."""
+    writer = FileWriter(directory.location, schema, prefix)
+    return _collect(frame.mapInArrow(writer, from_arrow_schema(_REPORT)), directory)[0]
 
-    With `counts`, the rows are changes with heartbeats, and the second result is what was counted for these.
-    """
-    writer = FileWriter(directory.location, schema, prefix, counts)
-    reports = frame.mapInArrow(writer, from_arrow_schema(_REPORT)).collect()
+
+def write_changes(
+    spark: SparkSession, changes: ChangesTask, directory: Directory, schema: pyarrow.Schema, prefix: str
+) -> tuple[list[ExportFile], Counted]:
+    """Write changes into new files; the files, and the count of the changes."""
+    writer = FileWriter(directory.location, schema, prefix)
+    return _collect(replace(changes, writer=writer).run(spark, _REPORT), directory)
+
+
+def _collect(reports: DataFrame, directory: Directory) -> tuple[list[ExportFile], Counted]:
+    told = reports.collect()
     directory.sync(["."])
     names = ExportFile.__struct_fields__
-    files = [ExportFile(**{name: report[name] for name in names}) for report in reports if report.name]
-    return files, add_counted(report.counted for report in reports if report.counted is not None)
+    files = [ExportFile(**{name: report[name] for name in names}) for report in told if report.name]
+    return files, add_counted(report.counted for report in told if report.counted is not None)
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Writes the rows of a task into one file after another, and gives a report row for each.
-
-    With `counts`, the last row holds what was counted.
-    """
+    """Writes the rows of a task into one file after another, and gives a report row for each."""
 
     directory: str
     schema: pyarrow.Schema
     prefix: str
-    counts: bool = False
 
     def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        counted = CountedRows(batches) if self.counts else None
-        groups = _group(self._conform(batch) for batch in counted or batches if batch.num_rows)
+        groups = _group(self._conform(batch) for batch in batches if batch.num_rows)
         group = next(groups, None)
         while group is not None:
             name = f"{self.prefix}{task:05}-{uuid4().hex}.parquet"
             file, group = self._write(name, group, groups)
             yield pyarrow.RecordBatch.from_pylist([msgspec.structs.asdict(file)], schema=_REPORT)
-        if counted is not None:
-            yield pyarrow.RecordBatch.from_pylist([{"counted": counted.finish()}], schema=_REPORT)
 
     def _conform(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         # Spark writes its own time zone and nullability into the batches.
