@@ -30,7 +30,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.mark.usefixtures("spark", "temporary")
 def test_a_dropped_change_is_named_found_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The session is there already, and was started with other settings.
-    monkeypatch.setattr(story, "spark_options", SparkOptions)
+    monkeypatch.setattr(story, "SPARK", SparkOptions())
     monkeypatch.setattr(story, "BEFORE_LOSS_SECONDS", 0)
     steps = [story.serve_two_sites, story.lose_a_change, story.find_the_loss, story.mend]
     monkeypatch.setattr(story, "STEPS", steps)

@@ -42,6 +42,7 @@ COMMAND: Final = (sys.executable, "-m", "floodmark.cli")
 # Spark on two cores, and a Java that starts fast.
 JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 CONF: Final = {"spark.driver.extraJavaOptions": JAVA, "spark.sql.shuffle.partitions": "2"}
+SPARK: Final = SparkOptions(master="local[2]", conf=CONF)
 
 
 class DemoServer:
@@ -135,7 +136,7 @@ class DemoPair:
     @cached_property
     def spark(self) -> Any:
         """A session on this machine."""
-        session = self._ending.enter_context(open_session(spark_options()))
+        session = self._ending.enter_context(open_session(SPARK))
         self._ending.callback(self._links.stop)
         return session
 
@@ -199,11 +200,6 @@ class DemoPair:
         """Raise the error of the links or of the people."""
         self._links.require_well()
         self.people.require_well()
-
-
-def spark_options() -> SparkOptions:
-    """The Spark of this machine."""
-    return SparkOptions(master="local[2]", conf=CONF)
 
 
 # The steps
