@@ -119,7 +119,7 @@ def test_of_asynchronous_writes_only_the_last_may_be_missing() -> None:
 
 
 def test_a_change_that_nobody_wrote_is_found() -> None:
-    with pytest.raises(Violation, match="nobody wrote users/ada"):
+    with pytest.raises(Violation, match="no writer wrote users/ada"):
         chronicle().extend([put(5, ADA)], 10)
 
 

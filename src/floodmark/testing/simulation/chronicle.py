@@ -1,7 +1,7 @@
 """The commits of a site as its feeds told them: every reading must tell the same (promises 1, 2, 4 and 5).
 
-Whoever reads first fixes what the truth is; whoever reads the same interval later, from memory, from the log
-or by a scan, before or after a crash, must get the same commits with the same changes.  And the truth must
+The first reader fixes what the truth is; a later reader of the same interval, from memory, from the log or by
+a scan, before or after a crash, must get the same commits with the same changes.  And the truth must
 fit what the writers were told: a write that returned is there, one that was refused is not, a commit is never
 split, and what a crash took of asynchronous writes is an end, never a middle.
 """
@@ -34,7 +34,7 @@ class WriteOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """A write that was tried: all its commits lie in `(low, high]`, and nobody else's do.
+    """A write that was tried: all its commits lie in `(low, high]`, and those of no other write do.
 
     `expected` says of each key whether what was logged for it is what was meant; `adds` is what a counter
     gained by it.  `era` changes whenever unsynced writes may have been lost.
@@ -185,12 +185,12 @@ class Chronicle:
             )
 
     def _check_own(self, version: Version, commit: list[SeenChange]) -> None:
-        """A commit that was first written here must be one that somebody tried, and whole."""
+        """A commit that was first written here must be one that a writer tried, and whole."""
         index = bisect_right(self.intents, version - 1, key=attrgetter("low")) - 1
         intent = self.intents[index] if index >= 0 else None
         keys = [seen.key for seen in commit]
         if intent is None or version > intent.high or intent.outcome is WriteOutcome.REFUSED:
-            what = "nobody wrote" if intent is None or version > intent.high else "a refused write left"
+            what = "no writer wrote" if intent is None or version > intent.high else "a refused write left"
             raise Violation("1", self.site, f"{what} {keys[0]}", keys=keys, version=version)
         for seen in commit:
             check = intent.expected.get(seen.key)

@@ -1,4 +1,4 @@
-"""Copies of whole sites, as backups are, and the way to sites for those who restore, join and remove them.
+"""Copies of whole sites, as backups are, and the way to sites for restoring, joining and removing them.
 
 A copy of a site holds, of every namespace, all records as of one version, the dead ones too, with their
 stamps, the watermark at that version, and the collected horizon.  What a copy's reader lacks is kept at the

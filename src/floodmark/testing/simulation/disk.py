@@ -55,7 +55,7 @@ class SimulatedDisk(FaultyEngine):
         return fresh
 
     def show_to(self, watcher: DiskWatcher) -> None:
-        """Let somebody else look from now on."""
+        """Replace the watcher."""
         self._watcher = watcher
 
     @property
@@ -81,7 +81,7 @@ class SimulatedDisk(FaultyEngine):
         return super().write(batch, guards)
 
     def sync(self) -> None:
-        # The clock stores its bound under its own lock; whoever asked it for a version now would wait
+        # The clock stores its bound under its own lock; a caller that asked it for a version now would wait
         # for ever.  And what the watcher itself makes the disk do is not watched.
         if not self._stores_bound and not self._busy and not self._refusing:
             plan, self._plan, self._busy = self._plan, None, True

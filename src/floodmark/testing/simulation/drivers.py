@@ -123,7 +123,7 @@ class Link:
     incarnation: int = 1
     """Which life of the source is read, by the topology that drivers have."""
     is_closed: bool = False
-    """Whether the link is in no topology any more, so that nobody drives it."""
+    """Whether the link is in no topology any more, so that no driver runs it."""
 
     @property
     def sites(self) -> tuple[SimulatedSite, SimulatedSite]:
@@ -152,7 +152,7 @@ class Link:
         self.ends()[0].hold_safe_points(f"link-{self.target.name}", positions)
 
     def has_left(self, step: LinkStep) -> bool:
-        """Whether the link has gone on from where a step begins: then nobody keeps what it needs."""
+        """Whether the link has gone on from where a step begins: then no safe point keeps what it needs."""
         if not self.target.is_up or step.incarnation < self.incarnation:
             return True
         rows = self.target.call_host(lambda host: embedded(host).links.rows)

@@ -1,9 +1,9 @@
 """Sites that join, are lost and come back, or go for good, while everything else goes on and goes wrong.
 
-A world has up to two such changes, one after the other.  Each is a sequence of stages that somebody takes by
-hand or a job takes for them, with time in between; whoever meets with trouble begins again from the first
-stage, as the manual says.  The rules are those of `floodmark.replication`: what is done here is what the jobs
-do (`spark/jobs/backups/restore.py`, `cli/topology.py`), and in their order.
+A world has up to two such changes, one after the other.  Each is a sequence of stages that an operator or a
+job takes, with time in between; after an error they begin again from the first stage, as the manual says.
+The rules are those of `floodmark.replication`: what is done here is what the jobs do
+(`spark/jobs/backups/restore.py`, `cli/commands/topology.py`), and in their order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ AGAIN_MS_MAX: Final = 400
 RELEASE_MS: Final = 500
 # Something that does not succeed when everything is healed never will.
 ATTEMPTS_MAX: Final = 40
-# Where those stand who change something: they are cut off from nobody in particular, and lose calls.
+# The place of operators and jobs: they are cut off from no site in particular, and lose calls.
 OFFICE: Final = "office"
 
 
@@ -153,7 +153,7 @@ class MembershipChange:
 
 
 class SiteJoining(MembershipChange):
-    """A new site is built up from a copy of another, after everybody has heard of it."""
+    """A new site is built up from a copy of another, after all sites have heard of it."""
 
     def __init__(self, world: SimulatedWorld, random: Random) -> None:
         super().__init__(world, random)
@@ -178,7 +178,7 @@ class SiteJoining(MembershipChange):
         self.enter(self._site, self._copy, self._point)
 
     def be_announced(self) -> Iterator[None]:
-        """Let everybody know of the site before it writes anything."""
+        """Let all sites know of the site before it writes anything."""
         return self.announce(self._site.name, MemberSite(id=self._site.id))
 
 
@@ -245,7 +245,7 @@ class Returning(MembershipChange):
         return self.copy_one(self._point, self.member(self._site), others)
 
     def _be_fenced(self) -> Iterator[None]:
-        """Let everybody shut out what is under way of the earlier life."""
+        """Let all sites refuse changes of the earlier life that are under way."""
         name = self._site.name
         entry = self.world.topology.sites[name]
         if self._topology is None or self._topology.epoch > self.world.topology.epoch:
@@ -268,7 +268,7 @@ class Removing(MembershipChange):
         if not self._has_left:
             self._has_left = True
             self.world.leave(self._site)
-            # What it had from a copy, and had told nobody, goes with it.
+            # What it had from a copy, and had told no site, goes with it.
             self.world.copies.pop(self._site.name, None)
             if self._random.random() < 0.5:
                 self._site.crash()

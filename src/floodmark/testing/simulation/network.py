@@ -1,9 +1,9 @@
 """A network between sites: calls fail, are repeated, come late and overtake each other, or get no answer.
 
-One site may be unable to call another for a while, though that one still reaches it.  Whoever calls another
+One site may be unable to call another for a while, though that one still reaches it.  A caller of another
 site gets an answer at once or the error `Unreachable`, and then does not know what has
 become of the call: it was lost on the way, its answer was lost on the way back, or it is still under way and
-arrives when nobody expects it any more.
+arrives when no caller expects it any more.
 """
 
 from collections.abc import Callable

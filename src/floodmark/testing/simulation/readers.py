@@ -98,7 +98,7 @@ class FeedReader:
         )
 
     def _save(self) -> None:
-        # The checkpoint first: nobody knows whether a safe point has moved if the site crashes in between.
+        # The checkpoint first: it is unknown whether a safe point has moved if the site crashes in between.
         position = self._checkpoint = self._position
         if self._holds:
             self._site.call(lambda site: site.hold_safe_point(self.name, position, lifetime=HOLD))
@@ -173,7 +173,7 @@ class RepeatedReader:
     def _check_watermark(self, version: Version) -> None:
         """Whatever a watermark covers must have made its way into the snapshot."""
         records = self._site.chronicle.records(self._namespace, version)
-        # Of a site that was removed, what nobody had got is lost though the watermark covers it.
+        # Of a site that was removed, changes that no site had got are lost though the watermark covers them.
         for source in [site for site in self._sites if site.id in self._watermark]:
             for seen in source.chronicle.between(0, self._watermark[source.id]):
                 key = seen.key

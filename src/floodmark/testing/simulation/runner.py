@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
 
 def _show_cause(violation: Violation) -> list[str]:
-    """Where an error came from that nobody expected."""
+    """The origin of an unexpected error."""
     cause = violation.__cause__
     return [] if cause is None else ["where it came from:", *map(str.rstrip, format_tb(cause.__traceback__))]
 

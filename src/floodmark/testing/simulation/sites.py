@@ -96,7 +96,7 @@ class SimulatedSite:
         slow = self._random.random() < 0.05
         self._true_time.advance(self._random.randint(0, SLOW_SYNC_MS_MAX if slow else SYNC_MS_MAX))
         if self._site is not None and self._random.random() < 0.5:
-            # Nobody can ask a site that is about to close.
+            # A site that is about to close answers no calls.
             with suppress(Closed):
                 self.announce(self._site.resolved_version())
 
@@ -177,7 +177,7 @@ class SimulatedSite:
         self.note("lost with all its data")
 
     def split_off(self) -> "SimulatedSite":
-        """The site as it is, for when it was given up and yet runs on: nobody but its links knows of it."""
+        """The site as it is, for when it was given up and yet runs on: only its links know of it."""
         ghost = copy(self)
         ghost.disk.show_to(ghost)
         return ghost

@@ -1,6 +1,6 @@
 """What a site's disk was given, against what the site has said: promises 2 and 3 where they are made.
 
-Every commit is a row of a change log, so a witness at the disk sees each one before anybody else does, also
+Every commit is a row of a change log, so a witness at the disk sees each one before any reader does, also
 those whose fate stays unknown.  A version must lie above all that were ever written here, and above every
 resolved version that was announced; and what is announced must not hang on an unsynced write.  What was
 prepared has its version from then on, and may be overtaken until it is committed.

@@ -1,6 +1,6 @@
 """Random writers: what they try, and how to recognise it in a feed afterwards.
 
-Every write carries a number of its own, so that whoever finds a value knows which write it was.
+Every write carries a number of its own, so that a value tells which write it was.
 """
 
 from collections.abc import Callable, Mapping, Sequence

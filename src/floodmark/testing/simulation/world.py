@@ -92,7 +92,7 @@ class World:
 
     def run(self, steps: int = STEPS) -> None:
         """Live through some steps, then let everything heal and compare the sites."""
-        # A follower that finds nothing waits a moment of real time, and nobody else is here to wait for.
+        # A follower that finds nothing waits a moment of real time, and no other thread is here to wait for.
         with patch.multiple("floodmark.feed.reading.reader", GATHER_SECONDS=0, FOLLOW_SECONDS=0), _silence():
             try:
                 self._begin()
@@ -102,7 +102,7 @@ class World:
                 raise
             except Exception as error:
                 promise = "5" if isinstance(error, VersionCollected) else "none"
-                raise Violation(promise, "some site", f"nobody is ready for {error!r}") from error
+                raise Violation(promise, "some site", f"no rule expects {error!r}") from error
 
     def census(self) -> Counter[str]:
         """How much of what a run is about there was in it."""
@@ -179,7 +179,7 @@ class World:
         site.note("takes part")
 
     def leave(self, site: SimulatedSite) -> None:
-        """Let a site take part no longer.  Whoever drives its links does not know that."""
+        """Let a site take part no longer.  The drivers of its links do not know that."""
         self.sites.remove(site)
         self.readers = [reader for reader in self.readers if reader.site is not site]
         census, self._verifier = self._verifier.census, Verifier(self.sites, self.random)
