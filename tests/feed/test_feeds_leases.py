@@ -72,7 +72,7 @@ def test_a_lease_that_was_given_back_is_free(world: World) -> None:
     world.create()
     world.store.acquire("copy", "runner", 30)
     world.store.release("copy", "runner")
-    with pytest.raises(LeaseHeld, match="nor does another"):
+    with pytest.raises(LeaseHeld, match="was given back"):
         world.move()
     world.store.acquire("copy", "other", 30)
 

@@ -114,13 +114,14 @@ class LeasedRow(msgspec.Struct, frozen=True, kw_only=True):
 class ReaderKind:
     """The words and limits of a kind of readers.
 
-    A reader is `used` by its holder ("run", "consumed"); `free` says how to end that, and `anew` how to
-    replace a reader whose namespace is gone.  Errors carry its name under `noun`.
+    A reader is `used` by its holder ("run", "consumed"); `free` says how to end that, `again` how to take the
+    lease, and `anew` how to replace a reader whose namespace is gone.  Errors carry its name under `noun`.
     """
 
     noun: str
     used: str
     free: str
+    again: str
     anew: str
     prefix: bytes
     rows_max: int
@@ -129,8 +130,15 @@ class ReaderKind:
     def key(self, name: str) -> bytes:
         return self.prefix + name.encode()
 
-    def lease_held(self, row: LeasedRow, lease: Lease) -> LeaseHeld:
-        """The error for using a reader that another process holds."""
+    def lease_held(self, row: LeasedRow) -> LeaseHeld:
+        """The error for using a reader without its lease, which another process may hold."""
+        lease = row.lease
+        if lease is None:
+            return LeaseHeld(
+                f"the lease of {self.noun} {row.name!r} was given back; {self.again} to go on",
+                **{self.noun: row.name},
+                holder=None,
+            )
         until = moment_of(compose(lease.expires_at_ms, 0))
         return LeaseHeld(
             f"{self.noun} {row.name!r} is {self.used} by {lease.holder} until {until.isoformat()} at least; "
@@ -317,7 +325,7 @@ class LeasedReaders(Generic[Row, State]):
         lease = row.lease
         is_own = lease is not None and holder is not None and lease.is_of(holder, owner)
         if lease is not None and not is_own and lease.expires_at_ms > self.now_ms():
-            raise self.kind.lease_held(row, lease)
+            raise self.kind.lease_held(row)
 
     # Checks
 

@@ -1,7 +1,7 @@
 """The transactions of a node of this process: its coordinators and participants.
 
 When a site is opened, decided transactions are carried out, and those that no caller can still commit are
-aborted (`transaction/recovery.py`), so that the resolved version waits for no deadline.
+aborted (`transaction/book.py`), so that the resolved version waits for no deadline.
 """
 
 from collections import Counter

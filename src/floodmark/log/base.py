@@ -16,12 +16,14 @@ The contract (`tests/contracts/ledger.py` runs it over every ledger):
 A ledger has one writer at a time; it may be read meanwhile.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from floodmark.model.errors import InvalidArgument
+import msgspec
+
+from floodmark.model.errors import Corruption, InvalidArgument
 from floodmark.model.limits import MIB
 
 EntryId: TypeAlias = int
@@ -30,6 +32,27 @@ EntryId: TypeAlias = int
 Marks: TypeAlias = Mapping[EntryId, bytes | None]
 
 NO_MARKS: Final[Marks] = MappingProxyType({})
+
+
+Record = TypeVar("Record")
+
+
+class RecordFormat(Generic[Record]):
+    """The records of a log as messagepack arrays, which no batched entry begins like."""
+
+    def __init__(self, kind: Any, log: str) -> None:
+        self.encode: Callable[[Record], bytes] = msgspec.msgpack.Encoder().encode
+        self._decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(kind)
+        self._log = log
+
+    def decode(self, stored: bytes) -> Record:
+        """Undo `encode`."""
+        try:
+            return self._decoder.decode(stored)
+        except msgspec.MsgspecError as error:
+            raise Corruption(
+                f"a record of {self._log} cannot be read ({error}); restore the site from a backup"
+            ) from error
 
 
 class Position(NamedTuple):

@@ -3,10 +3,27 @@
 The agenda is a heap of the times at which transactions are due.  A note is never later than the due time of
 its transaction; if that has moved since, the transaction is noted again when its turn comes.  So a step costs
 O(log n), and the sweeping thread sleeps until the first note.
+
+**Recovery** rebuilds the transactions from the live records of the log.  A record without the beginning of
+its transaction is an *orphan*: it has no effect and is dropped.  The beginning is written first and removed
+together with all records that the coordinator knows, so an orphan is a record of unknown outcome that a crash
+left behind: a participant whose caller never learned that it had joined, so that it has done nothing, or a
+decision of which no participant was told, and a later one ended the transaction.
+
+An open transaction is aborted at once if no caller can still commit it:
+
+- a partition takes part.  Partitions join only inside a commit, so the restart cut that commit off between
+  the prepared write and the decision, and the prepared write holds the resolved version back.  A client that
+  repeats the commit learns that the transaction is aborted, and may run it again;
+- the process that began it has ended, because it had the site open itself.
+
+The abort needs no record: every recovery from the same records decides the same.  Other open transactions
+belong to clients of a server and stay open until their deadline.
 """
 
+import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from threading import Condition, Lock
@@ -24,7 +41,7 @@ from floodmark.model.transaction import (
     Waiting,
 )
 from floodmark.model.version import Version
-from floodmark.transaction.records import Aborting, Committing
+from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 
 NEVER_MS: Final = 1 << 62
 # How many stale notes are kept beside two for each transaction.
@@ -34,8 +51,11 @@ ENDED_REMEMBERED: Final = 10_000
 
 PAUSE_MS_FIRST: Final = 50
 PAUSE_MS_MAX: Final = 10_000
-# The reason of an abort.
+# Reasons of aborts.
 RESTARTED: Final = "the site was restarted in the middle of its commit"
+ABANDONED: Final = "the process that began it has ended"
+
+_log = logging.getLogger("floodmark.transaction")
 
 
 class Ended(NamedTuple):
@@ -353,3 +373,46 @@ def not_found(transaction: str) -> TransactionNotFound:
         f"there is no transaction {transaction!r:.80}; it has ended, or never was",
         transaction=transaction[:80],
     )
+
+
+def replay(
+    coordinator: int,
+    live: Iterable[tuple[Position, Record]],
+    *,
+    now_ms: int,
+    wall_ms: int,
+    is_abandoned: Callable[[str], bool],
+) -> tuple[dict[str, HeldTransaction], list[Position]]:
+    """The transactions of the live records, by id, and the positions of orphans.
+
+    A deadline was stored in wall-clock time, and the clock may have been set since: the rest of it is at most
+    the timeout of the transaction.  `is_abandoned` tells whether the process that began one has ended.
+    """
+    found: dict[str, HeldTransaction] = {}
+    orphans: list[Position] = []
+    for position, record in live:
+        transaction = record.transaction
+        if isinstance(record, Begun):
+            left_ms = min(max(0, record.deadline_ms - wall_ms), record.timeout_ms)
+            found[transaction] = HeldTransaction(
+                transaction, now_ms + left_ms - record.timeout_ms, now_ms + left_ms
+            )
+        held = found.get(transaction)
+        if held is None:
+            orphans.append(position)
+            _log.warning(
+                "the log of coordinator %d has a record (%s) of transaction %s, which has ended; it has no "
+                "effect and is removed",
+                *(coordinator, type(record).__name__.lower(), transaction),
+            )
+            continue
+        held.positions.append(position)
+        if isinstance(record, Joined):
+            held.join(record.participant)
+        elif not isinstance(record, Begun):
+            # The last decision counts: no participant was told of an earlier one.
+            held.decide(record)
+    for held in found.values():
+        if held.is_open and (held.wrote or is_abandoned(held.id)):
+            held.decide(Aborting(held.id, RESTARTED if held.wrote else ABANDONED))
+    return found, orphans

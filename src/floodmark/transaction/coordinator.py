@@ -12,7 +12,7 @@ writes another (`log/base.py`), so the next decision is the only one.
 decided tells them first, then `sweep`, with growing pauses (`ending.py`).
 
 **Recovery** reads the live records, aborts the transactions that no caller can still commit
-(`recovery.py`), and answers at once; `sweep` does the rest.  An unknown transaction was aborted, because a
+(`book.py`), and answers at once; `sweep` does the rest.  An unknown transaction was aborted, because a
 committed one is forgotten only when all participants have confirmed.
 
 **Time** is monotonic.  A deadline that is read from the log is never further away than the timeout that the
@@ -43,7 +43,7 @@ from floodmark.model.limits import TRANSACTIONS_OPEN_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
-from floodmark.transaction.book import Ended, HeldTransaction, OverTime, TransactionBook, not_found
+from floodmark.transaction.book import Ended, HeldTransaction, OverTime, TransactionBook, not_found, replay
 from floodmark.transaction.ending import Ending, Participants
 from floodmark.transaction.records import (
     Aborting,
@@ -53,7 +53,6 @@ from floodmark.transaction.records import (
     decode_record,
     encode_record,
 )
-from floodmark.transaction.recovery import replay
 from floodmark.transaction.steps import (
     ABORTS,
     COMMITS,

@@ -5,11 +5,11 @@ entry (`codec/entries.py`).  There is no record of the end: when all participant
 of the transaction are acknowledged.  A crash may bring them back, and then the transaction ends once more.
 """
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
-from floodmark.model.errors import Corruption
+from floodmark.log import RecordFormat
 from floodmark.model.transaction import Participant
 from floodmark.model.version import Version
 
@@ -45,24 +45,5 @@ class Aborting(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 Record: TypeAlias = Begun | Joined | Committing | Aborting
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-
-
-def encode_record(record: Record) -> bytes:
-    """Encode a record for the log.
-
-    >>> decode_record(encode_record(Committing("0-7", 9)))
-    Committing(transaction='0-7', version=9)
-    """
-    return _encoder.encode(record)
-
-
-def decode_record(stored: bytes) -> Record:
-    """Undo `encode_record`."""
-    try:
-        return _decoder.decode(stored)
-    except msgspec.MsgspecError as error:
-        raise Corruption(
-            f"a record of a coordinator's log cannot be read ({error}); restore the site from a backup"
-        ) from error
+_FORMAT: Final = RecordFormat[Record](Record, "a coordinator's log")
+encode_record, decode_record = _FORMAT.encode, _FORMAT.decode

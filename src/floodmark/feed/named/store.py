@@ -38,7 +38,6 @@ from floodmark.model.errors import (
     FeedExists,
     FeedNotFound,
     InvalidVersion,
-    LeaseHeld,
     OutcomeUnknown,
     Retryable,
     VersionCollected,
@@ -52,6 +51,7 @@ FEEDS: Final = ReaderKind(
     noun="feed",
     used="run",
     free="stop that runner",
+    again="acquire it again",
     anew="create it",
     prefix=b"feeds/",
     rows_max=FEEDS_MAX,
@@ -258,7 +258,7 @@ class LocalFeedStore:
             feed = self.find(name)
             lease = feed.lease
             if lease is None or not lease.is_of(holder, owner):
-                raise _lease_lost(feed, holder)
+                raise FEEDS.lease_held(feed)
             self._readers.require_namespace(feed)
             now_ms = self._time_source()
             is_due = now_ms - feed.held_at_ms >= HOLD_EVERY_MS
@@ -388,16 +388,6 @@ def _settle(feed: Feed, error: FeedError | None, now_ms: int) -> Feed:
 
 def _qualified(feed: Feed) -> KeyRange:
     return qualify_range(feed.namespace_id, feed.spec.keys())
-
-
-def _lease_lost(feed: Feed, holder: str) -> LeaseHeld:
-    if feed.lease is not None:
-        return FEEDS.lease_held(feed, feed.lease)
-    return LeaseHeld(
-        f"{holder} no longer holds the lease of feed {feed.name!r}, nor does another one; acquire it again",
-        feed=feed.name,
-        holder=None,
-    )
 
 
 def _log_state(feed: Feed) -> None:

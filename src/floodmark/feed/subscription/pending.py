@@ -28,11 +28,10 @@ import msgspec
 
 from floodmark.engine import Engine
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries
-from floodmark.log import OpenLog, Promise, list_ledgers
+from floodmark.log import OpenLog, Promise, RecordFormat, list_ledgers
 from floodmark.log import Position as LogPosition
-from floodmark.model.errors import AcknowledgementConflict, Closed, Corruption, Retryable
+from floodmark.model.errors import AcknowledgementConflict, Closed, Retryable
 
-_encoder = msgspec.msgpack.Encoder()
 # How long the end of a transaction waits for its records that are on their way to the log.
 WRITE_SECONDS_MAX: Final = 60.0
 
@@ -58,27 +57,8 @@ class PendingRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
     acknowledgement: Acknowledgement
 
 
-_decoder = msgspec.msgpack.Decoder(PendingRecord)
-
-
-def encode_pending(record: PendingRecord) -> bytes:
-    """A record as it stands in the log: a messagepack array, which no batched entry begins like.
-
-    >>> record = PendingRecord("0-7", 3, Acknowledgement(positions=[ChangePosition(5, 1)]))
-    >>> decode_pending(encode_pending(record)) == record
-    True
-    """
-    return _encoder.encode(record)
-
-
-def decode_pending(stored: bytes) -> PendingRecord:
-    """Undo `encode_pending`."""
-    try:
-        return _decoder.decode(stored)
-    except msgspec.MsgspecError as error:
-        raise Corruption(
-            f"a record of pending acknowledgements cannot be read ({error}); restore the site from a backup"
-        ) from error
+_FORMAT: Final = RecordFormat[PendingRecord](PendingRecord, "pending acknowledgements")
+encode_pending, decode_pending = _FORMAT.encode, _FORMAT.decode
 
 
 class _Through(NamedTuple):

@@ -38,6 +38,7 @@ SUBSCRIPTIONS: Final = ReaderKind(
     noun="subscription",
     used="consumed",
     free="close that consumer",
+    again="subscribe again",
     anew="subscribe",
     prefix=b"subscriptions/",
     rows_max=SUBSCRIPTIONS_MAX,

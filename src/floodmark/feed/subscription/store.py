@@ -48,7 +48,6 @@ from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
-    LeaseHeld,
     LimitExceeded,
     Retryable,
     SubscriptionNotFound,
@@ -428,14 +427,8 @@ def _learn(state: SubscriptionState, progress: Progress, pending: PendingLedgers
 
 def _require_lease(row: SubscriptionRow, epoch: int, owner: str) -> Lease:
     """The lease of a consumer; `LeaseHeld` if it lost the lease or is not its owner."""
-    if row.lease is None:
-        raise LeaseHeld(
-            f"the lease of subscription {row.name!r} was given back; subscribe again to go on",
-            subscription=row.name,
-            holder=None,
-        )
-    if row.epoch != epoch or not row.lease.belongs_to(owner):
-        raise SUBSCRIPTIONS.lease_held(row, row.lease)
+    if row.lease is None or row.epoch != epoch or not row.lease.belongs_to(owner):
+        raise SUBSCRIPTIONS.lease_held(row)
     return row.lease
 
 
