@@ -18,9 +18,9 @@ so that a block at a wrong position is detected too.  `docs/decisions/013-librar
 with Arrow's.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from heapq import merge
 from io import FileIO
 from itertools import chain
 from operator import itemgetter
@@ -141,7 +141,7 @@ class Sorter:
         while len(self._runs) > self._merge_runs_max():
             self._merge_neighbours()
         self._sorted, self._room = True, -1
-        return chain.from_iterable(self._merge(self._runs) if self._runs else (self._pending,))
+        return self._merge(self._runs) if self._runs else iter(self._pending)
 
     # Runs
 
@@ -191,7 +191,7 @@ class Sorter:
         try:
             while excess > 0 and taken < len(self._runs) - 1:
                 group = self._runs[taken : taken + min(runs_max, excess + 1)]
-                run = self._write_run(target, end, chain.from_iterable(self._merge(group)))
+                run = self._write_run(target, end, self._merge(group))
                 merged.append(run)
                 end = run.end
                 taken += len(group)
@@ -202,13 +202,10 @@ class Sorter:
         self._runs = merged + self._runs[taken:]
         self._keep_files({id(run.file): run.file for run in self._runs}.values())
 
-    def _merge(self, runs: Sequence[_Run]) -> Iterator[list[Row]]:
-        """The rows of all runs in order, in pieces."""
+    def _merge(self, runs: Sequence[_Run]) -> Iterator[Row]:
+        """The rows of all runs in order."""
         share = self._memory_bytes_max // 2 // len(runs)
-        cursors = [cursor for run in runs if (cursor := _Cursor(self._pages(run, share))).refill()]
-        while cursors:
-            yield _take_smallest(cursors)
-            cursors = [cursor for cursor in cursors if cursor.position < len(cursor.page) or cursor.refill()]
+        return merge(*(chain.from_iterable(self._pages(run, share)) for run in runs), key=_order)
 
     def _pages(self, run: _Run, bytes_max: int) -> Iterator[list[Row]]:
         """The rows of a run, in pages of as many blocks as fit into the memory, at least one."""
@@ -280,42 +277,6 @@ class Sorter:
             raise StorageFailed(
                 f"changes could not be sorted in {place} ({error.strerror}); check it, then call again"
             ) from error
-
-
-class _Cursor:
-    """A position in a run: a page of its rows, and the index of the first one that was not taken."""
-
-    __slots__ = ("_pages", "page", "position")
-
-    def __init__(self, pages: Iterator[list[Row]]) -> None:
-        self._pages = pages
-        self.page: list[Row] = []
-        self.position = 0
-
-    def refill(self) -> bool:
-        """Read the next page.  Returns False at the end of the run."""
-        self.page, self.position = [], 0
-        self.page = next(self._pages, [])
-        return bool(self.page)
-
-
-def _take_smallest(cursors: Sequence[_Cursor]) -> list[Row]:
-    """Take the rows that precede all rows which are still in the files, sorted.
-
-    These are the rows up to the lowest page end.  The run of that page may continue with equal rows, so equal
-    rows of later runs are left for the next call.
-    """
-    lowest = min(range(len(cursors)), key=lambda index: _order(cursors[index].page[-1]))
-    bound = _order(cursors[lowest].page[-1])
-    rows: list[Row] = []
-    for index, cursor in enumerate(cursors):
-        page, position = cursor.page, cursor.position
-        if _order(page[position]) <= bound:
-            bisect = bisect_right if index <= lowest else bisect_left
-            cursor.position = bisect(page, bound, position, key=_order)
-            rows += page[position : cursor.position]
-    rows.sort(key=_order)
-    return rows
 
 
 def _sort(rows: list[Row]) -> None:
