@@ -60,7 +60,7 @@ class Unchecked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finding(msgspec.Struct, frozen=True, tag=True):
-    """The count over `(since, through]` differs from what was written.
+    """The count over `(since, through]` differs from the changes written.
 
     `expected` is None if the heartbeat itself is missing.
     """

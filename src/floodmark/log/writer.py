@@ -143,7 +143,7 @@ class Gathering:
         self._max_records, self._max_bytes = settings.max_records, settings.max_bytes
         self._time_seconds = time_seconds
         self._batches: deque[Batch] = deque()
-        # The size of all records that are not written yet; the writer subtracts what is.
+        # The size of all records that are not written yet; the writer subtracts a batch that is.
         self.bytes_in_flight = 0
         # The last batch, while it takes records.
         self._open: Batch | None = None
@@ -329,7 +329,7 @@ class BatchedWriter(Generic[Record]):
             self._flushing -= 1
 
     def close(self) -> None:
-        """Write what was handed over, store what was acknowledged, then refuse.  Closing twice is harmless.
+        """Write records and store acknowledgements that were handed over, then refuse.  May be repeated.
 
         A callback may close the log: then it returns at once, and the thread writes the rest.
         """

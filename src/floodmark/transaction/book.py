@@ -144,7 +144,7 @@ class HeldTransaction:
         self.retries += 1
 
     def end(self) -> Ended:
-        """Set the final state; what is remembered of the transaction."""
+        """Set the final state; the transaction as it is remembered."""
         is_commit = self.state is TransactionState.COMMITTING
         self.state = TransactionState.COMMITTED if is_commit else TransactionState.ABORTED
         return Ended(self.id, self.state, self.version, self.reason, self.wrote)

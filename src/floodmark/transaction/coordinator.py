@@ -230,7 +230,7 @@ class TransactionCoordinator:
     # Called by the sweeping thread
 
     def sweep(self) -> None:
-        """Abort transactions past their deadline, and tell participants what was decided.
+        """Abort transactions past their deadline, and tell participants the decisions.
 
         A later sweep retries what fails.
         """
@@ -244,7 +244,7 @@ class TransactionCoordinator:
         return self._book.wait_due()
 
     def close(self) -> None:
-        """Write what is on its way to the log, then refuse.  Open transactions stay open in the log."""
+        """Write the steps under way, then refuse.  Open transactions stay open in the log."""
         self._book.close()
         self.log.close()
 

@@ -82,10 +82,10 @@ class Columns:
         # The flags of records that have to be looked into: they came from other sites, if not from this one.
         self._doubtful = _NO_FLAGS if own is None else _WITH_ORIGIN
         self._own = own or 0
-        # Only who asks where a record was first written has to look into it.
+        # Only a reader of own changes has to look into records.
         self._look_up = _pass_over if keys_only and own is None else look_up
         self._before = before
-        # Whether the change of a key before one is also what was stored before it.
+        # Whether the earlier change of a key is also the record that was stored before.
         self._is_whole = own is None and not partial and not keys_only
         self.clear()
 

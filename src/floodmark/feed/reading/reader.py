@@ -18,7 +18,7 @@ The place is all that a reader stores.  Expiry is judged at S, so the rows depen
 a reader that resumes in the middle finds the same.
 
 A slow reader must cost the writers nothing.  A stream holds one batch in memory, takes no lock that
-writers wait for, and gathers what is committed within a few milliseconds instead of being woken for
+writers wait for, and gathers the commits of a few milliseconds instead of being woken for
 every commit; a commit to other keys does not wake it at all (`partition/following.py`).
 """
 
@@ -49,7 +49,7 @@ from floodmark.routing import Router
 Position: TypeAlias = tuple[Version, bytes]
 # How long a follower waits before it looks around by itself, as for a site that was closed.
 FOLLOW_SECONDS: Final = 0.2
-# A follower gathers what is committed in this time, so that it need not be woken for every commit.
+# A follower gathers the commits of this time, so that it need not be woken for each.
 GATHER_SECONDS: Final = 0.01
 SCAN_RATE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -113,7 +113,7 @@ class ChangeReader:
         return batches
 
     def statistics(self) -> ChangeStatistics:
-        """The open streams, and what was delivered by each way."""
+        """The open streams, and the deliveries by way."""
         with self._lock:
             streams, delivered = list(self._streams.values()), dict(self._delivered)
         for stream in streams:

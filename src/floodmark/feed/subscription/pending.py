@@ -287,7 +287,7 @@ class PendingLedger:
         )
 
     def begin(self, record: PendingRecord) -> None:
-        """Enter what is written next.  A caller that is interrupted gives it up."""
+        """Enter a record before it is written.  An interrupted caller gives it up."""
         self._writing.setdefault(record.transaction, {})[id(record)] = record
         self.pending.add(record.transaction, record.acknowledgement)
 
@@ -347,7 +347,7 @@ class Writing(Promise[None]):
         self._ledger.begin(record)
 
     def write(self) -> None:
-        """Write what was entered, if anything was, without the lock, so that many become one entry."""
+        """Write the record, if one was entered, without the lock, so that many become one entry."""
         if self._record is not None:
             self._ledger.log.writer.hand_over(self._record, self)
             self.result()

@@ -56,7 +56,7 @@ class SubscriptionChange(msgspec.Struct, frozen=True, array_like=True, tag=1):
     expires_at_ms: int | None = None
 
 
-# Versions of changes, with what is stored of each.
+# Stored changes by version.
 Changes: TypeAlias = Iterable[tuple[Version, bytes]]
 
 _encoder = msgspec.msgpack.Encoder()
