@@ -111,16 +111,6 @@ class SiteDirectory:
                 raise _cannot_use(path, error) from error
             raise
 
-    @property
-    def engine_path(self) -> Path:
-        """Where the database lives."""
-        return engine_path(self.path)
-
-    @property
-    def witness_path(self) -> Path:
-        """Where the witness of the database stands."""
-        return witness_path(self.path)
-
     def finish(self) -> None:
         """Say that the database is made.  From here on the site is refused without it."""
         if self.identity.unfinished:
@@ -162,7 +152,7 @@ class SiteDirectory:
 
     def _require_engine(self) -> None:
         """Refuse a site whose database is gone, as on a disk that is not mounted: it is not made anew."""
-        path = self.engine_path
+        path = engine_path(self.path)
         if self.identity.unfinished or (path.is_dir() and any(path.iterdir())):
             return
         raise CannotOpen(
@@ -302,7 +292,7 @@ def _is_running(process_id: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 

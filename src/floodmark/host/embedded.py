@@ -77,11 +77,7 @@ class LocalWriteStream:
 
 
 class EmbeddedHost(SiteParts, Host):
-    """A node of this process and everything around it.
-
-    No thread runs before `start`, so that a site which cannot be opened leaves none behind.  `sweeps` says
-    that it will be called.
-    """
+    """A node of this process and everything around it.  No thread runs before `start`."""
 
     feeds: LocalFeedStore
     subscriptions: LocalSubscriptionStore

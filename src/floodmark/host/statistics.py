@@ -137,14 +137,9 @@ class ReplicationStatistics:
     def alarms(self) -> list[str]:
         """All that an operator should look at, in words."""
         rejoining = [f"{self.site} was restored and takes no writes yet; finish its return"]
-        return [
-            *(rejoining if self.rejoining else []),
-            *self._link_alarms(),
-        ]
-
-    def _link_alarms(self) -> list[str]:
-        return [
+        links = [
             f"{link.source} to {self.site}, {link.namespace}: {alarm.text}"
             for link in self.links
             for alarm in link.alarms
         ]
+        return rejoining * self.rejoining + links

@@ -16,12 +16,12 @@ from floodmark.model.errors import (
     LimitExceeded,
     PartitionMoved,
 )
-from floodmark.model.limits import COMMIT_BYTES_MAX, KEY_BYTES_MAX, RECORDS_FOUND_MAX
+from floodmark.model.limits import COMMIT_BYTES_MAX, RECORDS_FOUND_MAX
 from floodmark.model.partition import CommitLimits
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.version import Version
 from floodmark.partition import LocalPartition
-from floodmark.partition.commit.entering import refuse_key
+from floodmark.partition.commit.entering import check_key
 from floodmark.partition.read.records import require_sound
 from floodmark.routing import ROUTES_MAX, partly_done
 
@@ -142,5 +142,4 @@ def _check_keys(keys: Sequence[bytes]) -> None:
     if len(keys) > RECORDS_FOUND_MAX:
         raise LimitExceeded(f"{len(keys):,} keys are too many; one call takes {RECORDS_FOUND_MAX:,} at most")
     for key in keys:
-        if not 0 < len(key) <= KEY_BYTES_MAX:
-            raise refuse_key(key)
+        check_key(key)

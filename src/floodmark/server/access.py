@@ -352,11 +352,4 @@ def is_loopback(host: str) -> bool:
             host=host,
         ) from error
     addresses = [ipaddress.ip_address(address[4][0]) for address in found]
-    return all(_unmapped(address).is_loopback for address in addresses)
-
-
-def _unmapped(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return address if mapped is None else mapped
+    return all((getattr(each, "ipv4_mapped", None) or each).is_loopback for each in addresses)

@@ -15,9 +15,9 @@ from floodmark.feed.safepoints import require_safe_point_name
 from floodmark.host.ports import PORTS, Host, Port
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Arguments, Owned, Scope
-from floodmark.model.errors import FeedNotFound, InvalidKey, NamespaceNotFound, SubscriptionNotFound
-from floodmark.model.limits import KEY_BYTES_MAX
+from floodmark.model.errors import FeedNotFound, NamespaceNotFound, SubscriptionNotFound
 from floodmark.model.names import require_name
+from floodmark.partition.commit.entering import check_key
 from floodmark.server.access import Caller
 from floodmark.server.data import Handler
 from floodmark.server.guard import check_position
@@ -121,8 +121,8 @@ def require_role(caller: Caller, role: Role) -> None:
 
 def _check_arguments(action: Action, arguments: Arguments) -> None:
     """Check again what a `Site` checks of its users' arguments: a caller may be any program."""
-    if "key" in arguments and not 0 < len(arguments["key"]) <= KEY_BYTES_MAX:
-        raise InvalidKey(f"a key has 1 to {KEY_BYTES_MAX:,} bytes, not {len(arguments['key']):,}")
+    if "key" in arguments:
+        check_key(arguments["key"])
     for version in ("version", "since", "until", "at", "position", "horizon"):
         if version in arguments:
             check_position(arguments[version])

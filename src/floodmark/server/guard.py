@@ -30,7 +30,7 @@ _BOUND_BYTES_MAX = QUALIFIED_BYTES_MAX + 1
 
 
 class AccessGuard:
-    """Stands before a site's data.  Safe to use from many threads."""
+    """Checks a caller's rights to a site's data.  Safe to use from many threads."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

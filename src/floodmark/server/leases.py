@@ -26,7 +26,7 @@ class _Lease(NamedTuple):
 
 
 class Leases:
-    """The leases of a server.  `time_source` only measures how long they last."""
+    """The leases of a server.  `time_source` measures how long they last."""
 
     def __init__(self, host: Host, time_source: TimeSource, *, lease_ms: int = LEASE_MS) -> None:
         self._host = host

@@ -25,9 +25,8 @@ def connect(
 ) -> Site:
     """Connect to the server at `grpc://host:port`, or `grpc+tls://host:port`; the same `Site` as `open`.
 
-    A token is given as text or by a file, which is read again when the server does not accept it any more.
-    `tls_root` names the certificate that vouches for the server's; `tls_certificate` and `tls_key` are for
-    a server that wants to see its clients'.  A call that gets no answer within `timeout` fails:
+    A token file is read again when the server refuses the token.  `tls_root` verifies the server;
+    `tls_certificate` and `tls_key` identify this client.  A call without an answer within `timeout` raises
     `Unreachable` if it changed nothing, `OutcomeUnknown` if it may have.
     """
     durable = check_durability(durability)

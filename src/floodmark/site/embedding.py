@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from floodmark.clock import GuardedTime, HybridClock, TimeSource, UpperBound, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
@@ -32,23 +32,15 @@ from floodmark.site.site import Site
 COLLECT_EVERY: Final = timedelta(minutes=10)
 
 
-def check_options(
-    *,
-    durability: object,
-    collect_every: object,
-    log_retention: object,
-    skew_ms_max: object,
-    disk_reserve_bytes: object,
-    time_source: object,
-) -> None:
-    """Refuse what no site can be opened with, before anything is made or touched."""
-    check_durability(durability)
-    check_duration(collect_every, "collect_every")
-    if log_retention is not None:
-        check_duration(log_retention, "log_retention")
-    check_count(skew_ms_max, "skew_ms_max")
-    check_count(disk_reserve_bytes, "disk_reserve_bytes")
-    check_time_source(time_source)
+def check_options(**options: Any) -> None:
+    """Refuse options that no site can be opened with, before anything is made or touched."""
+    check_durability(options["durability"])
+    check_duration(options["collect_every"], "collect_every")
+    if options["log_retention"] is not None:
+        check_duration(options["log_retention"], "log_retention")
+    check_count(options["skew_ms_max"], "skew_ms_max")
+    check_count(options["disk_reserve_bytes"], "disk_reserve_bytes")
+    check_time_source(options["time_source"])
 
 
 def open_engine(

@@ -47,12 +47,10 @@ class Feeds:
     ) -> Feed:
         """Add a feed of a namespace's changes to a sink, which is a URI such as `parquet:exports/users`.
 
-        It begins with a snapshot of every key, and goes on with the changes above it; or else behind `since`,
-        which is a version, a moment, "beginning" or "now".  If changes after that are gone,
-        `VersionCollected` is raised at once.  It ends at `until`, or never.
-
-        From now on it holds a safe point, whether or not it runs.  The kind of sink must be installed in
-        this process; an unknown one is an `InvalidArgument`.
+        It begins with a snapshot, or behind `since`: a version, a moment, "beginning" or "now";
+        `VersionCollected` is raised if changes after that are gone.  It ends at `until`, or never, and holds
+        a safe point from now on.  A kind of sink that is not installed in this process is an
+        `InvalidArgument`.
         """
         require_name(namespace, "namespace")
         require_sink(sink)

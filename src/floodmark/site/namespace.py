@@ -23,7 +23,7 @@ from floodmark.model.partition import MergeStream, PutStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
-from floodmark.partition.commit.entering import refuse_key
+from floodmark.partition.commit.entering import check_key, refuse_key
 from floodmark.site.arguments import (
     At,
     Durability,
@@ -153,8 +153,7 @@ class Namespace:
     ) -> Version:
         """Write a value; its version.
 
-        With durability "fsync" the write is on disk when this returns; with "async" it is visible at
-        once and on disk a moment later.
+        With durability "fsync" it is on disk when this returns; with "async", a moment later.
         """
         qualified = self._qualify(key)
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
@@ -173,7 +172,7 @@ class Namespace:
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write many values, in one commit per partition; the highest version, 0 for no pairs.
+        """Write many values, one commit per partition; the highest version, 0 for no pairs.
 
         If a key comes twice, the last value counts.
         """
@@ -215,10 +214,7 @@ class Namespace:
         prefix: bytes | None = None,
         durability: Durability | None = None,
     ) -> int:
-        """Delete the keys in `[start, end)` that are there now; how many were deleted.
-
-        It goes in portions.  A key that is written meanwhile stays.
-        """
+        """Delete the keys in `[start, end)` that are there now, in portions; how many.  Newer writes stay."""
         keys = self._range(start, end, prefix)
         durable = self._durable if durability is None else check_durability(durability)
         deleted = 0
@@ -249,7 +245,7 @@ class Namespace:
     ) -> bool:
         """Write a value if the present one is `expected`; whether it was.
 
-        None stands for "absent", so `expected=None` creates and `value=None` deletes.
+        None stands for "absent": `expected=None` creates and `value=None` deletes.
         """
         qualified = self._qualify(key)
         if expected is not None and type(expected) is not bytes:
@@ -290,10 +286,7 @@ class Namespace:
         return self._merge(key, self._policy.update(key, fields, self._expiry(ttl)), durability)
 
     def delete_field(self, key: bytes, *names: str, durability: Durability | None = None) -> Version:
-        """Delete some fields of a record, whether or not they are there.
-
-        For a namespace that merges by "fields".  A record without fields is not there.
-        """
+        """Delete fields of a record of a namespace that merges by "fields"; one without fields is absent."""
         self._require_key(key)
         return self._merge(key, self._policy.delete_field(key, names), durability)
 
@@ -435,8 +428,7 @@ def _checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
             key, value = pair
         except (TypeError, ValueError) as error:
             raise _refuse_pair(pair) from error
-        if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
-            raise refuse_key(key)
+        check_key(key)
         yield key, value
 
 

@@ -9,7 +9,7 @@ from floodmark.clock import TimeSource, elapsed_ms, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine.base import RECOVERY_ROOM_BYTES
 from floodmark.engine.rocks import RocksEngine
-from floodmark.host.directory import SiteDirectory, raise_format, stored_identity
+from floodmark.host.directory import SiteDirectory, engine_path, raise_format, stored_identity, witness_path
 from floodmark.model.errors import Closed, InvalidArgument, InvalidConfiguration, SiteMismatch
 from floodmark.model.names import require_name, require_path
 from floodmark.partition import FAMILIES, FILTERED_BYTES, IDENTITY, META, EngineBound
@@ -47,14 +47,6 @@ def open(
     long as the versions that it names, or only for `log_retention`, which saves its space; feeds that come
     later than that catch up by scanning the versions.
     """
-    check_options(
-        durability=durability,
-        collect_every=collect_every,
-        log_retention=log_retention,
-        skew_ms_max=skew_ms_max,
-        disk_reserve_bytes=disk_reserve_bytes,
-        time_source=time_source,
-    )
     options: dict[str, Any] = {
         "durability": durability,
         "background": background,
@@ -65,6 +57,7 @@ def open(
         # Another time source need not go at the speed of this machine's clocks.
         "elapsed_source": elapsed_ms if time_source is system_time_ms else None,
     }
+    check_options(disk_reserve_bytes=disk_reserve_bytes, **options)
     if isinstance(path, str) and path.startswith(DATABASES):
         return _open_shared(path, site, site_id, create, options)
     directory = SiteDirectory(require_path(path, "a site's directory"), site, site_id, create=create)
@@ -86,10 +79,10 @@ def open_accepting(
 def _open(directory: SiteDirectory, *, accept_loss: bool = False, **options: Any) -> Site:
     try:
         engine = RocksEngine(
-            directory.engine_path,
+            engine_path(directory.path),
             FAMILIES,
             prefix_bytes=FILTERED_BYTES,
-            witness=directory.witness_path,
+            witness=witness_path(directory.path),
             accept_loss=accept_loss,
         )
         try:

@@ -28,11 +28,10 @@ from floodmark.host.statistics import (
 )
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.errors import Closed, InvalidArgument, InvalidVersion, PartitionNotFound
-from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.names import require_name
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
-from floodmark.partition.commit.entering import refuse_key
+from floodmark.partition.commit.entering import check_key
 from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
@@ -111,9 +110,8 @@ class Site:
     ) -> Namespace:
         """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given.
 
-        `merge` says what a record is, and how writes of several sites to it become one: "last_write", a
-        value that the last of them replaces; "fields", a JSON object whose fields are written one by one;
-        "counter", a number that all of them add to.
+        `merge` says how writes of several sites to a record become one: "last_write" keeps the last value;
+        "fields" merges a JSON object field by field; "counter" adds numbers up.
         """
         require_name(name, "namespace")
         kept = RETENTION if retention is None else retention
@@ -192,22 +190,17 @@ class Site:
     ) -> Iterator[Item]:
         """The changes of one namespace or of all, in commit order.
 
-        `since` is exclusive: pass a checkpoint (the version of a `Resolved` marker, or of the last change of
-        a commit that you have whole), a moment, "beginning", "snapshot" or "now".  Without it, or from the
-        "beginning", every change since the namespace was made is wanted; if some are gone, that is a
-        `VersionCollected`.  The stream ends at the present, or at `until`; with `follow=True` it waits for
-        more.
+        `since` is exclusive: a checkpoint (the version of a `Resolved` marker, or of the last change of a
+        whole commit), a moment, "beginning", "snapshot" or "now".  If changes above it are gone,
+        `VersionCollected` is raised.  The stream ends at the present, or at `until`; with `follow=True` it
+        waits for more.
 
-        A "snapshot" comes first with every key that lives at one version, as changes with `snapshot` set and
-        that version, in order of keys, and then with the changes above it.  To go on in the middle of it,
-        pass the last `Resolved` marker as `since`.
+        A "snapshot" first yields every live key at one version, as changes with `snapshot` set, in order of
+        keys, then the changes above it.  The last `Resolved` marker as `since` resumes in the middle of it.
 
-        With `before_images` an update is two changes, before and after, as in Delta's change data feed.
-        With `resolved_markers` the stream also has `Resolved` items: everything up to their version has
-        been delivered, so it is a checkpoint.  With `heartbeats` it has the site's heartbeats.
-
-        At a change that is damaged, `Corruption` is raised.  With `on_damaged` that is called with the error,
-        and the change is left out.
+        With `before_images` an update is two changes, as in Delta's change data feed.  `resolved_markers`
+        adds `Resolved` items, which are checkpoints; `heartbeats` adds the site's heartbeats.  A damaged
+        change raises `Corruption`, or is passed to `on_damaged` and left out.
         """
         keys = check_range(start_key, end_key, prefix)
         if namespace is not None:
@@ -353,8 +346,7 @@ class Site:
 
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
         """Cut the partition that holds a key in two, before that key; the ids of the halves."""
-        if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
-            raise refuse_key(key)
+        check_key(key)
         require_name(namespace, "namespace")
         return self.host.partitions.split(namespace, key)
 
@@ -408,10 +400,7 @@ class Site:
         return self.host.membership.topology()
 
     def set_topology(self, topology: Topology) -> None:
-        """Put a topology in force here, with the namespaces that are missing.
-
-        Each change of it counts `epoch` up, and is made at every site.  The same again does nothing.
-        """
+        """Put a topology in force here, with its missing namespaces.  Each change counts `epoch` up."""
         self.host.membership.set_topology(check_kind(topology, Topology, "topology"))
 
     def replication(self) -> ReplicationStatistics:

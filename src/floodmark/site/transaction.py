@@ -80,7 +80,7 @@ PACE: Final = Pace()
 class Transaction:
     """Writes and acknowledgements that wait for their commit.  Made by `Site.transaction`; for one thread.
 
-    As a `with` block it commits at the end, and aborts if the block fails.  Its writes are to one partition.
+    A `with` block commits at its end, or aborts if it fails.  Writes are to one partition.
     """
 
     def __init__(

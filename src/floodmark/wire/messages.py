@@ -40,10 +40,10 @@ Reply = TypeVar("Reply")
 
 
 class Method(Generic[Reply]):
-    """A request that a server answers.
+    """A request that a server answers.  Its `action` declares what it needs; if it is not repeatable, it
+    `writes`.
 
-    `action` says what it needs, and whether it may be repeated when no answer came; if not, it `writes`.
-    A `frequent` one goes over a channel that stays open.
+    A `frequent` request goes over a channel that stays open.
     """
 
     def __init__(

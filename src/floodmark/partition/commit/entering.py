@@ -125,6 +125,12 @@ def check_keys(keys: Sequence[bytes]) -> None:
         raise InvalidArgument("a commit must name each key once")
 
 
+def check_key(key: object) -> None:
+    """Raise InvalidKey unless a user's key is bytes of 1 to KEY_BYTES_MAX."""
+    if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
+        raise refuse_key(key)
+
+
 def refuse_key(key: object) -> InvalidKey:
     """The error for a key that is not bytes of 1 to KEY_BYTES_MAX."""
     if type(key) is not bytes:
