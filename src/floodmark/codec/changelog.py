@@ -126,10 +126,12 @@ def encode_single(key: bytes, value: bytes) -> bytes:
     return _SINGLE.pack(_COMMIT, 1, len(key), len(value)) + key + value
 
 
-def encode_commit(keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
+def encode_commit(
+    keys: Sequence[bytes], values: Sequence[bytes], row_bytes_max: int = LOG_ROW_BYTES_MAX
+) -> list[bytes]:
     """The rows of a commit, in order of their chunks."""
     packed_keys, packed_values = b"".join(keys), b"".join(values)
-    if len(packed_keys) + len(packed_values) <= LOG_ROW_BYTES_MAX:
+    if len(packed_keys) + len(packed_values) <= row_bytes_max:
         lengths = list(map(len, values))
         if max(lengths) <= LOG_INLINE_VALUE_BYTES_MAX:
             return [_join_chunk(keys, packed_keys, lengths, packed_values)]
@@ -138,7 +140,7 @@ def encode_commit(keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]
     start = size = 0
     for index, (key, value) in enumerate(zip(keys, values, strict=True)):
         inline = 0 if _is_named(value) else len(value)
-        if size and size + len(key) + inline > LOG_ROW_BYTES_MAX:
+        if size and size + len(key) + inline > row_bytes_max:
             rows.append(_encode_chunk(keys[start:index], values[start:index]))
             start, size = index, 0
         size += len(key) + inline

@@ -51,6 +51,8 @@ class EngineLimits:
     batch_bytes_max: int
     batch_rows_max: int
     key_bytes_max: int = 64 * KIB
+    # The rows that one `delete_range` may remove; None for any number.
+    range_rows_max: int | None = None
 
 
 class Engine(Protocol):

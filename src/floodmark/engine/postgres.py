@@ -173,7 +173,12 @@ class PostgresEngine:
     """
 
     limits = EngineLimits(
-        value_bytes_max=64 * MIB, batch_bytes_max=64 * MIB, batch_rows_max=100_000, key_bytes_max=2_600
+        value_bytes_max=64 * MIB,
+        batch_bytes_max=256 * MIB,
+        batch_rows_max=300_000,
+        # An entry of an index has at most 2,704 bytes.
+        key_bytes_max=2_600,
+        range_rows_max=10_000,
     )
 
     def __init__(

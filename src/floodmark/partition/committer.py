@@ -21,7 +21,7 @@ from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single, pack_log_key
 from floodmark.codec.ordered import encode_version
 from floodmark.codec.values import HAS_EXPIRY
-from floodmark.engine import WriteRow
+from floodmark.engine import Engine, WriteRow
 from floodmark.model.errors import (
     ClockSkew,
     FloodmarkError,
@@ -29,9 +29,12 @@ from floodmark.model.errors import (
     OutcomeUnknown,
     PartitionMoved,
 )
+from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.partition import HoldKind
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import (
+    BYTES_PER_BYTE,
+    ROWS_PER_CHANGE,
     Commit,
     CommitTally,
     CommittingPartition,
@@ -64,6 +67,32 @@ class CommitCounters:
         self.rounds = self.commits = 0
 
 
+class EngineBatch:
+    """Rows on their way to the engine, in batches within its limits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._rows: list[Iterable[WriteRow]] = []
+        self._count = self._bytes = 0
+
+    def add(self, rows: Iterable[WriteRow], count: int, size: int) -> None:
+        """Add rows that belong together, at most `count` of them with `size` bytes."""
+        self._count += count
+        self._bytes += size
+        limits = self._engine.limits
+        if self._count > limits.batch_rows_max or self._bytes > limits.batch_bytes_max:
+            self.write()
+            self._count, self._bytes = count, size
+        self._rows.append(rows)
+
+    def write(self) -> None:
+        """Write what was added."""
+        if self._rows:
+            self._engine.write(chain_rows.from_iterable(self._rows))
+            self._rows = []
+        self._count = self._bytes = 0
+
+
 class Committer:
     """Commits the writes of all partitions on one engine, in rounds."""
 
@@ -77,6 +106,8 @@ class Committer:
         self._clock = clock
         self._site_id = site_id
         self._round_bytes_max = round_bytes_max
+        # A quarter for the lengths of keys and values, which may take more than these.
+        self._log_row_bytes_max = min(LOG_ROW_BYTES_MAX, storage.engine.limits.value_bytes_max // 4)
         # Floors of the round at work, and of the oldest commit that is written but not synced.
         self._open_floor: Version | None = None
         self._unsynced_floor: Version | None = None
@@ -343,21 +374,23 @@ class Committer:
 
     def _write(self, batch: list[Commit]) -> bool:
         """Write all commits to the engine; whether one of them asks for a sync."""
-        rows: list[Iterable[WriteRow]] = []
+        rows = EngineBatch(self._engine)
         durable = False
         for commit in batch:
             writer = commit.writer
             if writer is not None and writer.retired:
                 commit.error = moved(writer)
                 continue
-            if commit.decide is not None and rows:
-                self._engine.write(chain_rows.from_iterable(rows))
-                rows = []
+            if commit.decide is not None:
+                # It sees the commits before it.
+                rows.write()
             mint = Mint(self._clock.now)
             try:
                 if isinstance(commit, RoundStep):
                     if taken := commit.take(mint):
-                        rows.append(taken)
+                        rows.add(
+                            taken, len(taken), sum(len(key) + len(value or b"") for _, key, value in taken)
+                        )
                     durable = durable or commit.version != 0
                     continue
                 if commit.decide is not None:
@@ -369,11 +402,11 @@ class Committer:
             except FloodmarkError as error:
                 commit.error = error
                 continue
-            if commit.writes is not None:
-                rows.append(encode_commit_rows(commit, mint(), self._site_id))
+            if (writes := commit.writes) is not None:
+                encoded = encode_commit_rows(commit, mint(), self._site_id, self._log_row_bytes_max)
+                rows.add(encoded, ROWS_PER_CHANGE * len(writes.keys), BYTES_PER_BYTE * writes.size)
                 durable = durable or commit.durable
-        if rows:
-            self._engine.write(chain_rows.from_iterable(rows))
+        rows.write()
         return durable
 
     def _enter_tail(self, batch: list[Commit]) -> None:

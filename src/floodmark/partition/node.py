@@ -16,7 +16,7 @@ from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
-from floodmark.partition.commit.commit import RoundStep
+from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, RoundStep
 from floodmark.partition.commit.storage import Storage, unknown
 from floodmark.partition.committer import Committer
 from floodmark.partition.expiring import Expiries
@@ -440,11 +440,10 @@ class Node:
 
 
 def _commit_limits(engine: Engine) -> CommitLimits:
-    """A change is a record, a part of the log and perhaps a row by expiry; its key grows when encoded."""
     limits = engine.limits
     return CommitLimits(
-        bytes_max=min(COMMIT_BYTES_MAX, limits.batch_bytes_max // 4),
-        changes_max=limits.batch_rows_max // 3,
+        bytes_max=min(COMMIT_BYTES_MAX, limits.batch_bytes_max // BYTES_PER_BYTE),
+        changes_max=limits.batch_rows_max // ROWS_PER_CHANGE,
     )
 
 

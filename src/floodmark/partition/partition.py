@@ -33,8 +33,6 @@ from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of
 from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes
 from floodmark.partition.commit.entering import (
-    PLAIN_BYTES_MAX,
-    QUALIFIED_BYTES_MAX,
     Entrance,
     WriteKind,
     check_fits,
@@ -240,8 +238,8 @@ class LocalPartition:
             if not (
                 value.endswith(PLAIN)
                 and key[:NAMESPACE_BYTES] in self._entrance.plain
-                and NAMESPACE_BYTES < len(key) <= QUALIFIED_BYTES_MAX
-                and len(value) <= PLAIN_BYTES_MAX
+                and NAMESPACE_BYTES < len(key) <= self._entrance.qualified_bytes_max
+                and len(value) <= self._entrance.plain_bytes_max
             ):
                 self._entrance.check(keys, values, WriteKind.PUT)
             return self._committer.commit_one(self, key, encode_bytes(b"r" + key), value, durable=durable)

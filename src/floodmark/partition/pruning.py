@@ -42,7 +42,7 @@ def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callabl
         if less:
             rows: list[WriteRow] = [(DATA, engine_key, record.stored) for engine_key, record in less.items()]
             horizon = max(record.newest for record in less.values())
-            node.storage.remove([*rows, node.retention.raise_horizon(namespace, horizon)])
+            node.storage.remove([node.retention.raise_horizon(namespace, horizon), *rows])
             pruned += len(less)
         if not pause():
             break

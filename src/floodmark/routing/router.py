@@ -182,7 +182,8 @@ class Router:
 
         def delete_group(partition: Partition, group: Rows) -> None:
             nonlocal deleted
-            deleted += partition.delete_unchanged(list(group), since, durable=durable)
+            for portion in _portions(list(group), partition):
+                deleted += partition.delete_unchanged(portion, since, durable=durable)
 
         self._each_group(self._groups(dict.fromkeys(keys, b"")), delete_group)
         return deleted
@@ -329,6 +330,13 @@ def _size(rows: Rows) -> int:
 
 def _fits(rows: Rows, partition: Partition) -> bool:
     return _size(rows) <= partition.limits.bytes_max and len(rows) <= partition.limits.changes_max
+
+
+def _portions(keys: Sequence[bytes], partition: Partition) -> Iterator[Sequence[bytes]]:
+    """Keys in portions that fit into one commit each."""
+    limits = partition.limits
+    count = max(1, min(limits.changes_max, limits.bytes_max // max(map(len, keys))))
+    return (keys[start : start + count] for start in range(0, len(keys), count))
 
 
 def _too_large(rows: Rows, partition: Partition) -> CommitTooLarge:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
 from operator import add
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
 from floodmark.codec.digest import digest_changes, digest_qualified
@@ -22,6 +22,10 @@ from floodmark.partition.heat import Heat
 # A commit's part of the sums: version, namespace, number of changes, their digest, and whether they were
 # first written at this site.
 CommitTally: TypeAlias = tuple[Version, bytes, int, int, bool]
+
+# A change is a record, a part of the log and perhaps a row by expiry; its key grows when encoded.
+ROWS_PER_CHANGE: Final = 3
+BYTES_PER_BYTE: Final = 4
 
 
 class CommittingPartition(Protocol):
@@ -160,7 +164,9 @@ class RoundStep(Commit):
         return True
 
 
-def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterable[WriteRow]:
+def encode_commit_rows(
+    commit: Commit, version: Version, site_id: int, log_row_bytes_max: int
+) -> Iterable[WriteRow]:
     """Set the version and tallies of a commit; its data and change-log rows, to be iterated once."""
     writer, writes = commit.writer, commit.writes
     assert writer is not None
@@ -192,7 +198,7 @@ def encode_commit_rows(commit: Commit, version: Version, site_id: int) -> Iterab
             (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], changes[0])),
             *_index_rows(writes, suffix),
         ]
-    log_rows = _log_rows(writer, version, encode_commit(keys, changes))
+    log_rows = _log_rows(writer, version, encode_commit(keys, changes, log_row_bytes_max))
     return chain(_data_rows(writes, suffix), log_rows, _index_rows(writes, suffix))
 
 

@@ -15,12 +15,13 @@ from typing import Final
 
 import numpy
 
-from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES, encode_bytes
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.states import CounterState, decode_state, is_unstamped
 from floodmark.codec.values import HAS_EXPIRY, HAS_ORIGIN, HAS_STAMPS, PLAIN, TOMBSTONE, decode_value
 from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
+from floodmark.engine import EngineLimits
 from floodmark.merge.fields import parse_object
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
 from floodmark.model.errors import (
@@ -38,6 +39,10 @@ from floodmark.model.record import Record
 
 QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
 PLAIN_BYTES_MAX: Final = VALUE_BYTES_MAX + len(PLAIN)
+# What may stand before an engine key in a row of the metadata.
+META_BYTES_MAX: Final = 32
+# An engine that holds this much needs no look at each value.
+STORED_BYTES_MAX: Final = 2 * VALUE_BYTES_MAX
 # Readers hold moments as 64 bits of microseconds.
 EXPIRY_MAX: Final = ((1 << 63) - 1) // 1_000_000
 
@@ -75,7 +80,11 @@ class Entrance:
     Of a node without a catalog the namespaces are not known: then any kind of record may enter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: EngineLimits) -> None:
+        # Narrower than those of the model where the engine's are.
+        self.qualified_bytes_max = min(QUALIFIED_BYTES_MAX, _qualified_bytes_max(limits.key_bytes_max))
+        self._stored_bytes_max = limits.value_bytes_max
+        self.plain_bytes_max = min(PLAIN_BYTES_MAX, limits.value_bytes_max)
         self._policies: Mapping[bytes, str] | None = None
         # The namespaces whose records are plain values, by the bytes that their keys begin with.
         self.plain: frozenset[bytes] = frozenset()
@@ -90,6 +99,7 @@ class Entrance:
         check_keys(keys)
         if len(values) != len(keys):
             raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
+        self._check_engine(keys, values)
         namespaces = namespaces_of(keys)
         if namespaces <= self.plain:
             if kind is WriteKind.MERGE:
@@ -98,6 +108,27 @@ class Entrance:
         policies = {namespace: self._policy_of(namespace) for namespace in namespaces}
         for key, value in zip(keys, values, strict=True):
             _check_record(key, value, policies[key[:NAMESPACE_BYTES]], kind)
+
+    def _check_engine(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Refuse keys and values that only this site's engine cannot hold."""
+        if self.qualified_bytes_max < QUALIFIED_BYTES_MAX:
+            longest = max(keys, key=len)
+            size, size_max = (n - NAMESPACE_BYTES for n in (len(longest), self.qualified_bytes_max))
+            if size > size_max:
+                raise InvalidKey(
+                    f"the key {_shown(longest)} has {size:,} bytes; the database of this site takes "
+                    f"{size_max:,}. Hash it, or keep the rest in the value",
+                    size=size,
+                )
+        if self._stored_bytes_max < STORED_BYTES_MAX:
+            size, key = max(zip(map(len, values), keys, strict=True))
+            if size > self._stored_bytes_max:
+                raise InvalidValue(
+                    f"the record of {_shown(key)} has {size:,} bytes; the database of this site takes "
+                    f"{self._stored_bytes_max:,}. Write it in parts, or keep it elsewhere",
+                    key=key[NAMESPACE_BYTES:],
+                    size=size,
+                )
 
     def _policy_of(self, namespace: bytes) -> str | None:
         if self._policies is None:
@@ -109,6 +140,16 @@ class Entrance:
                 "it up by its name again"
             )
         return policy
+
+
+def _qualified_bytes_max(key_bytes_max: int) -> int:
+    """The longest qualified key whose engine key, with a version and among the metadata, has so many bytes.
+
+    >>> len(encode_bytes(bytes(1 + _qualified_bytes_max(2_600)))) + VERSION_BYTES + META_BYTES_MAX <= 2_600
+    True
+    """
+    groups = (key_bytes_max - VERSION_BYTES - META_BYTES_MAX) // len(encode_bytes(b""))
+    return 8 * groups - 2
 
 
 def check_keys(keys: Sequence[bytes]) -> None:

@@ -19,6 +19,8 @@ from floodmark.model.errors import (
     PartitionStopped,
     StorageFailed,
 )
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.ranges import after
 from floodmark.partition.commit.commit import Commit
 from floodmark.partition.commit.entering import Entrance
 from floodmark.partition.commit.turn import Turn
@@ -38,7 +40,7 @@ class Storage:
         # The ids of dropped namespaces, which take no more writes.
         self.dropped: set[bytes] = set()
         # Checks what may be stored in which namespace.
-        self.entrance = Entrance()
+        self.entrance = Entrance(engine.limits)
         # Whether writes are stopped or refused: one flag for the hot path.
         self.is_unusual = False
         self.recoveries = 0
@@ -136,12 +138,41 @@ class Storage:
             self.engine.write(rows)
 
     def remove(self, rows: Sequence[WriteRow]) -> None:
-        """Write rows that a crash may undo, such as the removal of garbage."""
+        """Write rows that a crash may undo, such as the removal of garbage.
+
+        They are cut into batches that the engine takes: any number of the first rows must be harmless alone.
+        """
+        limits = self.engine.limits
+        batch: list[WriteRow] = []
+        size = 0
+        for row in rows:
+            added = len(row[1]) + len(row[2] or b"")
+            if batch and (len(batch) == limits.batch_rows_max or size + added > limits.batch_bytes_max):
+                self._store_settled(batch)
+                batch, size = [], 0
+            batch.append(row)
+            size += added
+        self._store_settled(batch)
+
+    def _store_settled(self, rows: Sequence[WriteRow]) -> None:
         with self.settled():
             self.store_later(rows)
 
     def remove_range(self, family: str, start: bytes, end: bytes) -> None:
-        """Remove a range of garbage."""
+        """Remove a range of garbage, in portions if the engine takes only so many rows."""
+        rows_max = self.engine.limits.range_rows_max
+        while rows_max is not None:
+            page = self.engine.scan(
+                family, start, end, rows_max=min(rows_max, PAGE_ROWS_MAX), bytes_max=PAGE_BYTES_MAX
+            )
+            if not page:
+                return
+            behind = after(page[-1][0])
+            self._delete_settled(family, start, behind)
+            start = behind
+        self._delete_settled(family, start, end)
+
+    def _delete_settled(self, family: str, start: bytes, end: bytes) -> None:
         with self.settled(), self._stopping():
             self.engine.delete_range(family, start, end)
 

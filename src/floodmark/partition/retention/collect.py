@@ -111,9 +111,11 @@ class Collector:
             self._flush()
 
     def _flush(self) -> None:
-        rows: list[WriteRow] = [(DATA, engine_key, None) for engine_key in self._doomed]
+        rows: list[WriteRow] = []
+        # First: what it covers may go only behind it.
         if self.horizon > self._stored_horizon:
             rows.append((META, HORIZON + self._namespace, self.horizon.to_bytes(8, "big")))
+        rows += ((DATA, engine_key, None) for engine_key in self._doomed)
         if rows:
             self._storage.remove(rows)
         self._removed += len(self._doomed)
