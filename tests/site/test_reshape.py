@@ -9,7 +9,7 @@ from threading import Event
 from typing import NamedTuple
 
 import pytest
-from tests.site.support import HookedEngine, node_of, nothing, open_memory, state_after
+from tests.site.support import HookedEngine, host_of, node_of, nothing, open_memory, state_after
 from tests.waiting import run_threads
 
 from floodmark.codec.changelog import decode_row, encode_log_range
@@ -414,3 +414,38 @@ def test_heat_history_is_bounded_and_begins_anew_after_a_split(site: Site, time:
     assert len(heat.samples) == 121
     site.split("users", b"m")
     assert [len(heat.samples) for heat in site.heat()] == [1, 1]
+
+
+# Many partitions
+
+
+def test_put_many_over_many_partitions_of_a_node_is_one_round() -> None:
+    with open_memory(HookedEngine(), SimulatedTime()) as site:
+        users = site.create_namespace("users")
+        for key in KEYS[1:]:
+            site.split("users", key)
+        counters = node_of(site).committer.counters
+        rounds, commits = counters.rounds, counters.commits
+        version = users.put_many(dict.fromkeys(KEYS, b"1"))
+        assert (counters.rounds, counters.commits) == (rounds + 1, commits + len(KEYS))
+        changes = list(site.changes("users"))
+        assert [change.key for change in changes] == KEYS
+        assert [change.version for change in changes] == sorted({change.version for change in changes})
+        assert changes[-1].version == version
+
+
+def test_put_many_goes_on_where_partitions_have_moved_in_the_middle() -> None:
+    with open_memory(HookedEngine(), SimulatedTime()) as site:
+        users = site.create_namespace("users")
+        for key in KEYS[1::4]:
+            site.split("users", key)
+        router, node = host_of(site).router, node_of(site)
+        stale = node.map
+        site.split("users", KEYS[2])
+        site.merge(*ids(site)[-2:])
+        present, node.map = node.map, stale
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(node, "refresh", lambda: setattr(node, "map", present))
+            assert router.maps is node
+            users.put_many(dict.fromkeys(KEYS, b"1"))
+        assert dict(users.scan()) == dict.fromkeys(KEYS, b"1")

@@ -127,7 +127,7 @@ class Committer:
         try:
             token = turn.try_take() or turn.wait(commit)
             if token is not None:
-                self._lead(commit)
+                self.lead(commit)
         finally:
             if token is not None:
                 turn.give_back(token)
@@ -151,7 +151,7 @@ class Committer:
                 commit = Commit(writer, writes, durable=durable)
                 if token is None:
                     return self.commit(commit)
-                self._lead(commit)
+                self.lead(commit)
                 if commit.error is not None:
                     raise commit.error
                 return commit.version
@@ -294,9 +294,9 @@ class Committer:
 
     # The round
 
-    def _lead(self, commit: Commit) -> None:
-        """Run a round for a commit and those that wait.  The caller holds the turn."""
-        batch = [commit]
+    def lead(self, *commits: Commit) -> None:
+        """Run a round for some commits and those that wait.  The caller holds the turn."""
+        batch = [*commits]
         try:
             if self._turn.line:
                 self._gather(batch)
@@ -308,18 +308,17 @@ class Committer:
                 member.error = member.error or unknown(interruption)
             raise
         finally:
-            if len(batch) > 1:
+            if waiting := batch[len(commits) :]:
                 try:
-                    wake(chain(batch[1:]))
+                    wake(chain(waiting))
                 except BaseException:
                     # Interrupted: wake the others all the same.  Doing it twice is harmless.
-                    wake(chain(batch[1:]))
+                    wake(chain(waiting))
                     raise
 
     def _gather(self, batch: list[Commit]) -> None:
         """Add waiting commits to the leader's, up to the size of a round."""
-        writes = batch[0].writes
-        size = writes.size if writes else 0
+        size = sum(commit.writes.size for commit in batch if commit.writes)
 
         def fits(commit: Commit) -> bool:
             nonlocal size

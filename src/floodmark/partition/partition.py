@@ -24,6 +24,7 @@ from floodmark.engine import Engine, Row
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
+    FloodmarkError,
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
@@ -509,3 +510,17 @@ def _writes(
         values = [by_key[key] for key in ordered]
     size = sum(map(len, ordered)) + sum(map(len, values))
     return Writes(ordered, encode_prefixes(ordered), values, size, own=own, loaded=loaded)
+
+
+def put_together(
+    puts: Sequence[tuple[LocalPartition, Sequence[bytes], Sequence[bytes]]], *, durable: bool
+) -> list[Version | FloodmarkError]:
+    """`put` to several partitions of one node in one round: the version of each commit, or its error."""
+    commits = [
+        Commit(partition, partition._enter(keys, values, WriteKind.PUT), durable=durable)
+        for partition, keys, values in puts
+    ]
+    committer = puts[0][0]._committer
+    with committer.place.storage.exclusive():
+        committer.lead(*commits)
+    return [commit.version if commit.error is None else commit.error for commit in commits]

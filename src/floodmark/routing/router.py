@@ -7,7 +7,8 @@ may give a key to another partition.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
 
 import pyarrow
 
@@ -19,12 +20,16 @@ from floodmark.model.partition import Content, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance, WriteKind
+from floodmark.partition.partition import LocalPartition, put_together
 
 # A key may change hands this often under one call; more means that something is wrong.
 ROUTES_MAX: Final = 100
 
 Result = TypeVar("Result")
 Rows = Mapping[bytes, bytes]
+Groups: TypeAlias = Sequence[tuple[Partition, Rows]]
+# Commits groups in one go: the answer of each partition, or its error.
+Together: TypeAlias = Callable[[Groups], Sequence[int | FloodmarkError]]
 
 
 def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
@@ -91,13 +96,15 @@ class Router:
     def put(self, rows: Rows, *, durable: bool) -> Version:
         """Commit qualified keys, once per partition; the highest version, 0 for no rows.
 
-        Rows that do not fit into one commit per partition are refused before anything is written.
+        Rows that do not fit into one commit per partition are refused before anything is written.  Partitions
+        of this process commit in one round.
         """
         return max(
             self._commit_groups(
                 rows,
                 WriteKind.PUT,
                 lambda partition, keys, values: partition.put(keys, values, durable=durable),
+                together=partial(_put_together, durable=durable),
             ),
             default=0,
         )
@@ -156,8 +163,11 @@ class Router:
         kind: WriteKind,
         commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], int],
         rank: Callable[[Rows], int] | None = None,
+        together: Together | None = None,
     ) -> list[int]:
         """Commit to each partition what is its own; what each answered.  The highest rank comes first.
+
+        `together` commits to partitions of this process in one go.
 
         What one partition would refuse is not stored in part in another.
         """
@@ -173,7 +183,19 @@ class Router:
         def commit_group(partition: Partition, group: Rows) -> None:
             answers.append(commit(partition, *_columns(group)))
 
-        self._each_group(groups, commit_group, rank=rank)
+        def commit_together(groups: Groups) -> Iterator[FloodmarkError | None]:
+            assert together is not None
+            for outcome in together(groups):
+                if isinstance(outcome, FloodmarkError):
+                    yield outcome
+                else:
+                    answers.append(outcome)
+                    yield None
+
+        if together is None or self._entrance is None or len(groups) < 2:
+            self._each_group(groups, commit_group, rank=rank)
+        else:
+            self._run_groups(groups, commit_together, rank=rank)
         return answers
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
@@ -258,24 +280,48 @@ class Router:
 
     def _each_group(
         self,
-        groups: Sequence[tuple[Partition, Rows]],
+        groups: Groups,
         commit: Callable[[Partition, Rows], None],
         describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
         rank: Callable[[Rows], int] | None = None,
     ) -> None:
+        """Commit group by group, up to the first that fails."""
+
+        def run(groups: Groups) -> Iterator[FloodmarkError | None]:
+            for partition, group in groups:
+                try:
+                    commit(partition, group)
+                    yield None
+                except FloodmarkError as error:
+                    yield error
+                    if not isinstance(error, PartitionMoved):
+                        return
+
+        self._run_groups(groups, run, describe, rank)
+
+    def _run_groups(
+        self,
+        groups: Groups,
+        run: Callable[[Groups], Iterator[FloodmarkError | None]],
+        describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
+        rank: Callable[[Rows], int] | None = None,
+    ) -> None:
+        """Run groups, and those again whose partition has moved.  `run` yields the error of each, or None."""
         done = 0
         failure: FloodmarkError | None = None
         for _ in range(ROUTES_MAX):
             moved: dict[bytes, bytes] = {}
-            for partition, group in groups:
-                try:
-                    commit(partition, group)
+            refusal: FloodmarkError | None = None
+            for (_, group), error in zip(groups, run(groups), strict=False):
+                if error is None:
                     done += len(group)
-                except PartitionMoved as error:
+                elif isinstance(error, PartitionMoved):
                     moved |= group
                     failure = error
-                except FloodmarkError as error:
-                    raise describe(done, error) from error
+                else:
+                    refusal = refusal or error
+            if refusal is not None:
+                raise describe(done, refusal) from refusal
             if not moved:
                 return
             self.maps.refresh()
@@ -301,6 +347,13 @@ class Router:
             groups.append((partition, {key: rows[key] for key in keys[start:end]}))
             start = end
         return groups
+
+
+def _put_together(groups: Groups, *, durable: bool) -> Sequence[int | FloodmarkError]:
+    puts = [
+        (partition, *_columns(group)) for partition, group in groups if isinstance(partition, LocalPartition)
+    ]
+    return put_together(puts, durable=durable)
 
 
 def _ranked(
