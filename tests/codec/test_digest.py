@@ -12,7 +12,6 @@ from floodmark.codec.digest import (
     SEED,
     digest_change,
     digest_changes,
-    digest_qualified,
     digest_rows,
     hash_bytes,
 )
@@ -83,7 +82,3 @@ def test_sums_of_a_commit_are_those_of_its_changes_for_each_namespace() -> None:
     assert {
         int.from_bytes(namespace, "big"): (count, digest) for namespace, count, digest in found
     } == expected
-    assert all(
-        digest_qualified(5, 1, key, value) == digest_change(5, 1, key[3:], value)
-        for key, value in changes.items()
-    )

@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.codec.changelog import CommitRow, decode_row, encode_commit, encode_heartbeat, encode_single
-from floodmark.codec.unpacking import decode_commits
+from floodmark.codec.changelog import (
+    CommitRow,
+    decode_commits,
+    decode_row,
+    encode_commit,
+    encode_heartbeat,
+    encode_single,
+)
 from floodmark.model.change import Heartbeat
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
 

@@ -11,7 +11,7 @@ import pytest
 from tests.site.support import HookedEngine, host_of, node_of
 
 import floodmark
-from floodmark.codec import encode_key
+from floodmark.codec.ordered import encode_key
 from floodmark.model.errors import Corruption, LimitExceeded, StorageFailed, StorageFull, VersionCollected
 from floodmark.model.limits import NAMESPACES_MAX
 from floodmark.model.version import Version

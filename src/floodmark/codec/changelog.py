@@ -1,24 +1,23 @@
 """Rows of the change log.
 
-One row per commit and log, so that reading changes back is one sequential scan.  Its key sorts by
-log, then by version:
+One row per commit and log, so that reading changes back is one sequential scan.  Its key:
 
     log id: 4 bytes | commit version: 8 bytes | chunk: 2 bytes          (big-endian)
 
-A commit row holds the qualified keys (namespace and user key) that the commit wrote and the stored
-values, column by column, so that a thousand changes are packed and unpacked by a handful of calls:
+A commit row holds the qualified keys (namespace and user key) and the stored values of the commit, column by
+column, so that a handful of calls packs or unpacks a thousand changes:
 
     +---+-------+--------------------+----------------------+------+--------+
     | 1 | count | key lengths        | value lengths        | keys | values |
     | 1 |   4   | 2 bytes each       | 4 bytes each         |      |        |
     +---+-------+--------------------+----------------------+------+--------+
 
-Numbers in it are little-endian.  A value length of 0xFFFFFFFF means that the value is large and is
-read from the data, where it stands under the same key and version.  Only a state never is: there stands
-what the record became, and here what was written to it.  A commit that does not fit into one row goes on
-in the next chunk; chunks are written together.
+Numbers in it are little-endian.  A value length of 0xFFFFFFFF means that the value is large, and is read from
+the data, under the same key and version.  States always stand here: the data holds the merged record, and the
+log what was written to it.  A commit that does not fit into one row continues in the next chunk; chunks are
+written together.
 
-A heartbeat row is written each second, so it is small: most numbers in it lie close to `through`.
+A heartbeat row is small, because most of its numbers lie close to `through`:
 
     +---+------+---------+---------+-------+---------+-----------+------------+
     | 3 | node | through | wall ms | since | log + 1 | watermark | sums       |
@@ -46,13 +45,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from struct import Struct, iter_unpack, pack, unpack_from
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy
+import pyarrow
+from numpy.typing import NDArray
 
 from floodmark.codec.stamps import is_first_written_at
 from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
-from floodmark.columns.packed import Packed
+from floodmark.columns.packed import Packed, borders_of, window
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
@@ -81,6 +82,12 @@ _NO_LOG: Final = 0xFFFFFFFF
 _SITES_MAX: Final = 256
 _NAMESPACE_MAX: Final = (1 << 24) - 1
 _COUNT: Final = Struct("<I")
+_COUNTS: Final = numpy.dtype("<u4")
+_KEY_LENGTH: Final = numpy.dtype("<u2")
+_VALUE_LENGTH: Final = numpy.dtype("<u4")
+_LENGTHS_BYTES: Final = _KEY_LENGTH.itemsize + _VALUE_LENGTH.itemsize
+
+Numbers: TypeAlias = NDArray[numpy.int64]
 _MARK: Final = Struct("<3sBQ")
 _SUMS: Final = Struct("<3sIQIQ")
 
@@ -92,7 +99,7 @@ class CommitRow(NamedTuple):
     values: list[bytes | None]
 
 
-# `encode_log_key` for those in a hurry: log, version and chunk.
+# `encode_log_key` without a Python call: log, version and chunk.
 pack_log_key: Final[Callable[[int, Version, int], bytes]] = _KEY.pack
 
 
@@ -120,7 +127,7 @@ def _key_above(log: int, version: Version) -> bytes:
 
 
 def encode_single(key: bytes, value: bytes) -> bytes:
-    """The row of a commit of one key: what `encode_commit` gives, without its lists."""
+    """The row of a commit of one key: `encode_commit` without lists."""
     if len(value) > LOG_INLINE_VALUE_BYTES_MAX and not value[-1] & HAS_STAMPS:
         return _SINGLE.pack(_COMMIT, 1, len(key), _BY_REFERENCE) + key
     return _SINGLE.pack(_COMMIT, 1, len(key), len(value)) + key + value
@@ -194,9 +201,9 @@ def encode_columns(keys: Packed, values: Packed) -> list[bytes]:
 
 
 def decode_single(row: bytes) -> tuple[bytes, bytes] | None:
-    """The qualified key and the stored value of a row of one change; None if the row is of another kind.
+    """The qualified key and the stored value of a row of one change; None for another row.
 
-    Most rows of a busy site are of this kind, and it takes a fraction of what `decode_row` takes.
+    Most rows of a busy site are of this kind, and it takes a fraction of the time of `decode_row`.
     """
     if not row.startswith(_ONE_CHANGE) or len(row) < _SINGLE.size:
         return None
@@ -206,12 +213,12 @@ def decode_single(row: bytes) -> tuple[bytes, bytes] | None:
 
 
 def count_of(row: bytes) -> int:
-    """How many changes the row of a commit says that it has."""
+    """The number of changes in the row of a commit."""
     return int.from_bytes(row[1:COMMIT_HEAD_BYTES], "little")
 
 
 def names_values(row: bytes) -> bool:
-    """Whether the row of a commit may name values that are to be looked up.  If not, it surely does not.
+    """Whether the row of a commit may name large values; False is certain.
 
     >>> [names_values(encode_single(b"a", bytes(size))) for size in (1, 5000)]
     [False, True]
@@ -221,7 +228,7 @@ def names_values(row: bytes) -> bool:
 
 
 def count_changes(row: bytes, keys: KeyRange) -> int:
-    """How many changes of a row lie in a range of qualified keys.  Values are not looked at.
+    """The number of changes of a row in a range of qualified keys.
 
     >>> (row,) = encode_commit([b"a", b"b", b"c"], [b"1", b"2", b"3"])
     >>> count_changes(row, KeyRange(b"b", None)), count_changes(row, KeyRange(b"a", b"b"))
@@ -254,9 +261,9 @@ def count_changes(row: bytes, keys: KeyRange) -> int:
 
 
 def is_own(row: bytes, site: int) -> bool:
-    """Whether a commit at a site was first made there.  If no value in its row can tell, it may have been.
+    """Whether a commit at a site was first made there; True if all values of its row are large.
 
-    The changes of a commit are all of one kind, so the last value that is not large tells for all of them.
+    The changes of a commit are all of one kind, so its last value that is not large decides.
 
     >>> from floodmark.codec.values import encode_value
     >>> from floodmark.model.change import Stamp
@@ -276,10 +283,10 @@ def is_own(row: bytes, site: int) -> bool:
 
 
 def holds_copies_only(row: bytes, site: int) -> bool:
-    """Whether no change of a commit was first written at a site, as far as its row tells at a glance.
+    """Whether all changes of a commit are plain copies from other sites; False is not certain.
 
-    A site that takes in much reads it all back in search of its own changes, and finds none.  So nothing is
-    taken apart: the origin of a plain copy ends where its flags begin.
+    The readers of a site that only applies changes search its log for its own, in vain.  So no value is
+    decoded: the origin of a plain copy ends where its flags begin.
 
     >>> from floodmark.codec.values import encode_value
     >>> from floodmark.model.change import Stamp
@@ -338,6 +345,67 @@ def _decode_commit(row: bytes) -> CommitRow:
     return CommitRow(keys, values)
 
 
+class Commits(NamedTuple):
+    """The changes of several rows: their number in each, qualified keys, stored values, and value flags."""
+
+    counts: Numbers
+    keys: pyarrow.BinaryArray
+    values: pyarrow.BinaryArray
+    flags: NDArray[numpy.uint8]
+
+
+def decode_commits(rows: Sequence[bytes]) -> Commits | None:
+    """All changes of some rows; None if one is no commit, is damaged, or has a large or an empty value.
+
+    >>> rows = [encode_single(b"a", b"1"), *encode_commit([b"a", b"b"], [b"2", b"33"])]
+    >>> commits = decode_commits(rows)
+    >>> commits.counts.tolist(), commits.keys.to_pylist(), commits.values.to_pylist()
+    ([1, 2], [b'a', b'a', b'b'], [b'1', b'2', b'33'])
+    """
+    joined = b"".join(rows)
+    sizes = numpy.fromiter(map(len, rows), numpy.int64, len(rows))
+    ends = numpy.cumsum(sizes)
+    starts = ends - sizes
+    if not len(rows) or sizes.min() < _COMMIT_HEAD.size or _kinds(joined, starts) != {_COMMIT}:
+        return None
+    counts = window(joined, _COUNTS)[starts + 1].astype(numpy.int64)
+    heads = starts + _COMMIT_HEAD.size
+    keys_from = heads + _LENGTHS_BYTES * counts
+    if counts.min() < 1 or (keys_from > ends).any():
+        return None
+    key_borders = borders_of(_cut_lengths(joined, heads, counts, _KEY_LENGTH))
+    value_borders = borders_of(
+        _cut_lengths(joined, heads + _KEY_LENGTH.itemsize * counts, counts, _VALUE_LENGTH)
+    )
+    firsts = borders_of(counts)
+    values_from = keys_from + numpy.diff(key_borders[firsts])
+    if (values_from + numpy.diff(value_borders[firsts]) != ends).any():
+        return None
+    if (value_borders[1:] == value_borders[:-1]).any():
+        return None
+    places = numpy.stack([keys_from, values_from, ends], axis=1).tolist()
+    whole = memoryview(joined)
+    keys = b"".join([whole[start:end] for start, end, _ in places])
+    values = b"".join([whole[start:end] for _, start, end in places])
+    flags = numpy.frombuffer(values, numpy.uint8)[value_borders[1:] - 1]
+    return Commits(
+        counts, Packed(keys, key_borders).to_arrow(), Packed(values, value_borders).to_arrow(), flags
+    )
+
+
+def _kinds(joined: bytes, starts: Numbers) -> set[int]:
+    return set(numpy.frombuffer(joined, numpy.uint8)[starts].tolist())
+
+
+def _cut_lengths(joined: bytes, starts: Numbers, counts: Numbers, kind: numpy.dtype[Any]) -> Numbers:
+    """The numbers that stand in a row from each of some places on, one behind the other."""
+    firsts = borders_of(counts)[:-1]
+    places = numpy.repeat(starts - kind.itemsize * firsts, counts)
+    places += kind.itemsize * numpy.arange(len(places))
+    lengths: Numbers = window(joined, kind)[places].astype(numpy.int64)
+    return lengths
+
+
 def _cut(row: bytes, position: int, lengths: Sequence[int]) -> list[bytes]:
     first = lengths[0] if lengths else 0
     if first and lengths.count(first) == len(lengths):
@@ -382,7 +450,7 @@ def _watermark_numbers(watermark: Mapping[int, Mapping[int, Version]], through: 
 
 
 def _fold(number: int) -> int:
-    """A number of either sign as one that is small where the number is."""
+    """A number of either sign as a natural one, which is small if the number is."""
     return 2 * number if number >= 0 else -2 * number - 1
 
 

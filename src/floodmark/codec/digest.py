@@ -36,13 +36,6 @@ def digest_change(version: Version, site: int, key: bytes, content: bytes) -> in
     return hash_bytes(_STAMP.pack(version, site) + _LENGTHS[len(key)] + key + content, SEED)
 
 
-def digest_qualified(version: Version, site: int, key: bytes, content: bytes) -> int:
-    """`digest_change` of a qualified key."""
-    return hash_bytes(
-        _STAMP.pack(version, site) + _QUALIFIED_LENGTHS[len(key)] + key[NAMESPACE_BYTES:] + content, SEED
-    )
-
-
 def digest_rows(
     versions: Sequence[Version], site: int, keys: Sequence[bytes], contents: Sequence[bytes]
 ) -> list[int]:

@@ -37,7 +37,7 @@ _EVERY_KEY: Final = KeyRange()
 RAW: Final = b"r"
 
 _SHAPES_MAX: Final = 8192
-# From so many keys of one length on, it is quicker to encode them all at once.
+# From this number of keys of one length on, it is quicker to encode them all at once.
 _MANY: Final = 64
 _MARKED: Final = numpy.dtype([("group", numpy.uint64), ("marker", numpy.uint8)])
 
@@ -46,7 +46,7 @@ Unpack = Callable[[bytes], tuple[bytes, ...]]
 
 @lru_cache(maxsize=_SHAPES_MAX)
 def _encoding_shape(length: int) -> tuple[Unpack, bytes]:
-    """How to cut a key of this length into groups, and what follows its last bytes."""
+    """The function that cuts a key of this length into groups, and the bytes behind its last group."""
     whole, rest = divmod(length, GROUP)
     padding = GROUP - rest
     return Struct("8s" * whole + f"{rest}s").unpack, bytes(padding) + bytes([0xFF - padding])
@@ -129,7 +129,7 @@ def encode_prefixes(qualified: Sequence[bytes]) -> list[bytes]:
 
 
 def _encode_alike(qualified: Packed) -> list[bytes]:
-    """The same of keys that have one length, all at once."""
+    """The same for keys of one length, all at once."""
     count = len(qualified.borders) - 1
     length = len(RAW) + len(qualified.data) // count
     groups = length // GROUP + 1
@@ -180,7 +180,7 @@ def decode_key(engine_key: bytes) -> tuple[int, bytes, Version]:
 
 @lru_cache(maxsize=_SHAPES_MAX)
 def user_key_shape(markers: bytes) -> Unpack:
-    """How to cut the user key out of a prefix with these markers, skipping `r` and the namespace."""
+    """The function that cuts the user key out of a prefix with these markers."""
     if not markers:
         raise Corruption("an encoded key is shorter than one group")
     groups, padding = len(markers), 0xFF - markers[-1]
@@ -196,9 +196,7 @@ def user_key_shape(markers: bytes) -> Unpack:
 
 
 def decode_user_key(prefix: bytes) -> bytes:
-    """The user key of an engine key's prefix.  The fast way that scans take.
-
-    It trusts the padding, which `decode_key` checks.
+    """The user key of an engine key's prefix: for scans, without the check of padding in `decode_key`.
 
     >>> decode_user_key(encode_prefix(bytes(3) + b"a key of some length"))
     b'a key of some length'

@@ -1,12 +1,9 @@
 """The stamps of stored records, read from their last bytes alone.
 
-A commit that decides by stamps looks at thousands of records, and needs of each only where and when it was
-first written.  Here a stamp is nine bytes, which compare as stamps do:
+A commit that decides by stamps looks at thousands of records.  Here a stamp is nine bytes, which compare as
+stamps do, as they stand in a record from another site (`values.py`) and in a digest (`digest.py`):
 
     version: 8 bytes | site id: 1 byte          (big-endian)
-
-So it stands in a record from another site (`values.py`), and so it begins what the digest of a change is
-made of (`digest.py`): nothing is taken apart and put together again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +41,7 @@ def _origin_place(flags: int) -> slice:
     return slice(end - STAMP_BYTES, end)
 
 
-# Where the origin stands in a record, by the flags that the record ends with.  Before stamps it stands at no
-# fixed place.
+# The place of the origin in a record without stamps, by the flags that the record ends with.
 _PLACES: Final = {flags: _origin_place(flags) for flags in range(1 + (HAS_EXPIRY | DELETED | HAS_ORIGIN))}
 
 
@@ -94,7 +90,7 @@ def find_origins(records: Sequence[bytes]) -> list[bytes]:
 
 
 def _decode_origins(records: Sequence[bytes]) -> list[bytes]:
-    """The same the long way, which finds them before stamps too, and says what is wrong with a record."""
+    """The same for any records; raises Corruption for damaged ones."""
     origins = [decode_value(record).origin for record in records]
     return [NO_STAMP if origin is None else encode_stamp(origin.version, origin.site) for origin in origins]
 
@@ -115,7 +111,7 @@ def _place_before_stamps(record: bytes) -> slice:
 def is_first_written_at(site: int, record: bytes) -> bool:
     """Whether a record that is stored at a site was first written there.
 
-    It carries no origin then, unless the site has lost it and got it back from another one.
+    It carries no origin then, unless a restored site got it back from another one.
 
     >>> from floodmark.codec.values import encode_value
     >>> from floodmark.model.change import Stamp
@@ -129,11 +125,10 @@ def is_first_written_at(site: int, record: bytes) -> bool:
 def digest_copies(
     keys: Sequence[bytes], records: Sequence[bytes], site: int
 ) -> Iterator[tuple[bytes, int, int, bool]]:
-    """`digest_changes` for records that carry their origin, each its own.  The keys stand in order.
+    """`digest_changes` for records that carry their origins, and whether they were first written at `site`.
 
-    The content of a record is what remains without the origin and the flag that announces it.  A run ends
-    also where records follow that were first written at `site`, or others after them; the last thing told of
-    each run is whether its records were.
+    The keys stand in order.  The content of a record excludes its origin and the flag for it.  A run ends
+    also where the answer to the last question changes.
     """
     lengths = {length: (length - NAMESPACE_BYTES).to_bytes(2, "big") for length in set(map(len, keys))}
     namespace, digest_of, seed = keys[0][:NAMESPACE_BYTES], hash_bytes, SEED
@@ -157,10 +152,7 @@ def digest_copies(
 
 
 def _are_alike(namespace: bytes, keys: Sequence[bytes], records: Sequence[bytes], site: int) -> bool:
-    """Whether records are all of one namespace and of other sites, with neither an expiry nor a tombstone.
-
-    The keys stand in order, so those of a namespace stand together.
-    """
+    """Whether records are all of one namespace and of other sites, with neither an expiry nor a tombstone."""
     return (
         set(map(_flags, records)) == {HAS_ORIGIN}
         and keys[-1].startswith(namespace)

@@ -1,8 +1,7 @@
-"""Records that are merged: what stands in their stamps (`values.py`), and how their value follows from it.
+"""Records that are merged: the layout of their stamps (`values.py`), from which their value follows.
 
-A state of fields is a JSON object whose fields were each written at some time, somewhere.  The body names
-them in the order of their names; the texts stand in the user's value, so that a reader gets stored bytes
-as they are:
+A state of fields is a JSON object, each field with its own stamp.  The body names the fields in order; their
+texts stand in the user's value, so that a reader gets stored bytes as they are:
 
     user value:  {"city":"Oslo","tags":[1, 2]}        texts as they were written, no blanks of ours
 
@@ -11,21 +10,20 @@ as they are:
                 bit 0  present: there is a text; without it the field was deleted
                 bit 1  it expires (unix seconds)
 
-A state of a counter holds what each site has added; the user's value is the sum, in decimal:
+A state of a counter holds the total of each site; the user's value is the sum, in decimal:
 
     | kind 2 | delete stamp 9 | count 1 | entry | entry | ...
     entry: | site id 1 | version 8 | total 8, signed |        in the order of ids
 
-A delete stamp of zeros means that the record was never deleted.  A stamp is (version 8, site 1); numbers
-are big-endian.  A state without a present field, or without an entry, is a tombstone with an empty
-value.  The record expires when its last field does, if all of them do; kind 3 instead of 1 says that a
-field is gone before that, so that the value is not what a reader finds at every moment (`live_value`).
+A delete stamp of zeros means: never deleted.  A stamp is (version 8, site 1); numbers are big-endian.  A
+state without a present field, or without an entry, is a tombstone with an empty value.  The record expires
+when its last field does, if all of them do; kind 3 instead of 1 says that a field expires before that, so
+that the value depends on the time of reading (`live_value`).
 
 Each state has exactly one encoding, and only that is decoded: sites that hold equal states hold equal bytes.
 
-A write that is not committed yet has no stamps to put into its state.  Such a state is *unstamped*: its
-stamps are `HERE`, a delete is `DELETE_HERE`, and a counter has one entry, of site 0, whose total is what is
-to be added.
+A write that is not committed yet is *unstamped*: its stamps are `HERE`, a delete is `DELETE_HERE`, and a
+counter has one entry, of site 0, whose total is the number to add.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -174,9 +172,7 @@ def decode_state(stored: bytes) -> State:
 
 
 def remembers_deletes(body: bytes) -> bool:
-    """Whether the stamps of a record tell of something that was deleted, or of a field that expires.
-
-    A quick look at what is stored; a put does not count, though it is a delete as well.
+    """Whether the stamps of a record hold a delete, or a field that expires.  A put is no delete here.
 
     >>> put = FieldsState(Stamp(7, 1), (Field("city", b'"Oslo"', Stamp(7, 1)),))
     >>> deleted = FieldsState(None, (*put.fields, Field("zip", None, Stamp(8, 1))))
@@ -202,7 +198,7 @@ def remembers_deletes(body: bytes) -> bool:
 
 
 def live_value(stored: bytes, now_ms: int) -> bytes | None:
-    """What a reader at a moment finds in any stored record, merged or not; None if nothing.
+    """The value of any stored record, merged or not, at a moment; None if the record is dead then.
 
     >>> fields = Field("brief", b"1", Stamp(7, 1), expires_at=5), Field("lasting", b"2", Stamp(7, 1))
     >>> stored = encode_state(FieldsState(None, fields))
@@ -214,7 +210,7 @@ def live_value(stored: bytes, now_ms: int) -> bytes | None:
 
 
 def render_value(record: Record, now_ms: int) -> bytes:
-    """The value of a record that is alive at a moment, without the fields that have expired by then."""
+    """The value of a record that is alive at a moment, without fields that have expired."""
     if record.stamps is None or record.stamps[0] != EXPIRING_FIELDS:
         return record.value
     state = decode_state(encode_value(record.value, record.expires_at, record.deleted, stamps=record.stamps))
@@ -225,7 +221,7 @@ def render_value(record: Record, now_ms: int) -> bytes:
 
 def _encode_fields(state: FieldsState, origin: Stamp | None) -> bytes:
     if len(state.fields) > _FIELDS_HELD_MAX:
-        # Only many sites together get here: what one of them writes is refused far below.
+        # Only the fields of many sites together are so many.
         raise LimitExceeded(
             f"a record would have {len(state.fields):,} fields, and can hold {_FIELDS_HELD_MAX:,} at most. "
             "Put it as a whole to forget the deleted ones"
@@ -256,7 +252,7 @@ def _render(members: Sequence[bytes]) -> bytes:
 
 
 def _lifetime(fields: Sequence[Field]) -> tuple[int | None, int]:
-    """When the last field has expired, and the kind of a state with these fields."""
+    """The expiry of the last field, and the kind of a state with these fields."""
     known = [field.expires_at for field in fields if field.expires_at is not None]
     if not known:
         return None, FIELDS

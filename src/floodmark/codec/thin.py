@@ -1,15 +1,13 @@
-"""Records without their values: what two sites have to know of a record in order to be compared.
+"""Records without their values, for comparing sites.
 
-A *thin* record is a stored record (`values.py`) in which every value is replaced by a digest, so that it says
-when and where everything in it was written, and whether it is the same, but not what it is:
+A *thin* record is a stored record (`values.py`) with digests in place of values:
 
     last write    the user's value is empty; its digest stands beside the record
     fields        the text of each field is the 8 bytes of its digest, big-endian
-    counter       as it is: what each site has added is all that there is to compare
+    counter       as it is
 
-The digest beside a thin record is XXH64 with seed 42 over the record as it is stored, without its origin.
-A state has exactly one encoding (`states.py`), and what is hashed names neither the place nor the time at
-which the record came there.  So equal digests mean equal records, whichever sites they are stored at.
+The digest beside a thin record is XXH64 with seed 42 over the record as it is stored, without its origin.  A
+state has exactly one encoding (`states.py`), so equal digests mean equal records, at all sites.
 """
 
 from typing import Final

@@ -11,11 +11,10 @@
     bit 5   stamps: a body (`states.py`), then its length (4 bytes, big-endian)
     bit 7   another flag byte precedes
 
-A record with no bit but 0 and 1 is exactly TiKV's.  Extensions stand in the order of their bits.  A
-bit that this version does not know is an error: to ignore it would be to lose data.
+A record with no bit but 0 and 1 is exactly TiKV's.  Extensions stand in the order of their bits.  An unknown
+bit is an error: to ignore it would lose data.
 
-Stamps make a record a state, which is merged with others of its key and does not only replace them.  The
-first byte of their body says of which kind.
+Stamps make a record a state, which is merged with others of its key.  Their first byte is its kind.
 """
 
 from struct import Struct
@@ -31,10 +30,9 @@ HAS_ORIGIN: Final = 1 << 2
 HAS_STAMPS: Final = 1 << 5
 KNOWN_FLAGS: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN | HAS_STAMPS
 
-# What a body of stamps begins with.
+# The kinds of states.  Of expiring fields, one expires before the record does.
 FIELDS: Final = 1
 COUNTER: Final = 2
-# Fields of which one is gone before the record is: a reader has to ask which are left (`states.py`).
 EXPIRING_FIELDS: Final = 3
 STATE_KINDS: Final = (FIELDS, COUNTER, EXPIRING_FIELDS)
 
@@ -107,7 +105,7 @@ def decode_value(stored: bytes) -> Record:
 
 
 def find_stamps(stored: bytes, end: int) -> int:
-    """Where the stamps begin that end at a place in a stored record."""
+    """The beginning of the stamps that end at a place in a stored record."""
     body_end = end - STAMPS_LENGTH_BYTES
     _require(body_end, "length of its stamps")
     (length,) = _LENGTH.unpack_from(stored, body_end)

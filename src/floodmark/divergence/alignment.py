@@ -21,6 +21,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from floodmark.codec.columns import RECORDS_WITH_DIGESTS
 from floodmark.columns.column import Column
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.record import FoundRecord
@@ -28,6 +29,7 @@ from floodmark.model.record import FoundRecord
 # A window pays for some calls that do not depend on its size; below this they would outweigh the rows.
 WINDOW_ROWS: Final = 8_192
 
+_NO_RECORDS: Final = pyarrow.RecordBatch.from_pylist([], RECORDS_WITH_DIGESTS)
 _UNSIGNED: Final = (1 << 64) - 1
 
 
@@ -116,8 +118,8 @@ class _Source:
         key: bytes = self._batches[-1].column("key")[-1].as_py()
         return key
 
-    def take(self, end: bytes | None) -> pyarrow.RecordBatch | None:
-        """All rows up to a key, or all there are; None if there are none."""
+    def take(self, end: bytes | None) -> pyarrow.RecordBatch:
+        """All rows up to a key, or all there are."""
         batches: list[pyarrow.RecordBatch] = []
         while self._batches:
             batch = self._batches[0]
@@ -131,35 +133,19 @@ class _Source:
             if count < batch.num_rows:
                 break
         self.rows -= sum(batch.num_rows for batch in batches)
-        return pyarrow.concat_batches(batches) if batches else None
+        return pyarrow.concat_batches(batches) if batches else _NO_RECORDS
 
 
-def _compare(
-    left: int, right: int, on_left: pyarrow.RecordBatch | None, on_right: pyarrow.RecordBatch | None
-) -> Aligned:
-    if on_left is None or on_right is None:
-        unlike = [
-            *(Unlike(key, row, None) for key, row in _rows_of(on_left)),
-            *(Unlike(key, None, row) for key, row in _rows_of(on_right)),
-        ]
-        return Aligned(left, right, len(unlike), unlike)
+def _compare(left: int, right: int, on_left: pyarrow.RecordBatch, on_right: pyarrow.RecordBatch) -> Aligned:
     if on_left.column("key").equals(on_right.column("key")):
         differing = numpy.flatnonzero(_digests(on_left) != _digests(on_right))
         return Aligned(left, right, on_left.num_rows, _pair(on_left, differing, on_right, differing))
-    return _compare_by_key(left, right, on_left, on_right)
-
-
-def _compare_by_key(
-    left: int, right: int, on_left: pyarrow.RecordBatch, on_right: pyarrow.RecordBatch
-) -> Aligned:
     places = pyarrow.compute.index_in(on_left.column("key"), value_set=on_right.column("key"))
     found: NDArray[numpy.int64] = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(numpy.int64)
     shared = numpy.flatnonzero(found >= 0)
     differing = shared[_digests(on_left)[shared] != _digests(on_right)[found[shared]]]
     only_left = numpy.flatnonzero(found < 0)
-    is_shared = numpy.zeros(on_right.num_rows, numpy.bool_)
-    is_shared[found[shared]] = True
-    only_right = numpy.flatnonzero(~is_shared)
+    only_right = numpy.setdiff1d(numpy.arange(on_right.num_rows), found[shared], assume_unique=True)
     unlike = [
         *_pair(on_left, differing, on_right, found[differing]),
         *(Unlike(key, row, None) for key, row in _rows_of(on_left, only_left)),
@@ -186,14 +172,9 @@ def _pair(
     return [Unlike(key, left, right) for (key, left), (_, right) in pairs]
 
 
-def _rows_of(
-    batch: pyarrow.RecordBatch | None, chosen: NDArray[numpy.int64] | None = None
-) -> Iterator[tuple[bytes, FoundRecord]]:
-    """Some rows of a batch, or all, as objects."""
-    if batch is None:
-        return
-    if chosen is not None:
-        batch = batch.take(pyarrow.array(chosen))
+def _rows_of(batch: pyarrow.RecordBatch, chosen: NDArray[numpy.int64]) -> Iterator[tuple[bytes, FoundRecord]]:
+    """Some rows of a batch as objects."""
+    batch = batch.take(pyarrow.array(chosen))
     columns = (batch.column(name).to_pylist() for name in ("key", "version", "value", "digest"))
     for key, version, thin, digest in zip(*columns, strict=True):
         yield key, FoundRecord(version, thin, digest & _UNSIGNED)

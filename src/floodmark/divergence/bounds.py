@@ -1,24 +1,21 @@
-"""Leap Frog without stamps: records of which only the last write is known, and heartbeats (Venice's VIP-2).
+"""Leap Frog for logs without stamps: bounds from heartbeats (Venice's VIP-2).
 
-A record of such a log names one position, that of the write which touched it last, at the site where it was
-written.  What other sites wrote to it before is not known.  VIP-2 bounds it by the last heartbeat that stands
-in front of the record, which names how far every site had been consumed:
+A record of such a log names one position: that of the write which touched it last, at the site of that write.
+VIP-2 bounds the positions of other sites' earlier writes by the last heartbeat in front of the record, which
+names how far every site had been consumed:
 
     heartbeat  {1: 3, 2: 199, 3: 4500}
     record     {       2: 200        }      is at most      {1: 3, 2: 200, 3: 4500}
 
-This holds for what was consumed before the heartbeat.  If another site's write to the same key stands between
-the heartbeat and the record, a merged record is made of that as well, and the bound is too low: where that
-write is still under way to the other log, the lag is reported as drift.  Where the last write is the whole
-value there is no such report, for its position is known.  What a log had consumed right in front of the
-record bounds it in any case, and can be given in the heartbeat's place:
+If another site's write to the same key stands between the heartbeat and the record, a merged record contains
+that as well, and the bound is too low: while that write is under way to the other log, lag is reported as
+drift.  The state of the log right in front of the record bounds it in any case:
 
     heartbeat_bounds(high_watermark(heartbeat, records_between), record)
 
-This needs a log that one process writes serially, in the order in which it consumes: then a heartbeat bounds
-what stands before it *from above*.  Our own watermarks bound it from below, for a change is applied first and
-announced later; Floodmark's sites are compared by stamps (`rules.py`), which are exact.  Records with whole
-vectors, as Venice has them today, are compared by the same verdict: they need no heartbeats.
+One process must write such a log serially, in the order in which it consumes.  Floodmark's own watermarks
+bound from below, because a change is announced after it is applied: sites are compared by stamps
+(`rules.py`), which are exact.  The same verdict compares records with whole vectors, without heartbeats.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +29,7 @@ from floodmark.model.version import Version
 
 @dataclass(frozen=True)
 class BoundedVector:
-    """The positions that a record can be made of: at most `upper`, and exactly that for one site."""
+    """The positions of the writes in a record: at most `upper`, and exactly that for the site `exact`."""
 
     upper: Mapping[int, Version]
     exact: int
@@ -47,10 +44,10 @@ class BoundedVector:
 
 
 class BoundedSide(msgspec.Struct, frozen=True):
-    """One of two logs, as far as a key is concerned.
+    """A key in one of two logs.
 
-    `vector` holds the positions that its last record is made of, or their bounds, and `digest` stands for
-    its value; None if the log has no record of the key.  `mark` is how far the log has consumed each site.
+    `vector` holds the positions of the writes in its last record, or their bounds, and `digest` stands for
+    the value;  None without a record.  `mark` is how far the log has consumed each site.
     """
 
     digest: int | None
@@ -59,10 +56,9 @@ class BoundedSide(msgspec.Struct, frozen=True):
 
 
 def heartbeat_bounds(heartbeat: Mapping[int, Version], record: Mapping[int, Version]) -> BoundedVector:
-    """What a record with one component can be made of, by the last heartbeat before it.
+    """The bounds of a record with one component, by the last heartbeat before it.
 
-    In place of the heartbeat may stand the high watermark through all records of the log that lie between;
-    it has to if records are merged, and none that is only late may be taken for drift.
+    For merged records, give the high watermark through all records in between in place of the heartbeat.
 
     >>> bounds = heartbeat_bounds({1: 3, 2: 199, 3: 4500}, {2: 200})
     >>> print(bounds)
@@ -77,7 +73,7 @@ def heartbeat_bounds(heartbeat: Mapping[int, Version], record: Mapping[int, Vers
 def high_watermark(
     heartbeat: Mapping[int, Version], records: Iterable[Mapping[int, Version]] = ()
 ) -> dict[int, Version]:
-    """How far a log has come that was read from a heartbeat through some records.
+    """The position of a log after a heartbeat and some records.
 
     >>> high_watermark({1: 3, 2: 199, 3: 4500}, [{2: 200}, {2: 201}, {1: 5}])
     {1: 5, 2: 201, 3: 4500}
@@ -92,10 +88,8 @@ def high_watermark(
 def verdict_bounded(left: BoundedSide, right: BoundedSide) -> Verdict:
     """Whether two logs have drifted apart in a key, as far as bounds can tell.
 
-    What is found here may be found later than it could be by exact vectors, for a bound may lie above the
-    mark where the true position does not; and what was overwritten between two heartbeats is not found.  A
-    bound that is too low makes drift of lag (see above).  A key without a record is taken for one that was
-    never written: the logs must have kept their tombstones.
+    Drift may be found later than by exact vectors, and not at all if it is overwritten between heartbeats.  A
+    key without a record counts as never written: the logs must have kept their tombstones.
 
     >>> mark, other = {1: 20, 2: 300, 3: 5000}, {1: 5, 2: 201, 3: 5001}
     >>> left = BoundedSide(0xADA, heartbeat_bounds({1: 3, 2: 199, 3: 4500}, {2: 200}).upper, other)

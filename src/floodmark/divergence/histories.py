@@ -1,18 +1,13 @@
-"""The histories of two sites walked through: differences that were overwritten since, and are gone.
+"""Walks through the change histories of two sites, to find differences that were overwritten since.
 
-A comparison of records finds what differs now.  A change that was lost on the way and written over later has
-left no trace in the records, but it has in the change logs:
+A change that was lost on the way and overwritten later has left no trace in the records, but in the logs:
 
-  - one stamp, and two digests: the change was altered on the way, or at rest;
-  - a change that was first written at one site and is not in the history of the other, though the other has
-    announced that it has everything up to there, and held nothing of the key that would have won over it.
+  - one stamp with two digests: the change was altered on the way, or at rest;
+  - a change of one site that is not in the history of the other, though the other has announced everything up
+    to there, and held nothing newer of the key.
 
-In a merged record a field wins only over itself, what a site has added to a counter only over what the same
-site had added before, and a delete over everything.  So it is asked of each part that a change has written
-whether something newer of that part was there.
-
-Both sites are walked from a version of each to another.  What a site held of a key before its history begins
-is asked for only where something is missing.
+In a merged record a field wins only over itself, a site's count only over that site's earlier count, and a
+delete over everything: each part that a change has written is looked for by itself.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,12 +26,11 @@ from floodmark.model.version import Version
 
 
 class HistoryChange(NamedTuple):
-    """A change as it stands in the log of a site, at a version of that site.
+    """A change in the log of a site, at a version of that site.
 
-    `digest` is that of what was written (`codec/thin.py`).  It is not `exact` where a merged record came as a
-    whole and not as what was written to it: then it cannot be compared.  `parts` are the stamps of what a
-    merged record was given: its fields by name, or a counter's entries by site, and under None its delete.
-    Without them the change has written the record as a whole.
+    `digest` is that of the written record (`codec/thin.py`); it is not `exact`, and not compared, if a merged
+    record came as a whole.  `parts` are the stamps that a change gave to a merged record: of fields by name,
+    of a counter's entries by site, and of its delete under None.  Without them it wrote the whole record.
     """
 
     version: Version
@@ -68,9 +62,8 @@ def _nothing(_: bytes) -> Stamp | None:
 class History:
     """The changes of a site in commit order, and its watermarks by its heartbeats, in order of versions.
 
-    `newest_before` says what the site held of a key when the history begins: the newest stamp of its record;
-    None if it had none.  Nothing older is then taken for lost, whichever part it belongs to.  A history that
-    begins with the namespace needs no such thing, and one may not begin before the namespace was shared.
+    `newest_before` returns the newest stamp of a key when the history begins, or None: no older change counts
+    as lost.  A history may begin with the namespace, but not before it was shared.
     """
 
     site: str
@@ -88,10 +81,9 @@ class DifferenceKind(StrEnum):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A change that is not the same in the histories of two sites.
+    """A change that differs in the histories of two sites.
 
-    `holder` is a site that has it, at `version` there, and `other` the one that has lost it or has something
-    else under its stamp.
+    `holder` has it, at `version` there; `other` has lost it, or has something else under its stamp.
     """
 
     key: bytes
@@ -103,7 +95,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def walk_histories(left: History, right: History) -> list[Difference]:
-    """What two sites have not written, or not taken in, in the same way; in order of stamps.
+    """The changes that differ in two histories, in order of stamps.
 
     >>> renamed = HistoryChange(9, b"ada", Stamp(9, 1), digest=0xADA)
     >>> again = HistoryChange(12, b"ada", Stamp(12, 1), digest=0xADB)
@@ -123,7 +115,7 @@ def _altered(left: History, right: History) -> Iterator[Difference]:
     for change in left.changes:
         other = on_right.get((change.key, change.stamp), change)
         if change.exact and other.digest != change.digest:
-            # Who has written it knows what it was.
+            # The site of the stamp is believed.
             if change.stamp.site == right.site_id:
                 yield _difference(other, DifferenceKind.ALTERED, right, left)
             else:
@@ -131,7 +123,7 @@ def _altered(left: History, right: History) -> Iterator[Difference]:
 
 
 def _lost(holder: History, other: History) -> Iterator[Difference]:
-    """What was first written at one site, and that the other should have taken in or known better."""
+    """The changes of one site that the other should have applied, or a newer one in their place."""
     known = _Known(other.changes)
     positions = [mark.get(holder.site_id, 0) for _, mark in other.marks]
     for change in holder.changes:
@@ -146,7 +138,7 @@ def _lost(holder: History, other: History) -> Iterator[Difference]:
 
 
 class _Known:
-    """What a site has stored in the course of its history: of each part, the newest stamp at any version."""
+    """The history of a site by parts: the newest stamp of each at any version."""
 
     def __init__(self, changes: Sequence[HistoryChange]) -> None:
         self._newest: dict[tuple[bytes, PartName], tuple[list[Version], list[Stamp]]] = {}
@@ -157,8 +149,8 @@ class _Known:
                 stamps.append(max(stamp, stamps[-1]) if stamps else stamp)
 
     def has(self, change: HistoryChange, by: Version) -> bool:
-        """Whether the site had a change at a version of its own, or something newer of all that it wrote."""
-        # A record that came as a whole also has parts which other changes have written.
+        """Whether the site had a change at a version of its own, or newer stamps of all its parts."""
+        # A record that came as a whole also has parts of other changes.
         written = [part for part, stamp in _parts_of(change).items() if stamp == change.stamp]
         return all(
             self._is_newer(change, part, by) or self._is_newer(change, None, by) for part in written or [None]

@@ -1,7 +1,7 @@
-"""What a comparison says of sites as a whole: they agree, they have drifted apart, or it cannot be told.
+"""The outcome of a comparison: the sites agree, have drifted apart, or it cannot be told.
 
-Lag is no finding: what was just written is under way.  But where a site has not heard of another for long,
-its lag may hide anything, and then nothing is vouched for.
+Lag is no finding, because recent changes are under way.  But the lag of a site that has got nothing from
+another for long may hide anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def conclude(drift: int, doubts: Sequence[str]) -> Outcome:
 def find_overdue(
     namespace: str, vantages: Sequence[Vantage], tallies: Mapping[Pair, ComparedTally], max_lag: timedelta
 ) -> list[str]:
-    """Why differences that count as lag may be more than that: from whom a site has not heard for long."""
+    """Doubts about differences that count as lag: which sites have got nothing from others for too long."""
     lagging = {site for pair, tally in tallies.items() if tally.lag for site in pair}
     names = {vantage.site_id: vantage.site for vantage in vantages}
     doubts = []

@@ -1,13 +1,11 @@
 """Applies changes of another site: commits stay whole, and each change counts at most once.
 
-**Commits stay whole.**  A batch becomes one commit in each partition of the target, so it ends only where a
-commit of the source ends, however large that is.  A key that was written twice is written twice here as well:
-the batch ends before the second commit.  A batch that does not fit into one commit of the target, which may
-hold less than the source, is sent in halves.
+**Commits stay whole.** A batch becomes one commit in each partition of the target, so it ends only where a
+commit of the source ends.  A batch ends before a commit that writes one of its keys again.  A batch that is
+too large for one commit of the target is sent in halves.
 
-**No change comes late.**  A slow task may have been repeated meanwhile.  The target refuses its writes,
-inside the commit, because the link has moved on: the target has the changes, or had them, deleted them, and
-has collected the tombstone that would have kept them dead.
+**No change comes late.**  The target refuses the writes of a slow task that was repeated, inside the commit,
+because the link has moved on: a tombstone that would have kept them dead may be collected.
 
 **No change counts twice.**  Rows at or below the position of the link are dropped, by their version at the
 source: the account of the target contains their sums already.

@@ -109,11 +109,12 @@ def run_links(
     ]
     stop = stop or Event()
     with runner as running:
-        work = _Work(running, links, progress)
         if once:
-            work.run_once(stop)
+            _run_once(running, links, stop, progress)
         else:
-            work.run(stop, entering)
+            if progress is not None:
+                progress.report("links", len(links), None)
+            _run(running, links, stop, entering)
     summaries = at_once(_Link.summarize, links)
     return TopologySummary(
         epoch=topology.epoch,
@@ -210,50 +211,33 @@ class _Link:
         )
 
 
-class _Work:
-    """Starts the runner and supervises it."""
+def _run(runner: Runner, links: Sequence[_Link], stop: Event, entering: Entering) -> None:
+    """Let the links run until `stop` is set, also those of sites that come late."""
+    runner.start([link.options for link in links])
+    while not stop.wait(LOOK_SECONDS):
+        runner.check(stop)
+        entering.go_on()
 
-    def __init__(self, runner: Runner, links: Sequence[_Link], progress: LinkProgress | None) -> None:
-        self._runner = runner
-        self._links = links
-        self._progress = progress
 
-    def run(self, stop: Event, entering: Entering) -> None:
-        """Let the links run until `stop` is set, also those of sites that come late."""
-        self._report(len(self._links), None)
-        self._start()
-        while not stop.wait(LOOK_SECONDS):
-            self._runner.check(stop)
-            entering.go_on()
-
-    def run_once(self, stop: Event) -> None:
-        """Let the links run until the present changes have arrived."""
-        with closing(Connections()) as sites:
-            for link in self._links:
-                link.set_goals(sites)
-            self._start()
-            self._wait_for_goals(sites, stop)
-
-    def _wait_for_goals(self, sites: Connections, stop: Event) -> None:
-        waiting, moved_at_ms = list(self._links), monotonic_ms()
+def _run_once(runner: Runner, links: Sequence[_Link], stop: Event, progress: LinkProgress | None) -> None:
+    """Let the links run until the present changes have arrived."""
+    with closing(Connections()) as sites:
+        for link in links:
+            link.set_goals(sites)
+        runner.start([link.options for link in links])
+        waiting, moved_at_ms = list(links), monotonic_ms()
         seen: dict[str, dict[str, Version]] = {}
         while waiting and not stop.wait(LOOK_SECONDS):
-            self._runner.check(stop)
+            runner.check(stop)
             with suppress(Retryable):
                 found = {str(link.direction): link.left(sites) for link in waiting}
                 waiting = [link for link in waiting if found[str(link.direction)]]
                 if found != seen:
                     seen, moved_at_ms = found, monotonic_ms()
-            self._report(len(self._links) - len(waiting), len(self._links))
+            if progress is not None:
+                progress.report("links", len(links) - len(waiting), len(links))
             if monotonic_ms() - moved_at_ms > STANDSTILL_MS_MAX:
                 raise _stands_still(waiting)
-
-    def _start(self) -> None:
-        self._runner.start([link.options for link in self._links])
-
-    def _report(self, done: int, total: int | None) -> None:
-        if self._progress is not None:
-            self._progress.report("links", done, total)
 
 
 def _stands_still(links: Sequence[_Link]) -> LinkStalled:

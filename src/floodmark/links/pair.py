@@ -1,15 +1,11 @@
 """A topology of two sites with one direction, for `floodmark replicate SOURCE TARGET`.
 
-The namespaces get SOURCE as their only source.  So a link copies them, and the rules of links hold: TARGET
-keeps its deletions until no older change can arrive, and refuses changes that are older than a deletion which
-it has already forgotten.
+The namespaces get SOURCE as their only source, and the rules of links hold.  TARGET begins with a snapshot if
+the change log of SOURCE does not reach back to the creation of a namespace, or lacks data from before the
+pair.
 
-TARGET begins with a snapshot if the change log of SOURCE does not reach back to the creation of a namespace,
-or lacks data from before the pair.
-
-A site has one topology.  If the two sites have one, the pair extends it: with TARGET as another copy of
-SOURCE, or with more namespaces.  A namespace that other sites write to is refused, since SOURCE alone cannot
-send the changes of all of them.
+A site has one topology.  If the two sites have one, the pair extends it, with TARGET as another copy or with
+more namespaces.  A namespace that other sites write to is refused: SOURCE does not send their changes.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,10 @@
 """The next step of each link, its size, and how often an idle link moves.
 
 A site that is away, or refuses, must not delay other links.  A runner that shares a batch among links plans
-each of them in a thread of its own, waits half a second at most, and takes the steps that are ready
-(`plan_all`).  A late plan goes into the next batch; if another process has moved the link meanwhile, the
-target refuses the step.  A link pauses after a failed plan, and after a step that the target did not note.
-
-A small step costs more to begin and end than to run, and a large one makes other links of the batch wait.  So
-the duration of each step decides the size of the next one.
+each in a thread of its own, waits half a second at most, and takes the steps that are ready (`plan_all`).  A
+late plan goes into the next batch.  A link pauses after a failed plan, and after a step that the target did
+not note.  The duration of each step decides the size of the next one: a small step costs more to begin and
+end than to run, and a large one makes other links wait.
 """
 
 from collections.abc import Callable, Sequence

@@ -85,11 +85,14 @@ def read_part(
         rows = _encode_changes(batch, index, step.source_id)
         if batch.heartbeats:
             beats = [narrow_heartbeat(beat, step.source_id, namespace.source_id) for beat in batch.heartbeats]
-            rows = _interleave(rows, _encode_beats(beats, index))
+            encoded = [(beat.version, encode_beat(beat)) for beat in beats]
+            both = pyarrow.concat_batches([rows, _special_rows(index, RowKind.HEARTBEAT, encoded)])
+            order = numpy.argsort(both.column("version").to_numpy(), kind="stable")
+            rows = both.take(pyarrow.array(order))
         if rows.num_rows:
             yield rows
     if scanned:
-        yield _special_rows(index, RowKind.SCANNED, [namespace.until], [b""])
+        yield _special_rows(index, RowKind.SCANNED, [(namespace.until, b"")])
 
 
 def _qualify(namespace: int, keys: KeyRange) -> KeyRange:
@@ -105,16 +108,10 @@ def _encode_changes(batch: ChangeBatch, index: int, source_id: int) -> pyarrow.R
     return _rows(index, RowKind.CHANGE, versions, keys, add_origins(stored, versions, source_id))
 
 
-def _encode_beats(beats: Sequence[NamespaceBeat], index: int) -> pyarrow.RecordBatch:
-    return _special_rows(
-        index, RowKind.HEARTBEAT, [beat.version for beat in beats], [encode_beat(beat) for beat in beats]
-    )
-
-
-def _special_rows(
-    index: int, kind: RowKind, versions: Sequence[int], records: Sequence[bytes]
-) -> pyarrow.RecordBatch:
-    keys = pyarrow.array([b""] * len(records), _BINARY)
+def _special_rows(index: int, kind: RowKind, rows: Sequence[tuple[int, bytes]]) -> pyarrow.RecordBatch:
+    """Rows without keys, by their versions and records."""
+    versions, records = zip(*rows, strict=True)
+    keys = pyarrow.array([b""] * len(rows), _BINARY)
     return _rows(index, kind, numpy.array(versions, numpy.uint64), keys, pyarrow.array(records, _BINARY))
 
 
@@ -128,10 +125,3 @@ def _rows(index: int, kind: RowKind, versions: Any, keys: Any, records: Any) -> 
         records,
     ]
     return pyarrow.RecordBatch.from_arrays(columns, schema=ROWS)
-
-
-def _interleave(changes: pyarrow.RecordBatch, beats: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Both batches as one, in version order."""
-    both = pyarrow.concat_batches([changes, beats])
-    order = numpy.argsort(both.column("version").to_numpy(), kind="stable")
-    return both.take(pyarrow.array(order))

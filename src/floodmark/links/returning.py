@@ -1,14 +1,11 @@
 """Brings a site back under its own name, from a backup, after it has lost its data.
 
-The other sites hold writes of its earlier incarnation: more than the backup, and not all the same.  Two
-things could go wrong.  The site could use a stamp twice: so its clock is moved past all of its writes that
-the other sites hold.  And a write that only some sites hold would never reach the rest: so every write that
-not all of them hold goes through the site's change log again, at a new version, whether it comes from the
-backup or from another site.
+The other sites hold writes of its earlier incarnation: more than the backup, and not all the same.  The site
+must use no stamp twice, so its clock is moved past all of its writes that they hold.  A write that only some
+sites hold must reach the rest, so it goes through the site's change log again, at a new version.
 
-Every action here can be repeated.  The site takes no writes, and no link reads it, until it is done.
-
-A new site that joins from a backup of another is the simpler case: it has no earlier incarnation.
+Every action here can be repeated.  The site takes no writes, and no link reads it, until it is done.  A new
+site that joins from a backup of another has no earlier incarnation.
 """
 
 from collections.abc import Callable, Mapping

@@ -20,14 +20,9 @@
     sources = ["oslo"]
 
 Every site stores one (`members.py`).  It is replaced as a whole, and each replacement increments `epoch`.
-The changes of a namespace go from each of its `sources`, all of its sites by default, to every other of its
-sites.
-
-A removed site stays in the topology with `state = "removed"`: stamps of its writes carry its id, so the id is
-never reused.  Its `final` is the last of its versions that the other sites exchange.  A site restored from a
-backup gets a higher `incarnation`, which fences the links of its earlier life.
-
-Everything here is pure.
+The changes of a namespace go from each of its `sources`, by default all of its sites, to its other sites.  A
+removed site stays in the topology with `state = "removed"`, because stamps carry its id.  A site restored
+from a backup gets a higher `incarnation`, which fences the links of its earlier life.
 """
 
 from collections.abc import Collection, Iterator, Mapping

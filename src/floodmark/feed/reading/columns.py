@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from floodmark.codec.changelog import (
     COMMIT_BYTE,
+    Commits,
     count_of,
+    decode_commits,
     decode_row,
     decode_single,
     holds_copies_only,
@@ -24,7 +26,6 @@ from floodmark.codec.changelog import (
 )
 from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.codec.stamps import is_first_written_at
-from floodmark.codec.unpacking import Commits, decode_commits
 from floodmark.codec.values import EXPIRY_BYTES, HAS_EXPIRY, HAS_ORIGIN, HAS_STAMPS, PLAIN, decode_value
 from floodmark.columns.column import Column
 from floodmark.columns.packed import numbers_to_arrow, pack

@@ -7,7 +7,7 @@ from operator import add
 from typing import Final, Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
-from floodmark.codec.digest import digest_changes, digest_qualified
+from floodmark.codec.digest import digest_change, digest_changes
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
 from floodmark.codec.records import Copies
 from floodmark.codec.stamps import digest_copies
@@ -219,4 +219,5 @@ def _log_rows(writer: CommittingPartition, version: Version, rows: Sequence[byte
 
 def tally_one(version: Version, site_id: int, key: bytes, value: bytes) -> CommitTally:
     """The tally of a commit of one qualified key."""
-    return version, key[:NAMESPACE_BYTES], 1, digest_qualified(version, site_id, key, value), True
+    namespace, user_key = key[:NAMESPACE_BYTES], key[NAMESPACE_BYTES:]
+    return version, namespace, 1, digest_change(version, site_id, user_key, value), True
