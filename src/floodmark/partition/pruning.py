@@ -2,7 +2,7 @@
 
 A record of fields keeps a stamp of each deleted field, and would grow without end if fields come and go.  A
 pass over a namespace rewrites the newest version of every key in place, without the stamps that hide nothing
-any more (`merge/pruning.py`).  The value stays the same, so no snapshot and no change is affected.
+any more (`merge/parts.py`).  The value stays the same, so no snapshot and no change is affected.
 
 Only resolved versions are rewritten, since a recovery may find that another was never written.  The same
 write raises the collected horizon.

@@ -2,7 +2,7 @@
 
 A driver plans a step, reads it, applies it and lets the target take note, each when some time has passed, and
 may be gone between any two of these.  It keeps nothing, so the next one begins with what the sites know; an
-old one may still be at work then.  All rules are in `floodmark.replication`, where Spark finds them as well.
+old one may still be at work then.  All rules are in `floodmark.links`, where Spark finds them as well.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -2,7 +2,7 @@
 
 A world has up to two such changes, one after the other.  Each is a sequence of stages that an operator or a
 job takes, with time in between; after an error they begin again from the first stage, as the manual says.
-The rules are those of `floodmark.replication`: what is done here is what the jobs do
+The rules are those of `floodmark.links`: what is done here is what the jobs do
 (`spark/jobs/backups/restore.py`, `cli/commands/topology.py`), and in their order.
 """
 
