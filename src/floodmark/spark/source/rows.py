@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy
 import pyarrow
-import pyarrow.compute
 import pyarrow.compute as compute
 from pyspark.sql.types import StructType
 
