@@ -103,6 +103,14 @@ class HybridClock:
                 self._raise_bound(version)
             self.latest = version
 
+    def pass_version(self, version: Version) -> None:
+        """Move past a version that another node of the site may have given, however far ahead it is."""
+        with self._lock:
+            if version > self.latest:
+                if version > self._bound:
+                    self._raise_bound(version)
+                self.latest = version
+
     def require_near(self, version: Version) -> None:
         """Refuse a version that is too far ahead of physical time, and leave the clock where it is."""
         ahead_ms = physical_ms(version) - self.time_source()

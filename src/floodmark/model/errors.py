@@ -3,6 +3,9 @@
     FloodmarkError
     ├── Retryable                    the same call may succeed later, as it is
     │   ├── PartitionMoved           ask the site for the partition map again
+    │   │   └── NodeFenced           another node has taken over the partitions of this one
+    │   ├── NotKeeper                another node does what concerns the whole site; call it there
+    │   ├── CatalogChanged           a namespace was changed meanwhile; the settings are loaded again
     │   ├── PartitionStopped         a failed write is being recovered from
     │   ├── LeaseHeld                another process does this work; wait for it, or let it
     │   ├── LinkStalled              changes of another site do not come; the target shows why
@@ -100,6 +103,18 @@ class PartlyDone(OutcomeUnknown):
 
 class PartitionMoved(Retryable):
     """The partition was split, merged or moved; its keys are served elsewhere."""
+
+
+class NodeFenced(PartitionMoved):
+    """The node was declared dead, or could not show for too long that it lives."""
+
+
+class NotKeeper(Retryable):
+    """The node does not hold the keeper's lease, which writes for the whole site need."""
+
+
+class CatalogChanged(Retryable):
+    """Another node has changed a namespace since this node has loaded the catalog."""
 
 
 class PartitionStopped(Retryable):

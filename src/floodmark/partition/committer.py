@@ -21,7 +21,7 @@ from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single, pack_log_key
 from floodmark.codec.ordered import encode_version
 from floodmark.codec.values import HAS_EXPIRY
-from floodmark.engine import Engine, WriteRow
+from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.errors import (
     ClockSkew,
     FloodmarkError,
@@ -198,7 +198,7 @@ class Committer:
                 return self._settle_alone(commit, failure)
             except BaseException:
                 storage.stop(failed=False)
-                self._lose_count()
+                self.lose_count()
                 raise
         finally:
             if token is not None:
@@ -208,15 +208,19 @@ class Committer:
 
     def resolved_version(self) -> Version:
         """The resolved version: all changes at or below it are durable and published, none will be added."""
-        try:
-            version = self._below_floors(self.now())
-        except ClockSkew:
-            # Nothing is minted while the clock is refused, so all that was minted can be announced.
-            version = self.passed_version()
+        version = self.resolve()
         with self._announcing:
             # It never goes back, also when a round has begun below it meanwhile.
             self._announced = max(self._announced, version)
             return self._announced
+
+    def resolve(self) -> Version:
+        """A resolved version that may lie below earlier ones, as when a round has begun meanwhile."""
+        try:
+            return self._below_floors(self.now())
+        except ClockSkew:
+            # Nothing is minted while the clock is refused, so all that was minted can be announced.
+            return self.passed_version()
 
     def announced_version(self) -> Version:
         """The last resolved version that was returned.  Mints no version, so it never fails."""
@@ -275,15 +279,21 @@ class Committer:
             self._settle_floors(synced=True)
         return self._below_floors(self._clock.now())
 
-    def store_in_turn(self, build: Callable[[Version], Sequence[WriteRow]]) -> Version:
-        """Store rows that have a version but are no commit.  The caller holds the turn."""
+    def store_in_turn(
+        self, build: Callable[[Version], Sequence[WriteRow]], guards: Sequence[Guard] = ()
+    ) -> Version:
+        """Store rows that have a version but are no commit; 0 if a guard did not hold.
+
+        The caller holds the turn.
+        """
         if self._open_floor is None:
             self._open_floor = self._clock.latest
         try:
             version = self._clock.now()
-            self._storage.store(build(version))
+            if not self._storage.store_guarded(build(version), guards):
+                version = 0
         except BaseException as failure:
-            self._lose_count()
+            self.lose_count()
             if not isinstance(failure, FloodmarkError) or isinstance(failure, OutcomeUnknown):
                 self._storage.stop(failed=isinstance(failure, OutcomeUnknown))
             raise
@@ -303,7 +313,7 @@ class Committer:
             self._run(batch)
         except BaseException as interruption:
             self._storage.stop(failed=False)
-            self._lose_count()
+            self.lose_count()
             for member in batch:
                 member.error = member.error or unknown(interruption)
             raise
@@ -433,14 +443,15 @@ class Committer:
             if isinstance(commit, RoundStep) and commit.version and commit.error is None:
                 counters.commits += commit.is_commit
                 if not commit.count(self.uncounted_through):
-                    self._lose_count()
+                    self.lose_count()
 
     def _fold(self, writer: CommittingPartition) -> None:
         """Fold the tallies of a partition, and again when there are twice as many."""
         fold_tallies((writer,), self.prepared.versions())
         self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
 
-    def _lose_count(self) -> None:
+    def lose_count(self) -> None:
+        """Let the next heartbeat say that it proves nothing: commits may be uncounted."""
         self.uncounted_through = self._clock.latest
 
     def _below_floors(self, version: Version) -> Version:
@@ -485,11 +496,11 @@ class Committer:
                 if isinstance(commit, RoundStep):
                     commit.undo()
             # Before the prepared writes are loaded: those that ended are published from then on.
-            self._forget_tail()
+            _forget(self.tail, self._clock)
             self.prepared.load()
         except FloodmarkError:
             self._storage.stop()
-            self._lose_count()
+            self.lose_count()
             for commit in batch:
                 if commit.version:
                     commit.error = unknown(failure)
@@ -520,16 +531,17 @@ class Committer:
 
     def _begin_anew(self) -> None:
         """Start again after a recovery: all that is stored is durable, and counted commits may be lost."""
-        self._lose_count()
-        self._forget_tail()
+        self.lose_count()
+        _forget(self.tail, self._clock)
         # Before the floor is removed that holds back what a failed round may have prepared.
         self.prepared.load()
         self._settle_floors(synced=True)
 
-    def _forget_tail(self) -> None:
-        """Reset the tail: after a failure only the log knows what happened."""
-        if self.tail.is_open:
-            self.tail.reset(self._clock.latest)
+
+def _forget(tail: LiveTail, clock: HybridClock) -> None:
+    """Reset the tail: after a failure only the log knows what happened."""
+    if tail.is_open:
+        tail.reset(clock.latest)
 
 
 def moved(writer: CommittingPartition) -> PartitionMoved:

@@ -28,5 +28,13 @@ COLLECTED: Final = b"collected/"
 HORIZON: Final = b"horizon/"
 LOADED: Final = b"loaded/"
 EXPIRING: Final = b"expiring/"
+# The namespaces, whose every change raises the epoch.
+CATALOG: Final = b"namespaces/"
+CATALOG_EPOCH: Final = b"catalog/epoch"
+# Of nodes on a shared engine (`fencing.py`).
+FENCE: Final = b"fence/"
+CEILING: Final = b"ceiling/"
+BEAT: Final = b"beat/"
+KEEPER: Final = b"keeper"
 # Whether all records that expire are in the index.
 EXPIRING_INDEXED: Final = b"expiring-indexed"

@@ -18,10 +18,15 @@ def drain_sums(partitions: Iterable[CommittingPartition], through: Version) -> d
         drained: list[CommitTally] = []
         while tallies and tallies[0][0] <= through:
             drained.append(tallies.popleft())
-        for _, encoded, changes, digest, own in _fold(drained, ()):
-            namespace, tally = int.from_bytes(encoded, "big"), Tally(changes, digest)
-            sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally if own else Tally(), tally))
+        add_tallies(sums, drained)
     return sums
+
+
+def add_tallies(sums: dict[int, Sums], tallies: Collection[CommitTally]) -> None:
+    """Add tallies to the sums of their namespaces."""
+    for _, encoded, changes, digest, own in _fold(tallies, ()):
+        namespace, tally = int.from_bytes(encoded, "big"), Tally(changes, digest)
+        sums[namespace] = sums.get(namespace, Sums()).plus(Sums(tally if own else Tally(), tally))
 
 
 def fold_tallies(partitions: Iterable[CommittingPartition], borders: Sequence[Version]) -> None:

@@ -21,13 +21,15 @@ from floodmark.partition.families import LOGS, META, NEXT_ID, PARTITIONS
 FIRST_ID: Final = NODES_MAX
 
 
-class PartitionRow(msgspec.Struct, frozen=True):
+class PartitionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One partition of the map."""
 
     id: int
     start: bytes
     end: bytes | None
     log: int
+    # The node that owns it; 0 is that of an engine which is not shared.
+    node: int = 0
 
     @property
     def range(self) -> KeyRange:
@@ -72,10 +74,18 @@ def load_logs(engine: Engine) -> list[LogRow]:
     return list(load_metadata(engine, LOGS, LogRow))
 
 
-def load_next_id(engine: Engine) -> int:
-    """The next id for a partition or a log."""
-    stored = engine.get(META, NEXT_ID)
-    return FIRST_ID if stored is None else int.from_bytes(stored, "big")
+def load_next_id(engine: Engine, node: int) -> int:
+    """The next id that a node may give to a partition or a log; the following ones lie `id_step` apart.
+
+    Node n of several gives only ids that are n modulo 64, so nodes need not agree on them.
+    """
+    stored = engine.get(META, _next_id_key(node))
+    return FIRST_ID + node if stored is None else int.from_bytes(stored, "big")
+
+
+def id_step(node: int) -> int:
+    """The distance between two ids that a node gives."""
+    return NODES_MAX if node else 1
 
 
 def load_version(engine: Engine, key: bytes) -> Version:
@@ -109,15 +119,19 @@ def remove_log(log_id: int) -> WriteRow:
     return META, _key(LOGS, log_id), None
 
 
-def store_next_id(next_id: int) -> WriteRow:
+def store_next_id(node: int, next_id: int) -> WriteRow:
     """The write that keeps ids from being used again."""
-    return META, NEXT_ID, next_id.to_bytes(4, "big")
+    return META, _next_id_key(node), next_id.to_bytes(4, "big")
+
+
+def _next_id_key(node: int) -> bytes:
+    return NEXT_ID + b"/" + node.to_bytes(1, "big") if node else NEXT_ID
 
 
 def open_partition(
-    partition_id: int, log_id: int, keys: KeyRange, opened_at: Version, parents: Sequence[int]
+    partition_id: int, log_id: int, keys: KeyRange, opened_at: Version, parents: Sequence[int], *, node: int
 ) -> list[WriteRow]:
-    """The writes that add a partition with a fresh log."""
+    """The writes that add a partition of a node with a fresh log."""
     log = LogRow(
         id=log_id,
         partition=partition_id,
@@ -126,7 +140,7 @@ def open_partition(
         parents=list(parents),
         opened_at=opened_at,
     )
-    partition = PartitionRow(id=partition_id, start=keys.start, end=keys.end, log=log_id)
+    partition = PartitionRow(id=partition_id, start=keys.start, end=keys.end, log=log_id, node=node)
     return [store_log(log), store_partition(partition)]
 
 

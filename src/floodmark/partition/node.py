@@ -1,6 +1,7 @@
 """A node: the partitions that one process serves from one engine, under one clock."""
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Final
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
 from floodmark.codec.ordered import encode_namespace
-from floodmark.engine import Engine, WriteRow
+from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import ClockSkew, Closed, FloodmarkError, LimitExceeded, PartitionNotFound
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
@@ -18,7 +19,7 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, RoundStep
 from floodmark.partition.commit.storage import Storage, unknown
-from floodmark.partition.committer import Committer
+from floodmark.partition.committer import Committer, moved
 from floodmark.partition.expiring import Expiries
 from floodmark.partition.families import CLOCK_BOUND, EXPIRING_INDEXED, LOG, META
 from floodmark.partition.heartbeat import drain_sums, fold_tallies
@@ -26,6 +27,7 @@ from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
     LogRow,
     PartitionRow,
+    id_step,
     load_logs,
     load_next_id,
     load_partitions,
@@ -44,6 +46,7 @@ from floodmark.partition.read.records import VersionsPage, find_before, scan_ver
 from floodmark.partition.recounting import recount
 from floodmark.partition.retention.retention import Retention
 
+# The number of the node of an engine that is not shared; nodes of several have numbers from 1.
 NODE: Final = 0
 # A transaction carries its decision out at once; after this time its caller is gone.
 STALE_MS: Final = 1_000
@@ -59,17 +62,23 @@ class EngineBound:
     """
 
     def __init__(
-        self, engine: Engine, *, sync: Callable[[Version], None] | None = None, floor: Version = 0
+        self,
+        engine: Engine,
+        *,
+        sync: Callable[[Version], None] | None = None,
+        floor: Version = 0,
+        key: bytes = CLOCK_BOUND,
     ) -> None:
         self._engine = engine
+        self._key = key
         self._sync = sync or (lambda _: engine.sync())
         self._floor = floor
 
     def load(self) -> Version:
-        return max(self._floor, load_version(self._engine, CLOCK_BOUND))
+        return max(self._floor, load_version(self._engine, self._key))
 
     def store(self, bound: Version) -> None:
-        self._engine.write([store_version(CLOCK_BOUND, bound)])
+        self._engine.write([store_version(self._key, bound)])
         self._sync(bound)
 
 
@@ -79,7 +88,7 @@ class ClosedMap(PartitionMap[LocalPartition]):
 
     starts: Sequence[bytes] = ()
     partitions: Sequence[LocalPartition] = ()
-    refusal: Closed = field(default_factory=lambda: Closed("the site was closed; open it again"))
+    refusal: FloodmarkError = field(default_factory=lambda: Closed("the site was closed; open it again"))
 
     def route(self, key: bytes) -> LocalPartition:
         raise self.refusal.again()
@@ -89,10 +98,24 @@ class ClosedMap(PartitionMap[LocalPartition]):
 
 
 class Node:
-    """Opens, serves and reshapes the partitions on one engine."""
+    """Opens, serves and reshapes the partitions on one engine, or its own on one that is shared.
 
-    def __init__(self, engine: Engine, clock: HybridClock, site_id: int) -> None:
+    A node of several has a number from 1, an engine that its fence guards, and `reads`: the same engine, as
+    partitions read it, with the lease looked at after each read.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: HybridClock,
+        site_id: int,
+        *,
+        number: int = NODE,
+        reads: Engine | None = None,
+    ) -> None:
         self.engine = engine
+        self.number = number
+        self._reads = engine if reads is None else reads
         self.clock = clock
         self._limits = _commit_limits(engine)
         self.storage = Storage(engine)
@@ -100,6 +123,8 @@ class Node:
         self.site_id = site_id
         self.holds = Holds(self.committer, clock)
         self.retention = Retention(self.storage)
+        if number:
+            self.retention.share()
         self.expiries = Expiries(self.committer, clock, lambda: self.map)
         # The version up to which heartbeats have counted; 0 if unknown.
         self._counted_through: Version = 0
@@ -109,35 +134,43 @@ class Node:
         self._retired_writes = self._retired_bytes = 0
         self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
         self._logs: Sequence[LogRow] = ()
-        if not load_partitions(engine):
+        # The map as it is stored, with the owners.
+        self.rows: Sequence[PartitionRow] = ()
+        if number or not load_partitions(engine):
             self._bootstrap()
-        self._load()
+        self.load()
         self._recount()
-        self.storage.on_recovery.append(self._load)
+        self.storage.on_recovery.append(self.load)
 
     # The map
 
     def _bootstrap(self) -> None:
-        version = self.clock.now()
-        log_id = load_next_id(self.engine)
-        partition_id = log_id + 1
-        heartbeats = LogRow(id=NODE, partition=None, start=b"", end=None, parents=[], opened_at=version)
-        self.engine.write(
-            [
-                store_log(heartbeats),
-                *open_partition(partition_id, log_id, KeyRange(), version, ()),
-                store_next_id(partition_id + 1),
-                (META, EXPIRING_INDEXED, b""),
-            ]
-        )
+        """Open the first partition, unless another node does, and the log of this node's heartbeats."""
+        version, number, step = self.clock.now(), self.number, id_step(self.number)
+        if not load_partitions(self.engine):
+            log_id = load_next_id(self.engine, number)
+            self.engine.write(
+                [
+                    *open_partition(log_id + step, log_id, KeyRange(), version, (), node=number),
+                    store_next_id(number, log_id + 2 * step),
+                    (META, EXPIRING_INDEXED, b""),
+                ],
+                [Guard(META, EXPIRING_INDEXED, None)],
+            )
+        if all(log.id != number for log in load_logs(self.engine)):
+            heartbeats = LogRow(id=number, partition=None, start=b"", end=None, parents=[], opened_at=version)
+            self.engine.write([store_log(heartbeats)])
         self.engine.sync()
 
-    def _load(self) -> None:
+    def load(self) -> None:
         """Load the map from the engine.  Partitions that are no longer in it retire."""
         stored = load_partitions(self.engine)
         serving = {partition.id: partition for partition in self.map.partitions}
         partitions = [serving.pop(row.id) if row.id in serving else self._serve(row) for row in stored]
         self._logs = load_logs(self.engine)
+        self.rows = stored
+        if self.number:
+            _share(self, stored, partitions, self._logs)
         self.map = PartitionMap([row.start for row in stored], partitions)
         for partition in serving.values():
             partition.retired = True
@@ -145,7 +178,10 @@ class Node:
             self._retired_bytes += partition.heat.bytes_written
 
     def refresh(self) -> None:
-        """Do nothing: a node's own map is always current."""
+        """Load the map again, if other nodes may have changed it."""
+        if self.number:
+            with self.storage.settled():
+                self.load()
 
     def written(self) -> tuple[int, int]:
         """The number of changes and bytes that were written since the node was opened."""
@@ -160,21 +196,13 @@ class Node:
             row.id,
             row.range,
             row.log,
-            engine=self.engine,
+            engine=self._reads,
             clock=self.clock,
             committer=self.committer,
             site_id=self.site_id,
             limits=self._limits,
             collected=self.retention.collected,
             entrance=self.storage.entrance,
-        )
-
-    def _partition(self, partition_id: int) -> LocalPartition:
-        for partition in self.map.partitions:
-            if partition.id == partition_id:
-                return partition
-        raise PartitionNotFound(
-            f"no partition {partition_id}; the site lists its partitions", partition=partition_id
         )
 
     def split(self, key: bytes) -> tuple[int, int]:
@@ -195,8 +223,8 @@ class Node:
 
     def merge(self, left_id: int, right_id: int) -> int:
         """Merge two neighbouring partitions; the id of the new one."""
-        with self._sealing(lambda: [self._partition(left_id), self._partition(right_id)]):
-            left, right = self._partition(left_id), self._partition(right_id)
+        with self._sealing(lambda: [_find(self.map, left_id), _find(self.map, right_id)]):
+            left, right = _find(self.map, left_id), _find(self.map, right_id)
             if left.range.end is None or left.range.end != right.range.start:
                 raise PartitionNotFound(
                     f"partition {right_id} does not follow partition {left_id}; only neighbours merge",
@@ -216,39 +244,58 @@ class Node:
                 partition.settle_prepared()
             with self.storage.settled():
                 self.storage.require_wanted()
+                for partition in find():
+                    if partition.retired:
+                        raise moved(partition)
                 yield
         finally:
             for partition in partitions:
                 partition.sealing = False
 
-    def _reshape(self, olds: Sequence[LocalPartition], ranges: Sequence[KeyRange]) -> tuple[int, ...]:
+    def move(self, partition_id: int, owner: int) -> int:
+        """Give a partition to another node, which serves it when it has loaded the map; the new id."""
+        with self._sealing(lambda: [_find(self.map, partition_id)]):
+            partition = _find(self.map, partition_id)
+            # From here on no version is announced for it: the new owner only moves its clock past the seal.
+            partition.retired = True
+            try:
+                return self._reshape([partition], [partition.range], owner=owner)[0]
+            except BaseException:
+                # After a recovery the map tells.
+                partition.retired = self.storage.stopped or partition not in self.map.partitions
+                raise
+
+    def _reshape(
+        self, olds: Sequence[LocalPartition], ranges: Sequence[KeyRange], *, owner: int | None = None
+    ) -> tuple[int, ...]:
         """Seal the logs of some partitions and replace the partitions, in one write; the new ids.
 
         The caller holds the turn, so every version below the seal is settled.
         """
+        number = self.number if owner is None else owner
         for old in olds:
             if writes := self.committer.prepared.within(old.range):
                 raise conflict(writes[0])
-        first_id = load_next_id(self.engine)
-        ids = range(first_id, first_id + 2 * len(ranges), 2)
+        first_id, step = load_next_id(self.engine, self.number), id_step(self.number)
+        ids = range(first_id, first_id + 2 * step * len(ranges), 2 * step)
         logs = {log.id: log for log in self._logs}
         parents = [partition.log_id for partition in olds]
 
         def build(version: Version) -> list[WriteRow]:
-            rows: list[WriteRow] = [store_next_id(first_id + 2 * len(ranges))]
+            rows: list[WriteRow] = [store_next_id(self.number, ids.stop)]
             for old in olds:
                 rows.append(remove_partition(old.id))
                 rows.append(store_log(_sealed(logs[old.log_id], version)))
                 last = self._account([old], version, through=version, log=old.log_id)
                 rows.append((LOG, encode_log_key(old.log_id, version), encode_heartbeat(last)))
             for partition_id, keys in zip(ids, ranges, strict=True):
-                rows += open_partition(partition_id, partition_id + 1, keys, version, parents)
+                rows += open_partition(partition_id, partition_id + step, keys, version, parents, node=number)
             return rows
 
         self.committer.sync_in_turn()
         self.committer.store_in_turn(build)
         try:
-            self._load()
+            self.load()
         except BaseException as error:
             self.storage.stop()
             if isinstance(error, FloodmarkError):
@@ -271,7 +318,7 @@ class Node:
             def build(version: Version) -> list[WriteRow]:
                 beat = self._account(self.map.partitions, version, through=through, log=None)
                 beats.append(beat)
-                return [(LOG, encode_log_key(NODE, version), encode_heartbeat(beat))]
+                return [(LOG, encode_log_key(self.number, version), encode_heartbeat(beat))]
 
             self.committer.store_in_turn(build)
             self._counted_through = through
@@ -282,10 +329,12 @@ class Node:
 
     def _recount(self) -> None:
         """Continue the count of the last heartbeat before the restart, if the logs reach back to it."""
-        counted = recount(self.engine, self._logs, NODE, self.site_id, self.retention.trimmed_version())
+        owned = {each.log_id: each for each in self.map.partitions if not each.retired}
+        trimmed = self.retention.trimmed_version()
+        counted = recount(self.engine, self._logs, self.number, owned.keys(), self.site_id, trimmed)
         if counted is not None:
             self._counted_through = self.committer.uncounted_through = counted.through
-            for partition in self.map.partitions:
+            for partition in owned.values():
                 partition.tallies.extend(counted.tallies[partition.log_id])
 
     def settle_by(self, settler: Settler) -> None:
@@ -327,7 +376,7 @@ class Node:
         counted = self._counted_through >= self.committer.uncounted_through
         return Heartbeat(
             version=version,
-            node=NODE,
+            node=self.number,
             wall_ms=self.clock.time_source(),
             # While something is prepared, `through` may lie below what is uncounted.
             since=self._counted_through if counted else 0,
@@ -341,7 +390,7 @@ class Node:
 
     def born_version(self) -> Version:
         """Nothing was written at or below this."""
-        return next(log.opened_at for log in self._logs if log.id == NODE)
+        return min(log.opened_at for log in self._logs if log.partition is None)
 
     def resolved_version(self) -> Version:
         """The resolved version of all partitions of the node."""
@@ -353,7 +402,7 @@ class Node:
         """The change-log lines in `(since, until]` of the logs that may hold keys of the range."""
         logs = [
             log
-            for log in self._logs
+            for log in (load_logs(self.engine) if self.number else self._logs)
             if (heartbeats if log.partition is None else log.range.intersect(keys) is not None)
         ]
         return read_logs(self.engine, logs, since, until, self.retention.trimmed_version)
@@ -387,7 +436,7 @@ class Node:
         if gone:
             with self.storage.settled():
                 self.storage.store([remove_log(log_id) for log_id in gone])
-                self._load()
+                self.load()
 
     def observe(self, version: Version) -> None:
         """Move the clock past a version, which must not be in the future."""
@@ -437,6 +486,30 @@ class Node:
         finally:
             self.engine.close()
             self.committer.followers.wake_all()
+
+
+def _find(served: PartitionMap[LocalPartition], partition_id: int) -> LocalPartition:
+    for partition in served.partitions:
+        if partition.id == partition_id:
+            return partition
+    raise PartitionNotFound(
+        f"no partition {partition_id}; the site lists its partitions", partition=partition_id
+    )
+
+
+def _share(
+    node: Node, rows: Sequence[PartitionRow], partitions: Sequence[LocalPartition], logs: Sequence[LogRow]
+) -> None:
+    """Prepare to serve a node's own partitions; those of other nodes refuse with `PartitionMoved`."""
+    for row, partition in zip(rows, partitions, strict=True):
+        partition.retired = row.node != node.number
+    own = {row.log for row in rows if row.node == node.number}
+    # Before anything is served: the last owner may have written and announced up to there.
+    node.clock.pass_version(max((log.opened_at for log in logs if log.id in own), default=0))
+    starts = [row.start for row in rows]
+    prepared = node.committer.prepared
+    prepared.serves = lambda key: not partitions[bisect_right(starts, key) - 1].retired
+    prepared.load()
 
 
 def _commit_limits(engine: Engine) -> CommitLimits:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Final
 
 import pyarrow
@@ -104,6 +105,8 @@ class LocalPartition:
         self._site_id = site_id
         self._collected = collected
         self._entrance = entrance
+        self._announced: Version = 0
+        self._announcing = Lock()
 
     # Reads
 
@@ -477,7 +480,14 @@ class LocalPartition:
             try_settle(self, write, self._prepared.settler)
 
     def resolved_version(self) -> Version:
-        return self._committer.resolved_version()
+        # Not the node's: a partition that came with prepared writes is behind the others.
+        resolved = self._committer.resolve()
+        # A new owner may write below what this node resolves to after it has given the partition away.
+        if self.retired:
+            raise moved(self)
+        with self._announcing:
+            self._announced = max(self._announced, resolved)
+            return self._announced
 
 
 def _range_of(namespace: bytes, key: bytes | None) -> KeyRange:

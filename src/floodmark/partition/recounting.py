@@ -5,7 +5,7 @@ these commits, usually those of one second.  If the logs were trimmed, or there 
 interval stays unchecked, and its heartbeat says so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
 from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
@@ -35,20 +35,30 @@ class Recount(NamedTuple):
 
 
 def recount(
-    engine: Engine, logs: Sequence[LogRow], node_log: int, site_id: int, trimmed: Version
+    engine: Engine,
+    logs: Sequence[LogRow],
+    node: int,
+    open_logs: Set[int],
+    site_id: int,
+    trimmed: Version,
 ) -> Recount | None:
-    """Count the commits above the last heartbeat of a node; None if the logs do not tell."""
+    """Count the commits above the last heartbeat of a node; None if the logs do not tell.
+
+    `open_logs` are those of the node's partitions.
+    """
     try:
-        last = _last_beat(engine, node_log, VERSION_MAX)
-        if last is None or not all(_is_accounted(engine, log, last.through) for log in logs):
+        last = _last_beat(engine, node, VERSION_MAX)
+        if last is None or not all(_is_accounted(engine, log, node, last.through) for log in logs):
             return None
-        serving = [log for log in logs if log.id != node_log and log.sealed_at is None]
+        serving = [log for log in logs if log.id in open_logs]
         tallies: dict[int, list[CommitTally]] = {log.id: [] for log in serving}
         changes = size = 0
         for page in read_logs(engine, serving, last.through, VERSION_MAX, lambda: trimmed):
             for line in page:
                 row = decode_row(version_of(line), line[1])
-                assert isinstance(row, CommitRow), "only a log that was sealed ends with a heartbeat"
+                if not isinstance(row, CommitRow):
+                    # Another node has sealed the log meanwhile, and counted it.
+                    return None
                 values = _look_up_values(engine, row, version_of(line))
                 tallies[line[2].id] += _count(row.keys, values, version_of(line), site_id)
                 changes += len(values)
@@ -69,12 +79,12 @@ def _last_beat(engine: Engine, log: int, until: Version) -> Heartbeat | None:
     return None
 
 
-def _is_accounted(engine: Engine, log: LogRow, through: Version) -> bool:
-    """Whether a log, if it was sealed, has told of all that it held above a version."""
+def _is_accounted(engine: Engine, log: LogRow, node: int, through: Version) -> bool:
+    """Whether a log, if it was sealed and is the node's, has told of all that it held above a version."""
     if log.sealed_at is None or log.sealed_at <= through:
         return True
     beat = _last_beat(engine, log.id, log.sealed_at)
-    return beat is not None and beat.since == through
+    return beat is not None and (beat.node != node or beat.since == through)
 
 
 def _look_up_values(engine: Engine, row: CommitRow, version: Version) -> list[bytes]:

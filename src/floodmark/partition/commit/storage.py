@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.engine import Engine, WriteRow
+from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -114,8 +114,13 @@ class Storage:
 
     def store(self, rows: Sequence[WriteRow]) -> None:
         """Write rows atomically, and return when they are on disk.  The caller holds the turn."""
+        self.store_guarded(rows, ())
+
+    def store_guarded(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> bool:
+        """`store` unless a guard does not hold: then False."""
         try:
-            self.engine.write(rows)
+            if not self.engine.write(rows, guards):
+                return False
             self.engine.sync()
         except Closed:
             raise
@@ -131,6 +136,7 @@ class Storage:
         except BaseException:
             self.stop(failed=False)
             raise
+        return True
 
     def store_later(self, rows: Sequence[WriteRow]) -> None:
         """Write rows atomically; the next sync makes them durable.  The caller holds the turn."""

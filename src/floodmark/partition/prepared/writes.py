@@ -36,7 +36,7 @@ prepared writes first, since they seal logs (`Node._sealing`).
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 from typing import Final
 
@@ -102,6 +102,8 @@ class PreparedWrites:
         self.settler: Settler = _undecided
         # Transactions that wait for keys which another one has prepared.
         self.lines = KeyLines()
+        # Whether this node serves a qualified key; other nodes may share the engine.
+        self.serves: Callable[[bytes], bool] = lambda _: True
         self._engine = engine
         self._writes: Mapping[Version, OpenWrite] = {}
         self._by_key: dict[bytes, OpenWrite] = {}
@@ -111,7 +113,7 @@ class PreparedWrites:
     def load(self) -> None:
         """Load the table from the engine.  Writes that are still there keep their objects."""
         rows: dict[tuple[Version, str], list[tuple[bytes, int]]] = {}
-        for transaction, key, version, size in _read_all(self._engine):
+        for transaction, key, version, size in filter(self._is_mine, read_prepared(self._engine)):
             rows.setdefault((version, transaction), []).append((key, size))
         known = self._writes
         writes: dict[Version, OpenWrite] = {}
@@ -124,6 +126,9 @@ class PreparedWrites:
         for version, write in known.items():
             if version not in writes:
                 write.ended.set()
+
+    def _is_mine(self, row: tuple[str, bytes, Version, int]) -> bool:
+        return self.serves(row[1])
 
     def add(self, write: OpenWrite) -> None:
         """Add a write whose rows are about to be stored.  Its p is the highest."""
@@ -252,7 +257,7 @@ def _encode_prefix(transaction: str) -> bytes:
     return PREPARED + bytes([len(encoded)]) + encoded
 
 
-def _read_all(engine: Engine) -> Iterator[tuple[str, bytes, Version, int]]:
+def read_prepared(engine: Engine) -> Iterator[tuple[str, bytes, Version, int]]:
     """Transaction, qualified key, p and size of every prepared key, in order of transactions and keys."""
     start, end = PREPARED, prefix_end(PREPARED)
     while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):

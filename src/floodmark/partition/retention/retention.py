@@ -5,7 +5,7 @@ from typing import Final
 
 from floodmark.codec.changelog import encode_log_range
 from floodmark.codec.ordered import RAW, encode_namespace
-from floodmark.engine import WriteRow
+from floodmark.engine import Engine, WriteRow
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.commit.storage import Storage
@@ -31,6 +31,7 @@ class Retention:
         self.collected: dict[bytes, Version] = {}
         self._loaded: dict[bytes, Version] = {}
         self._trimmed: Version = 0
+        self.is_shared = False
         self._load()
         storage.on_recovery.append(self._load)
 
@@ -44,6 +45,11 @@ class Retention:
             for key, stored in read_metadata(self._engine, LOADED)
         }
         self._trimmed = max(self._trimmed, load_version(self._engine, LOG_TRIMMED))
+
+    def share(self) -> None:
+        """Ask the engine from now on, since another node may collect and trim."""
+        self.is_shared = True
+        self.collected = _StoredCollected(self._engine)
 
     def collected_version(self, namespace: int) -> Version:
         """The oldest version at which a namespace can still be read."""
@@ -73,7 +79,7 @@ class Retention:
 
     def trimmed_version(self) -> Version:
         """Changes at or below this are no longer in the logs."""
-        return self._trimmed
+        return load_version(self._engine, LOG_TRIMMED) if self.is_shared else self._trimmed
 
     def declare_collected(self, safe_points: Mapping[int, Version]) -> None:
         """Declare that namespaces can no longer be read below some versions.  The caller holds the turn."""
@@ -126,6 +132,17 @@ class Retention:
         self._storage.remove([(META, kind + encoded, None) for kind in (COLLECTED, HORIZON, LOADED)])
         self.collected.pop(encoded, None)
         self._loaded.pop(encoded, None)
+
+
+class _StoredCollected(dict[bytes, Version]):
+    """The collected versions of namespaces, which any node of the site may raise: read each time."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def get(self, namespace: bytes, default: Version = 0) -> Version:  # type: ignore[override]
+        return load_version(self._engine, COLLECTED + namespace) or default
 
 
 def _namespace_bounds(encoded: bytes) -> tuple[bytes, bytes]:

@@ -31,9 +31,9 @@ class PlantedFault(NamedTuple):
     replace: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def plant(name: str) -> AbstractContextManager[object]:
-    """Let a fault be there while a block runs."""
-    fault = FAULTS[name]
+def plant(name: str, faults: Mapping[str, PlantedFault] | None = None) -> AbstractContextManager[object]:
+    """Let a fault be there while a block runs; one of `FAULTS`, unless others are given."""
+    fault = (FAULTS if faults is None else faults)[name]
     owner = resolve_name(fault.owner)
     return patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
 

@@ -1,0 +1,306 @@
+"""A node of several on a shared engine: it registers, beats, watches others, and starts again when fenced.
+
+A node beats once a second.  It answers reads of the newest state only while its last beat *began* less than
+three seconds ago, and it is declared dead by another node that has seen the same beat for five seconds of its
+own monotonic time.  No two clocks are compared for this.  A wrong declaration costs a restart, never data.
+
+Nothing here runs by itself: `SharedNode.tick` is to be called once a second, by a thread or by a simulation.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from floodmark.clock import HybridClock, TimeSource
+from floodmark.engine import Engine
+from floodmark.model.errors import ClockSkew, FloodmarkError, InvalidOption, NodeFenced
+from floodmark.model.limits import NODES_MAX
+from floodmark.model.version import Version
+from floodmark.partition.families import BEAT, CEILING, FENCE, KEEPER, META
+from floodmark.partition.fencing import (
+    FencedEngine,
+    Keeper,
+    LeasedEngine,
+    encode_number,
+    fence_guard,
+    keeper_guard,
+    load_keeper,
+    load_number,
+    numbered,
+)
+from floodmark.partition.layout import read_metadata
+from floodmark.partition.node import ClosedMap, EngineBound, Node
+from floodmark.partition.takeover import take_over
+
+BEAT_MS: Final = 1_000
+LEASE_MS: Final = 3_000
+DEAD_MS: Final = 5_000
+SKEW_MS_MAX: Final = 500
+REGISTER_ATTEMPTS_MAX: Final = 10
+AGES_MS: Final = 1 << 40
+
+_log = logging.getLogger("floodmark.partition")
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """What a node tells the others once a second."""
+
+    counter: int
+    wall_ms: int
+    url: str = ""
+    # Changes that were written since the beat before.
+    load: int = 0
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """A beat of another node, and the span of this node's monotonic time in which it was written."""
+
+    beat: Beat
+    after_ms: int
+    by_ms: int
+
+
+def load_beats(engine: Engine) -> dict[int, Beat]:
+    """The last beat of each node."""
+    return {
+        int.from_bytes(key[len(BEAT) :], "big"): msgspec.json.decode(stored, type=Beat)
+        for key, stored in read_metadata(engine, BEAT)
+    }
+
+
+def register(engine: Engine, node: int) -> FencedEngine:
+    """Begin an incarnation of a node: raise its fence, so that an earlier one writes nothing any more."""
+    if not 0 < node < NODES_MAX:
+        raise InvalidOption(f"a node's number lies between 1 and {NODES_MAX - 1}, and is not {node}")
+    for _ in range(REGISTER_ATTEMPTS_MAX):
+        before = load_number(engine, numbered(FENCE, node))
+        if raise_fence(engine, node, before):
+            return FencedEngine(engine, node, before + 1)
+    raise NodeFenced(
+        f"node {node} could not start: other processes start with the same number, or declare it dead. Give "
+        "each process a number of its own",
+        node=node,
+    )
+
+
+def raise_fence(engine: Engine, node: int, incarnation: int) -> bool:
+    """End an incarnation of a node; False if it has ended before."""
+    raised = [(META, numbered(FENCE, node), encode_number(incarnation + 1))]
+    if not engine.write(raised, [fence_guard(node, incarnation)]):
+        return False
+    engine.sync()
+    return True
+
+
+class Membership:
+    """One incarnation of a node among the others: its beats, its lease, and what it sees of them."""
+
+    def __init__(
+        self, engine: FencedEngine, *, url: str, time_source: TimeSource, elapsed_source: TimeSource
+    ) -> None:
+        self._engine = engine
+        self._url = url
+        self._time_source = time_source
+        self._elapsed_source = elapsed_source
+        self._began_ms: int | None = None
+        last = load_beats(engine).get(engine.node)
+        self._counter = 0 if last is None else last.counter
+        self._looked_ms: int | None = None
+        self._seen: dict[int, _Seen] = {}
+        self._refusal: FloodmarkError | None = None
+
+    def beat(self, load: int = 0) -> None:
+        """Tell the others that this node lives, and have a lease from the moment at which this began."""
+        began_ms = self._elapsed_source()
+        self._counter += 1
+        beat = Beat(self._counter, self._time_source(), self._url, load)
+        key = numbered(BEAT, self._engine.node)
+        self._engine.write([(META, key, msgspec.json.encode(beat))])
+        self._began_ms = began_ms
+
+    def require(self) -> None:
+        """Refuse to answer a read of the newest state without a lease.  Call it after the read."""
+        if self._refusal is not None:
+            raise self._refusal.again()
+        began_ms = self._began_ms
+        if self._engine.is_fenced:
+            raise self._engine.fenced()
+        if began_ms is None or self._elapsed_source() - began_ms >= LEASE_MS:
+            raise NodeFenced(
+                f"node {self._engine.node} could not beat for {LEASE_MS // 1_000} seconds, and "
+                "another node may serve its partitions; ask for the partition map again",
+                node=self._engine.node,
+            )
+
+    def look(self) -> list[int]:
+        """Look at the beats of the others; those that have not changed for so long that they are dead."""
+        beats = load_beats(self._engine)
+        # After the beats were read: what is seen later than it was written declares later.
+        now_ms = self._elapsed_source()
+        # The first look does not tell when the beats were written.
+        after_ms = now_ms - AGES_MS if self._looked_ms is None else self._looked_ms
+        self._looked_ms = now_ms
+        beats.pop(self._engine.node, None)
+        self._seen = {
+            node: seen
+            if (seen := self._seen.get(node)) is not None and seen.beat == beat
+            else _Seen(beat, after_ms, now_ms)
+            for node, beat in beats.items()
+        }
+        return [node for node, seen in self._seen.items() if now_ms - seen.by_ms >= DEAD_MS]
+
+    def living(self) -> list[int]:
+        """The other nodes that beat lately."""
+        now_ms = self._elapsed_source()
+        return [node for node, seen in self._seen.items() if now_ms - seen.by_ms < LEASE_MS]
+
+    def watch_clock(self) -> FloodmarkError | None:
+        """Refuse to serve while this clock is away from those of most others; the refusal."""
+        living = self.living()
+        away = [offset for node in living if abs(offset := self._offset_ms(self._seen[node])) > SKEW_MS_MAX]
+        self._refusal = None
+        if 2 * len(away) > len(living):
+            direction = "ahead of" if away[0] > 0 else "behind"
+            self._refusal = ClockSkew(
+                f"the clock of node {self._engine.node} is {abs(away[0])} ms {direction} other nodes; "
+                f"at most {SKEW_MS_MAX} ms are tolerated. Set it right; the node then serves again by itself",
+                ahead_ms=away[0],
+            )
+        return self._refusal
+
+    def _offset_ms(self, seen: _Seen) -> int:
+        """How far this clock is certainly ahead of another node's; negative if it is behind."""
+        now_ms = self._elapsed_source()
+        latest = seen.beat.wall_ms + now_ms - seen.after_ms
+        earliest = seen.beat.wall_ms + now_ms - seen.by_ms
+        wall_ms = self._time_source()
+        return max(0, wall_ms - latest) + min(0, wall_ms - earliest)
+
+
+class SharedNode:
+    """A node of several, through all its incarnations; `node` is the present one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        number: int,
+        site_id: int,
+        *,
+        time_source: TimeSource,
+        elapsed_source: TimeSource,
+        url: str = "",
+        on_start: Callable[["SharedNode"], None] = lambda _: None,
+    ) -> None:
+        self.number = number
+        self.incarnations = self.takeovers = 0
+        self._is_up = False
+        self._shared = engine
+        self._site_id = site_id
+        self._time_source = time_source
+        self._elapsed_source = elapsed_source
+        self._url = url
+        # Called with each new incarnation.
+        self._on_start = on_start
+        self.start()
+
+    def start(self) -> None:
+        """Begin a new incarnation, and serve the partitions that the map gives to this node.
+
+        If it fails, the last incarnation stays as it is, fenced, and `tick` tries again.
+        """
+        engine = register(self._shared, self.number)
+        membership = Membership(
+            engine, url=self._url, time_source=self._time_source, elapsed_source=self._elapsed_source
+        )
+        # Before the map is loaded: no other node declares this one dead while it starts.
+        membership.beat()
+        ceiling = EngineBound(engine, key=numbered(CEILING, self.number))
+        clock = HybridClock(self._time_source, step=NODES_MAX, offset=self.number, upper_bound=ceiling)
+        reads = LeasedEngine(engine, membership)
+        node = Node(engine, clock, self._site_id, number=self.number, reads=reads)
+        self.engine, self.membership, self.clock, self.node = engine, membership, clock, node
+        self._on_start(self)
+        self._is_up = True
+        self.incarnations += 1
+        _log.info("node %d serves as incarnation %d", self.number, engine.incarnation)
+
+    def tick(self) -> None:
+        """Beat, and do what the beats of others ask for.  A node that was fenced starts again."""
+        if not self._is_up:
+            self.start()
+        try:
+            self.membership.beat(self.node.written()[0])
+            dead = self.membership.look()
+            refusal = self.membership.watch_clock()
+            self.node.storage.refuse(refusal)
+            self.node.refresh()
+            if refusal is None:
+                for other in dead:
+                    self.take_over(other)
+                self._keep()
+        except NodeFenced:
+            _log.warning("node %d was fenced and starts again", self.number)
+            self._is_up = False
+            _retire(self.node, self.engine.fenced())
+            self.start()
+
+    def take_over(self, dead: int) -> None:
+        """Declare a node dead, if it is not already, and share its partitions out."""
+        keeper = load_keeper(self._shared)
+        if not any(row.node == dead for row in self.node.rows) and (keeper is None or keeper.node != dead):
+            return
+        incarnation = load_number(self._shared, numbered(FENCE, dead))
+        raised = encode_number(incarnation + 1)
+        if self.engine.write([(META, numbered(FENCE, dead), raised)], [fence_guard(dead, incarnation)]):
+            taken = take_over(self.node, dead, incarnation + 1, self.membership.living())
+            self.takeovers += 1
+            _log.warning("node %d was declared dead; %d partitions have new owners", dead, taken)
+
+    # The keeper
+
+    @property
+    def is_keeper(self) -> bool:
+        """Whether this node holds the keeper's lease, as far as it knows."""
+        return self.engine.keeper is not None
+
+    def take_keeper(self) -> bool:
+        """Take the keeper's lease from its holder, dead or alive; False if another node was faster."""
+        return self._take_keeper(load_keeper(self._shared))
+
+    def _take_keeper(self, holder: Keeper | None) -> bool:
+        term = 0 if holder is None else holder.term + 1
+        keeper = Keeper(self.number, self.engine.incarnation, term)
+        self.engine.keeper = None
+        if not self.engine.write([(META, KEEPER, msgspec.json.encode(keeper))], [keeper_guard(holder)]):
+            return False
+        self.engine.sync()
+        # What the last keeper has written is loaded before this one writes.
+        self.engine.reload_catalog()
+        self.engine.keeper = keeper
+        return True
+
+    def _keep(self) -> None:
+        """Take the lease if its holder was fenced, or never was."""
+        holder = load_keeper(self._shared)
+        if holder is None or load_number(self._shared, numbered(FENCE, holder.node)) != holder.incarnation:
+            self._take_keeper(holder)
+
+    def resolved_versions(self) -> dict[int, Version]:
+        """The resolved version of each partition that this node serves."""
+        return {
+            partition.id: partition.resolved_version()
+            for partition in self.node.map.partitions
+            if not partition.retired
+        }
+
+
+def _retire(node: Node, refusal: FloodmarkError) -> None:
+    """Serve nothing any more: another node has taken over.  Nothing is written."""
+    serving, node.map = node.map.partitions, ClosedMap(refusal=refusal)
+    for partition in serving:
+        partition.retired = True
+    node.storage.refuse(refusal)
+    node.committer.prepared.release()
+    node.committer.followers.wake_all()

@@ -1,0 +1,123 @@
+"""Taking the partitions of a dead node over.
+
+The successor has raised the dead node's fence, so nothing more of that node happens.  It moves its clock past
+the dead node's ceiling, which bounds all that was stamped or announced there, seals the logs and opens new
+ones that name their parents.  The guard is the fence as the successor has raised it: if the dead node starts
+again meanwhile, or another node takes over, that one has the partitions.
+
+A partition with prepared writes keeps its log: they may commit below the seal.  The successor takes it
+itself, so that the prepared writes hold its resolved version back at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Final
+
+import msgspec
+
+from floodmark.codec.changelog import encode_heartbeat, encode_log_key
+from floodmark.engine import WriteRow
+from floodmark.model.change import Heartbeat, Sums
+from floodmark.model.version import Version
+from floodmark.partition.families import CEILING, LOG
+from floodmark.partition.fencing import fence_guard, load_number, numbered
+from floodmark.partition.heartbeat import add_tallies
+from floodmark.partition.layout import (
+    LogRow,
+    PartitionRow,
+    id_step,
+    load_logs,
+    load_next_id,
+    load_partitions,
+    open_partition,
+    remove_partition,
+    store_log,
+    store_next_id,
+    store_partition,
+)
+from floodmark.partition.node import Node
+from floodmark.partition.prepared.writes import read_prepared
+from floodmark.partition.recounting import recount
+
+# Partitions that change hands in one write.
+BATCH_MAX: Final = 100
+
+
+def take_over(node: Node, dead: int, incarnation: int, heirs: Sequence[int] = ()) -> int:
+    """Share the partitions of a dead node out; how many have a new owner.
+
+    Its fence was raised to `incarnation`.  `heirs` are the other nodes that live beside this one.
+    """
+    guard, owners = fence_guard(dead, incarnation), cycle((node.number, *heirs))
+    taken = 0
+    with node.storage.settled():
+        estate = _Estate(node, dead)
+        for first in range(0, len(estate.rows), BATCH_MAX):
+            batch = estate.rows[first : first + BATCH_MAX]
+            build = partial(estate.pass_on, [(row, next(owners)) for row in batch])
+            node.committer.sync_in_turn()
+            if not node.committer.store_in_turn(build, (guard,)):
+                break
+            taken += len(batch)
+        if taken:
+            node.committer.lose_count()
+            node.load()
+    return taken
+
+
+class _Estate:
+    """What a dead node has left.  Read after its fence was raised; the clock is past all of it."""
+
+    def __init__(self, node: Node, dead: int) -> None:
+        engine = node.engine
+        self._node = node
+        self._dead = dead
+        node.clock.pass_version(load_number(engine, numbered(CEILING, dead)))
+        self.rows = [row for row in load_partitions(engine) if row.node == dead]
+        logs = load_logs(engine)
+        self._logs = {log.id: log for log in logs}
+        # The dead node may not have served yet what it was given: then its ceiling is below these.
+        node.clock.pass_version(max((self._logs[row.log].opened_at for row in self.rows), default=0))
+        self._prepared = [key for _, key, _, _ in read_prepared(engine)]
+        trimmed = node.retention.trimmed_version()
+        open_logs = {row.log for row in self.rows}
+        self._counted = recount(engine, logs, dead, open_logs, node.site_id, trimmed)
+
+    def pass_on(self, entries: Sequence[tuple[PartitionRow, int]], version: Version) -> list[WriteRow]:
+        """The rows by which partitions get a new owner at a version."""
+        return list(self._pass_on(entries, version))
+
+    def _pass_on(self, entries: Sequence[tuple[PartitionRow, int]], version: Version) -> Iterator[WriteRow]:
+        number = self._node.number
+        next_id, step = load_next_id(self._node.engine, number), id_step(number)
+        for row, owner in entries:
+            partition_id, log_id = next_id, next_id + step
+            next_id += 2 * step
+            yield remove_partition(row.id)
+            log = self._logs[row.log]
+            if any(row.range.contains(key) for key in self._prepared):
+                kept = PartitionRow(id=partition_id, start=row.start, end=row.end, log=log.id, node=number)
+                yield store_log(msgspec.structs.replace(log, partition=partition_id))
+                yield store_partition(kept)
+                continue
+            yield store_log(msgspec.structs.replace(log, sealed_at=version))
+            yield LOG, encode_log_key(log.id, version), encode_heartbeat(self._last_beat(log, version))
+            yield from open_partition(partition_id, log_id, row.range, version, [log.id], node=owner)
+        yield store_next_id(number, next_id)
+
+    def _last_beat(self, log: LogRow, version: Version) -> Heartbeat:
+        """The heartbeat that ends a log, for the account of the dead node."""
+        sums: dict[int, Sums] = {}
+        if self._counted is not None:
+            add_tallies(sums, self._counted.tallies[log.id])
+        return Heartbeat(
+            version=version,
+            node=self._dead,
+            wall_ms=self._node.clock.time_source(),
+            since=0 if self._counted is None else self._counted.through,
+            through=version,
+            watermark=self._node.watermarks(),
+            sums=sums,
+            log=log.id,
+        )

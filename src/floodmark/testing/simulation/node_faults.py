@@ -1,0 +1,96 @@
+"""Faults to plant in nodes on a shared engine; `nodes.py` must find each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from floodmark.engine import Guard, WriteRow
+from floodmark.model.version import COUNTER_BITS
+from floodmark.partition.families import CATALOG, DATA, META
+from floodmark.testing.simulation.faults import PlantedFault
+
+_Original = Callable[..., Any]
+_FENCING: Final = "floodmark.partition.fencing:FencedEngine"
+
+
+def _is_round(rows: Sequence[WriteRow]) -> bool:
+    return any(family == DATA for family, _, _ in rows)
+
+
+def _is_catalog(rows: Sequence[WriteRow]) -> bool:
+    return any(family == META and key.startswith(CATALOG) for family, key, _ in rows)
+
+
+def _unguarded(original: _Original, concerns: Callable[[Sequence[WriteRow]], bool]) -> _Original:
+    """Leave all guards out of some writes."""
+
+    def write(self: Any, rows: Any, guards: Any = ()) -> Any:
+        batch = list(rows)
+        return self.shared.write(batch) if concerns(batch) else original(self, batch, guards)
+
+    return write
+
+
+def _guard_before(original: _Original) -> _Original:
+    """Look at the fence before the batch, and not in it."""
+
+    def write(self: Any, rows: Any, guards: Any = ()) -> Any:
+        batch = list(rows)
+        fence = self._fence
+        if _is_round(batch) and self.shared.get(fence.family, fence.key) == fence.expected:
+            return self.shared.write(batch)
+        return original(self, batch, guards)
+
+    return write
+
+
+def _announce_above(_: _Original) -> _Original:
+    """Resolve to the present time, whatever the ceiling is."""
+
+    def resolve(self: Any) -> Any:
+        now = self._clock.time_source() << COUNTER_BITS
+        return self._below_floors(max(now, self._clock.latest))
+
+    return resolve
+
+
+NODE_FAULTS: Final = {
+    "round-unguarded": PlantedFault(
+        "a round is written without the fence", _FENCING, "write", lambda each: _unguarded(each, _is_round)
+    ),
+    "guard-before-batch": PlantedFault(
+        "the fence is read before a round, not in it", _FENCING, "write", _guard_before
+    ),
+    "ceiling-not-passed": PlantedFault(
+        "a successor does not pass the ceiling of the dead node",
+        "floodmark.partition.takeover",
+        "load_number",
+        lambda _: lambda *_: 0,
+    ),
+    "announced-above-ceiling": PlantedFault(
+        "a version above the ceiling is announced",
+        "floodmark.partition.committer:Committer",
+        "resolve",
+        _announce_above,
+    ),
+    "lease-ignored": PlantedFault(
+        "a read is answered without a look at the lease",
+        "floodmark.partition.membership:Membership",
+        "require",
+        lambda _: lambda _: None,
+    ),
+    "keeper-unguarded": PlantedFault(
+        "the keeper writes without guards", _FENCING, "write", lambda each: _unguarded(each, _is_catalog)
+    ),
+    "takeover-unguarded": PlantedFault(
+        "a takeover goes on after the dead node has started again",
+        "floodmark.partition.takeover",
+        "fence_guard",
+        lambda _: lambda *_: Guard(META, b"never written", None),
+    ),
+    "log-not-passed": PlantedFault(
+        "a new owner does not pass the seal of the log before its own",
+        "floodmark.clock.hybrid:HybridClock",
+        "pass_version",
+        lambda _: lambda *_: None,
+    ),
+}

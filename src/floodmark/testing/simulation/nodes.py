@@ -1,0 +1,403 @@
+"""One site of one to three nodes on a shared engine, in one thread under one seed.
+
+The nodes are real (`partition/membership.py`).  Each engine call of a node may be interrupted: other nodes go
+on, beat, take over and write for some seconds, and then the first one continues where it stood, as a process
+does that was suspended or cut off.  Clients call old incarnations as well as new ones.
+
+Checked as it goes: a change lies above all that was announced for its key (promise 3) and above earlier
+versions of it (2), a sealed log stays as it is (4), a feed tells exactly what was written (4), a read of the
+newest state holds what was acknowledged before the call, and what was acknowledged is there in the end (1).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from itertools import count
+from random import Random
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row
+from floodmark.codec.ordered import VERSION_BYTES, decode_version, encode_prefix
+from floodmark.codec.values import encode_value
+from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
+from floodmark.model.errors import FloodmarkError
+from floodmark.model.partition import Decision, Fate
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
+from floodmark.partition import FAMILIES, Node
+from floodmark.partition.families import CATALOG, DATA, LOG, LOGS, META
+from floodmark.partition.layout import LogRow, load_partitions
+from floodmark.partition.membership import BEAT_MS, SharedNode
+from floodmark.partition.prepared.writes import PREPARED
+from floodmark.partition.read.changelog import version_of
+from floodmark.testing.clock import SimulatedTime
+from floodmark.testing.simulation.faults import plant
+from floodmark.testing.simulation.history import Key, Violation
+from floodmark.testing.simulation.node_faults import NODE_FAULTS
+
+STEPS: Final = 150
+DEPTH_MAX: Final = 2
+PAUSES_MAX: Final = 50
+PARTITIONS_MAX: Final = 4
+KEYS: Final = tuple(b"\x00\x00\x01key-%d" % number for number in range(4))
+NAMES: Final = CATALOG + b"all"
+SITE: Final = "oslo"
+
+Result = TypeVar("Result")
+
+
+class SharedMemory(MemoryEngine):
+    """The engine of all nodes.  A call may be interrupted before and after it takes effect."""
+
+    def __init__(self, world: "NodesWorld") -> None:
+        super().__init__(FAMILIES)
+        self._world = world
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        return self._interrupted(lambda: MemoryEngine.get(self, family, key))
+
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
+        return self._interrupted(lambda: MemoryEngine.ceiling(self, family, key, prefix))
+
+    def scan(self, family: str, start: bytes, end: bytes | None, **limits: Any) -> list[Row]:
+        return self._interrupted(lambda: MemoryEngine.scan(self, family, start, end, **limits))
+
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        batch = list(rows)
+
+        def apply() -> bool:
+            written = MemoryEngine.write(self, batch, guards)
+            if written:
+                self._world.record.add(batch)
+            return written
+
+        return self._interrupted(apply)
+
+    def sync(self) -> None:
+        self._interrupted(lambda: MemoryEngine.sync(self))
+
+    def _interrupted(self, operation: Callable[[], Result]) -> Result:
+        self._world.pause()
+        result = operation()
+        self._world.pause()
+        return result
+
+
+class Record:
+    """All that was written, announced and acknowledged."""
+
+    def __init__(self) -> None:
+        self.versions: dict[bytes, set[Version]] = {key: set() for key in KEYS}
+        self.announced: dict[bytes, Version] = dict.fromkeys(KEYS, 0)
+        self.acknowledged: dict[bytes, list[Version]] = {key: [] for key in KEYS}
+        self.names: set[int] = set()
+        self._sealed: dict[int, Version] = {}
+        self._prefixes = {encode_prefix(key): key for key in KEYS}
+
+    def add(self, batch: Sequence[WriteRow]) -> None:
+        """Check the rows of a write that happened."""
+        prepared = any(family == META and key.startswith(PREPARED) for family, key, _ in batch)
+        for family, key, value in batch:
+            if family == DATA:
+                self._add_record(self._prefixes[key[:-VERSION_BYTES]], decode_version(key), value, prepared)
+            elif family == LOG and value is not None:
+                log, version, _ = decode_log_key(key)
+                if log in self._sealed:
+                    raise Violation("4", SITE, f"the sealed log {log} was written", version=version)
+        for family, key, value in batch:
+            if family == META and key.startswith(LOGS) and value is not None:
+                row = msgspec.json.decode(value, type=LogRow)
+                if row.sealed_at is not None:
+                    self._sealed[row.id] = row.sealed_at
+
+    def _add_record(self, key: bytes, version: Version, value: bytes | None, prepared: bool) -> None:
+        if version <= self.announced[key]:
+            raise _violation("3", "was written where all was resolved", key, version)
+        if value is None:
+            self.versions[key].discard(version)
+            return
+        if not prepared and version <= max(self.versions[key], default=0):
+            raise _violation("2", "went back", key, version)
+        self.versions[key].add(version)
+
+    def announce(self, keys: KeyRange, version: Version) -> None:
+        """Note what a partition has said to be resolved."""
+        for key in KEYS:
+            if keys.contains(key):
+                self.announced[key] = max(version, self.announced[key])
+
+    def between(self, since: Version, until: Version) -> list[tuple[Version, bytes]]:
+        """The changes in `(since, until]`."""
+        return sorted(
+            (version, key)
+            for key, versions in self.versions.items()
+            for version in versions
+            if since < version <= until
+        )
+
+
+class Member:
+    """A node with its clock, its catalog, and the incarnations that clients still know."""
+
+    def __init__(self, world: "NodesWorld", number: int) -> None:
+        self.number = number
+        self.offset_ms = world.random.randint(-200, 200)
+        self.due_ms = 0
+        self.lives: list[Node] = []
+        self.names: list[int] = []
+        self._world = world
+        self.shared: SharedNode | None = None
+
+    def start(self) -> None:
+        """Run a new process for the node; an old one goes on if clients call it."""
+        world = self._world
+        self.shared = SharedNode(
+            world.engine,
+            self.number,
+            1,
+            time_source=lambda: world.time() + self.offset_ms,
+            elapsed_source=world.time,
+            on_start=self._enter,
+        )
+
+    def _enter(self, shared: SharedNode) -> None:
+        shared.node.settle_by(self._world.settle)
+        self.lives.append(shared.node)
+        engine = shared.engine
+
+        def load() -> None:
+            engine.load_catalog_epoch()
+            stored = engine.get(META, NAMES)
+            self.names = [] if stored is None else msgspec.json.decode(stored, type=list[int])
+
+        engine.reload_catalog = load
+        load()
+
+
+class NodesWorld:
+    """A run of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(f"nodes {seed}")
+        self.time = SimulatedTime()
+        self.record = Record()
+        self.engine = SharedMemory(self)
+        self.members = [Member(self, number + 1) for number in range(self.random.choice((1, 2, 2, 3, 3)))]
+        self._pauses = self.random.choice((0.0, 0.01, 0.03, 0.1))
+        self._pauses_left = PAUSES_MAX
+        self._busy: list[Member] = []
+        self._numbers = count(1)
+        self._decided: dict[str, Fate] = {}
+        self._prepared: dict[str, Version] = {}
+        self._position: Version = 0
+        actions: dict[Callable[[Member], None], float] = {
+            self._put: 10,
+            self._prepare: 3,
+            self._read: 8,
+            self._announce: 5,
+            self._follow: 4,
+            self._heartbeat: 3,
+            self._reshape: 2,
+            self._move: 3,
+            self._rename: 3,
+            self._give_keeper: 1,
+            self._crash: 0.5,
+            self._jump: 0.5,
+        }
+        self._actions = list(actions)
+        self._weights = [weight * self.random.choice((0.2, 1, 1, 3)) for weight in actions.values()]
+
+    def run(self, steps: int = STEPS) -> None:
+        """Live through some steps, and look at everything in the end."""
+        for member in self.members:
+            self._call(member, lambda member: member.start())
+        for _ in range(steps):
+            self._step()
+        self._pauses = 0.0
+        for member in self.members:
+            member.offset_ms = 0
+        for _ in range(30):
+            self._pass_time(BEAT_MS)
+        self._follow(self.members[0])
+        self._judge()
+
+    # Time
+
+    def pause(self) -> None:
+        """Perhaps interrupt the node at work, for as long as it takes to be declared dead."""
+        if 0 < len(self._busy) <= DEPTH_MAX and self._pauses_left and self.random.random() < self._pauses:
+            self._pauses_left -= 1
+            longest_ms = self.random.choice((10, 1_000, 9_000))
+            for _ in range(self.random.randint(1, 10)):
+                self._pass_time(self.random.randint(0, longest_ms // 5))
+                self._act()
+
+    def _step(self) -> None:
+        self._pass_time(self.random.choice((1, 50, 300, 1_000)))
+        self._act()
+
+    def _pass_time(self, milliseconds: int) -> None:
+        self.time.advance(milliseconds)
+        for member in self.members:
+            if member not in self._busy and member.due_ms <= self.time():
+                late_ms = 6_000 if self.random.random() < 0.02 and self._pauses else 0
+                member.due_ms = self.time() + BEAT_MS + late_ms
+                self._call(member, self._tick)
+
+    def _act(self) -> None:
+        free = [member for member in self.members if member not in self._busy]
+        if free:
+            action = self.random.choices(self._actions, self._weights)[0]
+            self._call(self.random.choice(free), action)
+
+    def _call(self, member: Member, action: Callable[[Member], None]) -> None:
+        self._busy.append(member)
+        try:
+            with suppress(FloodmarkError):
+                action(member)
+        finally:
+            self._busy.pop()
+
+    # What is done
+
+    def _tick(self, member: Member) -> None:
+        if member.shared is None:
+            member.start()
+        else:
+            member.shared.tick()
+
+    def _any_life(self, member: Member) -> Node:
+        """Usually the present incarnation, sometimes the one before it."""
+        return self.random.choice(member.lives[-2:] if self.random.random() < 0.3 else member.lives[-1:])
+
+    def _put(self, member: Member) -> None:
+        if member.lives:
+            key, value = self.random.choice(KEYS), encode_value(b"%d" % next(self._numbers))
+            version = self._any_life(member).map.route(key).put([key], [value], durable=True)
+            self.record.acknowledged[key].append(version)
+
+    def _prepare(self, member: Member) -> None:
+        if member.lives:
+            key, name = self.random.choice(KEYS), f"t{next(self._numbers)}"
+            partition = self._any_life(member).map.route(key)
+            self._prepared[name] = partition.prepare(name, [key], [encode_value(name.encode())])
+            self._pass_time(self.random.choice((0, 500, 3_000)))
+            fate = self.settle(name)
+            if partition.commit_prepared(name, fate.version):
+                self.record.acknowledged[key].append(fate.version)
+
+    def settle(self, transaction: str) -> Fate:
+        """The coordinator: a transaction commits if its prepare was answered."""
+        version = self._prepared.get(transaction)
+        fate = Fate(Decision.ABORT) if version is None else Fate(Decision.COMMIT, version)
+        return self._decided.setdefault(transaction, fate)
+
+    def _read(self, member: Member) -> None:
+        if member.lives:
+            key, node = self.random.choice(KEYS), self._any_life(member)
+            expected = max(self.record.acknowledged[key], default=0)
+            partition = node.map.route(key)
+            found = partition.find(key, node.committer.read_version())
+            if expected > (0 if found is None else found.version):
+                raise _violation("newest", "was acknowledged, and a later read missed it", key, expected)
+
+    def _announce(self, member: Member) -> None:
+        if member.lives:
+            partition = self._any_life(member).map.route(self.random.choice(KEYS))
+            self.record.announce(partition.range, partition.resolved_version())
+
+    def _follow(self, member: Member) -> None:
+        """Read the changes up to the resolved version of the site: the minimum over all partitions."""
+        since, resolved = self._position, list[Version]()
+
+        def ask(owner: Member) -> None:
+            served = [each for node in owner.lives[-1:] for each in node.map.partitions if each.id == row.id]
+            resolved.append(served[0].resolved_version() if served else 0)
+            self.record.announce(row.range, resolved[-1])
+
+        rows = load_partitions(self.engine)
+        for row in rows:
+            owner = self.members[row.node - 1]
+            if owner is member:
+                ask(owner)
+            elif owner not in self._busy:
+                self._call(owner, ask)
+        if len(resolved) < len(rows):
+            return
+        until = max(since, min(resolved))
+        told: list[tuple[Version, bytes]] = []
+        for page in self._any_life(member).read_log(since, until, KeyRange()):
+            for line in page:
+                row_of_log = decode_row(version_of(line), line[1])
+                if isinstance(row_of_log, CommitRow):
+                    told += [(version_of(line), key) for key in row_of_log.keys]
+        expected = self.record.between(since, until)
+        for version, key in set(told).symmetric_difference(expected):
+            raise _violation("4", "was written and not told, or the other way round", key, version)
+        self._position = max(until, self._position)
+
+    def _heartbeat(self, member: Member) -> None:
+        if member.lives:
+            self._any_life(member).heartbeat()
+
+    def _reshape(self, member: Member) -> None:
+        if member.lives:
+            node = self._any_life(member)
+            partitions = node.map.partitions
+            if len(partitions) < PARTITIONS_MAX:
+                node.split(self.random.choice(KEYS))
+            elif len(partitions) > 1:
+                place = self.random.randrange(len(partitions) - 1)
+                node.merge(partitions[place].id, partitions[place + 1].id)
+
+    def _move(self, member: Member) -> None:
+        if member.lives:
+            node = self._any_life(member)
+            partition = node.map.route(self.random.choice(KEYS))
+            node.move(partition.id, self.random.choice(self.members).number)
+
+    def _rename(self, member: Member) -> None:
+        """Change the catalog, as a keeper does: by what it has in memory."""
+        if member.shared is not None and member.shared.is_keeper:
+            number, engine = next(self._numbers), member.shared.engine
+            names = [*member.names, number]
+            if engine.write([(META, NAMES, msgspec.json.encode(names))]):
+                member.names = names
+                self.record.names.add(number)
+
+    def _give_keeper(self, member: Member) -> None:
+        if member.shared is not None:
+            member.shared.take_keeper()
+
+    def _crash(self, member: Member) -> None:
+        member.shared = None
+        member.due_ms = self.time() + self.random.choice((0, 2_000, 9_000))
+
+    def _jump(self, member: Member) -> None:
+        member.offset_ms = self.random.choice((0, -200, 200, -3_000, 3_000))
+
+    def _judge(self) -> None:
+        for key, versions in self.record.acknowledged.items():
+            for version in versions:
+                if version not in self.record.versions[key]:
+                    raise _violation("1", "was acknowledged, and is not there", key, version)
+        stored = self.engine.get(META, NAMES)
+        names = set() if stored is None else set(msgspec.json.decode(stored, type=list[int]))
+        if not self.record.names <= names:
+            raise Violation("1", SITE, "a change of the catalog was acknowledged, and is not there")
+
+
+def _violation(promise: str, finding: str, key: bytes, version: Version) -> Violation:
+    named = Key("users", key[3:])
+    return Violation(promise, SITE, f"{named} {finding}", keys=[named], version=version)
+
+
+def run_nodes(seed: int, *, steps: int = STEPS, fault: str | None = None) -> Violation | None:
+    """Run one seed, perhaps with one of `NODE_FAULTS`: the promise that it breaks."""
+    try:
+        with nullcontext() if fault is None else plant(fault, NODE_FAULTS):
+            NodesWorld(seed).run(steps)
+    except Violation as violation:
+        return violation
+    return None

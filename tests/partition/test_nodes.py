@@ -1,0 +1,227 @@
+"""Nodes on a shared engine: who serves what, and what becomes of a node that was declared dead."""
+
+import pytest
+
+from floodmark.codec.values import encode_value
+from floodmark.engine import MemoryEngine
+from floodmark.model.errors import (
+    CatalogChanged,
+    ClockSkew,
+    InvalidOption,
+    NodeFenced,
+    NotKeeper,
+    PartitionMoved,
+)
+from floodmark.model.limits import NODES_MAX
+from floodmark.model.partition import Decision, Fate
+from floodmark.model.ranges import KeyRange
+from floodmark.partition import FAMILIES, META, LocalPartition
+from floodmark.partition.layout import load_logs
+from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, SharedNode, load_beats
+from floodmark.testing.clock import SimulatedTime
+
+KEY = b"\x00\x00\x01ada"
+LATER = b"\x00\x00\x01zoe"
+
+
+class Cluster:
+    """Nodes that tick together, on one engine and under one time."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.time = SimulatedTime()
+        self.engine = MemoryEngine(FAMILIES)
+        self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
+        self.nodes = [self.start(number + 1) for number in range(nodes)]
+        self.tick(*self.nodes)
+
+    def start(self, number: int) -> SharedNode:
+        return SharedNode(
+            self.engine,
+            number,
+            1,
+            time_source=lambda: self.time() + self.offsets[number],
+            elapsed_source=self.time,
+            url=f"grpc://oslo-{number}:7100",
+        )
+
+    def tick(self, *nodes: SharedNode, times: int = 1) -> None:
+        for _ in range(times):
+            self.time.advance(BEAT_MS)
+            for node in nodes:
+                node.tick()
+
+    def bury(self, dead: SharedNode) -> None:
+        """Let the others beat until they have declared a node dead."""
+        self.tick(*(node for node in self.nodes if node is not dead), times=DEAD_MS // BEAT_MS + 2)
+
+
+def serving(node: SharedNode, key: bytes = KEY) -> LocalPartition:
+    return node.node.map.route(key)
+
+
+def put(node: SharedNode, value: bytes, key: bytes = KEY) -> int:
+    return serving(node, key).put([key], [encode_value(value)], durable=True)
+
+
+def test_each_node_mints_versions_of_its_own() -> None:
+    cluster = Cluster(3)
+    for node in cluster.nodes:
+        assert {node.clock.now() % NODES_MAX for _ in range(5)} == {node.number}
+
+
+def test_only_the_owner_serves_a_partition() -> None:
+    first, second = Cluster().nodes
+    put(first, b"1")
+    assert serving(first).get(KEY) == b"1"
+    with pytest.raises(PartitionMoved):
+        put(second, b"2")
+    with pytest.raises(PartitionMoved):
+        serving(second).get(KEY)
+    with pytest.raises(PartitionMoved):
+        second.node.split(KEY)
+
+
+def test_a_partition_moves_to_another_node_above_all_that_was_announced() -> None:
+    first, second = Cluster().nodes
+    put(first, b"1")
+    announced = serving(first).resolved_version()
+    left = serving(first)
+    first.node.move(left.id, 2)
+    with pytest.raises(PartitionMoved):
+        left.resolved_version()
+    second.node.refresh()
+    assert serving(second).get(KEY) == b"1"
+    assert put(second, b"2") > announced
+    with pytest.raises(PartitionMoved):
+        put(first, b"3")
+    parents = {log.id: log.parents for log in load_logs(second.node.engine)}
+    assert parents[serving(second).log_id] == [left.log_id]
+
+
+def test_the_partitions_of_a_dead_node_are_shared_out() -> None:
+    cluster = Cluster(3)
+    first, second, third = cluster.nodes
+    put(first, b"1")
+    first.node.split(LATER)
+    cluster.bury(first)
+    assert {row.node for row in second.node.rows} == {2, 3}
+    owner = second if not serving(second).retired else third
+    assert serving(owner).get(KEY) == b"1"
+    put(owner, b"2")
+
+
+def test_a_zombie_can_do_no_harm_and_finds_its_way_back() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    announced = serving(first).resolved_version()
+    zombie = first.node
+    partition = serving(first)
+    cluster.bury(first)
+    with pytest.raises(NodeFenced):
+        partition.put([KEY], [encode_value(b"late")], durable=True)
+    with pytest.raises(NodeFenced):
+        partition.get(KEY)
+    with pytest.raises(NodeFenced):
+        partition.resolved_version()
+    version = put(second, b"1")
+    assert version > announced
+    cluster.tick(first, second)
+    assert first.incarnations == 2
+    assert first.node is not zombie
+    with pytest.raises(NodeFenced):
+        zombie.map.route(KEY)
+    second.node.move(serving(second).id, 1)
+    cluster.tick(first, second)
+    assert put(first, b"2") > version
+
+
+def test_a_node_that_cannot_beat_answers_no_read_of_the_newest_state() -> None:
+    cluster = Cluster()
+    first, _ = cluster.nodes
+    put(first, b"1")
+    cluster.time.advance(LEASE_MS)
+    with pytest.raises(NodeFenced, match="could not beat for 3 seconds"):
+        serving(first).get(KEY)
+    first.membership.beat()
+    assert serving(first).get(KEY) == b"1"
+
+
+def test_prepared_writes_hold_the_successor_back_until_they_have_ended() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    prepared = serving(first).prepare("t1", [KEY], [encode_value(b"1")])
+    newer = put(first, b"2")
+    cluster.bury(first)
+    second.node.settle_by(lambda _: Fate(Decision.COMMIT, prepared))
+    assert serving(second).resolved_version() < prepared
+    assert serving(second).commit_prepared("t1", prepared)
+    assert serving(second).resolved_version() > newer
+    told = [line[0][:8] for page in second.node.read_log(0, newer, KeyRange()) for line in page]
+    assert [int.from_bytes(version, "big") for version in told] == [prepared, newer]
+
+
+def test_a_takeover_fails_if_the_dead_node_starts_again_meanwhile() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    cluster.tick(second, times=DEAD_MS // BEAT_MS - 1)
+    first.start()
+    cluster.tick(second, first)
+    put(first, b"1")
+    assert second.takeovers == 0
+
+
+def test_one_node_keeps_the_site_at_a_time() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    assert (first.is_keeper, second.is_keeper) == (True, False)
+    row = (META, b"safe-points/x", b"1")
+    assert first.engine.write([row])
+    with pytest.raises(NotKeeper, match="node 1 does"):
+        second.engine.write([row])
+    assert second.take_keeper()
+    with pytest.raises(NotKeeper, match="node 2 does"):
+        first.engine.write([row])
+    cluster.bury(second)
+    assert first.is_keeper
+    with pytest.raises(NodeFenced):
+        second.engine.write([row])
+
+
+def test_no_node_writes_by_settings_that_were_changed() -> None:
+    first, second = Cluster().nodes
+    first.node.move(serving(first).id, 2)
+    second.node.refresh()
+    assert first.engine.write([(META, b"namespaces/1", b"changed")])
+    with pytest.raises(CatalogChanged):
+        put(second, b"1")
+    put(second, b"1")
+
+
+@pytest.mark.parametrize("offset_ms", [-2_000, 2_000])
+def test_a_node_whose_clock_is_away_from_the_others_refuses_to_serve(offset_ms: int) -> None:
+    cluster = Cluster(3)
+    first = cluster.nodes[0]
+    cluster.offsets[1] = offset_ms
+    cluster.tick(*cluster.nodes, times=2)
+    with pytest.raises(ClockSkew, match="other nodes"):
+        put(first, b"1")
+    with pytest.raises(ClockSkew):
+        serving(first).get(KEY)
+    cluster.offsets[1] = 0
+    cluster.tick(*cluster.nodes, times=2)
+    put(first, b"2")
+
+
+def test_beats_tell_where_nodes_are() -> None:
+    cluster = Cluster()
+    beats = load_beats(cluster.engine)
+    assert {number: beat.url for number, beat in beats.items()} == {
+        1: "grpc://oslo-1:7100",
+        2: "grpc://oslo-2:7100",
+    }
+
+
+@pytest.mark.parametrize("number", [0, NODES_MAX])
+def test_a_node_of_several_has_a_number_from_1_to_63(number: int) -> None:
+    with pytest.raises(InvalidOption):
+        Cluster(0).start(number)
