@@ -4,7 +4,7 @@ Whatever fails, and whatever a power cut keeps: a step has happened or it has no
 true, nothing appears at or below what was resolved, and taking the step again completes it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, count
@@ -16,7 +16,7 @@ from floodmark.codec.changelog import CommitRow, decode_row
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import decode_state, encode_state
 from floodmark.codec.values import encode_value
-from floodmark.engine import WriteRow
+from floodmark.engine import Guard, WriteRow
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import update_fields
@@ -255,11 +255,12 @@ def visit_plans(name: str) -> None:
         visit_all(name, plan)
 
 
-def write_in_two(engine: FaultyEngine, rows: Iterable[WriteRow]) -> bool:
+def write_in_two(engine: FaultyEngine, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
     batch = list(rows)
     for part in (batch[:1], batch[1:]):
         if part:
-            WRITE(engine, part)
+            WRITE(engine, part, guards)
+            guards = ()
     return True
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 from tests.replication.support_links import IDS, Mesh, embedded, open_one, topology_of
 
-from floodmark.engine import WriteRow
+from floodmark.engine import Guard, WriteRow
 from floodmark.links.steps import run_step
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.partition import FAMILIES, Storage
@@ -177,25 +177,25 @@ def test_position_and_account_move_together_or_not_at_all_and_cover_only_what_is
 
 
 def test_site_that_takes_a_failed_write_for_done_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Storage.store
+    store = Storage.store_guarded
 
-    def forget_failures(self: Storage, rows: Sequence[WriteRow]) -> None:
+    def forget_failures(self: Storage, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> bool:
         with suppress(FloodmarkError):
-            store(self, rows)
+            store(self, rows, guards)
+        return True
 
-    monkeypatch.setattr(Storage, "store", forget_failures)
+    monkeypatch.setattr(Storage, "store_guarded", forget_failures)
     with pytest.raises(AssertionError, match="LinkRow"):
         visit(note_only, PLANS[Fault.TRANSIENT])
 
 
 def test_link_that_is_stored_in_several_writes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Storage.store
+    store = Storage.store_guarded
 
-    def store_one_by_one(self: Storage, rows: Sequence[WriteRow]) -> None:
-        for row in rows:
-            store(self, [row])
+    def store_one_by_one(self: Storage, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> bool:
+        return all(store(self, [row], guards) for row in rows)
 
-    monkeypatch.setattr(Storage, "store", store_one_by_one)
+    monkeypatch.setattr(Storage, "store_guarded", store_one_by_one)
     with pytest.raises(AssertionError):
         visit(note_only, PLANS[Fault.CRASH])
 

@@ -147,19 +147,23 @@ class Node:
     def _bootstrap(self) -> None:
         """Open the first partition, unless another node does, and the log of this node's heartbeats."""
         version, number, step = self.clock.now(), self.number, id_step(self.number)
+        heartbeats = store_log(
+            LogRow(id=number, partition=None, start=b"", end=None, parents=[], opened_at=version)
+        )
+        is_first = False
         if not load_partitions(self.engine):
             log_id = load_next_id(self.engine, number)
-            self.engine.write(
+            is_first = self.engine.write(
                 [
+                    heartbeats,
                     *open_partition(log_id + step, log_id, KeyRange(), version, (), node=number),
                     store_next_id(number, log_id + 2 * step),
                     (META, EXPIRING_INDEXED, b""),
                 ],
                 [Guard(META, EXPIRING_INDEXED, None)],
             )
-        if all(log.id != number for log in load_logs(self.engine)):
-            heartbeats = LogRow(id=number, partition=None, start=b"", end=None, parents=[], opened_at=version)
-            self.engine.write([store_log(heartbeats)])
+        if not is_first and all(log.id != number for log in load_logs(self.engine)):
+            self.engine.write([heartbeats])
         self.engine.sync()
 
     def load(self) -> None:
