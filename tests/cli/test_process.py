@@ -78,6 +78,7 @@ def test_streams_that_the_shell_closed_do_no_harm(directory: Path) -> None:
     assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_colours_are_for_terminals_only(directory: Path) -> None:
     assert "\x1b[" in on_terminal("scan", directory, "users")
     assert "\x1b[" not in run_process("scan", directory, "users", TERM="xterm-256color").text

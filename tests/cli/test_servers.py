@@ -80,6 +80,7 @@ def test_raw_values_come_back_as_they_are(server: Server) -> None:
     run("delete", server.url, "users", "portrait")
 
 
+@pytest.mark.slow
 def test_following_a_server_leaves_it_to_others(server: Server) -> None:
     with running("changes", server.url, "--since", "now", "--follow", "--resolved") as process:
         assert process.stdout is not None

@@ -122,6 +122,7 @@ def test_the_busiest_partitions_come_first_with_bars(directory: Path) -> None:
     assert last.rstrip().endswith("2         ███           ▁▂")
 
 
+@pytest.mark.slow
 def test_watching_on_a_terminal_draws_anew_until_ctrl_c(server: Server) -> None:
     shown = on_terminal("status", server.url, "--watch", until=lambda text: text.count("resolved") >= 3)
     assert shown.count("commits/s") >= 3
@@ -139,6 +140,7 @@ def test_watching_elsewhere_prints_a_line_of_json_each_second(server: Server) ->
     assert int(second["resolved_version"]) > int(first["resolved_version"])
 
 
+@pytest.mark.slow
 def test_a_directory_can_be_watched_too(directory: Path) -> None:
     shown = on_terminal("status", directory, "--watch", until=lambda text: text.count("resolved") >= 2)
     assert "this process owns the site" in shown

@@ -85,6 +85,7 @@ OPERATIONS: Final[dict[str, Callable[[Engine], object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", only(("sync",), OPERATIONS))
 def test_a_connection_that_is_cut_at_any_message_leaves_all_or_nothing(
     postgres: PostgresServer, proxy: CuttingProxy, site: str, name: str

@@ -42,9 +42,24 @@ class Store:
         )
 
     def copy(self, name: str) -> "Store":
-        shutil.rmtree(self.path.with_name(name), ignore_errors=True)
-        shutil.copytree(self.path, self.path.with_name(name))
-        return Store(self.path.with_name(name))
+        """The files as they are at one moment, also while a flush in the background replaces some."""
+        copied = self.path.with_name(name)
+        while True:
+            shutil.rmtree(copied, ignore_errors=True)
+            before = self._sizes()
+            with suppress(shutil.Error):
+                shutil.copytree(self.path, copied)
+                if before == self._sizes():
+                    return Store(copied)
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = {}
+        for folder in (self.path, self.path / "engine"):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        sizes[entry.path] = entry.stat().st_size
+        return sizes
 
     @property
     def log(self) -> Path:

@@ -30,6 +30,7 @@ AT = 1_000
 PREFIX = encode_namespace(1)
 
 
+@pytest.mark.slow
 def test_runners_that_are_killed_in_the_middle_of_a_snapshot_lose_nothing(tmp_path: Path) -> None:
     """The directory holds each row of the snapshot and each change above it exactly once."""
     target = tmp_path / "rows"

@@ -169,6 +169,7 @@ def run_to_crash(feed: Feed, directory: CrashingDirectory, *, batch: int, throug
     return False
 
 
+@pytest.mark.slow
 def test_each_change_is_there_once_wherever_a_crash_comes(tmp_path: Path) -> None:
     assert crash_everywhere(tmp_path) > 15
 

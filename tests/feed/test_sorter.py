@@ -304,6 +304,7 @@ def file_sizes() -> list[int]:
     return list(sizes.values())
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_any_byte_fails_whole_and_the_call_can_be_repeated(tmp_path: Path) -> None:
     files = Files()
     failures = 0

@@ -57,6 +57,7 @@ class RunnerContract:
         self.run_once(run_links, topology)
         assert [list(site.changes("users")) for site in (oslo, rome)] == before
 
+    @pytest.mark.slow
     def test_two_runners_at_once_do_no_harm(self, serve_site: ServeSite, run_links: Run) -> None:
         served, topology = share(serve_site, NAMES[:2])
         sites = [each.site for each in served.values()]
@@ -80,6 +81,7 @@ class RunnerContract:
             run_step(oslo.host, rome.host, step)
         assert rome.namespace("users").get(b"ada") is None
 
+    @pytest.mark.slow
     def test_heartbeats_arrive_on_idle_links_and_prove_that_nothing_is_lost(
         self, serve_site: ServeSite, run_links: Run
     ) -> None:
@@ -135,6 +137,7 @@ class RunnerContract:
         run_links(pair.topology, pair.addresses, once=True)
         assert (users.get(b"own"), users.get(b"1"), copy.get(b"1")) == (None, b"before", b"newer")
 
+    @pytest.mark.slow
     def test_a_site_that_comes_late_gets_everything(self, serve_site: ServeSite, run_links: Run) -> None:
         served, topology = share(serve_site, NAMES[:2])
         oslo, rome = served.values()

@@ -52,6 +52,7 @@ def test_a_new_site_takes_part_when_all_others_know_of_it(serve_site: ServeSite,
     assert entering.found.keys() == {"oslo", "rome", "bonn"}
 
 
+@pytest.mark.slow
 def test_sites_begin_without_one_that_is_away_if_all_are_new(
     serve_site: ServeSite, rome: SiteProcess
 ) -> None:

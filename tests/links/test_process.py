@@ -22,6 +22,7 @@ class TestProcessRunner(RunnerContract):
         return run_in_process
 
 
+@pytest.mark.slow
 class TestKilledProcess(KillContract):
     """Drivers and sites that are killed."""
 

@@ -165,6 +165,7 @@ def test_key_with_more_versions_than_a_page_is_found_at_each_end(any_site: Site)
     assert list(newest) == [b"busy", b"zoe"]
 
 
+@pytest.mark.slow
 def test_largest_keys_and_values_come_in_batches_of_a_few_megabytes(any_site: Site) -> None:
     users = any_site.create_namespace("users")
     rows = {b"large-%02d" % number: bytes([number]) * VALUE_BYTES_MAX for number in range(40)}

@@ -136,6 +136,7 @@ def site(time: SimulatedTime) -> Site:
     return open_engine(MemoryEngine(FAMILIES), site="oslo", site_id=IDS["oslo"], time_source=time)
 
 
+@pytest.mark.slow
 def test_fields_that_come_and_go_never_fill_a_record_that_is_written_all_the_time(
     site: Site, time: SimulatedTime
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_key_of_another_partition_is_refused(remote: Site, users: Namespace) -
         list(left.scan(KeyRange(b"\x00\x00\x01", b"\x00\x00\x02"), remote.now()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_writers_and_readers_go_on_through_splits_and_merges(
     server: Server, remote: Site, users: Namespace, seed: int

@@ -100,6 +100,7 @@ class Usage:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [2.0], indirect=True)
 def test_threads_and_memory_come_back(server: Process) -> None:
     usage = Usage(server)

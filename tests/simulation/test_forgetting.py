@@ -50,6 +50,7 @@ def test_sites_hold_equal_bytes_when_deletes_are_forgotten_in_many_worlds() -> N
         require_equal_and_forgetful(Stage(seed, STEPS))
 
 
+@pytest.mark.slow
 def test_without_pruning_they_would_remember(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "prune_namespace", lambda *_: 0)
     copies = [copy for seed in range(SEEDS) for copy in forget(Stage(seed, SHORT_STEPS))]

@@ -39,6 +39,7 @@ def history_in_another_process(seed: int, hash_seed: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_history_in_every_process() -> None:
     first = history_in_another_process(3, "1")
     assert "every promise held" in first

@@ -79,6 +79,7 @@ def test_a_site_in_a_database_is_refused_as_one_in_a_directory_is(
         floodmark.open(postgres.url, site=name)
 
 
+@pytest.mark.slow
 def test_acknowledged_writes_survive_a_connection_that_is_cut_anywhere(
     postgres: PostgresServer, name: str
 ) -> None:

@@ -167,6 +167,7 @@ def test_progress_is_reported_to_the_end(spark: SparkSession, oslo: Served, targ
 # Incremental
 
 
+@pytest.mark.slow
 def test_an_incremental_backup_holds_every_change_in_between(
     spark: SparkSession, served: Served, users: Namespace, target: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_the_changes_for_the_next_time_are_held_and_nothing_else(
     assert held_for(oslo.site, "spark/backup-") == {}
 
 
+@pytest.mark.slow
 def test_changes_that_were_collected_call_for_a_full_backup(
     spark: SparkSession, served: Served, users: Namespace, target: Path
 ) -> None:

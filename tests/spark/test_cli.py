@@ -30,6 +30,7 @@ def read_all(directory: Path, namespace: str = "users") -> dict[bytes, bytes]:
         return dict(site.namespace(namespace).scan())
 
 
+@pytest.mark.slow
 def test_a_directory_is_backed_up_checked_and_restored(oslo: Path, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     full = run("backup", oslo, "users", backups, "--json")
@@ -49,6 +50,7 @@ def test_a_directory_is_backed_up_checked_and_restored(oslo: Path, tmp_path: Pat
     assert sorted(read_all(oslo, "before")) == [b"user-%03d" % number for number in range(10) if number != 7]
 
 
+@pytest.mark.slow
 def test_a_damaged_backup_is_a_finding(oslo: Path, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     assert run("backup", oslo, "users", backups).code == 0
@@ -145,6 +147,7 @@ def test_a_wrong_token_is_not_allowed(guarded: Served, tmp_path: Path) -> None:
     assert "not-the-token" not in outcome.errors + outcome.text
 
 
+@pytest.mark.slow
 def test_without_spark_the_command_says_what_to_install(oslo: Path, tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['pyspark'] = None; from floodmark.cli import main; "

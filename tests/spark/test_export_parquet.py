@@ -95,6 +95,7 @@ def test_spark_reads_a_history_as_one_table(served: Served, spark: SparkSession,
     assert table.count() == len(exported(target))
 
 
+@pytest.mark.slow
 def test_a_current_view_is_what_is_live_and_keeps_what_it_was_for_one_more_step(
     served: Served, spark: SparkSession, users: Namespace, target: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_new_feed_begins_with_a_snapshot_of_every_key(
     assert run_once(served, spark).changes == 0
 
 
+@pytest.mark.slow
 def test_files_get_what_is_written_while_the_feed_runs(
     served: Served, spark: SparkSession, users: Namespace, files: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_feed_ends_at_its_target_and_stays_so(
         run_once(served, spark)
 
 
+@pytest.mark.slow
 def test_a_sink_that_refuses_is_tried_again(
     served: Served, spark: SparkSession, users: Namespace, files: Path
 ) -> None:

@@ -170,6 +170,7 @@ def write_step(link: LinkOptions, step: LinkStep, place: int = 0) -> AppliedPart
     return LinksWriter(links).write(LinksReader(links).read(part))
 
 
+@pytest.mark.slow
 def test_a_commit_leaves_a_silent_target_behind(
     pair: Pair, silent: SiteAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_everything_comes_back_at_another_site(
     assert held_for(rome.site, "spark/restore-") == {}
 
 
+@pytest.mark.slow
 def test_everything_comes_back_in_a_new_namespace_of_the_same_site(
     spark: SparkSession, served: Served, users: Namespace, target: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_an_empty_backup_gives_an_empty_namespace(
 # What is there already
 
 
+@pytest.mark.slow
 def test_a_namespace_with_other_records_is_refused_however_often_one_tries(
     spark: SparkSession, oslo: Served, rome: Served, target: str
 ) -> None:
@@ -241,6 +243,7 @@ def follow(spark: SparkSession, source: str, target: str, since: Version, checkp
 # Refusals
 
 
+@pytest.mark.slow
 def test_a_file_that_is_lost_while_it_is_restored_is_named(
     spark: SparkSession, oslo: Served, rome: Served, target: str
 ) -> None:

@@ -138,6 +138,7 @@ def test_digests_equal_those_of_spark(spark: SparkSession, url: str, users: Name
     assert sent.count() == 40
 
 
+@pytest.mark.slow
 def test_dataframe_shows_the_same_whenever_it_is_used(
     spark: SparkSession, url: str, users: Namespace
 ) -> None:
@@ -270,6 +271,7 @@ def test_snapshots_of_a_random_history_equal_a_model(served: Served, users: Name
         assert read_pairs(place) == model
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(url: str, users: Namespace) -> None:
     with users.writer(durability="async") as writer:
         for number in range(30_000):

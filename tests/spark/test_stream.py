@@ -174,6 +174,7 @@ def test_the_earliest_change_is_refused_where_it_is_gone(
     assert [row["key"] for row in read(reader, start, step(reader, start))] == [b"a"]
 
 
+@pytest.mark.slow
 def test_batches_never_cut_a_commit_in_two(
     users: Namespace, site: Site, make_reader: Callable[..., StreamReader]
 ) -> None:
@@ -477,6 +478,7 @@ def test_a_stream_into_parquet_has_every_change_once_over_restarts(
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_a_running_query_follows_and_tells_its_lag(
     users: Namespace, site: Site, spark: SparkSession, url: str, tmp_path: Path
 ) -> None:

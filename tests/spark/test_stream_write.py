@@ -105,6 +105,7 @@ def test_a_micro_batch_that_was_written_but_not_noted_is_written_again_without_e
     assert [change.key for change in site.changes("users", since=before)] == [b"d"]
 
 
+@pytest.mark.slow
 def test_changes_that_spark_copies_are_the_same_at_the_other_site(
     serve_site: ServeSite, spark: SparkSession, tmp_path: Path
 ) -> None:

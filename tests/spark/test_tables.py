@@ -57,6 +57,7 @@ def test_tables_are_created_read_and_written_in_sql(spark: SparkSession, url: st
             spark.sql(f"DROP TABLE IF EXISTS {table}")
 
 
+@pytest.mark.slow
 def test_a_table_with_columns_of_its_own_says_what_to_do(
     spark: SparkSession, url: str, users: Namespace
 ) -> None:

@@ -43,6 +43,7 @@ def found_in(summary: VerifySummary) -> list[tuple[str, bytes, str]]:
     return [(each.namespace, each.drift.key, str(each.drift.verdict)) for each in summary.sample]
 
 
+@pytest.mark.slow
 def test_every_planted_fault_is_found_and_mended_and_nothing_else(
     world: World, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_every_planted_fault_is_found_and_mended_and_nothing_else(
     assert world["rome"].namespace("counts").get(b"visits") == b"43"
 
 
+@pytest.mark.slow
 def test_change_that_was_lost_and_written_over_is_in_the_history(world: World, spark: SparkSession) -> None:
     users = world["oslo"].namespace("users")
     users.put(b"key", b"1")
@@ -173,6 +175,7 @@ def busy(world: World) -> Iterator[World]:
     assert failures == []
 
 
+@pytest.mark.slow
 def test_no_drift_is_reported_while_sites_write_copy_and_collect(busy: World, spark: SparkSession) -> None:
     lag = 0
     for _ in range(2):
@@ -247,6 +250,7 @@ def test_namespaces_that_only_some_of_the_sites_share_are_compared_there(serve_s
         assert "'of-two-soon' of rome cannot be compared" in sites.doubts[0]
 
 
+@pytest.mark.slow
 def test_watch_reads_only_what_has_changed_and_finds_what_is_lost_meanwhile(
     world: World, spark: SparkSession
 ) -> None:

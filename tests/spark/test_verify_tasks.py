@@ -59,6 +59,7 @@ def drifts_of(report: ComparisonReport) -> dict[tuple[str, str], int]:
     return {pair: tally.drift for pair, tally in report.tallies.items()}
 
 
+@pytest.mark.slow
 def test_a_site_that_is_gone_when_a_task_begins_hides_no_drift_of_the_others(world: World) -> None:
     world.forget("rome", "users", b"oslo-07")
     with ComparedSites(world.addresses) as sites:
@@ -245,6 +246,7 @@ def test_who_does_not_answer_is_in_doubt_also_when_the_look_begins_anew(world: W
         assert sites.doubts == [away]
 
 
+@pytest.mark.slow
 def test_a_site_that_leaves_before_the_tasks_begin_is_in_doubt_and_the_others_are_compared(
     world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

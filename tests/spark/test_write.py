@@ -229,6 +229,7 @@ def test_the_time_to_live_of_the_namespace_holds(site: Site, url: str) -> None:
     assert 3_500 < record.expires_at - datetime.now(UTC).timestamp() < 3_700
 
 
+@pytest.mark.slow
 def test_a_write_whose_connections_are_cut_goes_on(users: Namespace, server: Server, url: str) -> None:
     # What was on its way then has no answer.
     writer = make_writer(url, distinctKeys="true")
