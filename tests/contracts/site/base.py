@@ -16,6 +16,7 @@ import pytest
 
 from floodmark.engine import Engine, MemoryEngine
 from floodmark.model.errors import FloodmarkError
+from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
 from floodmark.site import Namespace, Site, open_engine
@@ -33,6 +34,8 @@ HOUR_MS: Final = 3_600_000
 
 class SiteContractBase:
     """How a site comes into a test.  Override `open_site`, and `open_on` if the engine can be chosen."""
+
+    key_bytes_max = KEY_BYTES_MAX
 
     def open_site(self, time: SimulatedTime, directory: Path) -> AbstractContextManager[Site]:
         """A fresh site of the name `SITE` and the id `SITE_ID`, closed at the end of the block.

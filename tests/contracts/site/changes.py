@@ -306,6 +306,7 @@ class ChangeContract(SiteContractBase):
     def test_follow_sees_what_another_thread_writes(self, site: Site, users: Namespace) -> None:
         before = [users.put(b"key", b"%d" % index) for index in range(3)]
         caught_up = Event()
+        seen: list[Version] = []
         written: list[Version] = []
         last = site.now() + 200
 
@@ -315,14 +316,13 @@ class ChangeContract(SiteContractBase):
                 written.append(version)
 
         def read() -> None:
-            seen = []
             for change in site.changes("users", until=last, follow=True):
                 seen.append(change.version)
                 if change.version == before[-1]:
                     caught_up.set()
-            assert seen == before + written
 
         run_threads(read, write)
+        assert seen == before + written
         assert written
 
     def test_follow_from_now_sees_only_what_comes(self, site: Site, users: Namespace) -> None:

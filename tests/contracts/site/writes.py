@@ -16,7 +16,7 @@ from tests.contracts.site.base import (
 
 from floodmark.model.change import Stamp
 from floodmark.model.errors import CommitTooLarge, PartlyDone, StorageFailed
-from floodmark.model.limits import COMMIT_BYTES_MAX, KEY_BYTES_MAX, MIB, VALUE_BYTES_MAX
+from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, VALUE_BYTES_MAX
 from floodmark.model.record import Versioned
 from floodmark.model.version import physical_ms
 from floodmark.partition import FAMILIES
@@ -65,7 +65,7 @@ class WriteContract(SiteContractBase):
             assert users.get(key) == b"alone"
 
     def test_largest_keys_and_values_are_taken(self, users: Namespace) -> None:
-        key, value = b"\xff" * KEY_BYTES_MAX, bytes(range(256)) * (VALUE_BYTES_MAX // 256)
+        key, value = b"\xff" * self.key_bytes_max, bytes(range(256)) * (VALUE_BYTES_MAX // 256)
         users.put(key, value)
         users.put_many({b"other": value})
         assert users.compare_and_set(b"third", None, value)
