@@ -20,7 +20,8 @@ epoch that the node has loaded: no node writes by settings that were changed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -48,6 +49,10 @@ _OF_NODES: Final = (
     *(BEAT, CEILING, EXPIRING, EXPIRING_INDEXED, FENCE, KEEPER, LOGS),
     *(NEXT_ID, PARTITIONS, PREPARED),
 )
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class Keeper(msgspec.Struct, frozen=True):
@@ -219,46 +224,32 @@ class FencedEngine:
         self.shared.close()
 
 
+def _leased(
+    read: Callable[Concatenate[Any, Arguments], Result],
+) -> Callable[Concatenate[Any, Arguments], Result]:
+    """A read after which the lease is looked at."""
+
+    @wraps(read)
+    def leased(engine: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        found = read(engine, *args, **kwargs)
+        engine.lease.require()
+        return found
+
+    return leased
+
+
 class LeasedEngine(FencedEngine):
     """The engine as partitions read it: the lease is looked at after each read, before the answer."""
 
     def __init__(self, engine: FencedEngine, lease: Lease) -> None:
         super().__init__(engine, engine.node, engine.incarnation)
-        self._lease = lease
+        self.lease = lease
 
-    def get(self, family: str, key: bytes) -> bytes | None:
-        found = super().get(family, key)
-        self._lease.require()
-        return found
-
-    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        found = super().get_many(family, keys)
-        self._lease.require()
-        return found
-
-    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
-        found = super().ceiling(family, key, prefix)
-        self._lease.require()
-        return found
-
-    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
-        found = super().ceilings(family, prefixes)
-        self._lease.require()
-        return found
-
-    def scan(
-        self,
-        family: str,
-        start: bytes,
-        end: bytes | None,
-        *,
-        rows_max: int,
-        bytes_max: int,
-        reverse: bool = False,
-    ) -> list[Row]:
-        page = super().scan(family, start, end, rows_max=rows_max, bytes_max=bytes_max, reverse=reverse)
-        self._lease.require()
-        return page
+    get = _leased(FencedEngine.get)
+    get_many = _leased(FencedEngine.get_many)
+    ceiling = _leased(FencedEngine.ceiling)
+    ceilings = _leased(FencedEngine.ceilings)
+    scan = _leased(FencedEngine.scan)
 
 
 def _is_site_wide(family: str, key: bytes) -> bool:
