@@ -1,11 +1,14 @@
 """Where sites are looked at from: versions, watermarks, members, and when nothing can be told."""
 
 import pytest
+from msgspec.structs import replace
 from tests.replication.support_links import Mesh, topology_of
 
-from floodmark.divergence.comparing import Lag, compare_keys, read_horizon, take_vantage
+from floodmark.divergence.comparing import Drift, Lag, compare_keys, read_horizon, take_vantage
+from floodmark.model.change import Tally
 from floodmark.model.errors import InvalidConfiguration, NamespaceNotFound, Rejoining
 from floodmark.model.version import VERSION_MAX
+from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.topology import MemberSite, SiteState
 
 
@@ -108,3 +111,18 @@ def test_keys_are_compared_as_of_the_vantages(mesh: Mesh) -> None:
         Lag(b"ada", "oslo", "rome"),
         Lag(b"ada", "oslo", "bonn"),
     ]
+
+
+def test_a_forged_step_whose_heartbeats_fit_is_found_by_comparing(mesh: Mesh) -> None:
+    """The account believes the caller that speaks for the source; the records tell what is missing."""
+    mesh.put("oslo", b"bob", b"2")
+    mesh.beat()
+    step = mesh.plan("oslo", "rome")
+    told = mesh.apply("oslo", "bonn", mesh.plan("oslo", "bonn")).namespaces["users"]
+    beats = [replace(beat, own=Tally()) for beat in told.beats]
+    mesh["rome"].host.replication.advance_link(step, Applied({"users": NamespaceApplied(beats=beats)}))
+    mesh.exchange()
+    links = mesh["rome"].host.status.replication().links
+    assert [link.alarms for link in links] == [[], []]
+    comparison = compare_keys([mesh["oslo"].host, mesh["rome"].host], "users", [b"ada", b"bob"])
+    assert [found.key for found in comparison if isinstance(found, Drift)] == [b"bob"]

@@ -108,7 +108,9 @@ def test_namespace_that_is_not_shared_has_no_links_to_begin() -> None:
         world["oslo"].host.membership.adopt_watermark("local", {2: 7}, 0)
 
 
-def test_a_load_after_the_links_have_begun_is_no_loss(world: World) -> None:
+def test_a_load_after_the_links_have_begun_is_logged_and_no_loss(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world["lund"].heartbeat()
     world.link("lund", "oslo")
     world.join("lund", world.backup("oslo"))
@@ -119,6 +121,8 @@ def test_a_load_after_the_links_have_begun_is_no_loss(world: World) -> None:
     links = [link for link in world["oslo"].host.status.replication().links if link.source == "lund"]
     assert [(link.intervals_wrong, link.alarms) for link in links] == [(0, [])] * len(POLICIES)
     assert all(link.intervals_checked for link in links)
+    left_out = [record.message for record in caplog.records if "leaves out versions" in record.message]
+    assert len(left_out) == len(POLICIES)
 
 
 def test_a_write_that_a_load_hides_from_the_links_is_a_loss(world: World) -> None:

@@ -1,12 +1,14 @@
 """Role by role and namespace by namespace: every request, by every caller."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.support import connected, qualify, serving, stored, token_of, write_roles
+from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import encode_value
 from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
@@ -19,7 +21,7 @@ from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FeedNotFound, FloodmarkError, NotAllowed, SubscriptionNotFound
-from floodmark.model.partition import LoadStream, PutStream
+from floodmark.model.partition import ApplyStream, LoadStream, PutStream, StreamCommand
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Repair
 from floodmark.model.stream import ChangesRequest
@@ -37,6 +39,7 @@ Use = Callable[[Site], object]
 
 MINE, OTHER = "mine", "other"
 KEY = b"key"
+COPIED = encode_value(b"x", origin=Stamp(1, 9))
 
 
 def _key(namespace: str) -> bytes:
@@ -47,20 +50,12 @@ def _partition(site: Site) -> Any:
     return site.host.router.maps.map.partitions[0]
 
 
-def _write_stream(site: Site, namespace: str) -> object:
-    stream = site.host.write_stream(PutStream(True))
-    try:
-        return stream.send({_key(namespace): stored(b"x")}).result(20)
-    finally:
-        stream.close()
+def _stream(command: StreamCommand, value: bytes) -> Callable[[Site, str], object]:
+    def send(site: Site, namespace: str) -> object:
+        with closing(site.host.write_stream(command)) as stream:
+            return stream.send({_key(namespace): value}).result(HANG_SECONDS)
 
-
-def _load_stream(site: Site, namespace: str) -> object:
-    stream = site.host.write_stream(LoadStream(True))
-    try:
-        return stream.send({_key(namespace): _copied()}).result(20)
-    finally:
-        stream.close()
+    return send
 
 
 def _changes(site: Site, namespace: str | None) -> object:
@@ -75,10 +70,6 @@ def _scan(site: Site, namespace: str) -> object:
     prefix = _key(namespace)[:3]
     at = site.host.versions.read_version()
     return list(_partition(site).scan(KeyRange(prefix, prefix + b"\xff"), at))
-
-
-def _copied() -> bytes:
-    return encode_value(b"x", origin=Stamp(1, 9))
 
 
 def _feed(namespace: str, name: str) -> FeedSpec:
@@ -122,14 +113,15 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
         lambda site, name: _partition(site).merge([_key(name)], [add_to_counter(1)], durable=True),
     ),
     "apply": (
-        Role.WRITE,
-        lambda site, name: _partition(site).apply([_key(name)], [_copied()], durable=True),
+        Role.REPLICATE,
+        lambda site, name: _partition(site).apply([_key(name)], [COPIED], durable=True),
     ),
     "load": (
         Role.ADMIN,
-        lambda site, name: _partition(site).load([_key(name)], [_copied()], durable=True),
+        lambda site, name: _partition(site).load([_key(name)], [COPIED], durable=True),
     ),
-    "load_stream": (Role.ADMIN, _load_stream),
+    "apply_stream": (Role.REPLICATE, _stream(ApplyStream(True), COPIED)),
+    "load_stream": (Role.ADMIN, _stream(LoadStream(True), COPIED)),
     "compare_and_set": (
         Role.WRITE,
         lambda site, name: _partition(site).compare_and_set(_key(name), b"?", stored(b"x"), durable=True),
@@ -142,7 +134,7 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
         Role.WRITE,
         lambda site, name: _partition(site).put_unchanged([_key(name)], [stored(b"x")], 1, durable=True),
     ),
-    "write_stream": (Role.WRITE, _write_stream),
+    "write_stream": (Role.WRITE, _stream(PutStream(True), stored(b"x"))),
 }
 
 # Requests that tell nothing, and are for everyone who has a role at all.
@@ -181,7 +173,7 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.stall_link": lambda name: (9, [name], "reason"),
     "administration.watermark": lambda name: (name, None),
     "administration.find_records": lambda name: (name, [KEY], 1, True),
-    "administration.repair_records": lambda name: (name, [Repair(KEY, 1, _copied())]),
+    "administration.repair_records": lambda name: (name, [Repair(KEY, 1, COPIED)]),
     "administration.examine": lambda _: (True,),
     # A feed and a subscription have the name of the namespace that they read.
     "feeds.create": lambda name: (_feed(name, "another"),),
@@ -288,7 +280,8 @@ def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
         handler.method.name
         for handler in DataPlane(nothing, AccessGuard(nothing), Leases(nothing, nothing)).handlers()
     }
-    assert offered | {"scan", "changes", "write_stream", "load_stream"} == DATA.keys() | OPEN.keys()
+    streams = {"scan", "changes", "write_stream", "apply_stream", "load_stream"}
+    assert offered | streams == DATA.keys() | OPEN.keys()
 
 
 CALLS = [

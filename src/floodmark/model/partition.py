@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 OPEN: Final = Action(Role.READ, repeatable=True)
 READS: Final = Action(Role.READ, Scope.NAMESPACE, repeatable=True)
 WRITES: Final = Action(Role.WRITE, Scope.NAMESPACE, large=True)
+# A copy carries the stamp of another site, and beats that site's own writes up to there.
+COPIES: Final = Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, large=True)
 LOADS: Final = Action(Role.ADMIN, Scope.NAMESPACE, audited=True, large=True)
 
 
@@ -110,7 +112,7 @@ class Partition(Protocol):
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         """Delete those keys that were not written after `since`, as one commit; how many."""
 
-    @WRITES
+    @COPIES
     def apply(
         self,
         keys: Sequence[bytes],
@@ -276,7 +278,7 @@ class MergeStream(msgspec.Struct, frozen=True, tag="merge"):
     durable: bool
 
 
-@WRITES
+@COPIES
 class ApplyStream(msgspec.Struct, frozen=True, tag="apply"):
     """A stream of changes that carry their origin; each is stored where its stamp wins.
 

@@ -427,9 +427,18 @@ def _advance(
     """A link after a step."""
     account = Account(row.account, own=True)
     verdicts: list[Verdict] = []
-    if part.begin > max(row.through, part.loaded) and row.through and incarnation == row.incarnation:
+    if part.begin > row.through > 0 and incarnation == row.incarnation:
         # Only a link that begins, or begins anew, leaves versions out, and one whose source was loaded.
-        verdicts.append(Finding(row.through, part.begin, None, Tally()))
+        if part.begin > part.loaded:
+            verdicts.append(Finding(row.through, part.begin, None, Tally()))
+        else:
+            _log.warning(
+                "namespace %r: the step leaves out versions %d to %d, in which its source was loaded",
+                part.name,
+                row.through,
+                part.begin,
+                extra={"namespace": part.name},
+            )
     if part.begin > row.through or incarnation != row.incarnation:
         # What lies in between was never to be read, nor were its heartbeats.
         account.doubt(Doubt.FIRST)
