@@ -3,7 +3,7 @@
 import pytest
 
 from floodmark.model.errors import InvalidArgument
-from floodmark.wire.address import Address, parse_address
+from floodmark.wire.address import Address, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,27 @@ from floodmark.wire.address import Address, parse_address
 def test_a_url_names_host_port_and_encryption(url: str, address: Address) -> None:
     assert parse_address(url) == address
     assert parse_address(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "urls"),
+    [
+        ("grpc://oslo:7100", ["grpc://oslo:7100"]),
+        ("grpc://oslo-1:7100, oslo-2", ["grpc://oslo-1:7100", "grpc://oslo-2:7100"]),
+        ("grpc+tls://[::1]:1,[::2]:2", ["grpc+tls://[::1]:1", "grpc+tls://[::2]:2"]),
+        ("grpc://oslo:7100,oslo", ["grpc://oslo:7100"]),
+    ],
+)
+def test_a_url_may_name_several_nodes(url: str, urls: list[str]) -> None:
+    assert [address.url for address in parse_addresses(url)] == urls
+
+
+@pytest.mark.parametrize(
+    "url", ["grpc://oslo,", "grpc://,", "grpc://oslo,grpc://bergen", "oslo,bergen", None]
+)
+def test_a_list_with_something_else_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="looks like grpc://host:port"):
+        parse_addresses(url)
 
 
 @pytest.mark.parametrize(

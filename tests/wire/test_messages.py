@@ -47,6 +47,15 @@ REPLIES: list[tuple[Method[Any], object]] = [
             CommitLimits(1 << 26, 1_000),
         ),
     ),
+    (
+        messages.MAP,
+        messages.MapReply(
+            [messages.PartitionEntry(2, KeyRange(), 1)],
+            CommitLimits(1, 1),
+            nodes={1: "grpc://oslo-1:7100"},
+            keeper=1,
+        ),
+    ),
     (messages.GET, None),
     (messages.GET, b""),
     (messages.FIND, Versioned(b"ada", b"x", VERSION, Stamp(VERSION, 7), 2_000_000_000)),
@@ -73,6 +82,13 @@ def test_answers_come_as_they_were_sent(method: Method[Any], reply: object) -> N
 def test_a_request_with_fields_that_are_not_known_yet_can_be_read() -> None:
     newer = msgspec.msgpack.encode([7, KEY, None, "a field that comes later"])
     assert messages.GET.decode_request(newer) == messages.GET.request(7, KEY)
+
+
+def test_a_map_of_an_earlier_release_names_no_nodes() -> None:
+    earlier = msgspec.msgpack.encode({"partitions": [[1, [b"", None]]], "limits": [5, 6]})
+    assert messages.MAP.decode_reply(earlier) == messages.MapReply(
+        [messages.PartitionEntry(1, KeyRange())], CommitLimits(5, 6)
+    )
 
 
 @pytest.mark.parametrize(("method", "request_"), REQUESTS, ids=names(REQUESTS))

@@ -37,7 +37,7 @@ from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
-from floodmark.model.partition import StreamCommand, WriteStream
+from floodmark.model.partition import Owners, StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.transaction import TransactionState, TransactionStatistics
@@ -466,6 +466,10 @@ class Host(ABC):
     @abstractmethod
     def physical_ms(self) -> int:
         """The site's time in unix milliseconds, at which a time to live begins."""
+
+    def owners(self) -> Owners:
+        """The nodes that serve the site; empty if one process does."""
+        return Owners()
 
     @abstractmethod
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:

@@ -74,6 +74,8 @@ class Action:
     repeatable: bool = False
     # Whether it may take minutes.
     lengthy: bool = False
+    # Whether any node of a site answers it, and not only the keeper.
+    anywhere: bool = False
     # Whether a request may hold as much as a commit.
     large: bool = False
     # The namespaces that it is about, where the scope is the namespace; None stands for the whole site.

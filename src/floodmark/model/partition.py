@@ -248,6 +248,17 @@ class PartitionMaps(Protocol):
         """Learn the map anew, after a partition refused with `PartitionMoved`."""
 
 
+class Owners(msgspec.Struct, frozen=True):
+    """The nodes that serve a site: their URLs by number, the keeper, and the owner of each partition by id.
+
+    All is empty for a site of one process.  A partition without an owner is served where it is asked for.
+    """
+
+    nodes: Mapping[int, str] = {}
+    keeper: int = 0
+    partitions: Mapping[int, int] = {}
+
+
 class LinkGuard(msgspec.Struct, frozen=True):
     """What a stream of a link supposes: the positions that namespaces have, by their ids, for its source.
 

@@ -68,8 +68,8 @@ class Handler:
         return self.method.encode_reply(self._handle(caller, request))
 
 
-def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> list[PartitionEntry]:
-    """The map for a caller of some namespaces, without the split keys of others."""
+def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> list[tuple[int, KeyRange]]:
+    """The ids and ranges of partitions for a caller of some namespaces, without the split keys of others."""
     pieces: list[tuple[int, bytes]] = []
     for namespace in sorted(namespaces):
         keys = KeyRange(namespace, prefix_end(namespace))
@@ -78,12 +78,11 @@ def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> lis
             if within is not None and (not pieces or pieces[-1][0] != partition.id):
                 pieces.append((partition.id, within.start))
     if not pieces:
-        return [PartitionEntry(partition.id, KeyRange()) for partition in partitions[:1]]
+        return [(partition.id, KeyRange()) for partition in partitions[:1]]
     starts = [b"", *(start for _, start in pieces[1:])]
     ends = [*starts[1:], None]
     return [
-        PartitionEntry(number, KeyRange(start, end))
-        for (number, _), start, end in zip(pieces, starts, ends, strict=True)
+        (number, KeyRange(start, end)) for (number, _), start, end in zip(pieces, starts, ends, strict=True)
     ]
 
 
@@ -116,9 +115,13 @@ class DataPlane:
     def _map(self, caller: Caller, request: object) -> MapReply:
         partitions = self._host.router.maps.map.partitions
         limits = partitions[0].limits if partitions else CommitLimits(0, 0)
-        if caller.namespaces is not None:
-            return MapReply(map_for(partitions, self._guard.readable(caller)), limits)
-        return MapReply([PartitionEntry(partition.id, partition.range) for partition in partitions], limits)
+        owners = self._host.owners()
+        if caller.namespaces is None:
+            shown = [(partition.id, partition.range) for partition in partitions]
+        else:
+            shown = map_for(partitions, self._guard.readable(caller))
+        entries = [PartitionEntry(number, keys, owners.partitions.get(number, 0)) for number, keys in shown]
+        return MapReply(entries, limits, dict(owners.nodes), owners.keeper)
 
     def _resolved(self, caller: Caller, request: Any) -> Version:
         return self._guard.partition(request.partition).resolved_version()

@@ -1,4 +1,7 @@
-"""Where a server is: `grpc://host:port`, or `grpc+tls://host:port` if the way there is encrypted."""
+"""Addresses of servers: `grpc://host:port`, or `grpc+tls://host:port` with encryption.
+
+A site that several nodes serve has several: `grpc://oslo-1:7100,oslo-2:7100`.
+"""
 
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -27,6 +30,18 @@ class Address(NamedTuple):
         """
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'grpc+tls' if self.tls else 'grpc'}://{host}:{self.port}"
+
+
+def parse_addresses(url: str) -> list[Address]:
+    """The addresses of the nodes of a site, which share a scheme.
+
+    >>> [address.url for address in parse_addresses("grpc://oslo-1,oslo-2:7200")]
+    ['grpc://oslo-1:7100', 'grpc://oslo-2:7200']
+    """
+    scheme, _, hosts = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if "," not in hosts:
+        return [parse_address(url)]
+    return list(dict.fromkeys(parse_address(f"{scheme}://{host.strip()}") for host in hosts.split(",")))
 
 
 def parse_address(url: str) -> Address:

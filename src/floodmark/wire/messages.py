@@ -143,17 +143,24 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class PartitionEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of the map."""
+    """One partition of the map, and the number of the node that owns it; 0 for the server that answers."""
 
     id: int
     range: KeyRange
+    node: int = 0
 
 
-class MapReply(msgspec.Struct, frozen=True):
-    """The partitions in order of keys, and what one commit of any of them may hold."""
+class MapReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The partitions in order of keys, and what one commit of any of them may hold.
+
+    `nodes` has the URLs of the nodes that serve the site, by number, and `keeper` is one of these numbers;
+    a site of one process has none.
+    """
 
     partitions: list[PartitionEntry]
     limits: CommitLimits
+    nodes: dict[int, str] = {}
+    keeper: int = 0
 
 
 @READS
