@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,6 +22,7 @@ from floodmark.server import Server, ServerOptions, hash_token, serve
 from floodmark.server.stalled import cut_connections
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.site.connecting import connect
+from floodmark.wire import Connection, Connections, Nodes
 from floodmark.wire.messages import TOKEN_HEADER, TOKEN_SCHEME, WIRE_HEADER, WIRE_VERSION
 
 LOOPBACK: Final = "127.0.0.1:0"
@@ -46,6 +48,18 @@ def connected(server: Server, **options: Any) -> Iterator[Site]:
     """A client of a server."""
     with connect(server.url, **options) as site:
         yield site
+
+
+def nodes_at(*urls: str, timeout_seconds: float = 30.0, **options: Any) -> Nodes:
+    """The nodes at some URLs; close them."""
+    make = partial(Connection, timeout_seconds=timeout_seconds, **options)
+    return Nodes(Connections(make), urls, timeout_seconds=timeout_seconds)
+
+
+def connection_of(site: Site) -> Any:
+    """The connection of a client to the node that it asks."""
+    nodes: Nodes = site.host._nodes  # type: ignore[attr-defined]
+    return nodes.owner(0)
 
 
 @contextmanager

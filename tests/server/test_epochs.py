@@ -10,6 +10,7 @@ import pytest
 from tests.server.support import (
     connected,
     in_threads,
+    nodes_at,
     qualify,
     restartable,
     serving,
@@ -37,7 +38,7 @@ from floodmark.model.version import Version
 from floodmark.server import Server, ServerOptions
 from floodmark.site import Site
 from floodmark.site.connecting import connect
-from floodmark.wire import Connection, RemoteWriteStream
+from floodmark.wire import RemoteWriteStream
 
 MINE, OTHER = "mine", "other"
 LARGE_COPY = encode_value(bytes(VALUE_BYTES_MAX + 1), origin=Stamp(1, 9))
@@ -277,8 +278,8 @@ def test_version_that_is_none_is_refused(server: Server) -> None:
     with connected(server, token=token_of(Role.ADMIN)) as site:
         key = qualify(site.namespace(OTHER), b"key")
         partition = site.host.router.maps.map.partitions[0]
-        with closing(Connection(server.url, token=token_of(Role.ADMIN))) as connection:
-            stream = RemoteWriteStream(connection, PutUnchangedStream(True, 0))
+        with closing(nodes_at(server.url, token=token_of(Role.ADMIN))) as nodes:
+            stream = RemoteWriteStream(nodes, PutUnchangedStream(True, 0))
             stream._command = msgspec.msgpack.encode({"type": "put_unchanged", "durable": True, "since": -1})
             with closing(stream), pytest.raises(InvalidVersion):
                 stream.send({key: stored(b"x")}).result(HANG_SECONDS)

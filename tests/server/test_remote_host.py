@@ -7,7 +7,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from tests.server.support import connected, in_threads, qualify, restartable, stored
+from tests.server.support import connected, connection_of, in_threads, qualify, restartable, stored
 from tests.site.support import node_of
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -31,6 +31,10 @@ class SlowConnection:
         self._time = time
         self._delay_ms = delay_ms
         self.calls = 0
+
+    def run(self, work: Callable[["SlowConnection"], Any]) -> Any:
+        """Do something over this connection."""
+        return work(self)
 
     def hello(self) -> Any:
         """Ask, and let time pass on the way there and back."""
@@ -96,8 +100,7 @@ def test_a_time_to_live_begins_at_the_servers_time(users: Namespace, site: Site)
 
 
 def channels_of(site: Site) -> Any:
-    connection: Any = site.host._connection  # type: ignore[attr-defined]
-    return connection._channels
+    return connection_of(site)._channels
 
 
 def test_calls_one_after_the_other_share_a_channel(remote: Site, users: Namespace) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.support import connected, qualify, serving, stored, token_of, write_roles
+from tests.server.support import connected, connection_of, qualify, serving, stored, token_of, write_roles
 from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import encode_value
@@ -100,9 +100,7 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
     "changes": (Role.READ, _changes),
     "hold": (
         Role.READ,
-        lambda site, name: site.host._connection.call(  # type: ignore[attr-defined]
-            HOLD, site.now(), _key(name)[2]
-        ),
+        lambda site, name: connection_of(site).call(HOLD, site.now(), _key(name)[2]),
     ),
     "put": (
         Role.WRITE,
@@ -139,10 +137,10 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
 
 # Requests that tell nothing, and are for everyone who has a role at all.
 OPEN = {
-    "hello": lambda site: site.host._connection.hello(),
+    "hello": lambda site: connection_of(site).hello(),
     "map": lambda site: site.host.router.maps.refresh(),
     "resolved": lambda site: _partition(site).resolved_version(),
-    "release": lambda site: site.host._connection.call(RELEASE, 1),
+    "release": lambda site: connection_of(site).call(RELEASE, 1),
 }
 
 # The arguments of every call, about a namespace where it is about one.

@@ -9,6 +9,7 @@ import pytest
 from pyarrow import flight
 from tests.server.support import (
     connected,
+    connection_of,
     cut_streams,
     raw_client,
     raw_options,
@@ -60,7 +61,7 @@ def records(site: Site, namespace: Namespace, at: Version | None = None) -> Iter
 
 def send(site: Site, ticket: bytes) -> list[object]:
     """What a server answers to a ticket."""
-    return list(site.host._connection.open_reader(ticket))  # type: ignore[attr-defined]
+    return list(connection_of(site).open_reader(ticket))
 
 
 def keys_of(batches: Iterator[pyarrow.RecordBatch]) -> list[bytes]:

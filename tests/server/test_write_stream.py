@@ -8,7 +8,16 @@ from threading import Event
 import pyarrow
 import pytest
 from pyarrow import flight
-from tests.server.support import LOOPBACK, connected, cut_everything, qualify, raw_client, raw_options, stored
+from tests.server.support import (
+    LOOPBACK,
+    connected,
+    cut_everything,
+    nodes_at,
+    qualify,
+    raw_client,
+    raw_options,
+    stored,
+)
 from tests.site.support import HookedEngine
 from tests.waiting import HANG_SECONDS
 
@@ -29,21 +38,21 @@ from floodmark.model.partition import PutStream
 from floodmark.model.version import Version
 from floodmark.server import Server, serve
 from floodmark.site import Namespace, Site, open_engine
-from floodmark.wire import Connection, RemoteWriteStream
+from floodmark.wire import Nodes, RemoteWriteStream
 from floodmark.wire.columns import PAIRS
 from floodmark.wire.errors import decode_error
 from floodmark.wire.messages import COMMAND
 
 
 @pytest.fixture
-def connection(server: Server) -> Iterator[Connection]:
-    with closing(Connection(server.url)) as connection:
-        yield connection
+def nodes(server: Server) -> Iterator[Nodes]:
+    with closing(nodes_at(server.url)) as nodes:
+        yield nodes
 
 
 @pytest.fixture
-def stream(connection: Connection) -> Iterator[RemoteWriteStream]:
-    with closing(RemoteWriteStream(connection, PutStream(True))) as stream:
+def stream(nodes: Nodes) -> Iterator[RemoteWriteStream]:
+    with closing(RemoteWriteStream(nodes, PutStream(True))) as stream:
         yield stream
 
 
@@ -151,8 +160,8 @@ def held_site() -> Iterator[HeldSite]:
 def test_send_waits_while_too_many_batches_are_on_their_way() -> None:
     with (
         held_site() as held,
-        closing(Connection(held.server.url)) as connection,
-        closing(RemoteWriteStream(connection, PutStream(True), batches_max=3)) as stream,
+        closing(nodes_at(held.server.url)) as nodes,
+        closing(RemoteWriteStream(nodes, PutStream(True), batches_max=3)) as stream,
         ThreadPoolExecutor(1) as pool,
     ):
         sent = [stream.send(held.row(number)) for number in range(3)]
@@ -169,8 +178,8 @@ def test_send_waits_while_too_many_batches_are_on_their_way() -> None:
 def test_send_waits_while_too_many_bytes_are_on_their_way() -> None:
     with (
         held_site() as held,
-        closing(Connection(held.server.url)) as connection,
-        closing(RemoteWriteStream(connection, PutStream(True), bytes_max=1_000)) as stream,
+        closing(nodes_at(held.server.url)) as nodes,
+        closing(RemoteWriteStream(nodes, PutStream(True), bytes_max=1_000)) as stream,
     ):
         large = {qualify(held.users, b"large"): stored(b"x" * 5_000)}
         first = stream.send(large)
@@ -183,8 +192,8 @@ def test_send_waits_while_too_many_bytes_are_on_their_way() -> None:
 def test_a_lost_connection_leaves_unknown_outcomes_and_the_stream_goes_on() -> None:
     with (
         held_site() as held,
-        closing(Connection(held.server.url)) as connection,
-        closing(RemoteWriteStream(connection, PutStream(True))) as stream,
+        closing(nodes_at(held.server.url)) as nodes,
+        closing(RemoteWriteStream(nodes, PutStream(True))) as stream,
     ):
         lost = [stream.send(held.row(number)) for number in range(3)]
         assert held.reached.wait(HANG_SECONDS)
@@ -197,8 +206,8 @@ def test_a_lost_connection_leaves_unknown_outcomes_and_the_stream_goes_on() -> N
 
 
 def test_closing_gives_up_after_a_while() -> None:
-    with held_site() as held, closing(Connection(held.server.url, timeout_seconds=0.5)) as connection:
-        stream = RemoteWriteStream(connection, PutStream(True))
+    with held_site() as held, closing(nodes_at(held.server.url, timeout_seconds=0.5)) as nodes:
+        stream = RemoteWriteStream(nodes, PutStream(True))
         waiting = stream.send(held.row(1))
         stream.close()
         assert isinstance(waiting.exception(HANG_SECONDS), OutcomeUnknown)
@@ -208,10 +217,8 @@ def test_closing_gives_up_after_a_while() -> None:
 # Connections that come and go
 
 
-def test_an_idle_stream_lets_its_connection_go_and_takes_another(
-    connection: Connection, users: Namespace
-) -> None:
-    with closing(RemoteWriteStream(connection, PutStream(True), idle_seconds=0.05)) as stream:
+def test_an_idle_stream_lets_its_connection_go_and_takes_another(nodes: Nodes, users: Namespace) -> None:
+    with closing(RemoteWriteStream(nodes, PutStream(True), idle_seconds=0.05)) as stream:
         for number in range(3):
             assert stream.send({qualify(users, b"%d" % number): stored(b"x")}).result(HANG_SECONDS) > 0
             with stream._changed:
@@ -219,8 +226,8 @@ def test_an_idle_stream_lets_its_connection_go_and_takes_another(
     assert len(list(users.scan())) == 3
 
 
-def test_closing_returns_when_everything_was_answered(connection: Connection, users: Namespace) -> None:
-    stream = RemoteWriteStream(connection, PutStream(True))
+def test_closing_returns_when_everything_was_answered(nodes: Nodes, users: Namespace) -> None:
+    stream = RemoteWriteStream(nodes, PutStream(True))
     futures: list[Future[Version]] = [
         stream.send({qualify(users, b"%d" % number): stored(b"x")}) for number in range(50)
     ]
@@ -232,8 +239,8 @@ def test_closing_returns_when_everything_was_answered(connection: Connection, us
 
 
 def test_a_server_that_is_gone_was_not_written_to(server: Server, users: Namespace) -> None:
-    with closing(Connection(server.url)) as connection:
-        stream = RemoteWriteStream(connection, PutStream(True))
+    with closing(nodes_at(server.url)) as nodes:
+        stream = RemoteWriteStream(nodes, PutStream(True))
         rows = {qualify(users, b"key"): stored(b"x")}
         server.close()
         with pytest.raises(Unreachable):

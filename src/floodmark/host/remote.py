@@ -16,6 +16,7 @@ from floodmark.model.version import Version
 from floodmark.routing import Router
 from floodmark.wire import (
     Connection,
+    Nodes,
     RemoteCalls,
     RemotePartitionMaps,
     RemoteWriteStream,
@@ -34,19 +35,20 @@ LOOKS_PER_RENEWAL: Final = 4
 
 
 class RemoteHost(Host):
-    """A host behind a server: its ports are the calls of a connection."""
+    """A host behind one server or several nodes: its ports are remote calls."""
 
-    def __init__(self, connection: Connection, *, monotonic: TimeSource = monotonic_ms) -> None:
-        self._connection = connection
-        self._clock = ServerClock(connection, monotonic)
+    def __init__(self, nodes: Nodes, *, monotonic: TimeSource = monotonic_ms) -> None:
+        self._nodes = nodes
+        self._clock = ServerClock(nodes, monotonic)
         hello = self._clock.hello()
         self.identity = Identity(site=hello.site, site_id=hello.site_id, format=hello.format)
         for port in PORTS:
             methods = port_methods(port.protocol, port.prefix).values()
-            setattr(self, port.attribute, RemoteCalls(connection, methods))
+            setattr(self, port.attribute, RemoteCalls(nodes, methods))
         self.namespaces = RemoteNamespaces(self.namespaces)
-        self.router = Router(RemotePartitionMaps(connection))
-        self._holds = ReaderHolds(connection)
+        maps = RemotePartitionMaps(nodes)
+        self.router = Router(maps, moves=maps.moves)
+        self._holds = ReaderHolds(nodes)
 
     def physical_ms(self) -> int:
         return self._clock.physical_ms()
@@ -61,7 +63,7 @@ class RemoteHost(Host):
         return batches
 
     def _changes(self, request: ChangesRequest) -> Generator[ChangeBatch, None, None]:
-        batches = read_changes(self._connection, request)
+        batches = read_changes(self._nodes, request)
         if request.namespace is None:
             yield ChangeBatch(through=request.since)
             yield from batches
@@ -73,11 +75,11 @@ class RemoteHost(Host):
                 hold.version = max(hold.version, batch.through)
 
     def write_stream(self, command: StreamCommand) -> RemoteWriteStream:
-        return RemoteWriteStream(self._connection, command)
+        return RemoteWriteStream(self._nodes, command)
 
     def close(self) -> None:
         self._holds.close()
-        self._connection.close()
+        self._nodes.close()
 
 
 class RemoteNamespaces:
@@ -111,20 +113,23 @@ class RemoteNamespaces:
 
 
 class ServerClock:
-    """The server's time by this machine's monotonic clock, never behind it: no time to live is cut short."""
+    """A server's time by this machine's monotonic clock, never behind it: no time to live is cut short."""
 
-    def __init__(self, connection: Connection, monotonic: TimeSource) -> None:
-        self._connection = connection
+    def __init__(self, nodes: Nodes, monotonic: TimeSource) -> None:
+        self._nodes = nodes
         self._monotonic = monotonic
         self._offset_ms = 0
         self._asked_at_ms = 0
         self._lock = Lock()
 
     def hello(self) -> Hello:
-        """Ask the server who it is, and what time it is there."""
+        """Ask a server who it is, and what time it is there."""
+
+        def ask(connection: Connection) -> tuple[int, Hello]:
+            return self._monotonic(), connection.hello()
+
         with self._lock:
-            asked_at_ms = self._monotonic()
-            hello = self._connection.hello()
+            asked_at_ms, hello = self._nodes.run(ask)
             self._offset_ms = hello.physical_ms - asked_at_ms
             self._asked_at_ms = asked_at_ms
             return hello
@@ -144,19 +149,21 @@ class ReaderHold:
         self.version = version
         self.namespace = namespace
         self.lease: int | None = None
-        # How often the keeper has looked at it.
+        # The server that gave the lease.
+        self.url = ""
+        # How often the thread that renews has looked at it.
         self.looks = 0
 
 
 class ReaderHolds:
     """Holds the versions of open readers at the server.  A thread renews them while there are any."""
 
-    def __init__(self, connection: Connection, *, hold_seconds: float = HOLD_SECONDS) -> None:
-        self._connection = connection
+    def __init__(self, nodes: Nodes, *, hold_seconds: float = HOLD_SECONDS) -> None:
+        self._nodes = nodes
         self._hold_seconds = hold_seconds
         self._open: set[ReaderHold] = set()
         self._changed = Condition()
-        self._keeper: Thread | None = None
+        self._renewer: Thread | None = None
         self._closed = False
 
     @contextmanager
@@ -167,9 +174,9 @@ class ReaderHolds:
             self._renew(hold, HOLD)
         with self._changed:
             self._open.add(hold)
-            if self._keeper is None and not self._closed:
-                self._keeper = Thread(target=self._keep, name="floodmark-holds", daemon=True)
-                self._keeper.start()
+            if self._renewer is None and not self._closed:
+                self._renewer = Thread(target=self._keep, name="floodmark-holds", daemon=True)
+                self._renewer.start()
         try:
             yield hold
         finally:
@@ -188,21 +195,23 @@ class ReaderHolds:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, self._hold_seconds)
                 if self._closed or not self._open:
-                    self._keeper = None
+                    self._renewer = None
                     return
                 holds = list(self._open)
             for hold in holds:
                 hold.looks += 1
-                if hold.lease is None or hold.looks % LOOKS_PER_RENEWAL == 0:
+                is_lost = hold.lease is None or hold.url != self._nodes.near
+                if is_lost or hold.looks % LOOKS_PER_RENEWAL == 0:
                     # What is gone, or cannot be reached, the reader itself is told.
                     with suppress(FloodmarkError):
                         self._renew(hold, HOLD_ON)
 
     def _renew(self, hold: ReaderHold, method: Method[int]) -> None:
-        hold.lease = self._connection.call(method, hold.version, hold.namespace, hold.lease)
+        hold.lease = self._nodes.call(method, hold.version, hold.namespace, hold.lease)
+        hold.url = self._nodes.near
 
     def _release(self, hold: ReaderHold) -> None:
         if hold.lease is not None and not self._closed:
             # A lease that is not released ends by itself.
             with suppress(FloodmarkError):
-                self._connection.call(RELEASE, hold.lease)
+                self._nodes.call(RELEASE, hold.lease)

@@ -7,7 +7,7 @@ A *qualified* key is the three bytes of a namespace followed by the user's key. 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 # What requests for data need.  The first is for requests that reveal nothing.
-OPEN: Final = Action(Role.READ, repeatable=True)
-READS: Final = Action(Role.READ, Scope.NAMESPACE, repeatable=True)
-WRITES: Final = Action(Role.WRITE, Scope.NAMESPACE, large=True)
+OPEN: Final = Action(Role.READ, repeatable=True, anywhere=True)
+READS: Final = Action(Role.READ, Scope.NAMESPACE, repeatable=True, anywhere=True)
+WRITES: Final = Action(Role.WRITE, Scope.NAMESPACE, large=True, anywhere=True)
+# Decided by stamp, inside the commit.
+UNCHANGED: Final = replace(WRITES, repeatable=True)
 # A copy carries the stamp of another site, and beats that site's own writes up to there.
-COPIES: Final = Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, large=True)
-LOADS: Final = Action(Role.ADMIN, Scope.NAMESPACE, audited=True, large=True)
+COPIES: Final = replace(UNCHANGED, role=Role.REPLICATE, audited=True)
+LOADS: Final = replace(COPIES, role=Role.ADMIN)
 
 
 class CommitLimits(NamedTuple):
@@ -137,7 +139,7 @@ class Partition(Protocol):
         if it had been there all the time, and no reader is told of it as if it were new.
         """
 
-    @WRITES
+    @UNCHANGED
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
@@ -145,6 +147,7 @@ class Partition(Protocol):
 
         A key is changed if the stamp of its newest record, dead or alive, lies above `since`; the clock is
         moved past `since` first, so what is stored here counts as changed.  How many were stored.
+        A call that is repeated counts only what the last one stored.
         A deletion that garbage collection has removed is not known any more.  Of unstamped states of fields,
         those fields are written that were not changed; those of counters are refused.
         """
@@ -307,7 +310,7 @@ class LoadStream(msgspec.Struct, frozen=True, tag="load"):
     durable: bool
 
 
-@WRITES
+@UNCHANGED
 class PutUnchangedStream(msgspec.Struct, frozen=True, tag="put_unchanged"):
     """A stream of writes; each is stored unless the newest stamp of its key lies above `since`."""
 

@@ -1,21 +1,22 @@
-"""From keys to partitions, through splits and merges.
+"""From keys to partitions, through splits, merges and moves.
 
-A partition that was split, merged or moved refuses with `PartitionMoved`, and the router looks at the
-map again.  Groups of keys and their partition are always taken from one and the same map: a newer one
-may give a key to another partition.
+A partition that was split, merged or moved refuses with `PartitionMoved`, and the router looks at the map
+again.  So it does when the owner of a partition does not answer, if another node may take it over (`Moves`).
+Groups of keys and their partition are always taken from one and the same map: a newer one may give a key to
+another partition.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.columns.pairs import Pairs
-from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone
+from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone, Retryable
 from floodmark.model.partition import Content, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
@@ -42,41 +43,79 @@ def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
     )
 
 
+class Moves(Protocol):
+    """How one call goes on after its partition has moved."""
+
+    def follows(self, error: FloodmarkError) -> bool:
+        """Whether the call may be repeated: nothing was done, and a newer map may help."""
+
+    def follow(self, error: FloodmarkError, partition: Partition | None) -> None:
+        """Learn the map anew, after a partition refused; raises the error if the call should not go on."""
+
+    def renew(self) -> None:
+        """Begin anew: the call got on."""
+
+
+class MakeMoves(Protocol):
+    """Makes the `Moves` of a call; of one that reads rows, with `stream`."""
+
+    def __call__(self, *, stream: bool) -> Moves: ...
+
+
+class MapMoves:
+    """Looks at the map again, a limited number of times."""
+
+    def __init__(self, maps: PartitionMaps, *, stream: bool = False) -> None:
+        self._maps = maps
+        self.renew()
+
+    def follows(self, error: FloodmarkError) -> bool:
+        return isinstance(error, PartitionMoved)
+
+    def follow(self, error: FloodmarkError, partition: Partition | None) -> None:
+        self._left -= 1
+        if not self._left or not self.follows(error):
+            raise error
+        self._maps.refresh()
+
+    def renew(self) -> None:
+        self._left = ROUTES_MAX
+
+
 class Router:
     """Finds the partition of a key and goes on where it has moved."""
 
-    def __init__(self, maps: PartitionMaps, entrance: Entrance | None = None) -> None:
+    def __init__(
+        self,
+        maps: PartitionMaps,
+        entrance: Entrance | None = None,
+        *,
+        moves: MakeMoves | None = None,
+    ) -> None:
         self.maps = maps
         # What the partitions of this process ask before they store anything.
         self._entrance = entrance
+        self._moves: MakeMoves = moves or partial(MapMoves, maps)
 
     def call(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:
         """Call the partition of a qualified key."""
-        moved: PartitionMoved | None = None
-        for _ in range(ROUTES_MAX):
+        moves: Moves | None = None
+        while True:
+            partition: Partition | None = None
             try:
-                return operation(self.maps.map.route(key))
-            except PartitionMoved as error:
-                moved = error
-                self.maps.refresh()
-        assert moved is not None
-        raise moved
+                partition = self.maps.map.route(key)
+                return operation(partition)
+            except Retryable as error:
+                moves = moves or self._moves(stream=False)
+                moves.follow(error, partition)
 
     def get(self, key: bytes, at: Version | None) -> bytes | None:
         """The value of a qualified key."""
-        try:
-            return self.maps.map.route(key).get(key, at)
-        except PartitionMoved:
-            self.maps.refresh()
-            return self.call(key, lambda partition: partition.get(key, at))
+        return self.call(key, lambda partition: partition.get(key, at))
 
     def put_one(self, key: bytes, stored: bytes, *, durable: bool) -> Version:
         """Commit one qualified key."""
-        try:
-            return self.maps.map.route(key).put((key,), (stored,), durable=durable)
-        except PartitionMoved:
-            self.maps.refresh()
-            return self.call(key, lambda partition: partition.put((key,), (stored,), durable=durable))
+        return self.call(key, lambda partition: partition.put((key,), (stored,), durable=durable))
 
     def merge_one(self, key: bytes, state: bytes, *, durable: bool) -> Version:
         """Merge an unstamped state into one qualified key."""
@@ -216,7 +255,7 @@ class Router:
         """The live (user key, value) pairs of a range of one namespace, as of a version, page by page."""
         namespace = keys.start[:NAMESPACE_BYTES]
         left: KeyRange | None = keys
-        moves = 0
+        moves = self._moves(stream=True)
         while left is not None and limit != 0:
             partition = self._first_partition(left, reverse=reverse)
             within = partition.range.intersect(left)
@@ -235,11 +274,10 @@ class Router:
                     if limit == 0:
                         return
                 finished = True
-            except PartitionMoved:
-                moves = 0 if last is not None else moves + 1
-                if moves == ROUTES_MAX:
-                    raise
-                self.maps.refresh()
+            except Retryable as error:
+                if last is not None:
+                    moves.renew()
+                moves.follow(error, partition)
             left = _behind(left, within if finished else None, last, reverse=reverse)
 
     def scan_records(
@@ -251,7 +289,7 @@ class Router:
         """
         namespace = keys.start[:NAMESPACE_BYTES]
         left: KeyRange | None = keys
-        moves = 0
+        moves = self._moves(stream=True)
         while left is not None:
             partition = self.maps.map.route(left.start)
             within = partition.range.intersect(left)
@@ -265,11 +303,10 @@ class Router:
                         last = namespace + batch.column(0)[-1].as_py()
                     yield batch
                 finished = True
-            except PartitionMoved:
-                moves = 0 if last is not None else moves + 1
-                if moves == ROUTES_MAX:
-                    raise
-                self.maps.refresh()
+            except Retryable as error:
+                if last is not None:
+                    moves.renew()
+                moves.follow(error, partition)
             left = _behind(left, within if finished else None, last, reverse=False)
 
     def _first_partition(self, keys: KeyRange, *, reverse: bool) -> Partition:
@@ -286,6 +323,7 @@ class Router:
         rank: Callable[[Rows], int] | None = None,
     ) -> None:
         """Commit group by group, up to the first that fails."""
+        moves = self._moves(stream=False)
 
         def run(groups: Groups) -> Iterator[FloodmarkError | None]:
             for partition, group in groups:
@@ -294,10 +332,10 @@ class Router:
                     yield None
                 except FloodmarkError as error:
                     yield error
-                    if not isinstance(error, PartitionMoved):
+                    if not moves.follows(error):
                         return
 
-        self._run_groups(groups, run, describe, rank)
+        self._run_groups(groups, run, describe, rank, moves)
 
     def _run_groups(
         self,
@@ -305,31 +343,35 @@ class Router:
         run: Callable[[Groups], Iterator[FloodmarkError | None]],
         describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
         rank: Callable[[Rows], int] | None = None,
+        moves: Moves | None = None,
     ) -> None:
         """Run groups, and those again whose partition has moved.  `run` yields the error of each, or None."""
         done = 0
-        failure: FloodmarkError | None = None
-        for _ in range(ROUTES_MAX):
+        moves = moves or self._moves(stream=False)
+        while True:
             moved: dict[bytes, bytes] = {}
             refusal: FloodmarkError | None = None
-            for (_, group), error in zip(groups, run(groups), strict=False):
+            failure: FloodmarkError | None = None
+            refused: Partition | None = None
+            for (partition, group), error in zip(groups, run(groups), strict=False):
                 if error is None:
                     done += len(group)
-                elif isinstance(error, PartitionMoved):
+                elif moves.follows(error):
                     moved |= group
-                    failure = error
+                    failure, refused = failure or error, partition
                 else:
                     refusal = refusal or error
             if refusal is not None:
                 raise describe(done, refusal) from refusal
-            if not moved:
+            if failure is None:
                 return
-            self.maps.refresh()
+            try:
+                moves.follow(failure, refused)
+            except FloodmarkError as error:
+                raise describe(done, error) from error
             groups = _ranked(self._groups(moved), rank)
             if any(not _fits(group, partition) for partition, group in groups):
-                break
-        assert failure is not None
-        raise describe(done, failure) from failure
+                raise describe(done, failure) from failure
 
     def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
         """Rows by the partition that has their keys, in one map."""

@@ -10,7 +10,7 @@ from typing import Final
 from floodmark.model.errors import InvalidOption
 from floodmark.site.connecting import TIMEOUT, connect
 from floodmark.site.site import Site
-from floodmark.wire.address import SCHEMES, parse_address
+from floodmark.wire.address import SCHEMES, parse_addresses
 
 # Options of readers, writers and jobs, and the fields of an address that they fill.
 FILES: Final = {
@@ -79,7 +79,7 @@ class SiteAddress:
 
     def _require_url(self) -> None:
         try:
-            parse_address(self.location)
+            parse_addresses(self.location)
         except ValueError as error:
             # The message does not repeat the URL, which may hold a password.
             raise InvalidOption(f"the site's URL cannot be used: {error}", option="path") from None

@@ -1,12 +1,14 @@
 """Connecting to a site that a server serves."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from floodmark.host.remote import RemoteHost
 from floodmark.site.arguments import Durability, check_durability, check_duration
 from floodmark.site.site import Site
-from floodmark.wire import Connection
+from floodmark.wire import Connection, Connections, Nodes
+from floodmark.wire.address import parse_addresses
 from floodmark.wire.credentials import PathLike
 
 TIMEOUT: Final = timedelta(seconds=30)
@@ -25,22 +27,30 @@ def connect(
 ) -> Site:
     """Connect to the server at `grpc://host:port`, or `grpc+tls://host:port`; the same `Site` as `open`.
 
+    A site that several nodes serve is named by some of them, `grpc://oslo-1:7100,oslo-2:7100`; the others are
+    found.  If a node does not answer, the others are asked until `timeout` is over.
+
     A token file is read again when the server refuses the token.  `tls_root` verifies the server;
     `tls_certificate` and `tls_key` identify this client.  A call without an answer within `timeout` raises
     `Unreachable` if it changed nothing, `OutcomeUnknown` if it may have.
     """
     durable = check_durability(durability)
-    connection = Connection(
-        url,
-        token=token,
-        token_file=token_file,
-        tls_root=tls_root,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        timeout_seconds=check_duration(timeout, "timeout") / timedelta(seconds=1),
+    timeout_seconds = check_duration(timeout, "timeout") / timedelta(seconds=1)
+    urls = [address.url for address in parse_addresses(url)]
+    connections = Connections(
+        partial(
+            Connection,
+            token=token,
+            token_file=token_file,
+            tls_root=tls_root,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            timeout_seconds=timeout_seconds,
+        )
     )
+    nodes = Nodes(connections, urls, timeout_seconds=timeout_seconds)
     try:
-        return Site(RemoteHost(connection), durable=durable)
+        return Site(RemoteHost(nodes), durable=durable)
     except BaseException:
-        connection.close()
+        nodes.close()
         raise

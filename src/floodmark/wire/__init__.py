@@ -1,13 +1,16 @@
 """The Arrow Flight protocol between a site's server and its clients."""
 
 from floodmark.wire.changes import read_changes
-from floodmark.wire.connection import Connection, RemoteCalls
+from floodmark.wire.cluster import Connections, Nodes, RemoteCalls
+from floodmark.wire.connection import Connection
 from floodmark.wire.messages import port_methods
 from floodmark.wire.partition import RemotePartition, RemotePartitionMaps
 from floodmark.wire.write_stream import RemoteWriteStream
 
 __all__ = [
     "Connection",
+    "Connections",
+    "Nodes",
     "RemoteCalls",
     "RemotePartition",
     "RemotePartitionMaps",

@@ -14,28 +14,31 @@ import msgspec
 from floodmark.model.errors import Unreachable, WireMismatch
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
+from floodmark.wire.cluster import ELSEWHERE, Nodes
 from floodmark.wire.columns import decode_changes
-from floodmark.wire.connection import Connection, Patience
 from floodmark.wire.messages import TICKET, ChangesTicket
 
 Position: TypeAlias = tuple[Version, bytes]
 
 
-def read_changes(connection: Connection, request: ChangesRequest) -> Iterator[ChangeBatch]:
+def read_changes(nodes: Nodes, request: ChangesRequest) -> Iterator[ChangeBatch]:
     """The changes of a request.  Returns when the server holds everything that the stream needs."""
-    batches = _batches(connection, request)
+    batches = _batches(nodes, request)
     next(batches)
     return batches
 
 
-def _batches(connection: Connection, request: ChangesRequest) -> Iterator[ChangeBatch]:
-    patience = Patience(connection)
+def _batches(nodes: Nodes, request: ChangesRequest) -> Iterator[ChangeBatch]:
+    attempts = nodes.stream_attempts()
     through, snapshot, last = request.since, request.snapshot, (request.since, b"")
     primed = False
     while True:
         ticket = ChangesTicket(msgspec.structs.replace(request, since=through, snapshot=snapshot))
         try:
-            with closing(connection.open_reader(TICKET.encode_request(ticket))) as reader:
+            with (
+                nodes.visiting() as connection,
+                closing(connection.open_reader(TICKET.encode_request(ticket))) as reader,
+            ):
                 for number, (rows, metadata) in enumerate(reader):
                     batch = decode_changes(rows, metadata)
                     if number == 0 and batch.snapshot != snapshot:
@@ -46,7 +49,7 @@ def _batches(connection: Connection, request: ChangesRequest) -> Iterator[Change
                     if number == 0 and primed:
                         continue
                     if number > 0:
-                        patience.renew()
+                        attempts.renew()
                         through, snapshot = max(through, batch.through), batch.snapshot
                         if snapshot is None:
                             batch = _drop_seen(batch, last)
@@ -55,8 +58,10 @@ def _batches(connection: Connection, request: ChangesRequest) -> Iterator[Change
                     primed = True
                     yield batch
             return
-        except Unreachable as error:
-            patience.wait(error)
+        except ELSEWHERE as error:
+            if not nodes.are_several and not isinstance(error, Unreachable):
+                raise
+            attempts.pause(error)
 
 
 def _drop_seen(batch: ChangeBatch, last: Position) -> ChangeBatch:

@@ -90,9 +90,11 @@ class Channel:
         raise decode_error(answer[1:]) or flight.FlightServerError("an answer that is none")
 
     def is_alive(self, timeout_seconds: float) -> bool:
-        """Whether the server is still at the other end."""
+        """Whether the server is still at the other end.  Raises FlightTimedOutError if it does not say."""
         try:
             self.ask(_NOTHING, timeout_seconds)
+        except flight.FlightTimedOutError:
+            raise
         except TRANSPORT_ERRORS:
             return False
         return True
@@ -125,8 +127,15 @@ class Channels:
     def take(self, timeout_seconds: float) -> Channel | None:
         """A channel that works, to be given back; None if there are too many."""
         while (channel := self._take_resting()) is not None:
-            if self._time_source() - channel.rested_since_ms < REST_MS or channel.is_alive(timeout_seconds):
+            if self._time_source() - channel.rested_since_ms < REST_MS:
                 return channel
+            try:
+                if channel.is_alive(timeout_seconds):
+                    return channel
+            except flight.FlightTimedOutError:
+                # A new channel would not be answered either, and nothing was sent yet.
+                self.discard(channel)
+                raise
             self.discard(channel)
         with self._lock:
             if len(self._at_work) >= CHANNELS_MAX:

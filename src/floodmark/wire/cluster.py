@@ -1,10 +1,49 @@
-"""Connections to the nodes of a site."""
+"""The nodes of a site, as a client sees them.
 
-from collections.abc import Callable, Collection
-from threading import Lock
+A client begins with one or more URLs and learns the others from the partition map.  Calls of partitions go to
+their owners (`wire/partition.py`).  Calls that concern the whole site go to the keeper, which is found by
+asking: another node refuses with `NotKeeper` and names it.  All other calls go to any node that answers.
 
-from floodmark.model.errors import Closed
-from floodmark.wire.connection import Connection
+A site of one process has one URL.  Then nothing here retries: a connection repeats reads by itself.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from secrets import SystemRandom
+from threading import Event, Lock
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+from floodmark.clock import monotonic_seconds
+from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
+from floodmark.model.errors import (
+    Closed,
+    FloodmarkError,
+    InvalidArgument,
+    NotKeeper,
+    PartitionMoved,
+    PartitionStopped,
+    SiteMismatch,
+    Unreachable,
+)
+from floodmark.wire.address import parse_address
+from floodmark.wire.connection import LENGTHY_SECONDS, Connection
+from floodmark.wire.messages import Hello, MapReply, Method, Reply
+
+# After these errors nothing was done, and another node may do it, or the same one later.
+ELSEWHERE: Final = (NotKeeper, PartitionMoved, PartitionStopped, Unreachable)
+
+# A planned move takes milliseconds, a takeover 5 to 8 seconds.
+PAUSE_MS: Final = 10
+PAUSE_MS_MAX: Final = 250
+# How long a stream goes on without getting on; one that got on outlives a restart of its server.
+BEGIN_SECONDS: Final = 1.0
+STREAM_SECONDS: Final = 32.0
+
+_random: Final = SystemRandom().random
+
+Result = TypeVar("Result")
 
 
 class Connections:
@@ -14,6 +53,7 @@ class Connections:
         self._connect = connect
         self._lock = Lock()
         self._by_url: dict[str, Connection] = {}
+        self._made: WeakSet[Connection] = WeakSet()
         self._closed = False
 
     def at(self, url: str) -> Connection:
@@ -26,19 +66,252 @@ class Connections:
                 raise Closed("the connections to the site were closed; connect again")
             if url not in self._by_url:
                 self._by_url[url] = self._connect(url)
+                self._made.add(self._by_url[url])
             return self._by_url[url]
 
     def keep(self, urls: Collection[str]) -> None:
-        """Close the connections to all other servers."""
+        """Forget all other servers.  Calls and streams that are under way there go on."""
         with self._lock:
-            over = [self._by_url.pop(url) for url in list(self._by_url) if url not in urls]
-        for connection in over:
-            connection.close()
+            self._by_url = {url: found for url, found in self._by_url.items() if url in urls}
 
     def close(self) -> None:
         """Close all connections.  Closing twice is harmless."""
         with self._lock:
             self._closed = True
-            over = list(self._by_url.values())
-        for connection in over:
+            made = list(self._made)
+        for connection in made:
             connection.close()
+
+
+class Nodes:
+    """Calls the nodes of a site.  Safe to use from many threads.
+
+    `timeout_seconds` limits how long a call is repeated.  `random` spreads the pauses of many clients.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        urls: Iterable[str],
+        *,
+        timeout_seconds: float,
+        seconds: Callable[[], float] = monotonic_seconds,
+        random: Callable[[], float] = _random,
+    ) -> None:
+        self._connections = connections
+        self._given = list(urls)
+        self.timeout_seconds = timeout_seconds
+        self.seconds = seconds
+        self.random = random
+        self._closing = Event()
+        # The URLs that the map named, by the numbers of nodes.
+        self._learned: dict[int, str] = {}
+        self._near = self._given[0]
+        self._keeper: str | None = None
+        # The site, and the servers that have shown to serve it.
+        self._site: tuple[str, int] | None = None
+        self._known: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"Nodes({self.urls})"
+
+    # What is known of them
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all nodes that are known, beginning with the near one."""
+        return list(dict.fromkeys([self._near, *self._learned.values(), *self._given]))
+
+    @property
+    def are_several(self) -> bool:
+        """Whether another node may answer in place of one that does not."""
+        return len(self.urls) > 1
+
+    @property
+    def near(self) -> str:
+        """The URL of the node that calls for any node go to: one that answered."""
+        return self._near
+
+    def learn(self, reply: MapReply) -> None:
+        """Learn the URLs of all nodes, and the keeper, from a map."""
+        urls: dict[int, str] = {}
+        for number, url in reply.nodes.items():
+            # A node without a listener has none.
+            with suppress(InvalidArgument):
+                urls[number] = parse_address(url).url
+        if urls != self._learned:
+            self._learned = urls
+            self._connections.keep(self.urls)
+        self._keeper = urls.get(reply.keeper, self._keeper)
+
+    def owner(self, number: int) -> Connection:
+        """The connection to a node; for one without a known URL, to the near one."""
+        return self._at(self._learned.get(number, self._near))
+
+    def leave(self, url: str) -> None:
+        """Ask another node from now on, after this one did not answer."""
+        others = [other for other in self.urls if other != url]
+        if url == self._near and others:
+            self._near = others[0]
+        if url == self._keeper:
+            self._keeper = None
+
+    # Calls
+
+    def hello(self) -> Hello:
+        """Ask a node for its site and its time."""
+        return self.run(Connection.hello)
+
+    def call(self, method: Method[Reply], *args: object, **kwargs: object) -> Reply:
+        """Call a method at the keeper, or at any node if it is declared so."""
+        request, action = method.request(*args, **kwargs), method.action
+
+        def invoke(connection: Connection) -> Reply:
+            return connection.invoke(method, request)
+
+        return self.run(invoke, at_keeper=not action.anywhere, lengthy=action.lengthy)
+
+    def run(
+        self, work: Callable[[Connection], Result], *, at_keeper: bool = False, lengthy: bool = False
+    ) -> Result:
+        """Do something over a connection; again, while nothing was done, until the time for it is over."""
+        return self.patiently(lambda: self.run_once(work, at_keeper=at_keeper), lengthy=lengthy)
+
+    def patiently(self, work: Callable[[], Result], *, lengthy: bool = False) -> Result:
+        """Repeat something that asks each node once, while nothing was done and there is time."""
+        attempts = Attempts(self, max(self.timeout_seconds, LENGTHY_SECONDS if lengthy else 0))
+        attempts.start()
+        while True:
+            try:
+                return work()
+            except ELSEWHERE as error:
+                if not self.are_several:
+                    raise
+                attempts.pause(error)
+
+    def run_once(
+        self, work: Callable[[Connection], Result], *, at_keeper: bool = False, first: str | None = None
+    ) -> Result:
+        """`run` with one attempt at each node."""
+        url: str | None = first or (self._keeper if at_keeper else None) or self._near
+        tried: set[str] = set()
+        failure: FloodmarkError | None = None
+        while url is not None:
+            tried.add(url)
+            hint: str | None = None
+            try:
+                result = work(self._met(url))
+            except NotKeeper as error:
+                failure, hint = error, self._keeper_of(error)
+            except ELSEWHERE as error:
+                failure = error
+                self.leave(url)
+            else:
+                if at_keeper:
+                    self._keeper = url
+                else:
+                    self._near = url
+                return result
+            left = [other for other in (hint, *self.urls) if other is not None and other not in tried]
+            url = next(iter(left), None)
+        assert failure is not None
+        raise failure
+
+    @contextmanager
+    def visiting(self) -> Iterator[Connection]:
+        """The connection to the near node.  After a failure in the block another node is near."""
+        url = self._near
+        try:
+            yield self._met(url)
+        except ELSEWHERE:
+            self.leave(url)
+            raise
+
+    def attempts(self) -> "Attempts":
+        """The attempts of one call."""
+        return Attempts(self, self.timeout_seconds)
+
+    def stream_attempts(self) -> "Attempts":
+        """The attempts of a stream, which have more time once it got on."""
+        begin = self.timeout_seconds if self.are_several else BEGIN_SECONDS
+        return Attempts(self, begin, max(begin, STREAM_SECONDS))
+
+    def wait(self, seconds: float) -> None:
+        """Pause between two attempts.  Raises Closed after `close`."""
+        if self._closing.wait(seconds):
+            raise Closed("the connection to the site was closed; connect again")
+
+    def close(self) -> None:
+        """Close all connections.  Closing twice is harmless."""
+        self._closing.set()
+        self._connections.close()
+
+    def _at(self, url: str) -> Connection:
+        connection = self._connections.at(url)
+        connection.is_alone = not self.are_several
+        return connection
+
+    def _met(self, url: str) -> Connection:
+        """The connection to a server, which serves this site and no other."""
+        connection = self._at(url)
+        if url not in self._known:
+            hello = connection.hello()
+            site = (hello.site, hello.site_id)
+            self._site = self._site or site
+            if site != self._site:
+                raise SiteMismatch(
+                    f"{url} serves site {hello.site!r}, and another of the URLs site {self._site[0]!r}; "
+                    "name only nodes of one site",
+                    site=hello.site,
+                )
+            self._known.add(url)
+        return connection
+
+    def _keeper_of(self, error: NotKeeper) -> str | None:
+        """The URL of the keeper that a refusal names."""
+        url, number = error.details.get("url"), error.details.get("node")
+        if isinstance(url, str):
+            with suppress(InvalidArgument):
+                return parse_address(url).url
+        return self._learned.get(number) if isinstance(number, int) else None
+
+
+class RemoteCalls:
+    """Has the methods of a port; each asks a node and returns its answer."""
+
+    def __init__(self, nodes: Nodes, methods: Iterable[Method[Any]]) -> None:
+        for method in methods:
+            setattr(self, method.call, partial(nodes.call, method))
+
+
+class Attempts:
+    """The attempts of one call: growing pauses between them, within a time from the first failure on."""
+
+    def __init__(self, nodes: Nodes, seconds: float, renewed_seconds: float | None = None) -> None:
+        self._nodes = nodes
+        self._allowed_seconds = seconds
+        self._renewed_seconds = renewed_seconds or seconds
+        self._ends: float | None = None
+        self._backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS)
+
+    def start(self) -> None:
+        """Let the time run from now on."""
+        self._ends = self._nodes.seconds() + self._allowed_seconds
+
+    def renew(self) -> None:
+        """Begin anew: the call got on."""
+        self._allowed_seconds = self._renewed_seconds
+        self._ends = None
+        self._backoff.reset()
+
+    def pause(self, error: FloodmarkError) -> None:
+        """Wait before another attempt.  Raises the error if no time is left."""
+        if self._ends is None:
+            self.start()
+        assert self._ends is not None
+        left = self._ends - self._nodes.seconds()
+        if left <= 0:
+            asked = f"asked {', '.join(self._nodes.urls)} for {self._allowed_seconds:.0f} s"
+            raise type(error)(f"{error} ({asked})", **error.details) from error
+        pause_ms = self._backoff.next_ms() or PAUSE_MS_MAX
+        self._nodes.wait(min(pause_ms / 1_000 * (0.5 + self._nodes.random() / 2), left))

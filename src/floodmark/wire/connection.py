@@ -1,13 +1,13 @@
 """A connection to a server: calls with deadlines, and streams.
 
 Calls and streams have connections of their own (`grpc.use_local_subchannel_pool`): the server cuts the
-connection of a stream that is not read, and that must not take a write with it.  Reads are retried when the
-server cannot be reached; a write never is, since the first attempt may have happened.
+connection of a stream that is not read, and that must not take a write with it.  Repeatable calls are
+retried when the server cannot be reached; others never are, since the first attempt may have happened.  Of
+several nodes, one that cannot be reached is left, and the caller goes on at another (`wire/cluster.py`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from threading import Event, Lock
 from typing import Any, Final
 from weakref import WeakSet
@@ -47,8 +47,8 @@ LENGTHY_SECONDS: Final = 600.0
 # Pauses before a read is tried again, a second in all: a server that takes longer to restart takes longer
 # than the caller of a single read wants to wait.
 READ_PAUSES: Final = tuple(Backoff(50, budget_ms=1_000).pauses())
-# A stream that follows changes outlives a restart of the server.
-STREAM_PAUSES: Final = tuple(Backoff(50, longest_ms=2_000, budget_ms=32_000).pauses())
+# How long a quick call waits for one node of several before it asks another.
+ATTEMPT_SECONDS: Final = 5.0
 
 # A server that has vanished without a word is noticed after these two together, while a call is open.
 KEEPALIVE_SECONDS: Final = 10.0
@@ -80,6 +80,8 @@ class Connection:
         if not timeout_seconds > 0:
             raise InvalidArgument(f"a timeout must be positive, not {timeout_seconds!r}")
         self.timeout_seconds = timeout_seconds
+        # Whether no other node can answer in place of this server.
+        self.is_alone = True
         self._wire_version = WIRE_VERSION
         self._closing = Event()
         self._lock = Lock()
@@ -111,9 +113,13 @@ class Connection:
 
     def invoke(self, method: Method[Reply], request: object) -> Reply:
         """Send a request, and wait for the answer."""
-        patience = max(self.timeout_seconds, LENGTHY_SECONDS if method.action.lengthy else 0)
+        action = method.action
+        patience = max(self.timeout_seconds, LENGTHY_SECONDS if action.lengthy else 0)
+        if not self.is_alone and action.repeatable and not action.lengthy:
+            is_quick = action.anywhere and not action.large
+            patience = min(patience, ATTEMPT_SECONDS) if is_quick else patience / 2
         body = method.encode_request(request)
-        pauses = iter(() if method.writes else READ_PAUSES)
+        pauses = iter(READ_PAUSES if self.is_alone and not method.writes else ())
         while True:
             shown = self._token.text
             try:
@@ -130,7 +136,7 @@ class Connection:
         # A channel shows who calls before it sends anything; a server takes little from strangers.
         if method.frequent or len(body) > NEWCOMER_BYTES_MAX // 2:
             with self.translated(writes=False):
-                channel = self._channels.take(patience)
+                channel = self._channels.take(patience if self.is_alone else min(patience, ATTEMPT_SECONDS))
         if channel is None:
             return self._call(flight.Action(method.name, body), patience, writes=method.writes)
         try:
@@ -254,14 +260,6 @@ class Connection:
         return flight.FlightCallOptions(timeout=timeout_seconds, headers=headers)
 
 
-class RemoteCalls:
-    """Has the methods of a port; each asks the server and returns its answer."""
-
-    def __init__(self, connection: Connection, methods: Iterable[Method[Any]]) -> None:
-        for method in methods:
-            setattr(self, method.call, partial(connection.call, method))
-
-
 class RowStream:
     """Batches of rows as they come.  Close it: the server works for it until then."""
 
@@ -286,19 +284,3 @@ class RowStream:
         """Tell the server that no more is wanted."""
         with suppress(*TRANSPORT_ERRORS):
             self._reader.cancel()
-
-
-class Patience:
-    """How often a stream may begin anew without getting on.  Each step ahead makes it new."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._pauses = iter(READ_PAUSES)
-
-    def renew(self) -> None:
-        """The stream got on."""
-        self._pauses = iter(STREAM_PAUSES)
-
-    def wait(self, error: Unreachable) -> None:
-        """Pause before another attempt; raise the error if there were too many."""
-        self._connection.pause(next(self._pauses, None), error)

@@ -1,21 +1,21 @@
 """Partitions behind a server, which look like those of this process."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from threading import Lock
 
 import pyarrow
 
 from floodmark.codec.columns import records_schema
-from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.model.errors import Unreachable, WireMismatch
+from floodmark.model.errors import FloodmarkError, PartitionMoved, Unreachable, WireMismatch
 from floodmark.model.limits import REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Content, Partition, PartitionMap
-from floodmark.model.ranges import KeyRange, after
+from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
+from floodmark.wire.cluster import ELSEWHERE, Nodes
 from floodmark.wire.columns import decode_pairs, require_records
-from floodmark.wire.connection import Connection, Patience
+from floodmark.wire.connection import Connection
 from floodmark.wire.messages import (
     APPLY,
     COMPARE_AND_SET,
@@ -31,6 +31,7 @@ from floodmark.wire.messages import (
     PUT_UNCHANGED,
     RESOLVED,
     TICKET,
+    MapReply,
     RecordsTicket,
     ScanTicket,
     Ticket,
@@ -54,6 +55,11 @@ class RemotePartition:
     def __repr__(self) -> str:
         return f"RemotePartition({self.id}, {self._connection.url!r})"
 
+    @property
+    def url(self) -> str:
+        """The server that has it."""
+        return self._connection.url
+
     # Reads
 
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
@@ -75,43 +81,21 @@ class RemotePartition:
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        left = rows_max
-
-        def ticket(keys: KeyRange) -> Ticket | None:
-            return None if left == 0 else ScanTicket(self.id, keys, at, left, reverse)
-
-        for batch in self._batches(keys, ticket, reverse=reverse):
-            rows = decode_pairs(batch)
-            if left is not None:
-                left = max(0, left - len(rows))
-            yield rows
+        for batch in self._batches(ScanTicket(self.id, keys, at, rows_max, reverse)):
+            yield decode_pairs(batch)
 
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
         schema = records_schema(content)
-        for batch in self._batches(keys, lambda keys: RecordsTicket(self.id, keys, at, dead, content)):
+        for batch in self._batches(RecordsTicket(self.id, keys, at, dead, content)):
             require_records(batch, schema)
             yield batch
 
-    def _batches(
-        self, keys: KeyRange, ticket: Callable[[KeyRange], Ticket | None], *, reverse: bool = False
-    ) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of a range.  If the connection is lost, a new ticket goes on behind the last row."""
-        namespace = keys.start[:NAMESPACE_BYTES]
-        patience = Patience(self._connection)
-        left: KeyRange | None = keys
-        while left is not None and (wanted := ticket(left)) is not None:
-            try:
-                with closing(self._connection.open_reader(TICKET.encode_request(wanted))) as reader:
-                    for batch, _ in reader:
-                        patience.renew()
-                        if batch.num_rows and left is not None:
-                            left = _behind(left, namespace + batch.column(0)[-1].as_py(), reverse=reverse)
-                        yield batch
-                return
-            except Unreachable as error:
-                patience.wait(error)
+    def _batches(self, ticket: Ticket) -> Iterator[pyarrow.RecordBatch]:
+        with closing(self._connection.open_reader(TICKET.encode_request(ticket))) as reader:
+            for batch, _ in reader:
+                yield batch
 
     # Writes
 
@@ -151,10 +135,10 @@ class RemotePartition:
 
 
 class RemotePartitionMaps:
-    """The map of a server's partitions, as it was when last asked for."""
+    """The map of a site's partitions, as it was when a node was last asked for it."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
         self._lock = Lock()
         self._map: PartitionMap[Partition] | None = None
 
@@ -166,18 +150,80 @@ class RemotePartitionMaps:
     def refresh(self) -> None:
         self._fetch(self._map)
 
+    def moves(self, *, stream: bool) -> "RemoteMoves":
+        """How one call, or one stream of rows, goes on after partitions have moved."""
+        return RemoteMoves(self, self._nodes, stream=stream)
+
+    def look(self, first: str | None) -> None:
+        """Ask each node once for the map, beginning with `first`."""
+        self._take_in(self._nodes.run_once(_ask_map, first=first))
+
     def _fetch(self, known: PartitionMap[Partition] | None) -> PartitionMap[Partition]:
         """A map that is newer than the one that is known.  Of many who ask at once, one fetches it."""
-        with self._lock:
-            if self._map is not known and self._map is not None:
-                return self._map
-            reply = self._connection.call(MAP)
-            partitions = [
-                RemotePartition(self._connection, entry.id, entry.range, reply.limits)
-                for entry in reply.partitions
-            ]
-            self._map = PartitionMap([entry.range.start for entry in reply.partitions], partitions)
-            return self._map
+
+        def fetch() -> PartitionMap[Partition]:
+            with self._lock:
+                if self._map is not known and self._map is not None:
+                    return self._map
+                return self._take_in(self._nodes.run_once(_ask_map))
+
+        return self._nodes.patiently(fetch)
+
+    def _take_in(self, reply: MapReply) -> PartitionMap[Partition]:
+        self._nodes.learn(reply)
+        partitions = [
+            RemotePartition(self._nodes.owner(entry.node), entry.id, entry.range, reply.limits)
+            for entry in reply.partitions
+        ]
+        self._map = PartitionMap([entry.range.start for entry in reply.partitions], partitions)
+        return self._map
+
+
+class RemoteMoves:
+    """Goes on at another node while a partition moves, or its owner does not answer.
+
+    A call of a site with one server waits for no answer here, since its connection has; a stream does.
+    """
+
+    def __init__(self, maps: RemotePartitionMaps, nodes: Nodes, *, stream: bool) -> None:
+        self._maps = maps
+        self._nodes = nodes
+        self._stream = stream
+        self._attempts = nodes.stream_attempts() if stream else nodes.attempts()
+        self._is_first = True
+
+    def follows(self, error: FloodmarkError) -> bool:
+        """Whether the call may be repeated: nothing was done, and a newer map may help."""
+        if isinstance(error, PartitionMoved):
+            return True
+        if self._nodes.are_several:
+            return isinstance(error, ELSEWHERE)
+        return self._stream and isinstance(error, Unreachable)
+
+    def follow(self, error: FloodmarkError, partition: Partition | None) -> None:
+        """Learn the map anew, after a pause; raises the error if that does not help, or no time is left."""
+        if not self.follows(error):
+            raise error
+        url = partition.url if isinstance(partition, RemotePartition) else None
+        is_moved = isinstance(error, PartitionMoved)
+        # Most often a partition has moved before it was called, and the next map is right.
+        if not self._is_first or not is_moved:
+            self._attempts.pause(error)
+        self._is_first = False
+        if url is not None and not is_moved:
+            self._nodes.leave(url)
+        # The node that refuses knows first where the partition is.  The old map serves until a node answers.
+        with suppress(*ELSEWHERE):
+            self._maps.look(url if is_moved else None)
+
+    def renew(self) -> None:
+        """Begin anew: the stream got on."""
+        self._is_first = True
+        self._attempts.renew()
+
+
+def _ask_map(connection: Connection) -> MapReply:
+    return connection.call(MAP)
 
 
 def _portion(keys: Sequence[bytes], start: int) -> list[bytes]:
@@ -190,9 +236,3 @@ def _portion(keys: Sequence[bytes], start: int) -> list[bytes]:
             break
         end += 1
     return list(keys[start:end])
-
-
-def _behind(keys: KeyRange, last: bytes, *, reverse: bool) -> KeyRange | None:
-    """What is left of a range after a key was read; None if nothing is."""
-    start, end = (keys.start, last) if reverse else (after(last), keys.end)
-    return KeyRange(start, end) if end is None or start < end else None

@@ -25,6 +25,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import MIB
 from floodmark.model.partition import StreamCommand
+from floodmark.wire.cluster import Nodes
 from floodmark.wire.columns import PAIRS, encode_rows
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, is_lost, restore_error
@@ -57,14 +58,14 @@ class RemoteWriteStream:
 
     def __init__(
         self,
-        connection: Connection,
+        nodes: Nodes,
         command: StreamCommand,
         *,
         batches_max: int = BATCHES_IN_FLIGHT_MAX,
         bytes_max: int = BYTES_IN_FLIGHT_MAX,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._connection = connection
+        self._nodes = nodes
         self._command = COMMAND.encode_request(command)
         self._batches_max = batches_max
         self._bytes_max = bytes_max
@@ -106,13 +107,13 @@ class RemoteWriteStream:
             line = self._line
         if line is None:
             return
-        line.thread.join(self._connection.timeout_seconds)
+        line.thread.join(self._nodes.timeout_seconds)
         if line.thread.is_alive():
             self._give_up(
                 line,
                 OutcomeUnknown(
-                    f"no answer from {self._connection.url} to a batch of writes within "
-                    f"{self._connection.timeout_seconds:.0f} s; read before you repeat it"
+                    f"no answer from {line.connection.url} to a batch of writes within "
+                    f"{self._nodes.timeout_seconds:.0f} s; read before you repeat it"
                 ),
             )
 
@@ -141,10 +142,12 @@ class RemoteWriteStream:
         return len(line.waiting) < self._batches_max and on_their_way + size <= self._bytes_max
 
     def _open_line(self) -> "_Line":
-        # Whether it is there, and takes the token that is valid now, is known before anything is sent.
-        self._connection.hello()
-        writer, reader = self._connection.open_writer(self._command, PAIRS)
-        return _Line(self, writer, reader)
+        def open_writer(connection: Connection) -> _Line:
+            # Whether it is there, and takes the token that is valid now, is known before anything is sent.
+            connection.hello()
+            return _Line(self, connection, *connection.open_writer(self._command, PAIRS))
+
+        return self._nodes.run(open_writer)
 
     # The thread that takes in acknowledgements
 
@@ -157,7 +160,7 @@ class RemoteWriteStream:
             while line.reader.read() is not None:
                 pass
         except TRANSPORT_ERRORS as error:
-            self._give_up(line, self._translate(error))
+            self._give_up(line, self._translate(line, error))
         except FloodmarkError as error:
             self._give_up(line, error)
         finally:
@@ -179,16 +182,16 @@ class RemoteWriteStream:
             line.writer.close()
             with self._changed:
                 # Unless a sender was told, who may be about to say so.
-                self._changed.wait_for(lambda: not line.is_sending, self._connection.timeout_seconds)
+                self._changed.wait_for(lambda: not line.is_sending, self._nodes.timeout_seconds)
             if line.failure is not None:
                 raise line.failure
             raise OutcomeUnknown(
-                f"{self._connection.url} ended a stream of writes without an answer; read before you repeat"
+                f"{line.connection.url} ended a stream of writes without an answer; read before you repeat"
             )
         try:
             acknowledgement = _acknowledgements.decode(answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise WireMismatch(f"an acknowledgement of {self._connection.url} cannot be read") from error
+            raise WireMismatch(f"an acknowledgement of {line.connection.url} cannot be read") from error
         with self._changed:
             # No thread waits any more if `close` has given up.
             sent = line.waiting.popleft() if line.waiting else None
@@ -201,9 +204,9 @@ class RemoteWriteStream:
         else:
             sent.future.set_exception(restore_error(acknowledgement.error))
 
-    def _translate(self, error: BaseException) -> FloodmarkError:
+    def _translate(self, line: "_Line", error: BaseException) -> FloodmarkError:
         """The meaning of a lost connection for batches that were sent: they may have arrived."""
-        translated = self._connection.translate(error, writes=True)
+        translated = line.connection.translate(error, writes=True)
         if isinstance(translated, Unreachable) and is_lost(error):
             return OutcomeUnknown(f"{translated}; what was sent may or may not have happened")
         return translated
@@ -238,7 +241,8 @@ class RemoteWriteStream:
 class _Line:
     """One connection of a write stream, and the batches that wait for an answer over it."""
 
-    def __init__(self, stream: RemoteWriteStream, writer: Any, reader: Any) -> None:
+    def __init__(self, stream: RemoteWriteStream, connection: Connection, writer: Any, reader: Any) -> None:
+        self.connection = connection
         self.writer = writer
         self.reader = reader
         self.waiting: deque[_Sent] = deque()
