@@ -64,6 +64,19 @@ def test_a_commit_wakes_the_readers_of_its_keys_and_no_others(world: World, foll
         assert woken_by(orders, b"ada") == [everything, *others]
 
 
+def test_a_reader_that_is_not_woken_need_not_read_what_others_wrote(
+    world: World, followers: Followers
+) -> None:
+    world.site.create_namespace("orders")
+    with followers.joining(keys_of(world, "orders")) as reader:
+        followers._search()
+        reader.expect()
+        written = world.users.put(b"ada", b"1")
+        assert followers.wait(reader, 0, 0) >= written
+        reader.wake()
+        assert followers.wait(reader, 0, 0) == 0
+
+
 def test_what_is_not_known_any_more_wakes_all(world: World, followers: Followers) -> None:
     world.site.create_namespace("orders")
     with (

@@ -10,10 +10,12 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Barrier, Event, Lock, Thread
+from typing import Any
 
 import pytest
 from tests.server.processes import start_server
 from tests.server.support import connected, qualify, serving, stored
+from tests.site.support import node_of
 from tests.sizes import only
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -179,6 +181,21 @@ def test_closing_waits_for_calls_and_ends_streams() -> None:
         client.close()
         with pytest.raises(Closed):
             list(follower)
+
+
+def test_closing_does_not_wait_until_idle_followers_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("floodmark.feed.reading.reader.FOLLOW_SECONDS", 10 * HANG_SECONDS)
+    with serving() as (site, server), connected(server) as client:
+        client.create_namespace("users")
+        follower: Any = client.changes("users", since="now", follow=True)
+        followers = node_of(site).committer.followers
+        wait_until(lambda: followers.is_watched, "no reader waits")
+        cuts: list[None] = []
+        monkeypatch.setattr(server.service.watchdog, "cut_waiting", lambda: cuts.append(None))
+        server.close(timeout_seconds=HANG_SECONDS)
+        assert len(cuts) == 1, "the server had to cut a stream off"
+        client.close()
+        follower.close()
 
 
 def test_closing_does_not_wait_for_a_client_that_does_not_read() -> None:

@@ -156,6 +156,9 @@ class EmbeddedHost(SiteParts, Host):
             self.members.require_rejoined()
         return self.reader.read(request)
 
+    def wake_readers(self) -> None:
+        self.node.committer.followers.wake_all()
+
     def write_stream(self, command: StreamCommand) -> LocalWriteStream:
         self.node.require_open()
         commit: Callable[..., int]

@@ -480,6 +480,10 @@ class Host(ABC):
         """The changes that were asked for.  What they need is held from the call on."""
 
     @abstractmethod
+    def wake_readers(self) -> None:
+        """Let readers that wait for changes here yield at once, so that a stopping server can end them."""
+
+    @abstractmethod
     def write_stream(self, command: StreamCommand) -> WriteStream:
         """A stream of writes of one kind."""
 

@@ -74,6 +74,10 @@ class RemoteHost(Host):
                 yield batch
                 hold.version = max(hold.version, batch.through)
 
+    def wake_readers(self) -> None:
+        # None of its readers waits in this process.
+        pass
+
     def write_stream(self, command: StreamCommand) -> RemoteWriteStream:
         return RemoteWriteStream(self._nodes, command)
 

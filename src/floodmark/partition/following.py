@@ -97,7 +97,9 @@ class Followers:
         self._waiting: dict[Follower, None] = {}
         self._lookout: Follower | None = None
         self._published = Event()
+        # The end of the last search, and of the last one whose readers are all woken.
         self._searched_through: Version = 0
+        self._passed: Version = 0
         self._searched_at = 0.0
 
     @contextmanager
@@ -128,10 +130,11 @@ class Followers:
             follower.wake()
         self._published.set()
 
-    def wait(self, follower: Follower, timeout_seconds: float, gather_seconds: float) -> None:
+    def wait(self, follower: Follower, timeout_seconds: float, gather_seconds: float) -> Version:
         """Return soon after a key of the reader was written, or after the timeout.
 
-        The lookout also syncs asynchronous writes, which are not published otherwise.
+        Returns the version up to which none of its keys were written since `expect`, or 0 if the reader was
+        woken.  The lookout also syncs asynchronous writes, which are not published otherwise.
         """
         timeout_seconds *= max(1.0, self._count / _IMPATIENT_MAX)
         deadline = monotonic_seconds() + timeout_seconds
@@ -147,7 +150,10 @@ class Followers:
                 elif left > 0:
                     follower.rest(left)
                 if left <= 0:
-                    return
+                    break
+            # Before the look at the reader: it is woken for a commit, and then the commit is passed.
+            passed = self._passed
+            return 0 if follower.is_woken() else passed
         finally:
             with self._lock:
                 del self._waiting[follower]
@@ -184,6 +190,7 @@ class Followers:
         self._searched_through, self._searched_at = resolved, monotonic_seconds()
         for follower in self._find(entries):
             follower.wake()
+        self._passed = resolved
 
     def _find(self, entries: Sequence[TailEntry] | None) -> list[Follower]:
         """The readers of some commits; all readers for None."""

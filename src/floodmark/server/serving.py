@@ -151,6 +151,7 @@ class Server:
     def _stop_service(self, timeout_seconds: float) -> None:
         service = self.service
         service.gate.stop()
+        self._site.host.wake_readers()
         if not service.gate.wait_empty(timeout_seconds * _GRACE_PART):
             service.watchdog.cut_waiting()
             service.gate.wait_empty(timeout_seconds * (1 - _GRACE_PART))

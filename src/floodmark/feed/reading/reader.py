@@ -285,7 +285,10 @@ class _Stream:
                 if follower is None:
                     return
                 if target == resolved:
-                    committer.followers.wait(follower, FOLLOW_SECONDS, GATHER_SECONDS)
+                    passed = committer.followers.wait(follower, FOLLOW_SECONDS, GATHER_SECONDS)
+                    if request.until is None and not request.heartbeats:
+                        # Nothing of these keys lies before, so the tail need not be read up to there.
+                        self._position = max(self._position, passed)
 
     @contextmanager
     def _following(self) -> Iterator[Follower | None]:
