@@ -34,7 +34,7 @@ def test_jobs_do_the_same_wherever_spark_runs(
     fill(served.site.create_namespace("users"))
     served.site.split("users", b"00150")
     files = tmp_path / "files"
-    served.site.feeds.create("copy", "users", f"parquet:{files}")
+    served.site.feeds.create("copy", "users", f"parquet:{files}", since="beginning")
     process: SparkProcess = request.getfixturevalue(place)
     history, current, copied, fed = process.run(run_all, served.url, bergen.url, str(tmp_path))
     assert history.through is not None
