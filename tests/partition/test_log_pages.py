@@ -136,7 +136,7 @@ def write_and_reshape(site: Site, users: Namespace, seed: int, commits: int) -> 
 def test_logs_of_many_splits_and_merges_make_one_history(site: Site, users: Namespace, seed: int) -> None:
     written = write_and_reshape(site, users, seed, 120)
     node = node_of(site)
-    assert len(node._logs) > 50
+    assert len(node.logs) > 50
     found: list[tuple[Version, bytes]] = []
     last = b""
     for page in node.read_log(0, site.resolved_version(), KeyRange()):
@@ -277,9 +277,9 @@ def test_trimmed_and_forgotten_logs_leave_the_others_in_order(time: SimulatedTim
         time.advance(2 * 24 * 60 * 60 * 1000)
         since = opened.now()
         later = [(users.put(b"key-%02d" % index, b"2"), b"key-%02d" % index) for index in range(20)]
-        before = len(node_of(opened)._logs)
+        before = len(node_of(opened).logs)
         opened.collect_garbage()
-        assert len(node_of(opened)._logs) < before
+        assert len(node_of(opened).logs) < before
         found = [(change.version, change.key) for change in opened.changes("users", since=since)]
         assert found == later
 

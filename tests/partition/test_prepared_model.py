@@ -274,7 +274,7 @@ class World:
         before, self.unsynced = self.unsynced, []
         self._open_site()
         for event in before:
-            log_ids = [log.id for log in self.node._logs]
+            log_ids = [log.id for log in self.node.logs]
             if not any(self.engine.get(LOG, encode_log_key(log, event.version)) for log in log_ids):
                 self.events.remove(event)
 
@@ -327,7 +327,7 @@ class World:
         self.check_beats(logged)
 
     def check_beats(self, logged: dict[tuple[Version, bytes], bytes]) -> None:
-        sealed = [log.sealed_at for log in self.node._logs if log.sealed_at is not None]
+        sealed = [log.sealed_at for log in self.node.logs if log.sealed_at is not None]
         for beat in self.beats:
             # What a log that was sealed had not told, it told by itself.
             if not beat.since or any(beat.since < at <= beat.through for at in sealed):

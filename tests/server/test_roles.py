@@ -152,6 +152,7 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.observe": lambda _: (1,),
     "administration.pass_version": lambda _: (1,),
     "administration.split": lambda name: (name, KEY),
+    "peers.pass_peer_version": lambda _: (1,),
     "administration.merge": lambda _: (1, 2),
     "administration.open_epoch": lambda name: (name, "stream", 0),
     "administration.cut_changes": lambda name: (name, 0, None, None, False),

@@ -101,10 +101,11 @@ class Catalog:
         self._rows: dict[int, NamespaceRow] = {}
         # Id 0 names no namespace, so that a zeroed key is never taken for a user's.
         self._next_id = 1
-        self._load()
-        storage.on_recovery.append(self._load)
+        self.load()
+        storage.on_recovery.append(self.load)
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Load the namespaces from the engine."""
         stored_rows = {row.id: row for row in load_namespaces(self._storage.engine)}
         for namespace, row in stored_rows.items():
             held = self._rows.setdefault(namespace, row)

@@ -98,6 +98,7 @@ class LocalTransactions:
         logs: TransactionLogs,
         *,
         sweeps: bool,
+        keeps: bool = True,
     ) -> None:
         self._logs = logs
         self._node = node
@@ -112,6 +113,8 @@ class LocalTransactions:
         self._closed = False
         self.coordinators: Mapping[int, TransactionCoordinator] = {}
         self._threads: list[Thread] = []
+        if not keeps:
+            return
         for number in logs.coordinators():
             self._open(number)
         node.settle_by(self.fate)

@@ -21,6 +21,7 @@ from floodmark.host.linking import LocalLinks
 from floodmark.host.local import (
     LocalNamespaces,
     LocalPartitions,
+    LocalPeers,
     LocalRetention,
     LocalStatus,
     LocalVersions,
@@ -77,7 +78,10 @@ class LocalWriteStream:
 
 
 class EmbeddedHost(SiteParts, Host):
-    """A node of this process and everything around it.  No thread runs before `start`."""
+    """A node of this process and everything around it.  No thread runs before `start`.
+
+    A node of several that does not keep the site (`keeps=False`) writes nothing that concerns the whole site.
+    """
 
     feeds: LocalFeedStore
     subscriptions: LocalSubscriptionStore
@@ -94,13 +98,17 @@ class EmbeddedHost(SiteParts, Host):
         abandon: Callable[[Closed], None],
         log_retention: timedelta | None,
         disk: Path | None = None,
+        keeps: bool = True,
+        router: Router | None = None,
+        make_versions: Callable[[SiteParts], LocalVersions] = LocalVersions,
     ) -> None:
         super().__init__(identity, node)
         self.disk = disk
+        self.keeps = keeps
         self._release = release
         self._abandon = abandon
         self._closed = False
-        self.router = Router(node, node.storage.entrance)
+        self.router = Router(node, node.storage.entrance) if router is None else router
         self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
         self.garbage = GarbageCollection(self, log_retention)
         self.background = make_background(node, self.garbage)
@@ -119,10 +127,13 @@ class EmbeddedHost(SiteParts, Host):
             open_changes=self.changes,
             open_log=logs.open_pending,
         )
-        self.transactions = LocalTransactions(node, self.catalog, self.subscriptions, logs, sweeps=sweeps)
+        self.transactions = LocalTransactions(
+            node, self.catalog, self.subscriptions, logs, sweeps=sweeps, keeps=keeps
+        )
         self.membership = Sharing(self)
         self.namespaces = LocalNamespaces(self, self.membership)
-        self.versions = LocalVersions(self)
+        self.versions = make_versions(self)
+        self.peers = LocalPeers(self)
         self.partitions = LocalPartitions(self)
         self.retention = LocalRetention(self, self.garbage)
         self.replication = LocalLinks(self, self.membership, self.versions)
@@ -186,6 +197,16 @@ class EmbeddedHost(SiteParts, Host):
         )
         self.node.abandon(refusal)
         self._abandon(refusal)
+
+    def retire(self) -> None:
+        """End what the host does by itself: another host serves the engine from now on, which stays open."""
+        self._closed = True
+        _hosts.discard(self)
+        self.background.stop()
+        try:
+            self.transactions.close()
+        finally:
+            self.subscriptions.close()
 
     def close(self) -> None:
         if self._closed:

@@ -13,7 +13,7 @@ from floodmark.host.background import Background
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.garbage import GarbageCollection
 from floodmark.host.parts import LocalPort, SiteParts
-from floodmark.host.ports import NamespaceUpdate
+from floodmark.host.ports import NamespaceUpdate, PeerVersions
 from floodmark.host.sharing import Sharing
 from floodmark.host.statistics import (
     GarbageReport,
@@ -26,6 +26,7 @@ from floodmark.host.statistics import (
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat
 from floodmark.model.version import Version, moment_of
+from floodmark.partition.node import resolved_versions
 
 
 class LocalNamespaces(LocalPort):
@@ -107,6 +108,19 @@ class LocalVersions(LocalPort):
             own=own,
         )
         return cut_changes(self._node, self._site.safe_points, request)
+
+
+class LocalPeers(LocalPort):
+    """The port of a node to the others."""
+
+    def peer_versions(self) -> PeerVersions:
+        return PeerVersions(self._node.committer.read_version(), resolved_versions(self._node))
+
+    def sync_peer(self) -> None:
+        self._node.committer.sync()
+
+    def pass_peer_version(self, version: Version) -> None:
+        self._node.committer.observe(version)
 
 
 class LocalPartitions(LocalPort):

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from os import PathLike
 from typing import Final, Protocol, get_type_hints
 
 import msgspec
@@ -37,7 +38,7 @@ from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
-from floodmark.model.partition import Owners, StreamCommand, WriteStream
+from floodmark.model.partition import Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.transaction import TransactionState, TransactionStatistics
@@ -63,11 +64,11 @@ class NamespacePort(Protocol):
     def create_namespace(self, namespace: str, settings: NamespaceSettings) -> NamespaceRow:
         """Add a namespace."""
 
-    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True, anywhere=True)
     def find_namespace(self, namespace: str) -> NamespaceRow:
         """The namespace of a name."""
 
-    @Action(Role.READ, shown_by=lambda row: row.name, repeatable=True)
+    @Action(Role.READ, shown_by=lambda row: row.name, repeatable=True, anywhere=True)
     def list_namespaces(self) -> list[NamespaceRow]:
         """All namespaces by name, dropped ones included until their data is gone."""
 
@@ -83,19 +84,19 @@ class NamespacePort(Protocol):
 class VersionPort(Protocol):
     """Tells the versions that readers and writers begin and end at."""
 
-    @Action(Role.READ, repeatable=True)
+    @Action(Role.READ, repeatable=True, anywhere=True)
     def read_version(self) -> Version:
         """The version at which a reader sees every acknowledged write."""
 
-    @Action(Role.READ, repeatable=True)
+    @Action(Role.READ, repeatable=True, anywhere=True)
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published, and none will be added."""
 
-    @Action(Role.READ, repeatable=True)
+    @Action(Role.READ, repeatable=True, anywhere=True)
     def now(self) -> Version:
         """A fresh version."""
 
-    @Action(Role.READ, repeatable=True)
+    @Action(Role.READ, repeatable=True, anywhere=True)
     def observe(self, version: Version) -> None:
         """Move the clock past a version that a reader asks for, which must not be in the future."""
 
@@ -103,7 +104,7 @@ class VersionPort(Protocol):
     def pass_version(self, version: Version) -> None:
         """Move the clock past a version that other sites hold; ClockSkew if it is too far ahead."""
 
-    @Action(Role.WRITE, repeatable=True)
+    @Action(Role.WRITE, repeatable=True, anywhere=True)
     def sync(self) -> None:
         """Make durable all writes with durability "async"."""
 
@@ -199,6 +200,30 @@ class RetentionPort(Protocol):
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def collect_garbage(self) -> GarbageReport:
         """Remove versions and changes behind the safe points."""
+
+
+class PeerVersions(msgspec.Struct, frozen=True):
+    """The versions of a node: the one at which a reader sees all its writes, and those that its partitions,
+    by id, have resolved."""
+
+    read: Version
+    resolved: dict[int, Version]
+
+
+class PeerPort(Protocol):
+    """What the nodes of a site ask each other."""
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
+    def peer_versions(self) -> PeerVersions:
+        """The versions of this node."""
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
+    def sync_peer(self) -> None:
+        """Make durable the writes of this node with durability "async"."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True, anywhere=True)
+    def pass_peer_version(self, version: Version) -> None:
+        """Move the clock of this node past a version; ClockSkew if it is too far ahead."""
 
 
 class MembershipPort(Protocol):
@@ -446,6 +471,15 @@ class Transactions(Protocol):
         """Those that have not ended, the oldest first."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PeerCredentials:
+    """The files with which a node verifies other nodes, and which it shows to them."""
+
+    tls_root: str | PathLike[str] | None = None
+    tls_certificate: str | PathLike[str] | None = None
+    tls_key: str | PathLike[str] | None = None
+
+
 class Host(ABC):
     """Everything that a `Site` stands on."""
 
@@ -462,6 +496,20 @@ class Host(ABC):
     feeds: FeedStore
     subscriptions: SubscriptionStore
     transactions: Transactions
+    peers: PeerPort
+    # The token that other nodes of the site show; None if there are none.
+    peer_token: str | None = None
+
+    @property
+    def served(self) -> PartitionMaps:
+        """The partitions that callers of this process find by their ids."""
+        return self.router.maps
+
+    def require_here(self, action: Action) -> None:  # noqa: B027
+        """Raise NotKeeper if another node answers this call of a port."""
+
+    def advertise(self, url: str, credentials: PeerCredentials) -> None:  # noqa: B027
+        """Note where this process is served, and how it shows itself to other nodes."""
 
     @abstractmethod
     def physical_ms(self) -> int:
@@ -503,7 +551,9 @@ class Port:
 
 # Earlier releases had most ports in one, and call their methods by its name.
 PORTS: Final = tuple(
-    Port(name, kind, name if name in ("feeds", "subscriptions", "transactions") else "administration")
+    Port(
+        name, kind, name if name in ("feeds", "peers", "subscriptions", "transactions") else "administration"
+    )
     for name, kind in get_type_hints(Host).items()
-    if Protocol in kind.__bases__
+    if Protocol in getattr(kind, "__bases__", ())
 )

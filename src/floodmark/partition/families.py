@@ -36,5 +36,7 @@ FENCE: Final = b"fence/"
 CEILING: Final = b"ceiling/"
 BEAT: Final = b"beat/"
 KEEPER: Final = b"keeper"
+# The token that nodes show to each other.
+NODES_SECRET: Final = b"nodes/secret"
 # Whether all records that expire are in the index.
 EXPIRING_INDEXED: Final = b"expiring-indexed"

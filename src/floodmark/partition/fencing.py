@@ -11,9 +11,9 @@ so a node that was cut off, suspended or slow cannot write once another has take
 | `beat/<node>`    | a counter, the node's wall time, its url and its load, once a second             |
 | `keeper`         | node and incarnation that may write what concerns the whole site, and a term     |
 
-**Site-wide rows.**  Metadata rows that no partition owns (catalog, feeds, subscriptions, topology, positions
-of links, safe points, retention) belong to the keeper.  The engine of a node tells them by their keys and
-adds the keeper's guard, so no caller can forget it.
+**Site-wide rows.**  Ledgers, and metadata rows that no partition owns (catalog, feeds, subscriptions,
+topology, positions of links, safe points, retention), belong to the keeper.  The engine of a node tells them
+by their keys and adds the keeper's guard, so no caller can forget it.
 
 **The catalog's epoch.**  A change of the catalog raises it, and every write of records is guarded by the
 epoch that the node has loaded: no node writes by settings that were changed.
@@ -37,6 +37,7 @@ from floodmark.partition.families import (
     EXPIRING_INDEXED,
     FENCE,
     KEEPER,
+    LEDGER,
     LOGS,
     META,
     NEXT_ID,
@@ -253,7 +254,7 @@ class LeasedEngine(FencedEngine):
 
 
 def _is_site_wide(family: str, key: bytes) -> bool:
-    return family == META and not key.startswith(_OF_NODES)
+    return family == LEDGER or (family == META and not key.startswith(_OF_NODES))
 
 
 def _not_keeper(node: int, keeper: Keeper | None) -> NotKeeper:

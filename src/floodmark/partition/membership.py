@@ -4,20 +4,24 @@ A node beats once a second.  It answers reads of the newest state only while its
 three seconds ago, and it is declared dead by another node that has seen the same beat for five seconds of its
 own monotonic time.  No two clocks are compared for this.  A wrong declaration costs a restart, never data.
 
-Nothing here runs by itself: `SharedNode.tick` is to be called once a second, by a thread or by a simulation.
+Nothing here runs by itself: threads call `SharedNode.beat` and `SharedNode.watch` once a second, and a
+simulation calls both with `tick`.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from floodmark.clock import HybridClock, TimeSource
+from floodmark.clock.hybrid import SKEW_MS_MAX as CLOCK_SKEW_MS_MAX
 from floodmark.engine import Engine
 from floodmark.model.errors import ClockSkew, FloodmarkError, InvalidOption, NodeFenced
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.version import Version
+from floodmark.partition.commit.entering import Entrance
 from floodmark.partition.families import BEAT, CEILING, FENCE, KEEPER, META
 from floodmark.partition.fencing import (
     FencedEngine,
@@ -31,7 +35,7 @@ from floodmark.partition.fencing import (
     numbered,
 )
 from floodmark.partition.layout import read_metadata
-from floodmark.partition.node import ClosedMap, EngineBound, Node
+from floodmark.partition.node import ClosedMap, EngineBound, Node, resolved_versions
 from floodmark.partition.takeover import take_over
 
 BEAT_MS: Final = 1_000
@@ -52,6 +56,8 @@ class Beat(msgspec.Struct, frozen=True):
     url: str = ""
     # Changes that were written since the beat before.
     load: int = 0
+    # The oldest version that readers at this node need, by namespace; 0 stands for all namespaces.
+    held: dict[int, Version] = {}
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -101,7 +107,7 @@ class Membership:
         self, engine: FencedEngine, *, url: str, time_source: TimeSource, elapsed_source: TimeSource
     ) -> None:
         self._engine = engine
-        self._url = url
+        self.url = url
         self._time_source = time_source
         self._elapsed_source = elapsed_source
         self._began_ms: int | None = None
@@ -111,11 +117,11 @@ class Membership:
         self._seen: dict[int, _Seen] = {}
         self._refusal: FloodmarkError | None = None
 
-    def beat(self, load: int = 0) -> None:
+    def beat(self, load: int = 0, held: Mapping[int, Version] | None = None) -> None:
         """Tell the others that this node lives, and have a lease from the moment at which this began."""
         began_ms = self._elapsed_source()
         self._counter += 1
-        beat = Beat(self._counter, self._time_source(), self._url, load)
+        beat = Beat(self._counter, self._time_source(), self.url, load, dict(held or {}))
         key = numbered(BEAT, self._engine.node)
         self._engine.write([(META, key, msgspec.json.encode(beat))])
         self._began_ms = began_ms
@@ -139,6 +145,9 @@ class Membership:
         beats = load_beats(self._engine)
         # After the beats were read: what is seen later than it was written declares later.
         now_ms = self._elapsed_source()
+        if self._looked_ms is not None and now_ms - self._looked_ms >= LEASE_MS:
+            # A node that could not look has not seen that the others were silent.
+            self._seen, self._looked_ms = {}, None
         # The first look does not tell when the beats were written.
         after_ms = now_ms - AGES_MS if self._looked_ms is None else self._looked_ms
         self._looked_ms = now_ms
@@ -151,10 +160,15 @@ class Membership:
         }
         return [node for node, seen in self._seen.items() if now_ms - seen.by_ms >= DEAD_MS]
 
-    def living(self) -> list[int]:
-        """The other nodes that beat lately."""
+    def living(self) -> dict[int, Beat]:
+        """The other nodes that beat lately, with their last beats."""
         now_ms = self._elapsed_source()
-        return [node for node, seen in self._seen.items() if now_ms - seen.by_ms < LEASE_MS]
+        return {node: seen.beat for node, seen in self._seen.items() if now_ms - seen.by_ms < LEASE_MS}
+
+    def urls(self) -> dict[int, str]:
+        """The URLs of all nodes that have one, by the last beats that were seen; dead ones included."""
+        told = {node: seen.beat.url for node, seen in self._seen.items()}
+        return {node: url for node, url in {**told, self._engine.node: self.url}.items() if url}
 
     def watch_clock(self) -> FloodmarkError | None:
         """Refuse to serve while this clock is away from those of most others; the refusal."""
@@ -191,16 +205,22 @@ class SharedNode:
         time_source: TimeSource,
         elapsed_source: TimeSource,
         url: str = "",
+        skew_ms_max: int = CLOCK_SKEW_MS_MAX,
         on_start: Callable[["SharedNode"], None] = lambda _: None,
     ) -> None:
         self.number = number
+        self.entrance = Entrance(engine.limits)
         self.incarnations = self.takeovers = 0
+        # The versions that readers at this node need, which its beats tell.
+        self.held: Callable[[], Mapping[int, Version]] = dict
         self._is_up = False
         self._shared = engine
         self._site_id = site_id
         self._time_source = time_source
         self._elapsed_source = elapsed_source
         self._url = url
+        self._skew_ms_max = skew_ms_max
+        self._written = 0
         # Called with each new incarnation.
         self._on_start = on_start
         self.start()
@@ -217,34 +237,69 @@ class SharedNode:
         # Before the map is loaded: no other node declares this one dead while it starts.
         membership.beat()
         ceiling = EngineBound(engine, key=numbered(CEILING, self.number))
-        clock = HybridClock(self._time_source, step=NODES_MAX, offset=self.number, upper_bound=ceiling)
+        clock = HybridClock(
+            self._time_source,
+            step=NODES_MAX,
+            offset=self.number,
+            skew_ms_max=self._skew_ms_max,
+            upper_bound=ceiling,
+        )
         reads = LeasedEngine(engine, membership)
-        node = Node(engine, clock, self._site_id, number=self.number, reads=reads)
+        node = Node(engine, clock, self._site_id, number=self.number, reads=reads, entrance=self.entrance)
         self.engine, self.membership, self.clock, self.node = engine, membership, clock, node
+        self._written = 0
         self._on_start(self)
         self._is_up = True
         self.incarnations += 1
         _log.info("node %d serves as incarnation %d", self.number, engine.incarnation)
 
+    @property
+    def url(self) -> str:
+        """Where clients and other nodes reach this node; empty if they cannot."""
+        return self._url
+
+    def advertise(self, url: str) -> None:
+        """Tell the others with a beat where this node is."""
+        self._url = self.membership.url = url
+        self.beat()
+
     def tick(self) -> None:
-        """Beat, and do what the beats of others ask for.  A node that was fenced starts again."""
+        """`beat` and `watch`, once."""
+        if self._is_up:
+            with suppress(NodeFenced):
+                self.beat()
+        self.watch()
+
+    def beat(self) -> None:
+        """Tell the others that this node lives.  Raises NodeFenced if another has replaced it."""
+        written = self.node.written()[0]
+        load, self._written = max(0, written - self._written), written
+        self.membership.beat(load, self.held())
+
+    def watch(self) -> None:
+        """Do what the beats of others ask for.  A node that was fenced starts again."""
         if not self._is_up:
             self.start()
         try:
-            self.membership.beat(self.node.written()[0])
+            if self.engine.is_fenced:
+                raise self.engine.fenced()
             dead = self.membership.look()
             refusal = self.membership.watch_clock()
             self.node.storage.refuse(refusal)
             self.node.refresh()
-            if refusal is None:
+            if refusal is None and self._may_lead():
                 for other in dead:
                     self.take_over(other)
                 self._keep()
         except NodeFenced:
             _log.warning("node %d was fenced and starts again", self.number)
             self._is_up = False
-            _retire(self.node, self.engine.fenced())
+            retire(self.node, self.engine.fenced())
             self.start()
+
+    def _may_lead(self) -> bool:
+        """Whether this node may take over and keep: others cannot reach it if it has no URL."""
+        return bool(self._url) or not any(beat.url for beat in self.membership.living().values())
 
     def take_over(self, dead: int) -> None:
         """Declare a node dead, if it is not already, and share its partitions out."""
@@ -254,9 +309,14 @@ class SharedNode:
         incarnation = load_number(self._shared, numbered(FENCE, dead))
         raised = encode_number(incarnation + 1)
         if self.engine.write([(META, numbered(FENCE, dead), raised)], [fence_guard(dead, incarnation)]):
-            taken = take_over(self.node, dead, incarnation + 1, self.membership.living())
+            taken = take_over(self.node, dead, incarnation + 1, self._heirs())
             self.takeovers += 1
             _log.warning("node %d was declared dead; %d partitions have new owners", dead, taken)
+
+    def _heirs(self) -> list[int]:
+        """The other nodes that can be given partitions."""
+        living = self.membership.living()
+        return [node for node, beat in living.items() if beat.url or not self._url]
 
     # The keeper
 
@@ -284,19 +344,21 @@ class SharedNode:
     def _keep(self) -> None:
         """Take the lease if its holder was fenced, or never was."""
         holder = load_keeper(self._shared)
-        if holder is None or load_number(self._shared, numbered(FENCE, holder.node)) != holder.incarnation:
+        # It is this node's own where a failed write has taken it all the same.
+        is_lost = holder is not None and holder.node == self.number and holder != self.engine.keeper
+        if (
+            holder is None
+            or is_lost
+            or load_number(self._shared, numbered(FENCE, holder.node)) != holder.incarnation
+        ):
             self._take_keeper(holder)
 
     def resolved_versions(self) -> dict[int, Version]:
         """The resolved version of each partition that this node serves."""
-        return {
-            partition.id: partition.resolved_version()
-            for partition in self.node.map.partitions
-            if not partition.retired
-        }
+        return resolved_versions(self.node)
 
 
-def _retire(node: Node, refusal: FloodmarkError) -> None:
+def retire(node: Node, refusal: FloodmarkError) -> None:
     """Serve nothing any more: another node has taken over.  Nothing is written."""
     serving, node.map = node.map.partitions, ClosedMap(refusal=refusal)
     for partition in serving:

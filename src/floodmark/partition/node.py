@@ -12,12 +12,20 @@ from floodmark.codec.changelog import encode_heartbeat, encode_log_key
 from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.change import Heartbeat
-from floodmark.model.errors import ClockSkew, Closed, FloodmarkError, LimitExceeded, PartitionNotFound
+from floodmark.model.errors import (
+    ClockSkew,
+    Closed,
+    FloodmarkError,
+    LimitExceeded,
+    PartitionMoved,
+    PartitionNotFound,
+)
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, RoundStep
+from floodmark.partition.commit.entering import Entrance
 from floodmark.partition.commit.storage import Storage, unknown
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.expiring import Expiries
@@ -101,7 +109,7 @@ class Node:
     """Opens, serves and reshapes the partitions on one engine, or its own on one that is shared.
 
     A node of several has a number from 1, an engine that its fence guards, and `reads`: the same engine, as
-    partitions read it, with the lease looked at after each read.
+    partitions read it, with the lease looked at after each read.  `entrance` outlives its incarnations.
     """
 
     def __init__(
@@ -112,19 +120,23 @@ class Node:
         *,
         number: int = NODE,
         reads: Engine | None = None,
+        entrance: Entrance | None = None,
     ) -> None:
         self.engine = engine
         self.number = number
         self._reads = engine if reads is None else reads
         self.clock = clock
         self._limits = _commit_limits(engine)
-        self.storage = Storage(engine)
+        self.storage = Storage(engine, entrance)
         self.committer = Committer(self.storage, clock, site_id, round_bytes_max=self._limits.bytes_max)
         self.site_id = site_id
+        # The resolved version of the site, which other nodes may hold back.
+        self.resolve_site: Callable[[], Version] = self.committer.resolved_version
         self.holds = Holds(self.committer, clock)
         self.retention = Retention(self.storage)
         if number:
             self.retention.share()
+            self.committer.tail.share()
         self.expiries = Expiries(self.committer, clock, lambda: self.map)
         # The version up to which heartbeats have counted; 0 if unknown.
         self._counted_through: Version = 0
@@ -133,7 +145,7 @@ class Node:
         self.watermarks: Callable[[], Mapping[int, Mapping[int, Version]]] = dict
         self._retired_writes = self._retired_bytes = 0
         self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
-        self._logs: Sequence[LogRow] = ()
+        self.logs: Sequence[LogRow] = ()
         # The map as it is stored, with the owners.
         self.rows: Sequence[PartitionRow] = ()
         if number or not load_partitions(engine):
@@ -171,10 +183,10 @@ class Node:
         stored = load_partitions(self.engine)
         serving = {partition.id: partition for partition in self.map.partitions}
         partitions = [serving.pop(row.id) if row.id in serving else self._serve(row) for row in stored]
-        self._logs = load_logs(self.engine)
+        self.logs = load_logs(self.engine)
         self.rows = stored
         if self.number:
-            _share(self, stored, partitions, self._logs)
+            _share(self, stored, partitions, self.logs)
         self.map = PartitionMap([row.start for row in stored], partitions)
         for partition in serving.values():
             partition.retired = True
@@ -282,7 +294,7 @@ class Node:
                 raise conflict(writes[0])
         first_id, step = load_next_id(self.engine, self.number), id_step(self.number)
         ids = range(first_id, first_id + 2 * step * len(ranges), 2 * step)
-        logs = {log.id: log for log in self._logs}
+        logs = {log.id: log for log in self.logs}
         parents = [partition.log_id for partition in olds]
 
         def build(version: Version) -> list[WriteRow]:
@@ -335,7 +347,7 @@ class Node:
         """Continue the count of the last heartbeat before the restart, if the logs reach back to it."""
         owned = {each.log_id: each for each in self.map.partitions if not each.retired}
         trimmed = self.retention.trimmed_version()
-        counted = recount(self.engine, self._logs, self.number, owned.keys(), self.site_id, trimmed)
+        counted = recount(self.engine, self.logs, self.number, owned.keys(), self.site_id, trimmed)
         if counted is not None:
             self._counted_through = self.committer.uncounted_through = counted.through
             for partition in owned.values():
@@ -394,11 +406,11 @@ class Node:
 
     def born_version(self) -> Version:
         """Nothing was written at or below this."""
-        return min(log.opened_at for log in self._logs if log.partition is None)
+        return min(log.opened_at for log in self.logs if log.partition is None)
 
     def resolved_version(self) -> Version:
-        """The resolved version of all partitions of the node."""
-        return self.committer.resolved_version()
+        """The resolved version of the site."""
+        return self.resolve_site()
 
     def read_log(
         self, since: Version, until: Version, keys: KeyRange, *, heartbeats: bool = False
@@ -406,7 +418,7 @@ class Node:
         """The change-log lines in `(since, until]` of the logs that may hold keys of the range."""
         logs = [
             log
-            for log in (load_logs(self.engine) if self.number else self._logs)
+            for log in (load_logs(self.engine) if self.number else self.logs)
             if (heartbeats if log.partition is None else log.range.intersect(keys) is not None)
         ]
         return read_logs(self.engine, logs, since, until, self.retention.trimmed_version)
@@ -433,7 +445,7 @@ class Node:
 
     def trim_logs(self, through: Version) -> None:
         """Forget change-log rows at or below a version, and sealed logs that end there."""
-        logs = self._logs
+        logs = self.logs
         if not self.retention.trim((log.id for log in logs), through):
             return
         gone = [log.id for log in logs if log.sealed_at is not None and log.sealed_at <= through]
@@ -490,6 +502,16 @@ class Node:
         finally:
             self.engine.close()
             self.committer.followers.wake_all()
+
+
+def resolved_versions(node: Node) -> dict[int, Version]:
+    """The resolved versions of a node's own partitions, by id."""
+    resolved: dict[int, Version] = {}
+    for partition in node.map.partitions:
+        # One that moves away meanwhile is its new owner's to tell.
+        with suppress(PartitionMoved):
+            resolved[partition.id] = partition.resolved_version()
+    return resolved
 
 
 def _find(served: PartitionMap[LocalPartition], partition_id: int) -> LocalPartition:

@@ -392,10 +392,22 @@ class Router:
 
 
 def _put_together(groups: Groups, *, durable: bool) -> Sequence[int | FloodmarkError]:
+    """Put to the partitions of this process in one round, and to others one after the other."""
     puts = [
         (partition, *_columns(group)) for partition, group in groups if isinstance(partition, LocalPartition)
     ]
-    return put_together(puts, durable=durable)
+    local = iter(put_together(puts, durable=durable) if puts else ())
+    return [
+        next(local) if isinstance(partition, LocalPartition) else _try_put(partition, group, durable=durable)
+        for partition, group in groups
+    ]
+
+
+def _try_put(partition: Partition, group: Rows, *, durable: bool) -> Version | FloodmarkError:
+    try:
+        return partition.put(*_columns(group), durable=durable)
+    except FloodmarkError as error:
+        return error
 
 
 def _ranked(

@@ -92,6 +92,23 @@ class OpenAccess:
 OPEN_ACCESS: Final = OpenAccess()
 
 
+class PeerAccess:
+    """Lets the other nodes of a site in by their token, and asks another access about all other callers."""
+
+    def __init__(self, access: Access, token: str) -> None:
+        self._access = access
+        self._digest = _digest(token)
+
+    def authenticate(self, token: str | None, certificate: str | None) -> Caller:
+        """The caller with this token or certificate name."""
+        if token is not None and hmac.compare_digest(_digest(token), self._digest):
+            return PEER
+        return self._access.authenticate(token, certificate)
+
+
+PEER: Final = Caller("node", Role.ADMIN)
+
+
 class AccessFile:
     """The grants of a TOML file (`docs/operations/access.md`).  Safe to use from many threads."""
 

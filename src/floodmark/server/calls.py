@@ -51,6 +51,7 @@ class _Call:
         if action.exempt is not None and action.exempt.when(arguments):
             role, audited = action.exempt.role, False
         require_role(caller, role)
+        self._host.require_here(action)
         _check_arguments(action, arguments)
         try:
             self._require_scope(caller, role, arguments)

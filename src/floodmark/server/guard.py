@@ -84,7 +84,7 @@ class AccessGuard:
 
     def partition(self, partition_id: int) -> Partition:
         """The partition of an id, if it is still there."""
-        present = self._host.router.maps.map
+        present = self._host.served.map
         if self._map is not present:
             partitions = {partition.id: partition for partition in present.partitions}
             self._partitions, self._map = partitions, present

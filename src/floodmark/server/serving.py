@@ -13,12 +13,14 @@ from threading import Lock, Thread
 from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
+from floodmark.host.ports import PeerCredentials
 from floodmark.model.errors import CannotOpen, FloodmarkError, InvalidConfiguration
 from floodmark.model.limits import MIB, STREAMS_MAX, STREAMS_PER_CALLER_MAX
 from floodmark.server.access import (
     OPEN_ACCESS,
     Access,
     AccessFile,
+    PeerAccess,
     is_loopback,
     require_safe_listening,
     require_safe_metrics,
@@ -61,6 +63,8 @@ class ServerOptions:
     relay                      whether what clients send is checked before gRPC takes it in; if None, where
                                other machines can reach the server, or callers need a token
     stall_seconds              after how long a client that neither reads nor writes is cut off
+    advertise                  where clients and other nodes reach this one, if not where it listens
+    tls_root                   verifies the other nodes of the site; if None, the certificate of this one does
     """
 
     tls_certificate: PathLike | None = None
@@ -74,6 +78,8 @@ class ServerOptions:
     stall_seconds: float = STALL_SECONDS
     streams_max: int = STREAMS_MAX
     streams_per_caller_max: int = STREAMS_PER_CALLER_MAX
+    advertise: str | None = None
+    tls_root: PathLike | None = None
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -105,6 +111,8 @@ class Server:
             shown = parse_listen(options.metrics_listen)
             require_safe_metrics(shown.host, insecure=options.insecure or options.insecure_metrics)
         access: Access = OPEN_ACCESS if options.access is None else AccessFile(options.access, system_time_ms)
+        if site.host.peer_token is not None:
+            access = PeerAccess(access, site.host.peer_token)
         self._site = site
         self._lock = Lock()
         self._closed = False
@@ -114,6 +122,11 @@ class Server:
         self.address = Listen(listen.host, port)
         self.url = Address(listen.host, port, tls).url
         self._health: HealthServer | None = None
+        try:
+            site.host.advertise(options.advertise or self.url, _peer_credentials(options))
+        except BaseException:
+            self._stop_service(CLOSE_SECONDS)
+            raise
         if options.metrics_listen is not None:
             try:
                 self._health = self._serve_health(parse_listen(options.metrics_listen))
@@ -219,6 +232,15 @@ def parse_listen(listen: str) -> Listen:
     if not colon or not port.isdecimal() or int(port) > 65_535 or (":" in host and host[:1] != "["):
         raise InvalidConfiguration(f"an address to listen on looks like 127.0.0.1:7100, not {listen!r:.100}")
     return Listen(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def _peer_credentials(options: ServerOptions) -> PeerCredentials:
+    """The files with which this node shows itself to other nodes."""
+    return PeerCredentials(
+        tls_root=options.tls_root or options.tls_certificate,
+        tls_certificate=options.tls_certificate,
+        tls_key=options.tls_key,
+    )
 
 
 def _open_relay(listen: Listen, options: ServerOptions) -> Relay | None:

@@ -89,7 +89,7 @@ def open_engine(
             time_source=time_source,
         )
         identity = new_identity(site, site_id)
-        _keep_identity(engine, identity, disk or "the engine")
+        keep_identity(engine, identity, disk or "the engine")
         upper_bound = EngineBound(engine) if bound is None else bound
         guarded = GuardedTime(time_source, elapsed_source)
         clock = HybridClock(guarded, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
@@ -114,7 +114,7 @@ def open_engine(
         raise
 
 
-def _keep_identity(engine: Engine, identity: Identity, path: object) -> None:
+def keep_identity(engine: Engine, identity: Identity, path: object) -> None:
     """Compare the engine's copy of the site's identity; an engine of an earlier Floodmark gets one now."""
     stored = engine.get(META, IDENTITY)
     if stored is None:

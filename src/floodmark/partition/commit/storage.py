@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 class Storage:
     """An engine, the turn to write to it, and whether a failure is not settled yet."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, entrance: Entrance | None = None) -> None:
         self.engine = engine
         self.turn: Turn[Commit] = Turn()
         self.stopped = False
@@ -40,7 +40,7 @@ class Storage:
         # The ids of dropped namespaces, which take no more writes.
         self.dropped: set[bytes] = set()
         # Checks what may be stored in which namespace.
-        self.entrance = Entrance(engine.limits)
+        self.entrance = Entrance(engine.limits) if entrance is None else entrance
         # Whether writes are stopped or refused: one flag for the hot path.
         self.is_unusual = False
         self.recoveries = 0

@@ -44,16 +44,21 @@ class LiveTail:
         self._bytes = 0
         self._followers = 0
         self._counting = RLock()
+        self._is_shared = False
         # Every commit above this is in the entries, up to the last that was published.
         self._since: Version = VERSION_MAX
         self._entries: list[TailEntry] = []
+
+    def share(self) -> None:
+        """Stay closed: other nodes commit as well, and only the logs hold the commits of all."""
+        self._is_shared = True
 
     @contextmanager
     def following(self, latest: Callable[[], Version]) -> Iterator[None]:
         """Keep the tail while a reader is at its end."""
         with self._storage.exclusive(), self._counting:
             self._followers += 1
-            if not self.is_open:
+            if not self.is_open and not self._is_shared:
                 self.reset(latest())
                 self.is_open = True
         try:
@@ -61,7 +66,7 @@ class LiveTail:
         finally:
             with self._counting:
                 self._followers -= 1
-                self.is_open = self._followers > 0
+                self.is_open = self.is_open and self._followers > 0
             self._empty_if_possible()
 
     def _empty_if_possible(self) -> None:

@@ -1,0 +1,106 @@
+"""Several nodes of a site in one process: one engine in memory, a real server each, and simulated time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from floodmark.engine import MemoryEngine
+from floodmark.host.nodes import NodeHost
+from floodmark.model.limits import NODES_MAX
+from floodmark.partition import FAMILIES
+from floodmark.partition.membership import BEAT_MS, DEAD_MS
+from floodmark.server import Server, serve
+from floodmark.site import Site
+from floodmark.site.connecting import connect
+from floodmark.site.nodes import open_node
+from floodmark.testing.clock import SimulatedTime
+
+
+class SharedEngine(MemoryEngine):
+    """An engine that outlives the nodes that close it."""
+
+    def close(self) -> None:
+        pass
+
+
+class NodeCluster:
+    """Nodes that beat together, under one time.  A killed node neither beats nor answers."""
+
+    def __init__(self, nodes: int = 3) -> None:
+        self.time = SimulatedTime()
+        self.engine = SharedEngine(FAMILIES)
+        self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
+        self.sites: dict[int, Site] = {}
+        self.servers: dict[int, Server] = {}
+        for number in range(1, nodes + 1):
+            self.start(number)
+        self.tick()
+
+    def start(self, number: int, *, listens: bool = True) -> Site:
+        """Start a node, with a server if it `listens`."""
+        site = open_node(
+            self.engine,
+            site="oslo",
+            node=number,
+            time_source=lambda: self.time() + self.offsets[number],
+            elapsed_source=self.time,
+        )
+        self.sites[number] = site
+        if listens:
+            self.servers[number] = serve(site, "127.0.0.1:0")
+        return site
+
+    def host(self, number: int) -> NodeHost:
+        """The host of a node."""
+        host = self.sites[number].host
+        assert isinstance(host, NodeHost)
+        return host
+
+    def tick(self, times: int = 1) -> None:
+        """Let all nodes that live beat, and watch each other."""
+        for _ in range(times):
+            self.time.advance(BEAT_MS)
+            for number in self.sites:
+                self.host(number).beat()
+            for number in self.sites:
+                self.host(number).watch()
+
+    def silence(self, number: int) -> Site:
+        """Let a node beat no more, as if it were suspended; its server goes on."""
+        return self.sites.pop(number)
+
+    def kill(self, number: int) -> None:
+        """End a node without a word."""
+        self.silence(number)
+        # Closing the server would close the site as well, which says farewell.
+        self.servers.pop(number)._stop_service(0.5)
+
+    def take_over(self) -> None:
+        """Let the living nodes take over what the others have left."""
+        self.tick(DEAD_MS // BEAT_MS + 2)
+
+    def owner_of(self, namespace: str, key: bytes) -> int:
+        """The number of the node that owns a key."""
+        host = next(map(self.host, self.sites))
+        prefix = host.current.catalog.get(namespace).id.to_bytes(3, "big")
+        return next(row.node for row in host.shared.node.rows if row.range.contains(prefix + key))
+
+    def connect(self, number: int) -> Site:
+        """A client that knows one node."""
+        return connect(self.servers[number].url)
+
+    def close(self) -> None:
+        """End all nodes."""
+        for server in self.servers.values():
+            server.close(timeout_seconds=0.5)
+        for site in self.sites.values():
+            site.close()
+
+
+@contextmanager
+def node_cluster(nodes: int = 3) -> Iterator[NodeCluster]:
+    """Nodes that are ended behind the block."""
+    cluster = NodeCluster(nodes)
+    try:
+        yield cluster
+    finally:
+        cluster.close()

@@ -1,0 +1,150 @@
+"""A site served by several nodes: each serves the whole of it, and the keeper what concerns the site."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from tests.nodes import NodeCluster, node_cluster
+
+from floodmark.host.ports import StatusPort
+from floodmark.model.errors import NotKeeper, PartitionMoved
+from floodmark.wire import Connection, port_methods
+from floodmark.wire.messages import GET, MAP
+
+STATISTICS = port_methods(StatusPort, "administration")["administration.statistics"]
+
+
+@pytest.fixture
+def cluster() -> Iterator[NodeCluster]:
+    with node_cluster() as nodes:
+        yield nodes
+
+
+def spread(cluster: NodeCluster) -> None:
+    """Cut the keys in three, and give each node a part."""
+    first = cluster.sites[1]
+    first.create_namespace("users")
+    first.split("users", b"h")
+    first.split("users", b"p")
+    for number, partition in zip((1, 2, 3), first.partitions(), strict=True):
+        if number != 1:
+            cluster.host(1).shared.node.move(partition.id, number)
+    cluster.tick()
+
+
+def test_each_node_serves_the_whole_site(cluster: NodeCluster) -> None:
+    spread(cluster)
+    assert [cluster.owner_of("users", key) for key in (b"ada", b"ken", b"zoe")] == [1, 2, 3]
+    for number, site in cluster.sites.items():
+        users = site.namespace("users")
+        for key in (b"ada", b"ken", b"zoe"):
+            users.put(key, b"%d" % number)
+            assert users.get(key) == b"%d" % number
+        users.put_many({b"ada": b"a", b"ken": b"k", b"zoe": b"z"})
+        assert list(users.scan()) == [(b"ada", b"a"), (b"ken", b"k"), (b"zoe", b"z")]
+
+
+def test_a_namespace_made_at_any_node_is_there_at_all(cluster: NodeCluster) -> None:
+    cluster.sites[2].create_namespace("made")
+    for site in cluster.sites.values():
+        site.namespace("made").put(b"key", b"value")
+    cluster.sites[3].drop_namespace("made")
+    assert all(not site.namespaces() for site in cluster.sites.values())
+
+
+def test_a_node_that_does_not_keep_sends_callers_to_the_keeper(cluster: NodeCluster) -> None:
+    with closing(Connection(cluster.servers[2].url)) as connection, pytest.raises(NotKeeper) as refused:
+        connection.call(STATISTICS)
+    assert refused.value.details == {"node": 1, "url": cluster.servers[1].url}
+    with closing(Connection(cluster.servers[1].url)) as connection:
+        assert connection.call(STATISTICS).site == "oslo"
+
+
+def test_the_map_names_nodes_and_owners_and_a_wrong_node_refuses(cluster: NodeCluster) -> None:
+    spread(cluster)
+    with closing(Connection(cluster.servers[3].url)) as connection:
+        reply = connection.call(MAP)
+        assert reply.nodes == {number: server.url for number, server in cluster.servers.items()}
+        assert reply.keeper == 1
+        assert [entry.node for entry in reply.partitions] == [1, 2, 3]
+        with pytest.raises(PartitionMoved):
+            connection.call(GET, reply.partitions[0].id, b"\x00\x00\x01ada", None)
+
+
+def test_what_is_resolved_covers_the_writes_of_all_nodes(cluster: NodeCluster) -> None:
+    spread(cluster)
+    written = [
+        site.namespace("users").put(key, b"1")
+        for site in cluster.sites.values()
+        for key in (b"ada", b"ken", b"zoe")
+    ]
+    for site in cluster.sites.values():
+        assert site.resolved_version() >= max(written)
+        changes = list(site.changes("users", until=site.resolved_version()))
+        assert [change.version for change in changes] == sorted(written)
+
+
+def test_a_node_that_is_not_reached_holds_the_resolved_version_back(cluster: NodeCluster) -> None:
+    spread(cluster)
+    site = cluster.sites[1]
+    site.namespace("users").put(b"zoe", b"1")
+    before = site.resolved_version()
+    cluster.kill(3)
+    cluster.time.advance(100)
+    late = site.namespace("users").put(b"ada", b"1")
+    assert before <= site.resolved_version() < late
+    cluster.take_over()
+    assert site.resolved_version() > late
+
+
+def test_a_reader_sees_what_nodes_with_clocks_ahead_have_acknowledged(cluster: NodeCluster) -> None:
+    spread(cluster)
+    cluster.offsets[3] = 90
+    cluster.sites[3].namespace("users").put(b"zoe", b"1")
+    for site in cluster.sites.values():
+        assert dict(site.namespace("users").scan()) == {b"zoe": b"1"}
+
+
+def test_another_node_takes_over_and_keeps_when_the_keeper_is_lost(cluster: NodeCluster) -> None:
+    spread(cluster)
+    users = cluster.sites[2].namespace("users")
+    users.put_many({b"ada": b"a", b"ken": b"k", b"zoe": b"z"})
+    feed_position = cluster.sites[2].resolved_version()
+    cluster.kill(1)
+    cluster.take_over()
+    assert cluster.owner_of("users", b"ada") != 1
+    assert dict(users.scan()) == {b"ada": b"a", b"ken": b"k", b"zoe": b"z"}
+    keepers = [number for number in cluster.sites if cluster.host(number).current.keeps]
+    assert len(keepers) == 1
+    cluster.sites[3].create_namespace("after")
+    version = users.put(b"ada", b"2")
+    changes = list(cluster.sites[3].changes("users", since=feed_position, until=version))
+    assert [(change.key, change.value) for change in changes] == [(b"ada", b"2")]
+
+
+def test_a_node_that_was_taken_for_dead_finds_its_way_back(cluster: NodeCluster) -> None:
+    spread(cluster)
+    zombie = cluster.silence(1)
+    held = zombie.namespace("users")
+    cluster.take_over()
+    version = cluster.sites[2].namespace("users").put(b"ada", b"2")
+    cluster.sites[1] = zombie
+    cluster.tick(2)
+    assert held.get(b"ada") == b"2"
+    assert held.put(b"ada", b"3") > version
+    assert cluster.host(1).shared.incarnations == 2
+    assert not cluster.host(1).current.keeps
+    assert zombie.create_namespace("again").put(b"key", b"1")
+
+
+def test_a_node_without_a_server_works_as_a_node_like_any_other(cluster: NodeCluster) -> None:
+    spread(cluster)
+    site = cluster.start(9, listens=False)
+    cluster.tick()
+    users = site.namespace("users")
+    users.put_many({b"ada": b"a", b"ken": b"k", b"zoe": b"z"})
+    assert dict(users.scan()) == {b"ada": b"a", b"ken": b"k", b"zoe": b"z"}
+    site.create_namespace("made")
+    cluster.kill(1)
+    cluster.take_over()
+    assert {row.node for row in cluster.host(2).shared.node.rows} == {2, 3}
