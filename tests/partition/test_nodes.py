@@ -1,11 +1,10 @@
 """Nodes on a shared engine: who serves what, and what becomes of a node that was declared dead."""
 
 import pytest
+from tests.cluster import KEY, LATER, Cluster, put, serving
 
 from floodmark.codec.values import encode_value
-from floodmark.engine import MemoryEngine
 from floodmark.model.errors import (
-    CatalogChanged,
     ClockSkew,
     InvalidOption,
     NodeFenced,
@@ -15,52 +14,9 @@ from floodmark.model.errors import (
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
-from floodmark.partition import FAMILIES, META, LocalPartition
+from floodmark.partition import META
 from floodmark.partition.layout import load_logs
-from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, SharedNode, load_beats
-from floodmark.testing.clock import SimulatedTime
-
-KEY = b"\x00\x00\x01ada"
-LATER = b"\x00\x00\x01zoe"
-
-
-class Cluster:
-    """Nodes that tick together, on one engine and under one time."""
-
-    def __init__(self, nodes: int = 2) -> None:
-        self.time = SimulatedTime()
-        self.engine = MemoryEngine(FAMILIES)
-        self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
-        self.nodes = [self.start(number + 1) for number in range(nodes)]
-        self.tick(*self.nodes)
-
-    def start(self, number: int) -> SharedNode:
-        return SharedNode(
-            self.engine,
-            number,
-            1,
-            time_source=lambda: self.time() + self.offsets[number],
-            elapsed_source=self.time,
-            url=f"grpc://oslo-{number}:7100",
-        )
-
-    def tick(self, *nodes: SharedNode, times: int = 1) -> None:
-        for _ in range(times):
-            self.time.advance(BEAT_MS)
-            for node in nodes:
-                node.tick()
-
-    def bury(self, dead: SharedNode) -> None:
-        """Let the others beat until they have declared a node dead."""
-        self.tick(*(node for node in self.nodes if node is not dead), times=DEAD_MS // BEAT_MS + 2)
-
-
-def serving(node: SharedNode, key: bytes = KEY) -> LocalPartition:
-    return node.node.map.route(key)
-
-
-def put(node: SharedNode, value: bytes, key: bytes = KEY) -> int:
-    return serving(node, key).put([key], [encode_value(value)], durable=True)
+from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, load_beats
 
 
 def test_each_node_mints_versions_of_its_own() -> None:
@@ -192,9 +148,16 @@ def test_no_node_writes_by_settings_that_were_changed() -> None:
     first.node.move(serving(first).id, 2)
     second.node.refresh()
     assert first.engine.write([(META, b"namespaces/1", b"changed")])
-    with pytest.raises(CatalogChanged):
-        put(second, b"1")
+    loaded: list[int] = []
+
+    def reload() -> None:
+        second.engine.load_catalog_epoch()
+        loaded.append(second.engine.catalog_epoch)
+
+    second.engine.reload_catalog = reload
     put(second, b"1")
+    assert loaded == [1]
+    assert serving(second).get(KEY) == b"1"
 
 
 @pytest.mark.parametrize("offset_ms", [-2_000, 2_000])

@@ -149,7 +149,7 @@ def test_links_are_there_again_when_the_site_is_opened_again() -> None:
     mesh.exchange()
     links = embedded(rome).links
     held = links.rows
-    links._load()
+    links.load()
     assert held
     assert links.rows == held
 
@@ -160,7 +160,7 @@ def test_damaged_row_is_told(mesh: Mesh) -> None:
     (key, _), *_ = host.node.engine.scan("meta", b"links/", b"links0", rows_max=1, bytes_max=100)
     host.node.engine.write([("meta", key, b"\xff")])
     with pytest.raises(Corruption, match="link is damaged"):
-        host.links._load()
+        host.links.load()
 
 
 # The watermark as of a version
@@ -444,7 +444,7 @@ def test_topology_is_there_again_after_a_restart() -> None:
     site.set_topology(topology)
     assert site.namespaces() == ["users"]
     members = embedded(site).members
-    members._load()
+    members.load()
     assert members.topology == site.topology() == topology
 
 

@@ -86,7 +86,11 @@ def test_what_moves_positions_or_changes_settings_is_audited() -> None:
         name for name, action in offered_actions().items() if action.role > Role.WRITE and not action.audited
     }
     # The first looks at everything and changes nothing; nodes ask each other the others many times a second.
-    assert unaudited == {"administration.examine", "peers.peer_versions", "peers.sync_peer"}
+    assert unaudited == {
+        "administration.examine",
+        *("peers.fate", "peers.peer_versions", "peers.sync_peer"),
+        *("prepare", "commit_prepared", "abort_prepared"),
+    }
 
 
 def test_an_action_without_a_declaration_is_not_served() -> None:

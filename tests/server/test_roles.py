@@ -135,6 +135,13 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
     "write_stream": (Role.WRITE, _stream(PutStream(True), stored(b"x"))),
 }
 
+# Requests for nodes of the site alone.
+STEPS: dict[str, Callable[[Site], object]] = {
+    "prepare": lambda site: _partition(site).prepare("0-7", [_key(MINE)], [stored(b"x")]),
+    "commit_prepared": lambda site: _partition(site).commit_prepared("0-7", 1),
+    "abort_prepared": lambda site: _partition(site).abort_prepared("0-7"),
+}
+
 # Requests that tell nothing, and are for everyone who has a role at all.
 OPEN = {
     "hello": lambda site: connection_of(site).hello(),
@@ -273,6 +280,11 @@ def test_what_tells_nothing_is_for_everyone(server: Server, request_name: str) -
     assert is_allowed(server, Role.READ, MINE, OPEN[request_name])
 
 
+@pytest.mark.parametrize("request_name", STEPS)
+def test_only_nodes_take_steps_of_transactions(server: Server, request_name: str) -> None:
+    assert not is_allowed(server, Role.ADMIN, None, STEPS[request_name])
+
+
 def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
     nothing: Any = None
     offered = {
@@ -280,7 +292,7 @@ def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
         for handler in DataPlane(nothing, AccessGuard(nothing), Leases(nothing, nothing)).handlers()
     }
     streams = {"scan", "changes", "write_stream", "apply_stream", "load_stream"}
-    assert offered | streams == DATA.keys() | OPEN.keys()
+    assert offered | streams == DATA.keys() | STEPS.keys() | OPEN.keys()
 
 
 CALLS = [

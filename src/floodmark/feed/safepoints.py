@@ -178,6 +178,13 @@ class SafePoints:
         held += [at for at, scope in list(self._readers.values()) if scope in (None, namespace)]
         return min([version, *held])
 
+    def held_by_readers(self) -> dict[int, Version]:
+        """The lowest version that readers of this process hold, by namespace; 0 stands for all of them."""
+        held: dict[int, Version] = {}
+        for version, namespace in list(self._readers.values()):
+            held[namespace or 0] = min(version, held.get(namespace or 0, version))
+        return held
+
     def forget_expired(self) -> None:
         """Delete expired safe points."""
         now_ms = self.time_source()

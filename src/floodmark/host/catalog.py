@@ -105,7 +105,7 @@ class Catalog:
         storage.on_recovery.append(self.load)
 
     def load(self) -> None:
-        """Load the namespaces from the engine."""
+        """Load the namespaces, which the keeper may have changed.  Call it in the turn."""
         stored_rows = {row.id: row for row in load_namespaces(self._storage.engine)}
         for namespace, row in stored_rows.items():
             held = self._rows.setdefault(namespace, row)
@@ -115,6 +115,8 @@ class Catalog:
                 self._storage.drop(encode_namespace(namespace))
         for namespace in self._rows.keys() - stored_rows.keys():
             del self._rows[namespace]
+            # Ids are not used again, so a namespace that is gone was dropped.
+            self._storage.drop(encode_namespace(namespace))
         self._tell_policies()
         stored_id = self._storage.engine.get(META, _NEXT_ID)
         self._next_id = 1 if stored_id is None else int.from_bytes(stored_id, "big")

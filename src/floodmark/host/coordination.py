@@ -1,21 +1,29 @@
-"""The transactions of a node of this process: its coordinators and participants.
+"""The transactions of a site: its coordinators and participants.
 
 When a site is opened, decided transactions are carried out, and those that no caller can still commit are
 aborted (`transaction/book.py`), so that the resolved version waits for no deadline.
+
+**Of several nodes** the keeper has the coordinators; a partition of another node prepares, commits and aborts
+by calls to its owner, and an owner that meets a prepared write asks the keeper for its fate.  All logs are
+guarded by the keeper's key, so a node that keeps no more decides nothing.  The next keeper recovers the logs
+after it has the lease, as after a restart: a commit in the log is carried out, others are aborted.
+
+A keeper that knows nothing of a transaction answers ABORT only if it still holds the lease *after* it has
+looked: else the next keeper may have begun that transaction, and may commit it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from threading import Lock, Thread
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import uuid4
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.store import LocalSubscriptionStore
-from floodmark.host.catalog import Catalog
+from floodmark.host.parts import SiteParts
 from floodmark.host.ports import (
     OWN_MARK,
     BatchUpdate,
@@ -33,12 +41,12 @@ from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
     NamespaceNotFound,
-    PartitionMoved,
+    Retryable,
     TransactionEnded,
     TransactionNotFound,
 )
 from floodmark.model.limits import COORDINATORS_MAX, REPORTED_CHARACTERS_MAX, TRANSACTIONS_OF_CALLER_MAX
-from floodmark.model.partition import Decision, Fate
+from floodmark.model.partition import Decision, Fate, Partition
 from floodmark.model.transaction import (
     Participant,
     ParticipantKind,
@@ -46,29 +54,26 @@ from floodmark.model.transaction import (
     TransactionStatistics,
 )
 from floodmark.model.version import Version
-from floodmark.partition import LocalPartition, Node
-from floodmark.routing import ROUTES_MAX
+from floodmark.routing import Router
 from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.coordinator import start_sweeping
 
 # How many hexadecimal digits keep others from guessing the id of a transaction.
 _SECRET_DIGITS: Final = 12
 
-Result = TypeVar("Result")
-
 
 class _Participants:
-    """The way to partitions and subscriptions of this process."""
+    """The way to the partitions of all nodes, and to the subscriptions."""
 
-    def __init__(self, node: Node, subscriptions: LocalSubscriptionStore) -> None:
-        self._node = node
+    def __init__(self, router: Router, subscriptions: LocalSubscriptionStore) -> None:
+        self._router = router
         self._subscriptions = subscriptions
 
     def commit(self, participant: Participant, transaction: str, version: Version) -> None:
         if participant.kind is ParticipantKind.SUBSCRIPTION:
             self._subscriptions.commit_pending(participant.name, transaction)
         else:
-            self.at(
+            self._router.call(
                 bytes.fromhex(participant.name),
                 lambda partition: partition.commit_prepared(transaction, version),
             )
@@ -77,34 +82,36 @@ class _Participants:
         if participant.kind is ParticipantKind.SUBSCRIPTION:
             self._subscriptions.abort_pending(participant.name, transaction)
         else:
-            self.at(bytes.fromhex(participant.name), lambda partition: partition.abort_prepared(transaction))
-
-    def at(self, key: bytes, step: Callable[[LocalPartition], Result]) -> Result:
-        """Take a step at the partition of a qualified key, wherever that is by now."""
-        for _ in range(ROUTES_MAX - 1):
-            with suppress(PartitionMoved):
-                return step(self._node.map.route(key))
-        return step(self._node.map.route(key))
+            self._router.call(
+                bytes.fromhex(participant.name), lambda partition: partition.abort_prepared(transaction)
+            )
 
 
 class LocalTransactions:
-    """Has the coordinators of a node.  Safe to use from many threads."""
+    """Has the coordinators of a site.  Safe to use from many threads.
+
+    At a node that does not keep the site there is none: it only asks the keeper for fates.
+    """
 
     def __init__(
         self,
-        node: Node,
-        catalog: Catalog,
+        site: SiteParts,
+        router: Router,
         subscriptions: LocalSubscriptionStore,
         logs: TransactionLogs,
         *,
         sweeps: bool,
-        keeps: bool = True,
+        keeps: bool,
     ) -> None:
+        node = site.node
+        self._keeps = keeps
         self._logs = logs
         self._node = node
-        self._catalog = catalog
+        self._nodes = site.nodes
+        self._catalog = site.catalog
         self._subscriptions = subscriptions
-        self._participants = _Participants(node, subscriptions)
+        self._router = router
+        self._participants = _Participants(router, subscriptions)
         # Whether each coordinator has a thread that sweeps.
         self._is_started = False
         # Held while a coordinator is opened.  Open ones stand in a dict that never changes, but is
@@ -113,16 +120,16 @@ class LocalTransactions:
         self._closed = False
         self.coordinators: Mapping[int, TransactionCoordinator] = {}
         self._threads: list[Thread] = []
+        node.settle_by(self._settle)
+        subscriptions.settle_by(self._settle)
         if not keeps:
             return
         for number in logs.coordinators():
             self._open(number)
-        node.settle_by(self.fate)
-        subscriptions.settle_by(self.fate)
         node.forget_prepared(
             {each.id for each in self.list(timedelta(0)) if each.state is TransactionState.ABORTING}
         )
-        subscriptions.settle_pending(self._fate_at_opening if sweeps else self.fate)
+        subscriptions.settle_pending(self._fate_at_opening if sweeps else self._settle)
         if not sweeps:
             self.sweep()
 
@@ -167,7 +174,7 @@ class LocalTransactions:
         participant = Participant(ParticipantKind.PARTITION, min(rows).hex())
         try:
             with coordinator.taking_part(transaction, participant):
-                version = self._participants.at(
+                version = self._router.call(
                     min(rows), lambda partition: _prepare(partition, transaction, rows)
                 )
         except TransactionEnded:
@@ -183,11 +190,25 @@ class LocalTransactions:
         self._coordinator_of(transaction).abort(transaction, reason[:REPORTED_CHARACTERS_MAX])
 
     def fate(self, transaction: str) -> Fate:
-        """What those do who meet a write of a transaction, or an acknowledgement."""
+        """What becomes of the writes and acknowledgements of a transaction.
+
+        Raises `NotKeeper` where a node that keeps the site has to be asked.
+        """
         try:
-            return self._coordinator_of(transaction).fate(transaction)
+            fate = self._coordinator_of(transaction).fate(transaction)
         except TransactionNotFound:
-            return Fate(Decision.ABORT)
+            fate = Fate(Decision.ABORT)
+        if fate.decision is Decision.ABORT:
+            # Last: another keeper may have begun it before the look at the coordinator, not after this.
+            self._nodes.require_keeper()
+        return fate
+
+    def _settle(self, transaction: str) -> Fate:
+        """The fate, of this node's coordinators or the keeper's; undecided as long as none can tell."""
+        try:
+            return self.fate(transaction) if self._keeps else self._nodes.fate(transaction)
+        except Retryable:
+            return Fate(Decision.UNDECIDED)
 
     def _fate_at_opening(self, transaction: str) -> Fate:
         """The fate of an acknowledgement found pending at opening; undecided ones end later."""
@@ -311,7 +332,7 @@ def _is_own(transaction: str) -> bool:
     return transaction.endswith(f"-{OWN_MARK}")
 
 
-def _prepare(partition: LocalPartition, transaction: str, rows: Mapping[bytes, bytes]) -> Version:
+def _prepare(partition: Partition, transaction: str, rows: Mapping[bytes, bytes]) -> Version:
     if not partition.range.contains(max(rows)):
         raise InvalidArgument(
             f"transaction {transaction} writes to several partitions, and may write to one; keep what is "

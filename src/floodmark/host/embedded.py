@@ -26,7 +26,7 @@ from floodmark.host.local import (
     LocalStatus,
     LocalVersions,
 )
-from floodmark.host.parts import SiteParts
+from floodmark.host.parts import SiteNodes, SiteParts
 from floodmark.host.ports import Host
 from floodmark.host.sharing import Sharing
 from floodmark.host.transaction_logs import TransactionLogs
@@ -101,8 +101,9 @@ class EmbeddedHost(SiteParts, Host):
         keeps: bool = True,
         router: Router | None = None,
         make_versions: Callable[[SiteParts], LocalVersions] = LocalVersions,
+        nodes: SiteNodes | None = None,
     ) -> None:
-        super().__init__(identity, node)
+        super().__init__(identity, node, nodes)
         self.disk = disk
         self.keeps = keeps
         self._release = release
@@ -128,12 +129,12 @@ class EmbeddedHost(SiteParts, Host):
             open_log=logs.open_pending,
         )
         self.transactions = LocalTransactions(
-            node, self.catalog, self.subscriptions, logs, sweeps=sweeps, keeps=keeps
+            self, self.router, self.subscriptions, logs, sweeps=sweeps, keeps=keeps
         )
         self.membership = Sharing(self)
         self.namespaces = LocalNamespaces(self, self.membership)
         self.versions = make_versions(self)
-        self.peers = LocalPeers(self)
+        self.peers = LocalPeers(self, self.transactions.fate)
         self.partitions = LocalPartitions(self)
         self.retention = LocalRetention(self, self.garbage)
         self.replication = LocalLinks(self, self.membership, self.versions)

@@ -1,4 +1,10 @@
-"""When to collect garbage, and up to where: the site's side of it."""
+"""When to collect garbage, and up to where: the site's side of it.
+
+Of several nodes the keeper collects, over the records of all.  Nothing has to happen in an owner's turn: at
+or below the site's resolved version no owner writes, neither a commit nor a correction, so only the keeper
+changes rows there, and the keeper's key guards each of its writes.  The collected version is stored before
+the first row goes, and readers at every node look at it after they have read.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -118,6 +124,7 @@ class GarbageCollection:
         return min(max(0, aged_ms) << COUNTER_BITS, self._node.resolved_version())
 
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:
-        """The retention's age, but never past what is resolved or held."""
+        """The retention's age, but never past what is resolved, or held at any node."""
         aged = max(0, self._node.clock.time_source() - row.retention_ms) << COUNTER_BITS
-        return self._site.safe_points.lowest(row.id, min(aged, resolved))
+        held = self._site.nodes.held_version(row.id)
+        return self._site.safe_points.lowest(row.id, min(aged, resolved, held))

@@ -25,6 +25,7 @@ from floodmark.host.statistics import (
 )
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat
+from floodmark.model.partition import Fate
 from floodmark.model.version import Version, moment_of
 from floodmark.partition.node import resolved_versions
 
@@ -112,6 +113,10 @@ class LocalVersions(LocalPort):
 
 class LocalPeers(LocalPort):
     """The port of a node to the others."""
+
+    def __init__(self, site: SiteParts, fate: Callable[[str], Fate]) -> None:
+        super().__init__(site)
+        self.fate = fate
 
     def peer_versions(self) -> PeerVersions:
         return PeerVersions(self._node.committer.read_version(), resolved_versions(self._node))

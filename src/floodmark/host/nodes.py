@@ -24,12 +24,13 @@ from floodmark.engine import Engine, Guard
 from floodmark.host.directory import Identity
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.local import LocalVersions
-from floodmark.host.parts import SiteParts
+from floodmark.host.parts import SiteNodes, SiteParts
 from floodmark.host.ports import PORTS, Host, PeerCredentials, PeerPort, PeerVersions, Port
 from floodmark.host.remote import RemoteNamespaces
 from floodmark.model.actions import Action
 from floodmark.model.errors import FloodmarkError, NodeFenced, NotKeeper, Unreachable
 from floodmark.model.partition import (
+    Fate,
     Owners,
     Partition,
     PartitionMap,
@@ -38,10 +39,10 @@ from floodmark.model.partition import (
     WriteStream,
 )
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import Version, physical_ms
+from floodmark.model.version import VERSION_MAX, Version, physical_ms
 from floodmark.partition import META, Node
-from floodmark.partition.families import CATALOG_EPOCH, CEILING, NODES_SECRET
-from floodmark.partition.fencing import load_keeper, load_number
+from floodmark.partition.families import CEILING, NODES_SECRET
+from floodmark.partition.fencing import load_keeper
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.membership import BEAT_MS, SharedNode
 from floodmark.routing import Router
@@ -63,6 +64,7 @@ RETIRE_SECONDS: Final = 5.0
 _PEER_METHODS: Final = port_methods(PeerPort, "peers")
 PEER_VERSIONS: Final[Method[PeerVersions]] = _PEER_METHODS["peers.peer_versions"]
 SYNC_PEER: Final[Method[None]] = _PEER_METHODS["peers.sync_peer"]
+FATE: Final[Method[Fate]] = _PEER_METHODS["peers.fate"]
 PASS_PEER_VERSION: Final[Method[None]] = _PEER_METHODS["peers.pass_peer_version"]
 
 _log = logging.getLogger("floodmark.site")
@@ -272,11 +274,45 @@ class NodeVersions(LocalVersions):
         self._ask_others(SYNC_PEER)
 
 
+class OtherNodes:
+    """What the keeper's work asks of the other nodes (`SiteNodes`)."""
+
+    def __init__(self, shared: SharedNode, peers: Peers, versions: SiteVersions) -> None:
+        self._shared = shared
+        self._peers = peers
+        self._versions = versions
+
+    def require_keeper(self) -> None:
+        self._shared.engine.require_keeper()
+
+    def fresh_version(self) -> Version:
+        committer = self._shared.node.committer
+        committer.observe(self._versions.read_version())
+        return committer.now()
+
+    def held_version(self, namespace: int) -> Version:
+        beats = self._shared.membership.living().values()
+        held = (beat.held.get(scope) for beat in beats for scope in (0, namespace))
+        return min((version for version in held if version is not None), default=VERSION_MAX)
+
+    def fate(self, transaction: str) -> Fate:
+        keeper = load_keeper(self._shared.engine)
+        if keeper is None:
+            raise NotKeeper("no node keeps the site yet; try again")
+        return self._peers.at(keeper.node).call(FATE, transaction)
+
+
 class BuildHost(Protocol):
     """Makes the host of a node: its keywords are those of `EmbeddedHost` that nodes of several need."""
 
     def __call__(
-        self, node: Node, *, keeps: bool, router: Router, make_versions: Callable[[SiteParts], LocalVersions]
+        self,
+        node: Node,
+        *,
+        keeps: bool,
+        router: Router,
+        nodes: SiteNodes,
+        make_versions: Callable[[SiteParts], LocalVersions],
     ) -> EmbeddedHost:
         """The host, without threads."""
         ...
@@ -353,13 +389,15 @@ class NodeHost(Host):
             node,
             keeps=self.shared.is_keeper,
             router=self.router,
+            nodes=OtherNodes(self.shared, self._peers, self.site_versions),
             make_versions=lambda parts: NodeVersions(parts, self.site_versions, self._ask_others),
         )
 
         def reload_catalog() -> None:
             engine.load_catalog_epoch()
-            host.catalog.load()
+            host.reload_catalog()
 
+        self.shared.held = host.safe_points.held_by_readers
         engine.reload_catalog = reload_catalog
         # Another node may have changed the catalog since the epoch was loaded.
         reload_catalog()
@@ -424,7 +462,8 @@ class NodeHost(Host):
                 self._keeper = load_keeper(self._engine)
                 self._peers.note(self.shared.membership.urls())
                 self._renew()
-                self._load_catalog_if_changed()
+                if not self._host.keeps:
+                    self._host.refresh()
                 self.error = None
             except BaseException as error:
                 self.error = str(error)
@@ -472,7 +511,7 @@ class NodeHost(Host):
     def _answer(self, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
         action = method.action
         if port == "namespaces":
-            self._load_catalog_if_changed()
+            self._host.node.storage.entrance.catch_up()
         answer = getattr(getattr(self._host, port), method.call)(*args, **kwargs)
         if action.repeatable and not action.anywhere:
             # What this node knows may be old if another has taken the keeper's lease.
@@ -484,12 +523,6 @@ class NodeHost(Host):
         for node in self.shared.membership.living():
             if node in self._peers.urls:
                 self._peers.at(node).call(method, *args)
-
-    def _load_catalog_if_changed(self) -> None:
-        """Load the catalog if another node has changed it."""
-        engine = self.shared.engine
-        if not self._host.keeps and load_number(self._engine, CATALOG_EPOCH) != engine.catalog_epoch:
-            engine.reload_catalog()
 
     # The host
 

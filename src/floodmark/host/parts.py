@@ -1,27 +1,89 @@
-"""What a site of this process keeps beside its data; its upkeep and its ports share it."""
+"""What a site of this process keeps beside its data; its upkeep and its ports share it.
+
+**Nodes that share an engine.**  One of them keeps the site: it changes the tables below and answers the calls
+about them.  The others have copies, and each table says how old a copy may be:
+
+| table               | what the other nodes need it for            | how old their copy may be            |
+|---------------------|---------------------------------------------|--------------------------------------|
+| catalog, topology   | what may be written where; reads of dropped | writes: no age, the epoch guards     |
+|                     | namespaces; sites that are rejoining        | them; reads: a second, see `refresh` |
+| positions of links  | admission of copied changes                 | no age: the row guards the round     |
+|                     | watermarks of heartbeats                    | any age: an old one claims less      |
+| collected, horizons | which reads and copies are refused          | no age: read from the engine         |
+| safe points, epochs | nothing: garbage collection alone           |                                      |
+
+A new keeper builds its tables anew from the engine, after it has the lease.
+"""
+
+from typing import Protocol
 
 from floodmark.feed import SafePoints
 from floodmark.host.catalog import Catalog
 from floodmark.host.directory import Identity
 from floodmark.host.epochs import Epochs
+from floodmark.model.partition import Fate
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import Node
 from floodmark.replication.links import Links
 from floodmark.replication.members import Members
 
 
+class SiteNodes(Protocol):
+    """What the work of a whole site asks of all its nodes."""
+
+    def require_keeper(self) -> None:
+        """Raise `NotKeeper` unless this node keeps the site, as the engine has it now."""
+
+    def fresh_version(self) -> Version:
+        """A new version of this node, above all that any node has minted before the call."""
+
+    def held_version(self, namespace: int) -> Version:
+        """The lowest version that readers at other nodes hold; `VERSION_MAX` if there is none."""
+
+    def fate(self, transaction: str) -> Fate:
+        """What the keeper says about a transaction; raises if it cannot be asked."""
+
+
+class OneNode:
+    """The nodes of a site whose engine is not shared."""
+
+    def __init__(self, node: Node) -> None:
+        self.fresh_version = node.committer.now
+
+    def require_keeper(self) -> None:
+        pass
+
+    def held_version(self, namespace: int) -> Version:
+        return VERSION_MAX
+
+    def fate(self, transaction: str) -> Fate:
+        raise AssertionError("a site of one process asks its own coordinators")
+
+
 class SiteParts:
     """A node and the tables of a site, loaded from the node's engine."""
 
-    def __init__(self, identity: Identity, node: Node) -> None:
+    def __init__(self, identity: Identity, node: Node, nodes: SiteNodes | None = None) -> None:
         storage, time_source = node.storage, node.clock.time_source
         self.identity = identity
         self.node = node
+        self.nodes: SiteNodes = OneNode(node) if nodes is None else nodes
         self.catalog = Catalog(storage, node.clock.now)
         self.safe_points = SafePoints(storage, time_source, self.catalog.live_ids, node.retention)
-        self.epochs = Epochs(storage, node.committer.now, time_source, self.catalog.is_live)
+        self.epochs = Epochs(storage, self.nodes.fresh_version, time_source, self.catalog.is_live)
         self.members = Members(storage, time_source, identity.site, identity.site_id)
         self.links = Links(node, self.members, identity.site_id, self.catalog.name_of)
         node.watermarks = self.links.watermarks
+
+    def reload_catalog(self) -> None:
+        """Load what the catalog's epoch covers: namespaces and topology.  Call it in the turn."""
+        self.catalog.load()
+        self.members.load()
+
+    def refresh(self) -> None:
+        """Load what the keeper may have changed, at a node that does not keep the site."""
+        self.node.storage.entrance.catch_up()
+        self.links.load()
 
 
 class LocalPort:

@@ -38,7 +38,7 @@ from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
-from floodmark.model.partition import Owners, PartitionMaps, StreamCommand, WriteStream
+from floodmark.model.partition import Fate, Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.transaction import TransactionState, TransactionStatistics
@@ -224,6 +224,10 @@ class PeerPort(Protocol):
     @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True, anywhere=True)
     def pass_peer_version(self, version: Version) -> None:
         """Move the clock of this node past a version; ClockSkew if it is too far ahead."""
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
+    def fate(self, transaction: str) -> Fate:
+        """What becomes of a transaction's prepared writes; NotKeeper if another node has to say it."""
 
 
 class MembershipPort(Protocol):

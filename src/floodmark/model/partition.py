@@ -32,6 +32,8 @@ UNCHANGED: Final = replace(WRITES, repeatable=True)
 # A copy carries the stamp of another site, and beats that site's own writes up to there.
 COPIES: Final = replace(UNCHANGED, role=Role.REPLICATE, audited=True)
 LOADS: Final = replace(COPIES, role=Role.ADMIN)
+# Steps of transactions, which the keeper of a site takes at partitions of other nodes.
+STEPS: Final = Action(Role.ADMIN, Scope.SITE, repeatable=True, large=True, anywhere=True)
 
 
 class CommitLimits(NamedTuple):
@@ -151,6 +153,21 @@ class Partition(Protocol):
         A deletion that garbage collection has removed is not known any more.  Of unstamped states of fields,
         those fields are written that were not changed; those of counters are refused.
         """
+
+    @STEPS
+    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
+        """Store an invisible write of a transaction under distinct qualified keys; its version.
+
+        Repeating it has no effect.  The transaction commits at this version or above.
+        """
+
+    @STEPS
+    def commit_prepared(self, transaction: str, version: Version) -> bool:
+        """Make what a transaction has prepared here a commit at a version; False if there is nothing."""
+
+    @STEPS
+    def abort_prepared(self, transaction: str) -> bool:
+        """Remove what a transaction has prepared here; False if there is nothing."""
 
     @OPEN
     def resolved_version(self) -> Version:

@@ -8,6 +8,9 @@ because a hand-over costs more than a commit.
 that the round writes lies above the floor, and the resolved version stays at it until the round is durable.
 `resolved_version` mints a version *first* and reads the floor *second*: a round that it misses mints above.
 
+**The catalog** may be changed by another node that shares the engine.  Such a round is refused whole; by then
+the engine has loaded the catalog, and the round is run again, so that no caller learns of it.
+
 **Failure.**  If storage fails, the round recovers the engine and reads which of its commits are there.  Only
 if that fails too are outcomes unknown; the floor then stays (`storage.py`).
 """
@@ -23,6 +26,7 @@ from floodmark.codec.ordered import encode_version
 from floodmark.codec.values import HAS_EXPIRY
 from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.errors import (
+    CatalogChanged,
     ClockSkew,
     FloodmarkError,
     NamespaceNotFound,
@@ -56,6 +60,8 @@ from floodmark.partition.prepared.writes import PreparedWrites
 
 # When more tallies of a partition wait for a heartbeat, they are folded.
 TALLIES_MAX: Final = 4_096
+# How often a round is run again because another node changes the catalog.
+CATALOG_CHANGES_MAX: Final = 10
 
 
 class CommitCounters:
@@ -311,6 +317,12 @@ class Committer:
             if self._turn.line:
                 self._gather(batch)
             self._run(batch)
+            for _ in range(CATALOG_CHANGES_MAX):
+                if not (changed := [each for each in batch if isinstance(each.error, CatalogChanged)]):
+                    break
+                for commit in changed:
+                    commit.error, commit.version, commit.tallies = None, 0, ()
+                self._run(changed)
         except BaseException as interruption:
             self._storage.stop(failed=False)
             self.lose_count()
@@ -513,7 +525,11 @@ class Committer:
     def _settle_alone(self, commit: Commit, failure: FloodmarkError) -> Version:
         if isinstance(failure, PartitionMoved | NamespaceNotFound):
             raise failure
-        self._settle([commit], failure)
+        if isinstance(failure, CatalogChanged):
+            commit.version, commit.tallies = 0, ()
+            self.lead(commit)
+        else:
+            self._settle([commit], failure)
         if commit.error is not None:
             raise commit.error
         return commit.version

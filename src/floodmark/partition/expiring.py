@@ -10,6 +10,9 @@ A record is written again only while it is the newest of its key, which is asked
 of the index goes in the same write, so an expiry is written once, also over restarts.  Garbage collection
 leaves an expired record until then (`told_through`).  Only a record that had expired when it was committed is
 left out: no reader saw it alive.
+
+Nodes that share an engine share the index, and each tells the expiries of its own partitions.  What is left
+in the index is not told, whichever node has to: that is how far garbage collection may go.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +37,7 @@ from floodmark.model.limits import EXPIRIES_PER_COMMIT_MAX, PAGE_BYTES_MAX, PAGE
 from floodmark.model.partition import PartitionMap
 from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
-from floodmark.partition.commit.commit import Mint, RoundStep
+from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, Mint, RoundStep
 from floodmark.partition.commit.expiry_index import Expiring, decode_index_key, index_range, index_rows
 from floodmark.partition.commit.tail import TailEntry
 from floodmark.partition.committer import Committer
@@ -52,30 +55,50 @@ Serving = Callable[[], PartitionMap[LocalPartition]]
 class Expiries:
     """Writes the expiries of a node's records when they come due."""
 
-    def __init__(self, committer: Committer, clock: HybridClock, serving: Serving) -> None:
-        # The expiries at or below this second are written; garbage collection goes no further.
-        self.told_through = 0
+    def __init__(
+        self, committer: Committer, clock: HybridClock, serving: Serving, *, is_shared: bool
+    ) -> None:
+        self._told_through = 0
+        # The second with which the pass began that the last call has not ended, and where it goes on.
+        self._first = 0
+        self._next: bytes | None = None
         self._committer = committer
         self._place = committer.place
         self._clock = clock
         self._serving = serving
+        # Then rows of other nodes stand in the index, and partitions come with rows of theirs.
+        self._is_shared = is_shared
+
+    @property
+    def told_through(self) -> int:
+        """The expiries at or below this second are written; garbage collection goes no further."""
+        if not self._is_shared:
+            return self._told_through
+        now = self._clock.physical_ms() // 1000
+        first = self._place.engine.scan(META, *index_range(0, now), rows_max=1, bytes_max=PAGE_BYTES_MAX)
+        return decode_index_key(first[0][0]).second - 1 if first else now
 
     def tell(self, *, anew: bool = False) -> bool:
-        """Write the expiries that have come due; whether none is left.
+        """Write the expiries of this node that have come due; whether none is left.
 
-        It goes on where the last call ended, or begins `anew` with the first row of the index.  While the
-        storage refuses writes, it does nothing.
+        A pass goes on where the last call has left it.  It begins with what was not told before, or `anew`
+        with the first row of the index.  While the storage refuses writes, it does nothing.
         """
         if self._place.storage.is_unusual:
             return False
         now_ms = self._clock.physical_ms()
         # What was committed since with an earlier second had expired by then, unless the clock was set back.
-        first = 0 if anew or now_ms // 1000 < self.told_through else self.told_through
+        anew = anew or self._is_shared or now_ms // 1000 < self._told_through
+        first = 0 if anew else self._told_through
+        start, end = index_range(first, now_ms // 1000)
+        if self._next is None or first < self._first:
+            self._first, self._next = first, start
         for _ in range(COMMITS_MAX):
-            step = Expire(self._place, self._serving, first, now_ms)
+            step = Expire(self._place, self._serving, self._next, end, now_ms)
             self._committer.commit(step)
-            if not step.rows_read:
-                self.told_through = now_ms // 1000
+            self._next = step.next
+            if self._next is None:
+                self._told_through = now_ms // 1000
                 return True
         return False
 
@@ -110,34 +133,48 @@ class Expire(RoundStep):
 
     is_commit = True
 
-    def __init__(self, place: Place, serving: Serving, first: int, now_ms: int) -> None:
+    def __init__(self, place: Place, serving: Serving, start: bytes, end: bytes, now_ms: int) -> None:
         super().__init__(None)
-        self.rows_read = 0
+        # Where the index goes on behind the rows that were read; None if no row was left.
+        self.next: bytes | None = None
         self._place = place
         self._serving = serving
-        self._first = first
+        self._start = start
+        self._end = end
         self._now_ms = now_ms
         self._written: list[_Written] = []
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         engine = self._place.engine
-        start, end = index_range(self._first, self._now_ms // 1000)
-        page = engine.scan(META, start, end, rows_max=EXPIRIES_PER_COMMIT_MAX, bytes_max=PAGE_BYTES_MAX)
+        # A record, a row of the log in its own partition, and the row of the index.
+        rows_max = min(EXPIRIES_PER_COMMIT_MAX, engine.limits.batch_rows_max // ROWS_PER_CHANGE)
+        bytes_max = min(PAGE_BYTES_MAX, engine.limits.batch_bytes_max // BYTES_PER_BYTE)
+        page = engine.scan(META, self._start, self._end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX)
         records: dict[bytes, bytes] = {}
         rows: list[WriteRow] = []
         size = 0
+        self.next = None
+        self._written = []
         for key, _ in page:
-            rows.append((META, key, None))
-            found = self._find(engine, decode_index_key(key))
+            row = decode_index_key(key)
+            found = None
+            if not self._partition_of(row).retired:
+                found = self._find(engine, row)
+                added = 0 if found is None else len(found[0]) + len(found[1])
+                if size and size + added > bytes_max:
+                    break
+                size += added
+                rows.append((META, key, None))
+            self.next = after(key)
             if found is not None:
                 records[found[0]] = found[1]
-                size += len(found[1])
-                if size >= PAGE_BYTES_MAX:
-                    break
-        self.rows_read = len(rows)
         if records:
             rows += self._encode(records, mint)
         return rows
+
+    def _partition_of(self, row: Expiring) -> LocalPartition:
+        namespace, user_key, _ = decode_key(row.engine_key)
+        return self._serving().route(encode_namespace(namespace) + user_key)
 
     def _find(self, engine: Engine, row: Expiring) -> tuple[bytes, bytes] | None:
         """The qualified key of an expired record, and the record with its stamp; None if it is gone."""

@@ -28,8 +28,10 @@ COLLECTED: Final = b"collected/"
 HORIZON: Final = b"horizon/"
 LOADED: Final = b"loaded/"
 EXPIRING: Final = b"expiring/"
-# The namespaces, whose every change raises the epoch.
+# The namespaces and the site's part in replication: each change of them raises the epoch.
 CATALOG: Final = b"namespaces/"
+TOPOLOGY: Final = b"topology"
+INCARNATION: Final = b"incarnation"
 CATALOG_EPOCH: Final = b"catalog/epoch"
 # Of nodes on a shared engine (`fencing.py`).
 FENCE: Final = b"fence/"

@@ -11,12 +11,14 @@ so a node that was cut off, suspended or slow cannot write once another has take
 | `beat/<node>`    | a counter, the node's wall time, its url and its load, once a second             |
 | `keeper`         | node and incarnation that may write what concerns the whole site, and a term     |
 
-**Site-wide rows.**  Ledgers, and metadata rows that no partition owns (catalog, feeds, subscriptions,
-topology, positions of links, safe points, retention), belong to the keeper.  The engine of a node tells them
-by their keys and adds the keeper's guard, so no caller can forget it.
+**Site-wide rows.**  Metadata rows that no partition owns (catalog, feeds, subscriptions, topology, positions
+of links, safe points, retention) and all ledgers (the logs of transactions) belong to the keeper.  The engine
+of a node tells them by family and key and adds the keeper's guard, so no caller can forget it.  Garbage
+collection removes records of all nodes: it passes the keeper's guard itself (`keeper_guards`).
 
-**The catalog's epoch.**  A change of the catalog raises it, and every write of records is guarded by the
-epoch that the node has loaded: no node writes by settings that were changed.
+**The catalog's epoch.**  A change of a namespace or of the topology raises it, and every write of records is
+guarded by the epoch that the node has loaded: no node writes by settings that were changed.  A round that
+fails by it was not written; the node has loaded the catalog by then, and runs the round again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,12 +38,14 @@ from floodmark.partition.families import (
     EXPIRING,
     EXPIRING_INDEXED,
     FENCE,
+    INCARNATION,
     KEEPER,
     LEDGER,
     LOGS,
     META,
     NEXT_ID,
     PARTITIONS,
+    TOPOLOGY,
 )
 from floodmark.partition.prepared.writes import PREPARED
 
@@ -50,6 +54,7 @@ _OF_NODES: Final = (
     *(BEAT, CEILING, EXPIRING, EXPIRING_INDEXED, FENCE, KEEPER, LOGS),
     *(NEXT_ID, PARTITIONS, PREPARED),
 )
+_RAISING: Final = (CATALOG, INCARNATION, TOPOLOGY)
 
 
 Arguments = ParamSpec("Arguments")
@@ -118,7 +123,7 @@ class FencedEngine:
         self.keeper: Keeper | None = None
         self.catalog_epoch = load_number(engine, CATALOG_EPOCH)
         self.is_fenced = False
-        # Called before `CatalogChanged` is raised: loads the catalog, and notes its epoch.
+        # Called in the turn, before `CatalogChanged` is raised: loads the catalog, and notes its epoch.
         self.reload_catalog: Callable[[], None] = self.load_catalog_epoch
         self.shared = engine
         self._fence = fence_guard(node, incarnation)
@@ -127,6 +132,18 @@ class FencedEngine:
         """Note the catalog's present epoch.  Call it before the catalog is loaded."""
         self.catalog_epoch = load_number(self.shared, CATALOG_EPOCH)
 
+    def is_catalog_changed(self) -> bool:
+        """Whether another node has changed the catalog since this one has loaded it."""
+        return load_number(self.shared, CATALOG_EPOCH) != self.catalog_epoch
+
+    def keeper_guards(self) -> Sequence[Guard]:
+        """The guards of a write of records that only the keeper may make; raises `NotKeeper`."""
+        return (self._require_keeper(),)
+
+    def require_keeper(self) -> None:
+        """Raise `NotKeeper` unless this node holds the lease, as the engine has it now."""
+        self._explain(self.keeper_guards())
+
     # Writes
 
     def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
@@ -134,13 +151,13 @@ class FencedEngine:
         own = [self._fence]
         if any(_is_site_wide(family, key) for family, key, _ in batch):
             own.append(self._require_keeper())
-        raises = any(family == META and key.startswith(CATALOG) for family, key, _ in batch)
+        raises = any(family == META and key.startswith(_RAISING) for family, key, _ in batch)
         if raises or any(family == DATA for family, _, _ in batch):
             own.append(self._catalog_guard())
         if raises:
             batch.append((META, CATALOG_EPOCH, encode_number(self.catalog_epoch + 1)))
         if not self.shared.write(batch, (*own, *guards)):
-            self._explain(own)
+            self._explain((*own, *guards))
             return False
         self.catalog_epoch += raises
         return True
@@ -164,7 +181,7 @@ class FencedEngine:
         return keeper_guard(self.keeper)
 
     def _explain(self, own: Sequence[Guard]) -> None:
-        """Raise for the first own guard that does not hold; a fence never gets an old value back."""
+        """Raise if a guard of the node or the keeper does not hold; a fence gets no old value back."""
         failed = [each.key for each in own if self.shared.get(each.family, each.key) != each.expected]
         if self._fence.key in failed:
             self.is_fenced = True

@@ -11,6 +11,7 @@ simulation calls both with `tick`.
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -246,6 +247,8 @@ class SharedNode:
         )
         reads = LeasedEngine(engine, membership)
         node = Node(engine, clock, self._site_id, number=self.number, reads=reads, entrance=self.entrance)
+        node.storage.keeper_guards = engine.keeper_guards
+        node.storage.entrance.catch_up = partial(_catch_up, node, engine)
         self.engine, self.membership, self.clock, self.node = engine, membership, clock, node
         self._written = 0
         self._on_start(self)
@@ -337,7 +340,8 @@ class SharedNode:
             return False
         self.engine.sync()
         # What the last keeper has written is loaded before this one writes.
-        self.engine.reload_catalog()
+        with self.node.storage.exclusive():
+            self.engine.reload_catalog()
         self.engine.keeper = keeper
         return True
 
@@ -356,6 +360,13 @@ class SharedNode:
     def resolved_versions(self) -> dict[int, Version]:
         """The resolved version of each partition that this node serves."""
         return resolved_versions(self.node)
+
+
+def _catch_up(node: Node, engine: FencedEngine) -> None:
+    """Load the catalog between two rounds, if it has changed."""
+    if engine.is_catalog_changed():
+        with node.storage.settled():
+            engine.reload_catalog()
 
 
 def retire(node: Node, refusal: FloodmarkError) -> None:

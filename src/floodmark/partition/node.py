@@ -137,7 +137,7 @@ class Node:
         if number:
             self.retention.share()
             self.committer.tail.share()
-        self.expiries = Expiries(self.committer, clock, lambda: self.map)
+        self.expiries = Expiries(self.committer, clock, lambda: self.map, is_shared=bool(number))
         # The version up to which heartbeats have counted; 0 if unknown.
         self._counted_through: Version = 0
         self.last_heartbeat: Heartbeat | None = None
@@ -445,7 +445,7 @@ class Node:
 
     def trim_logs(self, through: Version) -> None:
         """Forget change-log rows at or below a version, and sealed logs that end there."""
-        logs = self.logs
+        logs = load_logs(self.engine) if self.number else self.logs
         if not self.retention.trim((log.id for log in logs), through):
             return
         gone = [log.id for log in logs if log.sealed_at is not None and log.sealed_at <= through]

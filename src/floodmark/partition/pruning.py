@@ -4,8 +4,8 @@ A record of fields keeps a stamp of each deleted field, and would grow without e
 pass over a namespace rewrites the newest version of every key in place, without the stamps that hide nothing
 any more (`merge/parts.py`).  The value stays the same, so no snapshot and no change is affected.
 
-Only resolved versions are rewritten, since a recovery may find that another was never written.  The same
-write raises the collected horizon.
+Only versions that are resolved for the whole site are rewritten: a recovery may find that another was never
+written, and a partition's owner writes only above them.  The same write raises the collected horizon.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callabl
         if less:
             rows: list[WriteRow] = [(DATA, engine_key, record.stored) for engine_key, record in less.items()]
             horizon = max(record.newest for record in less.values())
-            node.storage.remove([node.retention.raise_horizon(namespace, horizon), *rows])
+            node.storage.remove([node.retention.raise_horizon(namespace, horizon), *rows], site_wide=True)
             pruned += len(less)
         if not pause():
             break

@@ -103,10 +103,11 @@ class Links:
         # Replaced as a whole, in the turn, after the change on disk.
         self._rows: Mapping[LinkId, LinkRow] = {}
         self._recent: dict[LinkId, RecentLink] = {}
-        self._load()
-        self._storage.on_recovery.append(self._load)
+        self.load()
+        self._storage.on_recovery.append(self.load)
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Load the positions, which the keeper may have moved."""
         rows: dict[LinkId, LinkRow] = {}
         for key, stored in read_metadata(self._storage.engine, _LINKS):
             name = key[len(_LINKS) :]
@@ -372,7 +373,7 @@ class Links:
     def reload(self) -> None:
         """Load the stored links again."""
         with self._storage.settled():
-            self._load()
+            self.load()
 
     def forget_marks(self, namespace: int, safe_point: Version) -> None:
         """Remove the positions that no reader at or above a safe point asks for."""

@@ -19,11 +19,10 @@ from floodmark.engine import WriteRow
 from floodmark.model.errors import Corruption, InvalidConfiguration, Rejoining
 from floodmark.model.version import Version
 from floodmark.partition import META, Storage
+from floodmark.partition.families import INCARNATION, TOPOLOGY
 from floodmark.partition.layout import load_version, store_version
 from floodmark.replication.topology import MemberSite, Topology, check_succession, check_topology
 
-_TOPOLOGY: Final = b"topology"
-_INCARNATION: Final = b"incarnation"
 _REWRITTEN: Final = b"rewritten/"
 _TOLD: Final = b"told/"
 _RETURNED: Final = b"returned"
@@ -46,18 +45,19 @@ class Members:
         self.site_id = site_id
         self._row: TopologyRow | None = None
         self._incarnation = 1
-        self._load()
-        storage.on_recovery.append(self._load)
+        self.load()
+        storage.on_recovery.append(self.load)
 
-    def _load(self) -> None:
-        stored = self._storage.engine.get(META, _TOPOLOGY)
+    def load(self) -> None:
+        """Load the topology, which the keeper may have changed.  Call it in the turn."""
+        stored = self._storage.engine.get(META, TOPOLOGY)
         try:
             self._row = None if stored is None else msgspec.json.decode(stored, type=TopologyRow)
         except msgspec.MsgspecError as error:
             raise Corruption(
                 f"the stored topology is damaged: {error}. Restore the site from a backup"
             ) from error
-        self._incarnation = load_version(self._storage.engine, _INCARNATION) or 1
+        self._incarnation = load_version(self._storage.engine, INCARNATION) or 1
         self._refuse_writers()
 
     def _refuse_writers(self) -> None:
@@ -108,7 +108,7 @@ class Members:
     def note_rejoined(self, version: Version) -> None:
         """Let the site take part again.  The caller has the turn; the fetched writes lie below a version."""
         incarnation = self.incarnation
-        self._storage.store([store_version(_INCARNATION, incarnation), store_version(_RETURNED, version)])
+        self._storage.store([store_version(INCARNATION, incarnation), store_version(_RETURNED, version)])
         self._incarnation = incarnation
         self._refuse_writers()
 
@@ -193,7 +193,7 @@ class Members:
             self._storage.require_wanted()
             row = TopologyRow(topology, self._time_source())
             traces = [trace for namespace in left for trace in _traces(namespace)]
-            self._storage.store([(META, _TOPOLOGY, msgspec.json.encode(row)), *others, *traces])
+            self._storage.store([(META, TOPOLOGY, msgspec.json.encode(row)), *others, *traces])
             self._row = row
             self._refuse_writers()
 

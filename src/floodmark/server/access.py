@@ -49,6 +49,8 @@ class Caller:
     role: Role
     namespaces: frozenset[str] | None = None
     expires_at: datetime | None = None
+    # Whether it is another node of the site.
+    is_node: bool = False
 
     def may(self, role: Role, namespace: str | None) -> bool:
         """Whether the caller has `role` in a namespace; None stands for the whole site."""
@@ -64,6 +66,15 @@ class Caller:
                 caller=self.name,
                 role=str(role),
                 namespace=namespace,
+            )
+
+    def require_node(self) -> None:
+        """Refuse a caller that is not a node of the site."""
+        if not self.is_node:
+            raise NotAllowed(
+                f"{self.name!r} is not a node of this site, and nodes alone take the steps of transactions; "
+                "commit or abort the transaction instead",
+                caller=self.name,
             )
 
     def is_expired(self, now_ms: int) -> bool:
@@ -106,7 +117,7 @@ class PeerAccess:
         return self._access.authenticate(token, certificate)
 
 
-PEER: Final = Caller("node", Role.ADMIN)
+PEER: Final = Caller("node", Role.ADMIN, is_node=True)
 
 
 class AccessFile:

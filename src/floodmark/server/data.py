@@ -44,6 +44,8 @@ POINT_CALLS: Final = (
     messages.DELETE_UNCHANGED,
     COMPARE_AND_SET,
 )
+# The steps of transactions at a partition of another node than the keeper.
+STEPS: Final = (messages.PREPARE, messages.COMMIT_PREPARED, messages.ABORT_PREPARED)
 # A write may hold a whole commit.
 WRITE_BYTES_MAX: Final = COMMIT_BYTES_MAX + REQUEST_MARGIN_BYTES
 # Values beyond this are left out of an answer to get_many, and asked for again.
@@ -104,6 +106,7 @@ class DataPlane:
             Handler(RELEASE, self._release),
             Handler(GET_MANY, self._get_many),
             *(Handler(method, self._point_call(method)) for method in POINT_CALLS),
+            *(Handler(method, self._step(method)) for method in STEPS),
         ]
 
     # A caller with a right to some keys may know where they are.
@@ -158,6 +161,21 @@ class DataPlane:
             return getattr(partition, name)(*arguments(request), durable=request.durable)
 
         return read if is_read else write
+
+    def _step(self, method: Method[Any]) -> Callable[[Caller, Any], Any]:
+        fields = method.request.__struct_fields__[1:]
+        arguments, has_keys = attrgetter(*fields), "keys" in fields
+
+        def take(caller: Caller, request: Any) -> Any:
+            caller.require_node()
+            partition = self._guard.partition(request.partition)
+            if has_keys:
+                check_keys(request.keys)
+                check_inside(partition, request.keys)
+            values = arguments(request)
+            return getattr(partition, method.call)(*(values if len(fields) > 1 else (values,)))
+
+        return take
 
     def _get_many(self, caller: Caller, request: Any) -> list[bytes | None]:
         if len(request.keys) > GET_MANY_KEYS_MAX:

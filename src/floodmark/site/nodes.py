@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from floodmark.clock import GuardedTime, TimeSource, elapsed_ms, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
@@ -10,15 +11,12 @@ from floodmark.host.background import Background
 from floodmark.host.directory import new_identity
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.garbage import GarbageCollection
-from floodmark.host.local import LocalVersions
 from floodmark.host.nodes import NodeHost
-from floodmark.host.parts import SiteParts
 from floodmark.model.errors import Closed
 from floodmark.model.version import physical_ms
 from floodmark.partition import Node
 from floodmark.partition.families import CEILING
 from floodmark.partition.layout import read_metadata
-from floodmark.routing import Router
 from floodmark.site.arguments import Durability, check_durability
 from floodmark.site.embedding import COLLECT_EVERY, check_options, keep_identity
 from floodmark.site.site import Site
@@ -56,9 +54,7 @@ def open_node(
         keep_identity(engine, identity, "the engine")
         guarded = _guard(engine, time_source, elapsed_source)
 
-        def build(
-            node: Node, *, keeps: bool, router: Router, make_versions: Callable[[SiteParts], LocalVersions]
-        ) -> EmbeddedHost:
+        def build(node: Node, *, keeps: bool, **parts: Any) -> EmbeddedHost:
             def make_background(node: Node, garbage: GarbageCollection) -> Background:
                 # The keeper collects for the whole site.
                 collect = garbage.run if keeps else lambda _: None
@@ -73,8 +69,7 @@ def open_node(
                 abandon=abandon,
                 log_retention=log_retention,
                 keeps=keeps,
-                router=router,
-                make_versions=make_versions,
+                **parts,
             )
 
         host = NodeHost(

@@ -17,7 +17,9 @@ from floodmark.wire.cluster import ELSEWHERE, Nodes
 from floodmark.wire.columns import decode_pairs, require_records
 from floodmark.wire.connection import Connection
 from floodmark.wire.messages import (
+    ABORT_PREPARED,
     APPLY,
+    COMMIT_PREPARED,
     COMPARE_AND_SET,
     DELETE_UNCHANGED,
     FIND,
@@ -27,6 +29,7 @@ from floodmark.wire.messages import (
     LOAD,
     MAP,
     MERGE,
+    PREPARE,
     PUT,
     PUT_UNCHANGED,
     RESOLVED,
@@ -129,6 +132,15 @@ class RemotePartition:
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
         return self._connection.call(PUT_UNCHANGED, self.id, list(keys), list(values), since, durable)
+
+    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
+        return self._connection.call(PREPARE, self.id, transaction, list(keys), list(values))
+
+    def commit_prepared(self, transaction: str, version: Version) -> bool:
+        return self._connection.call(COMMIT_PREPARED, self.id, transaction, version)
+
+    def abort_prepared(self, transaction: str) -> bool:
+        return self._connection.call(ABORT_PREPARED, self.id, transaction)
 
     def resolved_version(self) -> Version:
         return self._connection.call(RESOLVED, self.id)

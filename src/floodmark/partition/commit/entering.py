@@ -8,7 +8,7 @@ not rely on that.
 Most records are plain, which their last byte tells; the others are decoded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from operator import itemgetter
 from typing import Final
@@ -86,6 +86,8 @@ class Entrance:
         self._stored_bytes_max = limits.value_bytes_max
         self.plain_bytes_max = min(PLAIN_BYTES_MAX, limits.value_bytes_max)
         self._policies: Mapping[bytes, str] | None = None
+        # Called before a namespace is refused as unknown: another node may have created it.
+        self.catch_up: Callable[[], None] = lambda: None
         # The namespaces whose records are plain values, by the bytes that their keys begin with.
         self.plain: frozenset[bytes] = frozenset()
 
@@ -133,6 +135,8 @@ class Entrance:
     def _policy_of(self, namespace: bytes) -> str | None:
         if self._policies is None:
             return None
+        if namespace not in self._policies:
+            self.catch_up()
         policy = self._policies.get(namespace)
         if policy is None:
             raise NamespaceNotFound(

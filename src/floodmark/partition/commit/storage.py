@@ -44,6 +44,8 @@ class Storage:
         # Whether writes are stopped or refused: one flag for the hot path.
         self.is_unusual = False
         self.recoveries = 0
+        # The guards of site-wide writes, where several nodes share the engine (`fencing.py`).
+        self.keeper_guards: Callable[[], Sequence[Guard]] = tuple
         # Called after each recovery, with the turn held.
         self.on_recovery: list[Callable[[], None]] = []
         self._refusal: FloodmarkError | None = None
@@ -138,31 +140,33 @@ class Storage:
             raise
         return True
 
-    def store_later(self, rows: Sequence[WriteRow]) -> None:
+    def store_later(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
         """Write rows atomically; the next sync makes them durable.  The caller holds the turn."""
         with self._stopping():
-            self.engine.write(rows)
+            self.engine.write(rows, guards)
 
-    def remove(self, rows: Sequence[WriteRow]) -> None:
+    def remove(self, rows: Sequence[WriteRow], *, site_wide: bool = False) -> None:
         """Write rows that a crash may undo, such as the removal of garbage.
 
         They are cut into batches that the engine takes: any number of the first rows must be harmless alone.
+        `site_wide` rows may be of partitions of other nodes: only the keeper writes them.
         """
+        guards = self.keeper_guards() if site_wide else ()
         limits = self.engine.limits
         batch: list[WriteRow] = []
         size = 0
         for row in rows:
             added = len(row[1]) + len(row[2] or b"")
             if batch and (len(batch) == limits.batch_rows_max or size + added > limits.batch_bytes_max):
-                self._store_settled(batch)
+                self._store_settled(batch, guards)
                 batch, size = [], 0
             batch.append(row)
             size += added
-        self._store_settled(batch)
+        self._store_settled(batch, guards)
 
-    def _store_settled(self, rows: Sequence[WriteRow]) -> None:
+    def _store_settled(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> None:
         with self.settled():
-            self.store_later(rows)
+            self.store_later(rows, guards)
 
     def remove_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove a range of garbage, in portions if the engine takes only so many rows."""

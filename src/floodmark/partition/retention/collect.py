@@ -117,7 +117,7 @@ class Collector:
             rows.append((META, HORIZON + self._namespace, self.horizon.to_bytes(8, "big")))
         rows += ((DATA, engine_key, None) for engine_key in self._doomed)
         if rows:
-            self._storage.remove(rows)
+            self._storage.remove(rows, site_wide=True)
         self._removed += len(self._doomed)
         self._stored_horizon = self.horizon
         self._doomed = []

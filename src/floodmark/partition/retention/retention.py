@@ -61,7 +61,10 @@ class Retention:
 
     def loaded_version(self, namespace: int) -> Version:
         """Rows at or below this were loaded and are no changes; 0 if the namespace was not loaded."""
-        return self._loaded.get(encode_namespace(namespace), 0)
+        encoded = encode_namespace(namespace)
+        return (
+            load_version(self._engine, LOADED + encoded) if self.is_shared else self._loaded.get(encoded, 0)
+        )
 
     def declare_loaded(self, namespace: int, version: Version) -> None:
         """Let the history of a namespace begin above its loaded rows.  The caller holds the turn."""
@@ -116,9 +119,9 @@ class Retention:
 
     def trim(self, logs: Iterable[int], through: Version) -> bool:
         """Remove the rows of logs at or below a version; False if they were removed before."""
-        if through <= self._trimmed:
-            return False
         with self._storage.settled():
+            if through <= self.trimmed_version():
+                return False
             self._storage.store([store_version(LOG_TRIMMED, through)])
             self._trimmed = through
         for log in logs:

@@ -1,0 +1,148 @@
+"""Several nodes of one site in one process, on one engine and under one time."""
+
+from datetime import timedelta
+
+from floodmark.codec.values import encode_value
+from floodmark.engine import MemoryEngine
+from floodmark.host.background import Background
+from floodmark.host.directory import new_identity
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.model.errors import NotKeeper
+from floodmark.model.limits import NODES_MAX
+from floodmark.model.partition import Fate, PartitionMap
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.partition import FAMILIES, LocalPartition
+from floodmark.partition.layout import load_partitions
+from floodmark.partition.membership import BEAT_MS, DEAD_MS, SharedNode
+from floodmark.routing import Router
+from floodmark.site import Site
+from floodmark.testing.clock import SimulatedTime
+
+KEY = b"\x00\x00\x01ada"
+LATER = b"\x00\x00\x01zoe"
+
+
+class Cluster:
+    """Nodes that tick together."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.time = SimulatedTime()
+        self.engine = MemoryEngine(FAMILIES)
+        self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
+        self.nodes = [self.start(number + 1) for number in range(nodes)]
+        self.tick(*self.nodes)
+
+    def start(self, number: int) -> SharedNode:
+        return SharedNode(
+            self.engine,
+            number,
+            1,
+            time_source=lambda: self.time() + self.offsets[number],
+            elapsed_source=self.time,
+            url=f"grpc://oslo-{number}:7100",
+        )
+
+    def tick(self, *nodes: SharedNode, times: int = 1) -> None:
+        for _ in range(times):
+            self.time.advance(BEAT_MS)
+            for node in nodes:
+                node.tick()
+
+    def bury(self, dead: SharedNode) -> None:
+        """Let the others beat until they have declared a node dead."""
+        self.tick(*(node for node in self.nodes if node is not dead), times=DEAD_MS // BEAT_MS + 2)
+
+
+def serving(node: SharedNode, key: bytes = KEY) -> LocalPartition:
+    return node.node.map.route(key)
+
+
+def put(node: SharedNode, value: bytes, key: bytes = KEY) -> int:
+    return serving(node, key).put([key], [encode_value(value)], durable=True)
+
+
+class ClusterNodes:
+    """What the host of a node asks of the others, by calls in this process."""
+
+    def __init__(self, sites: "SiteCluster", shared: SharedNode) -> None:
+        self._sites = sites
+        self._shared = shared
+        self.held = VERSION_MAX
+
+    def require_keeper(self) -> None:
+        self._shared.engine.require_keeper()
+
+    @property
+    def map(self) -> PartitionMap[LocalPartition]:
+        rows = load_partitions(self._sites.cluster.engine)
+        owners = [self._sites.cluster.nodes[row.node - 1] for row in rows]
+        served = [serving(owner, row.start) for owner, row in zip(owners, rows, strict=True)]
+        return PartitionMap([row.start for row in rows], served)
+
+    def refresh(self) -> None:
+        for shared in self._sites.cluster.nodes:
+            shared.node.refresh()
+
+    def resolved_version(self) -> Version:
+        return min(partition.resolved_version() for partition in self.map.partitions)
+
+    def fresh_version(self) -> Version:
+        for shared in self._sites.cluster.nodes:
+            self._shared.node.committer.observe(shared.clock.now())
+        return self._shared.clock.now()
+
+    def held_version(self, namespace: int) -> Version:
+        return self.held
+
+    def fate(self, transaction: str) -> Fate:
+        keeper = self._sites.keeper
+        if keeper is None:
+            raise NotKeeper("no node keeps the site")
+        return keeper.transactions.fate(transaction)
+
+
+class SiteCluster:
+    """A cluster with a host over each node.  The first node keeps, and owns all partitions."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.cluster = Cluster(nodes)
+        self.nodes: list[ClusterNodes] = []
+        self.hosts = [self.open(shared) for shared in self.cluster.nodes]
+        self.sites = [Site(host, durable=True) for host in self.hosts]
+
+    def open(self, shared: SharedNode) -> EmbeddedHost:
+        """A host over the present incarnation of a node, as after a start or when it has become keeper."""
+        nodes = ClusterNodes(self, shared)
+        self.nodes.append(nodes)
+        shared.node.resolve_site = nodes.resolved_version
+        host = EmbeddedHost(
+            new_identity("oslo", 1),
+            shared.node,
+            make_background=lambda node, garbage: Background(node, garbage.run, timedelta(days=1), None, 0),
+            sweeps=False,
+            release=lambda: None,
+            abandon=lambda _: None,
+            log_retention=None,
+            keeps=shared.is_keeper,
+            router=Router(nodes, shared.node.storage.entrance),
+            nodes=nodes,
+        )
+
+        def reload() -> None:
+            shared.engine.load_catalog_epoch()
+            host.reload_catalog()
+
+        shared.engine.reload_catalog = reload
+        return host
+
+    @property
+    def keeper(self) -> EmbeddedHost | None:
+        """The host of the node that holds the keeper's lease."""
+        hosts = zip(self.cluster.nodes, self.hosts, strict=True)
+        return next((host for shared, host in hosts if shared.is_keeper), None)
+
+    def give(self, number: int, key: bytes = KEY) -> None:
+        """Move the partition of a key from the first node to another."""
+        first = self.cluster.nodes[0].node
+        first.move(first.map.route(key).id, number)
+        self.cluster.nodes[number - 1].node.refresh()

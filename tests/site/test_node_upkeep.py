@@ -1,0 +1,155 @@
+"""The keeper's work over partitions of other nodes, and what nodes that do not keep have to know."""
+
+from datetime import timedelta
+
+import pytest
+from tests.cluster import SiteCluster
+
+from floodmark.codec.values import encode_value
+from floodmark.model.errors import NamespaceNotFound, NotKeeper, VersionCollected
+from floodmark.partition import META
+from floodmark.partition.families import DATA, LOG_TRIMMED
+from floodmark.partition.layout import load_version
+from floodmark.partition.membership import BEAT_MS
+from floodmark.site import Namespace
+
+ADA = b"\x00\x00\x01ada"
+ZERO = timedelta(0)
+
+
+@pytest.fixture
+def nodes() -> SiteCluster:
+    return SiteCluster()
+
+
+def make_users(nodes: SiteCluster) -> Namespace:
+    """A namespace without a history, in a partition of the second node; the first node keeps."""
+    nodes.give(2)
+    return nodes.sites[0].create_namespace("users", retention=ZERO)
+
+
+def versions_of(nodes: SiteCluster) -> int:
+    return len(nodes.cluster.engine.scan(DATA, b"", None, rows_max=1_000, bytes_max=1 << 20))
+
+
+def test_a_node_writes_to_a_namespace_that_the_keeper_has_just_created(nodes: SiteCluster) -> None:
+    users = make_users(nodes)
+    assert users.put(b"ada", b"1") % 64 == 2
+    assert users.get(b"ada") == b"1"
+
+
+def test_no_caller_learns_of_a_changed_catalog(nodes: SiteCluster) -> None:
+    users, keeper = make_users(nodes), nodes.sites[0]
+    users.put(b"ada", b"1")
+    counts = keeper.create_namespace("counts", merge="counter")
+    users.put(b"ada", b"2")
+    keeper.create_namespace("more")
+    users.put_many({b"ada": b"3", b"bob": b"3"})
+    keeper.update_namespace("users", retention=timedelta(hours=1))
+    counts.add(b"ada", 1)
+    assert (users.get(b"ada"), counts.get(b"ada")) == (b"3", b"1")
+
+
+def test_a_node_refuses_writes_to_a_namespace_that_the_keeper_has_dropped(nodes: SiteCluster) -> None:
+    users = make_users(nodes)
+    users.put(b"ada", b"1")
+    nodes.sites[0].drop_namespace("users")
+    with pytest.raises(NamespaceNotFound):
+        nodes.hosts[1].node.map.route(ADA).put([ADA], [encode_value(b"2")], durable=True)
+    nodes.cluster.tick(*nodes.cluster.nodes)
+    nodes.sites[0].collect_garbage()
+    with pytest.raises(NamespaceNotFound):
+        nodes.hosts[1].node.map.route(ADA).put([ADA], [encode_value(b"2")], durable=True)
+
+
+def test_the_keeper_collects_versions_of_all_nodes(nodes: SiteCluster) -> None:
+    users = make_users(nodes)
+    first = users.put(b"ada", b"1")
+    users.put(b"ada", b"2")
+    nodes.cluster.time.advance(BEAT_MS)
+    assert nodes.sites[0].collect_garbage().versions_removed == 1
+    with pytest.raises(VersionCollected):
+        nodes.sites[1].namespace("users").get(b"ada", at=first)
+    assert users.get(b"ada") == b"2"
+    assert load_version(nodes.cluster.engine, LOG_TRIMMED) > first
+
+
+def test_garbage_collection_waits_for_the_resolved_version_of_every_node(nodes: SiteCluster) -> None:
+    users = make_users(nodes)
+    users.put(b"ada", b"1")
+    partition = nodes.hosts[1].node.map.route(ADA)
+    partition.prepare("t1", [ADA], [encode_value(b"2")])
+    users.put(b"ada", b"3")
+    nodes.cluster.time.advance(BEAT_MS)
+    assert nodes.sites[0].collect_garbage().versions_removed == 0
+    partition.abort_prepared("t1")
+    assert nodes.sites[0].collect_garbage().versions_removed == 1
+
+
+def test_garbage_collection_respects_readers_at_other_nodes(nodes: SiteCluster) -> None:
+    users = make_users(nodes)
+    first = users.put(b"ada", b"1")
+    users.put(b"ada", b"2")
+    nodes.cluster.time.advance(BEAT_MS)
+    nodes.nodes[0].held = first
+    assert nodes.sites[0].collect_garbage().versions_removed == 0
+    assert users.get(b"ada", at=first) == b"1"
+
+
+def test_a_node_that_keeps_no_more_collects_nothing(nodes: SiteCluster) -> None:
+    users = make_users(nodes)
+    users.put(b"ada", b"1")
+    users.put(b"ada", b"2")
+    nodes.cluster.time.advance(BEAT_MS)
+    stored = versions_of(nodes)
+    row = (META, b"never written", None)
+    with pytest.raises(NotKeeper):
+        nodes.hosts[1].node.storage.remove([row], site_wide=True)
+    assert nodes.cluster.nodes[1].take_keeper()
+    with pytest.raises(NotKeeper):
+        nodes.sites[0].collect_garbage()
+    assert versions_of(nodes) == stored
+
+
+def test_logs_are_trimmed_by_no_keeper_to_less_than_by_the_last(nodes: SiteCluster) -> None:
+    users = make_users(nodes)
+    old = users.put(b"ada", b"1")
+    users.put(b"ada", b"2")
+    nodes.cluster.time.advance(BEAT_MS)
+    nodes.sites[0].collect_garbage()
+    trimmed = load_version(nodes.cluster.engine, LOG_TRIMMED)
+    assert nodes.cluster.nodes[1].take_keeper()
+    assert not nodes.hosts[1].node.retention.trim((), old)
+    assert load_version(nodes.cluster.engine, LOG_TRIMMED) == trimmed
+
+
+def test_each_node_tells_the_expiries_of_its_own_partitions(nodes: SiteCluster) -> None:
+    first, second = nodes.cluster.nodes
+    users = nodes.sites[0].create_namespace("users", retention=ZERO)
+    nodes.hosts[0].partitions.split("users", b"m")
+    nodes.give(2)
+    users.put_many({b"ada": b"1", b"zoe": b"2"}, ttl=timedelta(seconds=1))
+    nodes.cluster.time.advance(3_000)
+    assert first.node.expiries.tell()
+    due = nodes.cluster.time() // 1_000
+    assert first.node.expiries.told_through < due - 1
+    # The record at the second node is not told of, and stays.
+    nodes.sites[0].collect_garbage()
+    assert versions_of(nodes) == 3
+    since = nodes.hosts[0].node.resolved_version()
+    assert second.node.expiries.tell()
+    assert first.node.expiries.told_through == due
+    assert [(each.key, each.value) for each in nodes.sites[0].changes("users", since=since)] == [
+        (b"ada", None)
+    ]
+    nodes.cluster.time.advance(3_000)
+    nodes.sites[0].collect_garbage()
+    assert versions_of(nodes) == 0
+
+
+def test_a_node_learns_of_a_changed_catalog_with_its_next_refresh(nodes: SiteCluster) -> None:
+    second = nodes.hosts[1]
+    nodes.sites[0].create_namespace("users")
+    assert second.catalog.name_of(1) is None
+    second.refresh()
+    assert second.catalog.name_of(1) == "users"
