@@ -43,6 +43,8 @@ class NodeCluster:
             node=number,
             time_source=lambda: self.time() + self.offsets[number],
             elapsed_source=self.time,
+            beat_source=self.time,
+            beats=False,
         )
         self.sites[number] = site
         if listens:

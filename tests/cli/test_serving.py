@@ -159,6 +159,7 @@ def test_a_port_that_is_taken_is_unreachable(directory: Path) -> None:
         (["--listen", "127.0.0.1:0", "--metrics", "here"], "looks like 127.0.0.1:7100"),
         (["--log-retention", "long"], "is not a duration"),
         (["--site", "bergen"], "is site 'oslo'"),
+        (["--node", "1"], "one process serves the site of a directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

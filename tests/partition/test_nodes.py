@@ -10,13 +10,14 @@ from floodmark.model.errors import (
     NodeFenced,
     NotKeeper,
     PartitionMoved,
+    SiteLocked,
 )
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import META
 from floodmark.partition.layout import load_logs
-from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, load_beats
+from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, claim, load_beats
 
 
 def test_each_node_mints_versions_of_its_own() -> None:
@@ -188,3 +189,38 @@ def test_beats_tell_where_nodes_are() -> None:
 def test_a_node_of_several_has_a_number_from_1_to_63(number: int) -> None:
     with pytest.raises(InvalidOption):
         Cluster(0).start(number)
+
+
+def test_a_number_is_free_once_its_beats_have_stopped() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    assert claim(cluster.engine, 5, lambda _: cluster.tick(first, second)) == 5
+    with pytest.raises(SiteLocked, match="node 2"):
+        claim(cluster.engine, 2, lambda _: cluster.tick(first, second))
+    # The claim of 5 beats no more; of the lowest that are free, each process gets its own.
+    assert claim(cluster.engine, None, lambda _: cluster.tick(first, second)) == 3
+    assert claim(cluster.engine, 2, lambda _: cluster.tick(first)) == 2
+    with pytest.raises(InvalidOption):
+        claim(cluster.engine, NODES_MAX, lambda _: None)
+
+
+def test_what_a_node_leaves_that_stops_is_taken_over_at_once() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    put(first, b"1")
+    cluster.engine.close = lambda: None  # type: ignore[method-assign]
+    first.node.close()
+    assert set(load_beats(cluster.engine)) == {2}
+    cluster.tick(second)
+    assert second.is_keeper
+    assert serving(second).get(KEY) == b"1"
+
+
+def test_a_node_that_could_not_look_declares_none_dead() -> None:
+    cluster = Cluster(3)
+    first, second, third = cluster.nodes
+    cluster.time.advance(2 * DEAD_MS)
+    third.watch()
+    assert third.takeovers == 0
+    cluster.tick(first, second, third)
+    assert (first.incarnations, second.incarnations) == (1, 1)

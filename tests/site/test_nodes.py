@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 from tests.nodes import NodeCluster, node_cluster
 
-from floodmark.host.ports import StatusPort
-from floodmark.model.errors import NotKeeper, PartitionMoved
+from floodmark.host.ports import PeerCredentials, StatusPort
+from floodmark.model.errors import InvalidConfiguration, NotKeeper, PartitionMoved
 from floodmark.wire import Connection, port_methods
 from floodmark.wire.messages import GET, MAP
 
@@ -148,3 +148,22 @@ def test_a_node_without_a_server_works_as_a_node_like_any_other(cluster: NodeClu
     cluster.kill(1)
     cluster.take_over()
     assert {row.node for row in cluster.host(2).shared.node.rows} == {2, 3}
+
+
+def test_a_node_says_only_where_others_can_reach_it(cluster: NodeCluster) -> None:
+    with pytest.raises(InvalidConfiguration, match="--advertise"):
+        cluster.host(1).advertise("grpc://0.0.0.0:7100", PeerCredentials())
+
+
+def test_a_node_that_is_closed_leaves_its_partitions_to_the_others_at_once(cluster: NodeCluster) -> None:
+    spread(cluster)
+    users = cluster.sites[3].namespace("users")
+    users.put(b"ada", b"1")
+    del cluster.sites[1]
+    cluster.servers.pop(1).close()
+    cluster.tick(2)
+    assert users.get(b"ada") == b"1"
+    assert 1 not in cluster.host(2).owners().nodes
+    cluster.start(1)
+    cluster.tick()
+    assert cluster.sites[1].namespace("users").get(b"ada") == b"1"

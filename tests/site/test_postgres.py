@@ -71,8 +71,11 @@ def test_a_site_in_a_database_is_refused_as_one_in_a_directory_is(
         floodmark.open(postgres.url)
     with pytest.raises(NotASite):
         floodmark.open(postgres.url, site=name, create=False)
-    with floodmark.open(postgres.url, site=name, site_id=3), pytest.raises(SiteLocked):
-        floodmark.open(postgres.url, site=name)
+    with (
+        floodmark.open(postgres.url, site=name, site_id=3, node=1),
+        pytest.raises(SiteLocked, match="node 1"),
+    ):
+        floodmark.open(postgres.url, site=name, node=1)
     with pytest.raises(SiteMismatch, match="id 3"):
         floodmark.open(postgres.url, site=name, site_id=4)
     engine = PostgresEngine(postgres.url, FAMILIES, site=name)

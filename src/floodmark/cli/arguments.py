@@ -80,6 +80,9 @@ JSON_HELP: Final = (
     "base64 in `key_base64` and `value_base64`. Versions are strings, times ISO 8601 in UTC."
 )
 
+ServedSite = Annotated[
+    str, "SITE", "The site's directory, new or empty if it is to be made, or the URL of its database."
+]
 Directory = Annotated[str, "DIRECTORY", "The site's directory; where a site is made, a new or empty one."]
 Location = Annotated[
     str, "SITE", "The site: its directory, or its server's URL, such as grpc://127.0.0.1:7100."

@@ -43,7 +43,6 @@ from floodmark.model.errors import (
     NotAllowed,
     NotASite,
     OutcomeUnknown,
-    SiteLocked,
     StorageFailed,
     StorageFull,
 )
@@ -168,8 +167,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 class PostgresEngine:
     """The engine of a site in a PostgreSQL database; its schema and tables are made if they are missing.
 
-    `url` is a connection string of libpq, with one or several hosts.  An `exclusive` engine is the only one
-    of its site: another is refused with `SiteLocked`.
+    `url` is a connection string of libpq, with one or several hosts.
     """
 
     limits = EngineLimits(
@@ -181,9 +179,7 @@ class PostgresEngine:
         range_rows_max=10_000,
     )
 
-    def __init__(
-        self, url: str, families: Sequence[str], *, site: str, create: bool = True, exclusive: bool = False
-    ) -> None:
+    def __init__(self, url: str, families: Sequence[str], *, site: str, create: bool = True) -> None:
         self._schema = f"floodmark_{site}"
         if len(self._schema.encode()) > SCHEMA_BYTES_MAX:
             raise InvalidName(
@@ -198,7 +194,6 @@ class PostgresEngine:
         self._writer: Connection | None = None
         self._session, self._backend = uuid4(), 0
         self._durability = "on"
-        self._exclusive = exclusive
         with _opening():
             arguments = _arguments(url)
             with Connection.connect(**arguments) as connection:
@@ -403,8 +398,6 @@ class PostgresEngine:
             ((shown,),) = connection.execute("SHOW synchronous_commit").fetchall()
             session = uuid4()
             connection.execute(_END_BACKEND, [APPLICATION, self._backend])
-            if self._exclusive:
-                self._own(connection)
             with connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = '{STATEMENT_SECONDS_MAX}s'")
                 connection.execute(self._query(_LEAVE, "sessions"), [self._session])
@@ -418,15 +411,6 @@ class PostgresEngine:
         self._durability = "on" if shown == "off" else shown
         self._session, self._backend = session, connection.info.backend_pid
         self._writer = connection
-
-    def _own(self, connection: Connection) -> None:
-        """Lock the site until the connection ends."""
-        try:
-            connection.execute("SELECT pg_advisory_lock(hashtext(%b::text))", [f"{self._schema}/owner"])
-        except postgres.LockNotAvailable as error:
-            raise SiteLocked(
-                "the site is open in another process; stop that process, or talk to it, and try again"
-            ) from error
 
     def _make_schema(self, connection: Connection, create: bool) -> None:
         layout = sql.Identifier(self._schema, "layout").as_string()

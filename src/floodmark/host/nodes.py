@@ -28,7 +28,14 @@ from floodmark.host.parts import SiteNodes, SiteParts
 from floodmark.host.ports import PORTS, Host, PeerCredentials, PeerPort, PeerVersions, Port
 from floodmark.host.remote import RemoteNamespaces
 from floodmark.model.actions import Action
-from floodmark.model.errors import FloodmarkError, NodeFenced, NotKeeper, Unreachable
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidConfiguration,
+    NodeFenced,
+    NotKeeper,
+    PartitionMoved,
+    Unreachable,
+)
 from floodmark.model.partition import (
     Fate,
     Owners,
@@ -47,17 +54,19 @@ from floodmark.partition.layout import read_metadata
 from floodmark.partition.membership import BEAT_MS, SharedNode
 from floodmark.routing import Router
 from floodmark.wire import Connection, RemotePartition, port_methods
-from floodmark.wire.cluster import Connections
+from floodmark.wire.address import parse_address
+from floodmark.wire.cluster import ELSEWHERE, PAUSE_MS, PAUSE_MS_MAX, Connections
 from floodmark.wire.messages import Method
 
 SECRET_BYTES: Final = 32
+WILDCARDS: Final = ("0.0.0.0", "::")
 # How long a node waits for the versions of another, and how long it does not ask one that gave no answer.
 ASK_SECONDS: Final = 0.5
 SILENT_MS: Final = 1_000
 # A version that is read may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
 AHEAD_MS_MAX: Final = 100
-# How long a call of this process waits for a keeper: a takeover takes 5 to 8 seconds.
-KEEPER_BUDGET_MS: Final = 15_000
+# How long a call of this process waits for an owner or a keeper: a takeover takes 5 to 8 seconds.
+BUDGET_MS: Final = 15_000
 # How long a node waits for what a host that it has replaced still does.
 RETIRE_SECONDS: Final = 5.0
 
@@ -92,7 +101,10 @@ class Peers:
 
     def _connect(self, options: Mapping[str, Any], url: str) -> Connection:
         files = vars(self.credentials) if url.startswith("grpc+tls:") else {}
-        return Connection(url, token=self._token, **files, **options)
+        connection = Connection(url, token=self._token, **files, **options)
+        # Another node may answer later in place of this one.
+        connection.is_alone = False
+        return connection
 
     def at(self, node: int) -> Connection:
         """The connection to a node.  Raises Unreachable if its URL is not known."""
@@ -155,6 +167,31 @@ class NodeMaps:
 
     def refresh(self) -> None:
         self._shared.node.refresh()
+
+
+class NodeMoves:
+    """Goes on while a partition moves or is taken over, for as long as a takeover may take."""
+
+    def __init__(self, maps: NodeMaps, stopping: Event, *, stream: bool = False) -> None:
+        self._maps = maps
+        self._stopping = stopping
+        self.renew()
+
+    def follows(self, error: FloodmarkError) -> bool:
+        return isinstance(error, ELSEWHERE)
+
+    def follow(self, error: FloodmarkError, partition: Partition | None) -> None:
+        is_first = self._backoff.failures == 0
+        pause_ms = self._backoff.next_ms()
+        if not self.follows(error) or pause_ms is None:
+            raise error
+        # Most often a partition has moved before it was called, and the next map is right.
+        if (not is_first or not isinstance(error, PartitionMoved)) and self._stopping.wait(pause_ms / 1_000):
+            raise error
+        self._maps.refresh()
+
+    def renew(self) -> None:
+        self._backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=BUDGET_MS)
 
 
 class _Asked:
@@ -329,7 +366,7 @@ class _PortCalls:
 class NodeHost(Host):
     """A node of several and everything around it.  No thread runs before `start`.
 
-    `build` makes the host of an incarnation; `release` is called when all is closed.
+    `build` makes the host of an incarnation.
     """
 
     def __init__(
@@ -366,7 +403,8 @@ class NodeHost(Host):
         )
         self._peers = Peers(self.peer_token)
         self.site_versions = SiteVersions(self.shared, self._peers, elapsed_source)
-        self.router = Router(NodeMaps(self.shared, self._peers), self.shared.entrance)
+        maps = NodeMaps(self.shared, self._peers)
+        self.router = Router(maps, self.shared.entrance, moves=partial(NodeMoves, maps, self._stopping))
         for port in PORTS:
             setattr(self, port.attribute, _PortCalls(self, port))
         self.namespaces = RemoteNamespaces(self.namespaces)
@@ -419,10 +457,13 @@ class NodeHost(Host):
         retiring.join(RETIRE_SECONDS)
         self.namespaces.list_namespaces()
 
-    def start(self) -> None:
-        """Begin what the node does by itself."""
+    def start_background(self) -> None:
+        """Begin what an embedded host does by itself, now and in each incarnation."""
         self._is_started = True
         self._host.start()
+
+    def start(self) -> None:
+        """Begin to beat and to watch the other nodes."""
         for name, work in (("beat", self.beat), ("watch", self.watch)):
             thread = Thread(target=self._run, args=(name, work), name=f"floodmark-{name}", daemon=True)
             self._threads.append(thread)
@@ -493,7 +534,7 @@ class NodeHost(Host):
 
     def call(self, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
         """Answer a call of a port of this process, or let the keeper answer it."""
-        backoff = Backoff(50, longest_ms=1_000, budget_ms=KEEPER_BUDGET_MS)
+        backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=BUDGET_MS)
         while True:
             try:
                 if method.action.anywhere or self._host.keeps:
@@ -539,6 +580,13 @@ class NodeHost(Host):
         )
 
     def advertise(self, url: str, credentials: PeerCredentials) -> None:
+        address = parse_address(url)
+        if address.host in WILDCARDS:
+            raise InvalidConfiguration(
+                f"clients and other nodes cannot reach {address.host}; listen on a host that they know, or "
+                "name one: --advertise grpc://HOST:PORT",
+                host=address.host,
+            )
         self._peers.credentials = credentials
         self.shared.advertise(url)
         self._peers.note(self.shared.membership.urls())

@@ -22,13 +22,14 @@ fails by it was not written; the node has loaded the catalog by then, and runs t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from floodmark.engine import Engine, Guard, Row, WriteRow
-from floodmark.model.errors import CatalogChanged, NodeFenced, NotKeeper
+from floodmark.model.errors import CatalogChanged, FloodmarkError, NodeFenced, NotKeeper
 from floodmark.partition.families import (
     BEAT,
     CATALOG,
@@ -239,6 +240,9 @@ class FencedEngine:
         return self.shared.sizes()
 
     def close(self) -> None:
+        """Close the engine, and tell the others that this node has stopped: they take over at once."""
+        with suppress(FloodmarkError):
+            self.write([(META, numbered(BEAT, self.node), None)])
         self.shared.close()
 
 

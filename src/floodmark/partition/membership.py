@@ -18,8 +18,8 @@ import msgspec
 
 from floodmark.clock import HybridClock, TimeSource
 from floodmark.clock.hybrid import SKEW_MS_MAX as CLOCK_SKEW_MS_MAX
-from floodmark.engine import Engine
-from floodmark.model.errors import ClockSkew, FloodmarkError, InvalidOption, NodeFenced
+from floodmark.engine import Engine, Guard
+from floodmark.model.errors import ClockSkew, FloodmarkError, InvalidOption, NodeFenced, SiteLocked
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance
@@ -45,6 +45,9 @@ DEAD_MS: Final = 5_000
 SKEW_MS_MAX: Final = 500
 REGISTER_ATTEMPTS_MAX: Final = 10
 AGES_MS: Final = 1 << 40
+# How often, and after how long each time, a process looks whether another runs under its number.
+CLAIM_LOOKS: Final = 20
+CLAIM_LOOK_SECONDS: Final = 2 * BEAT_MS / 1_000 / CLAIM_LOOKS
 
 _log = logging.getLogger("floodmark.partition")
 
@@ -77,10 +80,52 @@ def load_beats(engine: Engine) -> dict[int, Beat]:
     }
 
 
+def claim(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -> int:
+    """Claim a number for a process that is about to register: the `wanted` one, or the lowest that is free.
+
+    A number is taken while its beats go on.  Raises SiteLocked if the wanted one is, or none is free.
+    """
+    if wanted is not None:
+        require_number(wanted)
+    while True:
+        taken = _find_taken(engine, wanted, wait)
+        free = [each for each in ([wanted] if wanted else range(1, NODES_MAX)) if each not in taken]
+        if not free:
+            raise SiteLocked(
+                f"another process runs as node {wanted}; give each process a number of its own"
+                if wanted
+                else f"all {NODES_MAX - 1} numbers of nodes are in use; stop a node first",
+                node=wanted,
+            )
+        key = numbered(BEAT, free[0])
+        last = engine.get(META, key)
+        counter = 0 if last is None else msgspec.json.decode(last, type=Beat).counter
+        claimed = msgspec.json.encode(Beat(counter + 1, 0))
+        if engine.write([(META, key, claimed)], [Guard(META, key, last)]):
+            return free[0]
+
+
+def _find_taken(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -> set[int]:
+    """The nodes that beat: of all that have beats, or of the wanted one."""
+    first = load_beats(engine)
+    taken: set[int] = set()
+    for _ in range(CLAIM_LOOKS):
+        if not ({wanted} if wanted else first.keys()) & (first.keys() - taken):
+            break
+        wait(CLAIM_LOOK_SECONDS)
+        taken |= {node for node, beat in load_beats(engine).items() if beat != first.get(node)}
+    return taken
+
+
+def require_number(node: int) -> None:
+    """Refuse what is no number of a node of several."""
+    if type(node) is not int or not 0 < node < NODES_MAX:
+        raise InvalidOption(f"a node's number lies between 1 and {NODES_MAX - 1}, and is not {node!r:.20}")
+
+
 def register(engine: Engine, node: int) -> FencedEngine:
     """Begin an incarnation of a node: raise its fence, so that an earlier one writes nothing any more."""
-    if not 0 < node < NODES_MAX:
-        raise InvalidOption(f"a node's number lies between 1 and {NODES_MAX - 1}, and is not {node}")
+    require_number(node)
     for _ in range(REGISTER_ATTEMPTS_MAX):
         before = load_number(engine, numbered(FENCE, node))
         if raise_fence(engine, node, before):
@@ -165,6 +210,10 @@ class Membership:
         """The other nodes that beat lately, with their last beats."""
         now_ms = self._elapsed_source()
         return {node: seen.beat for node, seen in self._seen.items() if now_ms - seen.by_ms < LEASE_MS}
+
+    def beating(self) -> set[int]:
+        """The other nodes that have beats, as of the last look; dead ones included."""
+        return {*self._seen}
 
     def urls(self) -> dict[int, str]:
         """The URLs of all nodes that have one, by the last beats that were seen; dead ones included."""
@@ -286,7 +335,7 @@ class SharedNode:
         try:
             if self.engine.is_fenced:
                 raise self.engine.fenced()
-            dead = self.membership.look()
+            dead = {*self.membership.look(), *self._stopped()}
             refusal = self.membership.watch_clock()
             self.node.storage.refuse(refusal)
             self.node.refresh()
@@ -299,6 +348,12 @@ class SharedNode:
             self._is_up = False
             retire(self.node, self.engine.fenced())
             self.start()
+
+    def _stopped(self) -> set[int]:
+        """The nodes that have left partitions or the keeper's lease, and removed their beats."""
+        keeper = load_keeper(self._shared)
+        owners = {row.node for row in self.node.rows} | ({keeper.node} if keeper is not None else set())
+        return owners - self.membership.beating() - {self.number}
 
     def _may_lead(self) -> bool:
         """Whether this node may take over and keep: others cannot reach it if it has no URL."""

@@ -16,6 +16,9 @@ from floodmark.model.limits import KEY_BYTES_MAX, TTL_MAX, VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version, version_at
 
+# The schemes of databases that can hold sites.
+DATABASES: Final = ("postgresql://", "postgres://")
+
 _LIFETIME_US_MAX: Final = TTL_MAX // timedelta(microseconds=1)
 
 Kind = TypeVar("Kind")

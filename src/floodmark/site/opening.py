@@ -13,14 +13,13 @@ from floodmark.host.directory import SiteDirectory, engine_path, raise_format, s
 from floodmark.model.errors import Closed, InvalidArgument, InvalidConfiguration, SiteMismatch
 from floodmark.model.names import require_name, require_path
 from floodmark.partition import FAMILIES, FILTERED_BYTES, IDENTITY, META, EngineBound
-from floodmark.site.arguments import Durability
+from floodmark.site.arguments import DATABASES, Durability
 from floodmark.site.embedding import COLLECT_EVERY, check_options, open_engine
 from floodmark.site.site import Site
 
-# The schemes of databases that can hold sites.
-DATABASES: Final = ("postgresql://", "postgres://")
-# Loaded for such a site only, because its library is optional.
+# Loaded for such a site only: the library of the first is optional, and the second loads Flight.
 ENGINE: Final = "floodmark.engine.postgres"
+NODES: Final = "floodmark.site.nodes"
 EXTRA: Final = "floodmark[postgres]"
 
 
@@ -37,6 +36,7 @@ def open(
     skew_ms_max: int = SKEW_MS_MAX,
     disk_reserve_bytes: int = RECOVERY_ROOM_BYTES,
     time_source: TimeSource = system_time_ms,
+    node: int | None = None,
 ) -> Site:
     """Open the site in a directory, or in the PostgreSQL database of a URL such as `postgresql://host/name`.
 
@@ -46,6 +46,9 @@ def open(
     `background=False` leaves heartbeats and garbage collection to the caller.  The change log is kept as
     long as the versions that it names, or only for `log_retention`, which saves its space; feeds that come
     later than that catch up by scanning the versions.
+
+    Any number of processes open a site in a database: each is a `node` with a number from 1 to 63 of its own;
+    without one it gets the lowest that is free.
     """
     options: dict[str, Any] = {
         "durability": durability,
@@ -59,7 +62,9 @@ def open(
     }
     check_options(disk_reserve_bytes=disk_reserve_bytes, **options)
     if isinstance(path, str) and path.startswith(DATABASES):
-        return _open_shared(path, site, site_id, create, options)
+        return _open_shared(path, site, site_id, create, options | {"node": node})
+    if node is not None:
+        raise InvalidArgument("one process has the site of a directory; only sites in a database have nodes")
     directory = SiteDirectory(require_path(path, "a site's directory"), site, site_id, create=create)
     return _open(directory, disk_reserve_bytes=disk_reserve_bytes, **options)
 
@@ -113,7 +118,7 @@ def _open(directory: SiteDirectory, *, accept_loss: bool = False, **options: Any
 def _open_shared(
     url: str, site: str | None, site_id: int | None, create: bool, options: dict[str, Any]
 ) -> Site:
-    """Open a site in a database, as the only process."""
+    """Open a site in a database, as one of its nodes."""
     if site is None:
         raise InvalidArgument("a database may hold several sites; name the one to open: site='oslo'")
     require_name(site, "site")
@@ -124,7 +129,7 @@ def _open_shared(
             f"a site in PostgreSQL needs {error.name}, which is not installed; "
             f"install it with: pip install '{EXTRA}'"
         ) from error
-    engine = postgres.PostgresEngine(url, FAMILIES, site=site, create=create, exclusive=True)
+    engine = postgres.PostgresEngine(url, FAMILIES, site=site, create=create)
     try:
         held = stored_identity(engine.get(META, IDENTITY), f"site {site!r}")
         if held is not None and site_id not in (None, held.site_id):
@@ -137,6 +142,7 @@ def _open_shared(
     except BaseException:
         engine.close()
         raise
-    return open_engine(
+    opened: Site = import_module(NODES).open_node(
         engine, site=site, site_id=held.site_id if held else site_id, **options, abandon=engine.abandon
     )
+    return opened

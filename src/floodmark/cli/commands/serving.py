@@ -8,13 +8,14 @@ from threading import Event
 from typing import Annotated, Final, cast
 
 import floodmark
-from floodmark.cli.arguments import Directory, InsecureMetrics
+from floodmark.cli.arguments import InsecureMetrics, ServedSite
+from floodmark.cli.failures import Usage
 from floodmark.cli.opening import require_directory, require_site
 from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
 from floodmark.server import Listen, Server, ServerOptions, configure_logging
 from floodmark.server import serve as serve_site
-from floodmark.site.arguments import Durability
+from floodmark.site.arguments import DATABASES, Durability
 
 _LOOK_SECONDS: Final = 0.5
 
@@ -42,10 +43,26 @@ class ProtectionOptions:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """The options of a node of several: a process that serves a site in a database."""
+
+    node: Annotated[
+        int | None, "NUMBER", "This process's own number, from 1 to 63; without it, the lowest that is free."
+    ] = None
+    advertise: Annotated[
+        str | None, "URL", "Where clients and other nodes reach this one, if not where it listens."
+    ] = None
+    tls_root: Annotated[
+        Path | None, "FILE", "Verifies the other nodes; without it, this node's own certificate does."
+    ] = None
+
+
 def serve(
-    directory: Directory,
+    directory: ServedSite,
     output: Output,
     protection: ProtectionOptions,
+    nodes: NodeOptions,
     site: Annotated[str | None, "NAME", "The site's name; it is made if the directory is empty."] = None,
     listen: Annotated[str, "HOST:PORT", "Where to listen; port 0 takes any that is free."] = "127.0.0.1:7100",
     metrics: Annotated[
@@ -67,21 +84,30 @@ def serve(
 
     Beyond this machine it needs --tls-certificate, --tls-key and --access, or --insecure.
 
+    Any number of processes serve a site in a database, each as a node with a number of its own.
+
     Examples:
       floodmark serve data/oslo --site oslo --listen 127.0.0.1:7100
       floodmark serve data/oslo --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --json
       floodmark serve data/oslo --tls-certificate cert.pem --tls-key key.pem --access access.toml
+      floodmark serve postgresql://db/floodmark --site oslo --node 1 --listen oslo-1:7100
     """
-    options = ServerOptions(metrics_listen=metrics, **vars(protection))
+    options = ServerOptions(
+        metrics_listen=metrics, advertise=nodes.advertise, tls_root=nodes.tls_root, **vars(protection)
+    )
     output.flushes = True
-    path = require_directory(directory) if site is not None else require_site(directory)
+    path = _find_site(directory, site, nodes)
     stopping = Event()
     undo_logging = configure_logging(level=log_level)
     try:
         with (
             on_stop_signal(stopping.set),
             floodmark.open(
-                path, site=site, durability=cast(Durability, durability), log_retention=log_retention
+                path,
+                site=site,
+                durability=cast(Durability, durability),
+                log_retention=log_retention,
+                node=nodes.node,
             ) as opened,
         ):
             undo_logging()
@@ -95,6 +121,21 @@ def serve(
         _log.info("stopped")
     finally:
         undo_logging()
+
+
+def _find_site(location: str, site: str | None, nodes: NodeOptions) -> str | Path:
+    """The URL of a database, or the directory of a site, which is made if it is named."""
+    if location.startswith(DATABASES):
+        if site is None:
+            raise Usage("a database may hold several sites", "--site NAME")
+        return location
+    if nodes != NodeOptions():
+        raise Usage(
+            "one process serves the site of a directory; --node, --advertise and --tls-root are for sites in "
+            "a database",
+            "floodmark serve postgresql://HOST/DATABASE --site NAME",
+        )
+    return require_directory(location) if site is not None else require_site(location)
 
 
 def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
