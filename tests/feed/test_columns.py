@@ -185,7 +185,9 @@ def test_damaged_line_is_told(row: bytes) -> None:
 
 def with_images(images: dict[bytes, bytes], rows: Sequence[tuple[Version, bytes]]) -> list[ChangeBatch]:
     """Drain some deletions, with heartbeats around and between them."""
-    gathered = Columns(KeyRange(), Data({}), lambda key, _, __: images.get(key), heartbeats=True)
+    gathered = Columns(
+        KeyRange(), Data({}), lambda wanted: [images.get(key) for key, _, _ in wanted], heartbeats=True
+    )
     gathered.add_line(beat_line(1))
     for version, key in rows:
         gathered.add_commit(version, 64, [key], [TOMBSTONE])
@@ -237,9 +239,9 @@ def test_what_an_earlier_change_of_the_batch_stored_is_not_looked_up(
     history = [b"0" + PLAIN, *values[:2], None]
     calls: list[Version] = []
 
-    def before(_: bytes, version: Version, __: int) -> bytes | None:
-        calls.append(version)
-        return history[len(calls) - 1]
+    def before(wanted: Sequence[tuple[bytes, Version, int]]) -> list[bytes | None]:
+        calls.extend(version for _, version, _ in wanted)
+        return history[: len(wanted)]
 
     gathered = Columns(KeyRange(), Data({}), before, **options)
     versions = [compose(5_000 + number, 0) for number in range(4)]

@@ -173,7 +173,7 @@ def test_history_that_is_kept_stays_what_it_was(site: Site, time: SimulatedTime)
     site.collect_garbage()
     assert [profiles.get(b"ada", at=version) for version in versions] == history == [b'{"c":3}', b'{"c":4}']
     assert list(site.changes("profiles", since=versions[0] - 1)) == changes
-    stored = embedded(site).node.find_before(b"\x00\x00\x01ada", site.now(), 0)
+    (stored,) = embedded(site).node.find_before([(b"\x00\x00\x01ada", site.now(), 0)])
     assert stored is not None
     state = decode_state(stored)
     assert isinstance(state, FieldsState)

@@ -75,8 +75,13 @@ class Engine(Protocol):
         """
         ...
 
-    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
-        """The first row that starts with each of some prefixes: `ceiling` of many, at less than its cost."""
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
+        """`ceiling` of many, at less than its cost: the first row of each prefix, at or after its start.
+
+        A start begins with its prefix; without `starts`, it is the prefix.
+        """
         ...
 
     def scan(

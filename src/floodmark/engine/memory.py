@@ -43,8 +43,13 @@ class MemoryEngine:
             found = rows.keys[index]
             return found, rows.values[found]
 
-    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
-        return [self.ceiling(family, prefix, prefix) for prefix in prefixes]
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
+        return [
+            self.ceiling(family, start, prefix)
+            for start, prefix in zip(starts or prefixes, prefixes, strict=True)
+        ]
 
     def scan(
         self,

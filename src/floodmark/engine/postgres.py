@@ -228,10 +228,12 @@ class PostgresEngine:
         rows = self._read(_CEILING, family, [key])
         return rows[0] if rows and rows[0][0].startswith(prefix) else None
 
-    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
         if not prefixes:
             return []
-        rows = self._read(_CEILINGS, family, [list(prefixes)])
+        rows = self._read(_CEILINGS, family, [list(starts or prefixes)])
         return [
             row if row[0] is not None and row[0].startswith(prefix) else None
             for row, prefix in zip(rows, prefixes, strict=True)

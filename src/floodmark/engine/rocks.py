@@ -159,7 +159,9 @@ class _Database:
         except Exception as error:
             raise self._read_error(error) from error
 
-    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
         if not prefixes:
             return []
         filtered = self._prefix_bytes.get(family, _NO_PREFIX) <= min(map(len, prefixes))
@@ -168,8 +170,8 @@ class _Database:
             # One iterator for all of them: making it costs as much as a look-up.
             iterator = self._columns[family].iter(None if filtered else self._in_total_order)
             seek, read_key, read_value = iterator.seek, iterator.key, iterator.value
-            for prefix in prefixes:
-                seek(prefix)
+            for start, prefix in zip(starts or prefixes, prefixes, strict=True):
+                seek(start)
                 key: bytes | None = read_key()
                 if key is None:
                     iterator.status()

@@ -8,6 +8,7 @@ all of it is.  This module loads RocksDB; clients of a server do without.
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -247,11 +248,11 @@ class DirectoryReader:
                 request.heartbeats if log.partition is None else log.range.intersect(request.keys) is not None
             )
         ]
-        before = self._find_before if request.before_images else None
+        before = partial(find_before, self._engine)
         columns = Columns(
             request.keys,
             self._look_up,
-            before,
+            before if request.before_images else None,
             heartbeats=request.heartbeats,
             partial=request.partial,
             keys_only=request.keys_only,
@@ -264,9 +265,6 @@ class DirectoryReader:
         live = [row.id for row in self._live_namespaces().values()]
         for each in live if namespace is None else [namespace]:
             require_kept(since, self._collected_version(encode_namespace(each)))
-
-    def _find_before(self, key: bytes, version: Version, at_ms: int) -> bytes | None:
-        return find_before(self._engine, key, version, at_ms)
 
     def _look_up(self, key: bytes, version: Version) -> bytes | None:
         try:

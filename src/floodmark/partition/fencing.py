@@ -215,8 +215,10 @@ class FencedEngine:
     def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
         return self.shared.ceiling(family, key, prefix)
 
-    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
-        return self.shared.ceilings(family, prefixes)
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
+        return self.shared.ceilings(family, prefixes, starts)
 
     def scan(
         self,

@@ -435,9 +435,9 @@ class Node:
             self.retention.collected_horizon(namespace)
         )
 
-    def find_before(self, key: bytes, version: Version, at_ms: int) -> bytes | None:
-        """The stored record of a qualified key just before `version`, if it is alive at a time."""
-        return find_before(self.engine, key, version, at_ms)
+    def find_before(self, wanted: Sequence[tuple[bytes, Version, int]]) -> list[bytes | None]:
+        """The stored record of each qualified key just before a version, if it is alive at a time."""
+        return find_before(self.engine, wanted)
 
     def look_up_value(self, key: bytes, version: Version) -> bytes:
         """The stored value of a change whose row in the change log has only the key, because it is large."""

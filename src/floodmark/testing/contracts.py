@@ -14,6 +14,7 @@ without one skips the tests that need it.  Each test starts with an empty engine
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Barrier, Thread
 from typing import Final, TypeAlias
 
@@ -124,6 +125,10 @@ class EngineContract:
         for prefixes in ([], [long], [b"z", long + b"1", long, b"b", b"", b"a"]):
             expected = [engine.ceiling(LEFT, prefix, prefix) for prefix in prefixes]
             assert engine.ceilings(LEFT, prefixes) == expected
+        starts = [long + b"1", long + b"3", b"a\x00", b"b"]
+        prefixes = [long, long, b"a", b"b"]
+        expected = list(map(partial(engine.ceiling, LEFT), starts, prefixes))
+        assert engine.ceilings(LEFT, prefixes, starts) == expected
 
     def test_large_values_and_batches_within_the_limits_are_taken(self, engine: Engine) -> None:
         assert 0 < engine.limits.value_bytes_max <= engine.limits.batch_bytes_max

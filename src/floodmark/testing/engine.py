@@ -205,8 +205,10 @@ class FaultyEngine:
     def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
         return self._read(lambda engine: engine.ceiling(family, key, prefix))
 
-    def ceilings(self, family: str, prefixes: Sequence[bytes]) -> list[Row | None]:
-        return self._read(lambda engine: engine.ceilings(family, prefixes))
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
+        return self._read(lambda engine: engine.ceilings(family, prefixes, starts))
 
     def scan(
         self,

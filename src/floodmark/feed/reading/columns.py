@@ -6,6 +6,7 @@ columns are lists.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
 
@@ -42,8 +43,8 @@ CHANGE_BYTES: Final = 100
 
 # The record of a qualified key at a version; None if its namespace is gone.
 LookUp = Callable[[bytes, Version], bytes | None]
-# What a reader just before a version, whose expiries are judged at some milliseconds, found under a key.
-Before = Callable[[bytes, Version, int], bytes | None]
+# What readers just before a version, whose expiries are judged at some milliseconds, found under some keys.
+Before = Callable[[Sequence[tuple[bytes, Version, int]]], list[bytes | None]]
 
 
 # Above all flags.
@@ -53,6 +54,8 @@ _NO_FLAGS: Final[frozenset[bytes]] = frozenset()
 _flags: Final = itemgetter(slice(-1, None))
 # From so many changes on, it is quicker to take lines apart all at once.
 _MANY: Final = 128
+# The number of before-images that are looked up together.
+_LOOK_UPS: Final = 16
 _NAMES: Final = ("versions", "partitions", "keys", "values")
 
 
@@ -294,15 +297,8 @@ class Columns:
         start = size = since = 0
         befores: list[bytes | None] = []
         versions, last = gathered.versions, len(gathered.keys) - 1
-        # The records of earlier changes: a key that is changed again need not be looked up.
-        stored: dict[bytes, bytes] = {}
-        rows = zip(gathered.keys, versions, gathered.values, strict=True)
-        for index, (key, version, value) in enumerate(rows):
-            earlier = stored.get(key)
-            at_ms = moment_before(version, value)
-            image = before(key, version, at_ms) if earlier is None else _alive_at(at_ms, earlier)
-            if self._is_whole:
-                stored[key] = value
+        rows = zip(versions, gathered.values, self._find_images(gathered, before), strict=True)
+        for index, (version, value, image) in enumerate(rows):
             befores.append(image)
             size += len(value) + len(image or b"") + CHANGE_BYTES
             if size >= BATCH_BYTES_MAX and index < last:
@@ -310,6 +306,25 @@ class Columns:
                 yield _cut(gathered, slice(start, index + 1), befores, since, complete)
                 start, size, since, befores = index + 1, 0, complete, []
         yield _cut(gathered, slice(start, last + 1), befores, since, gathered.through)
+
+    def _find_images(self, gathered: ChangeBatch, before: Before) -> Iterator[bytes | None]:
+        """What each change replaced.  Some are looked up together; many large ones would take much memory."""
+        # The records of earlier changes: a key that is changed again need not be looked up.
+        stored: dict[bytes, bytes] = {}
+        rows = zip(gathered.keys, gathered.versions, gathered.values, strict=True)
+        while chunk := [*islice(rows, _LOOK_UPS)]:
+            images: list[bytes | None] = []
+            missing: dict[int, tuple[bytes, Version, int]] = {}
+            for place, (key, version, value) in enumerate(chunk):
+                at_ms, earlier = moment_before(version, value), stored.get(key)
+                if earlier is None:
+                    missing[place] = key, version, at_ms
+                images.append(None if earlier is None else _alive_at(at_ms, earlier))
+                if self._is_whole:
+                    stored[key] = value
+            for place, image in zip(missing, before([*missing.values()]), strict=True):
+                images[place] = image
+            yield from images
 
 
 def _size(column: pyarrow.BinaryArray) -> int:

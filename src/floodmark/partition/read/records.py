@@ -57,16 +57,21 @@ def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Vers
     return None if row is None else (decode_version(row[0]), row[1])
 
 
-def find_before(engine: Engine, key: bytes, version: Version, at_ms: int) -> bytes | None:
-    """The stored record of a qualified key just before `version`, if it is alive at a time."""
-    prefix = encode_prefix(key)
-    found = find_stored(engine, prefix, version - 1)
-    if found is None:
-        return None
-    if found[1][-1:] == PLAIN:
-        return found[1]
-    record = decode_record(prefix + encode_version(found[0]), found[1])
-    return None if record.is_dead_at(at_ms) else found[1]
+def find_before(engine: Engine, wanted: Sequence[tuple[bytes, Version, int]]) -> list[bytes | None]:
+    """The stored record of each qualified key just before a version, if it is alive at a time."""
+    prefixes = [encode_prefix(key) for key, _, _ in wanted]
+    starts = [
+        prefix + encode_version(version - 1) for prefix, (_, version, _) in zip(prefixes, wanted, strict=True)
+    ]
+    rows = engine.ceilings(DATA, prefixes, starts)
+    return [
+        None if row is None or _is_dead(row, at_ms) else row[1]
+        for row, (_, _, at_ms) in zip(rows, wanted, strict=True)
+    ]
+
+
+def _is_dead(row: Row, at_ms: int) -> bool:
+    return row[1][-1:] != PLAIN and decode_record(*row).is_dead_at(at_ms)
 
 
 def read_record(engine_key: bytes, stored: bytes, physical_ms: int) -> tuple[Record, bytes] | None:

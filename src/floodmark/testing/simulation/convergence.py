@@ -59,7 +59,7 @@ def check_convergence(
 def _find_stored(site: SimulatedSite, key: Key, now_ms: int) -> bytes | None:
     present = compose(now_ms, 0)
     return site.call_host(
-        lambda host: embedded(host).node.find_before(qualified(key), present, physical_ms(present))
+        lambda host: embedded(host).node.find_before([(qualified(key), present, physical_ms(present))])[0]
     )
 
 
