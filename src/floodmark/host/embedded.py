@@ -184,8 +184,7 @@ class EmbeddedHost(SiteParts, Host):
             case PutUnchangedStream():
                 commit = partial(self.router.put_unchanged, since=command.since)
             case ApplyStream(link=link):
-                admit = None if link is None else partial(self.links.admit, link)
-                commit = partial(self.router.apply, admit=admit)
+                commit = partial(self.router.apply, link=link)
         return LocalWriteStream(partial(commit, durable=command.durable))
 
     def abandon(self) -> None:

@@ -72,8 +72,11 @@ class SiteParts:
         self.safe_points = SafePoints(storage, time_source, self.catalog.live_ids, node.retention)
         self.epochs = Epochs(storage, self.nodes.fresh_version, time_source, self.catalog.is_live)
         self.members = Members(storage, time_source, identity.site, identity.site_id)
-        self.links = Links(node, self.members, identity.site_id, self.catalog.name_of)
+        self.links = Links(
+            node, self.members, identity.site_id, self.catalog.name_of, self.nodes.fresh_version
+        )
         node.watermarks = self.links.watermarks
+        storage.entrance.admit = self.links.admit
 
     def reload_catalog(self) -> None:
         """Load what the catalog's epoch covers: namespaces and topology.  Call it in the turn."""

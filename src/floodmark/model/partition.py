@@ -123,11 +123,11 @@ class Partition(Protocol):
         values: Sequence[bytes],
         *,
         durable: bool,
-        admit: Callable[[], None] | None = None,
+        link: "LinkGuard | None" = None,
     ) -> Version:
         """Store encoded values that carry their origin, as one commit, where they win.
 
-        `admit` is asked inside the commit, and raises if it is too late for it.
+        With `link`, they are refused if the link has moved on by the time of the commit.
         A value whose stamp is not above the stamp of what is there is left out, and a state is merged with
         what is there, so applying twice, or late, changes nothing.  The version of the commit; 0 if nothing
         was left to store.

@@ -32,6 +32,7 @@ from floodmark.model.errors import (
     NamespaceNotFound,
     OutcomeUnknown,
     PartitionMoved,
+    StaleLink,
 )
 from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.partition import HoldKind
@@ -425,7 +426,11 @@ class Committer:
                 continue
             if (writes := commit.writes) is not None:
                 encoded = encode_commit_rows(commit, mint(), self._site_id, self._log_row_bytes_max)
-                rows.add(encoded, ROWS_PER_CHANGE * len(writes.keys), BYTES_PER_BYTE * writes.size)
+                if writes.guards and not self._engine.write(encoded, writes.guards):
+                    commit.version, commit.error = 0, late()
+                    continue
+                if not writes.guards:
+                    rows.add(encoded, ROWS_PER_CHANGE * len(writes.keys), BYTES_PER_BYTE * writes.size)
                 durable = durable or commit.durable
         rows.write()
         return durable
@@ -558,6 +563,14 @@ def _forget(tail: LiveTail, clock: HybridClock) -> None:
     """Reset the tail: after a failure only the log knows what happened."""
     if tail.is_open:
         tail.reset(clock.latest)
+
+
+def late() -> StaleLink:
+    """The error for changes of a link that has moved on while they were written."""
+    return StaleLink(
+        "the link moved on, or garbage collection passed it, while its changes were written. Plan the step "
+        "again"
+    )
 
 
 def moved(writer: CommittingPartition) -> PartitionMoved:

@@ -1,7 +1,7 @@
 """A partition served by this process: reads go to the engine, writes through the group commit."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Final
 
@@ -29,7 +29,7 @@ from floodmark.model.errors import (
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
-from floodmark.model.partition import CommitLimits, Content, PreparedWrite
+from floodmark.model.partition import CommitLimits, Content, LinkGuard, PreparedWrite
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of
@@ -358,27 +358,25 @@ class LocalPartition:
         values: Sequence[bytes],
         *,
         durable: bool,
-        admit: Callable[[], None] | None = None,
+        link: LinkGuard | None = None,
     ) -> Version:
-        return self._apply(self._enter(keys, values, WriteKind.COPY, own=False), admit, durable=durable)
+        return self._apply(self._enter(keys, values, WriteKind.COPY, own=False), link, durable=durable)
 
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         writes = self._enter(keys, values, WriteKind.COPY, own=False, loaded=True)
         return self._apply(writes, None, durable=durable)
 
-    def _apply(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
+    def _apply(self, writes: Writes, link: LinkGuard | None, *, durable: bool) -> Version:
         copies = gather_copies(writes.keys, writes.values, self._site_id)
         if copies is None:
             self._committer.observe(stamp_version(max(find_origins(writes.values))))
             if has_states(writes.values):
-                return self._apply_states(writes, admit, durable=durable)
+                return self._apply_states(writes, link, durable=durable)
         else:
             writes.copies = copies
             self._committer.observe(copies.latest)
 
         def decide(_: Mint) -> Writes | None:
-            if admit is not None:
-                admit()
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
             if not any(newest):
                 return writes
@@ -388,18 +386,16 @@ class LocalPartition:
                 newer.copies = gather_copies(newer.keys, newer.values, self._site_id)
             return newer
 
-        return self._commit_decided(decide, durable=durable)[0]
+        return self._commit_decided(_admitted(self._entrance, link, decide), durable=durable)[0]
 
-    def _apply_states(self, writes: Writes, admit: Callable[[], None] | None, *, durable: bool) -> Version:
+    def _apply_states(self, writes: Writes, link: LinkGuard | None, *, durable: bool) -> Version:
         # Later writes of this site must win over every stamp in a state, and not only over its origin.
         self._committer.observe(max(map(newest_version, filter(is_state, writes.values))))
 
         def decide(mint: Mint) -> Writes | None:
-            if admit is not None:
-                admit()
             return self._merged(writes, apply_at(mint(), self._site_id))
 
-        return self._commit_decided(decide, durable=durable)[0]
+        return self._commit_decided(_admitted(self._entrance, link, decide), durable=durable)[0]
 
     def repair(
         self, keys: Sequence[bytes], values: Sequence[bytes], seen: Mapping[bytes, Version]
@@ -488,6 +484,22 @@ class LocalPartition:
         with self._announcing:
             self._announced = max(self._announced, resolved)
             return self._announced
+
+
+def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Decide:
+    """A decision inside a commit that is written only if the link has not moved on."""
+    if link is None:
+        return decide
+
+    def admit_first(mint: Mint) -> Writes | None:
+        # Before the records are read: what is removed after that moves a guard.
+        guards = entrance.admit(link)
+        writes = decide(mint)
+        if writes is not None:
+            writes.guards = guards
+        return writes
+
+    return admit_first
 
 
 def _range_of(namespace: bytes, key: bytes | None) -> KeyRange:

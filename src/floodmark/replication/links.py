@@ -20,7 +20,7 @@ import msgspec
 
 from floodmark.accounting.account import Account, AccountState, Checked, Doubt, Finding, Verdict
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, encode_version
-from floodmark.engine import WriteRow
+from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.change import NamespaceBeat, Tally
 from floodmark.model.errors import Corruption, Fenced, InvalidArgument, StaleLink
 from floodmark.model.limits import PAGE_BYTES_MAX, SITE_IDS_MAX
@@ -28,6 +28,7 @@ from floodmark.model.partition import LinkGuard
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, Node
+from floodmark.partition.families import HORIZON
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.read.records import require_kept
 from floodmark.replication.applied import Applied, NamespaceApplied
@@ -93,9 +94,15 @@ class Links:
     """Keeps the positions of the links that end at one site."""
 
     def __init__(
-        self, node: Node, members: Members, site_id: int, name_of: Callable[[int], str | None]
+        self,
+        node: Node,
+        members: Members,
+        site_id: int,
+        name_of: Callable[[int], str | None],
+        fresh_version: Callable[[], Version],
     ) -> None:
         self._node = node
+        self._fresh_version = fresh_version
         self._storage = node.storage
         self._members = members
         self._name_of = name_of
@@ -189,6 +196,8 @@ class Links:
         no longer write here.
         """
         _check_step(step)
+        # The watermark lies above all changes that it covers, at whichever node they were applied.
+        self._fresh_version()
         with self._storage.settled():
             now_ms = self._node.clock.time_source()
             rows: dict[LinkId, LinkRow] = {}
@@ -206,11 +215,16 @@ class Links:
             self._store(rows)
             self._remember(step, applied, now_ms)
 
-    def admit(self, guard: LinkGuard) -> None:
-        """Refuse writes of a step that was noted, planned again, or fenced meanwhile."""
+    def admit(self, guard: LinkGuard) -> Sequence[Guard]:
+        """Refuse writes of a step that was noted, planned again, or fenced meanwhile.
+
+        Returns the guards of the write: a node of several admits by rows that the keeper may change until the
+        write happens.  The topology needs none, since the catalog's epoch covers it.
+        """
         if guard.source == self._site_id:
             self._require_returning(guard)
-            return
+            return ()
+        guards: list[Guard] = []
         self._members.require_rejoined()
         member = self._members.find(guard.source)
         if member is not None and not member.admits(guard.incarnation):
@@ -220,6 +234,10 @@ class Links:
             )
         for namespace, position in guard.positions.items():
             row = self._rows.get((namespace, guard.source), LinkRow())
+            if self._node.number:
+                found = _guards_of(self._storage.engine, namespace, guard.source)
+                guards += found
+                row = LinkRow() if found[0].expected is None else _decode(found[0].expected)
             if row.through != position:
                 raise StaleLink(
                     f"changes of site {guard.source} behind version {position} come too late: the link "
@@ -228,6 +246,7 @@ class Links:
                 )
             begin = max(position, guard.starts.get(namespace, 0))
             self._require_admitted(guard.source, namespace, begin)
+        return guards
 
     def why_refused(self, source: int, namespace: int, begin: Version = VERSION_MAX) -> str | None:
         """Why the site refuses a source's changes after a version, in a namespace of an id; or None.
@@ -482,6 +501,12 @@ def _stored(rows: Mapping[LinkId, LinkRow], version: Version) -> list[WriteRow]:
         written.append((META, _LINKS + name, _encode(row)))
         written.append((META, _MARKS + name + encode_version(version), row.through.to_bytes(8, "big")))
     return written
+
+
+def _guards_of(engine: Engine, namespace: int, source: int) -> list[Guard]:
+    """The position of a link and the collected horizon, as the engine has them."""
+    keys = (_LINKS + _name(namespace, source), HORIZON + encode_namespace(namespace))
+    return [Guard(META, key, engine.get(META, key)) for key in keys]
 
 
 def _name(namespace: int, source: int) -> bytes:

@@ -17,7 +17,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.columns.pairs import Pairs
 from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone, Retryable
-from floodmark.model.partition import Content, Partition, PartitionMaps
+from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance, WriteKind
@@ -159,7 +159,7 @@ class Router:
             default=0,
         )
 
-    def apply(self, rows: Rows, *, durable: bool, admit: Callable[[], None] | None = None) -> Version:
+    def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
 
         The partition of the highest stamp comes first: if that lies too far ahead, nothing is stored.
@@ -168,7 +168,7 @@ class Router:
             self._commit_groups(
                 rows,
                 WriteKind.COPY,
-                lambda partition, keys, values: partition.apply(keys, values, durable=durable, admit=admit),
+                lambda partition, keys, values: partition.apply(keys, values, durable=durable, link=link),
                 rank=_highest_stamp,
             ),
             default=0,

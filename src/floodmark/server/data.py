@@ -143,7 +143,8 @@ class DataPlane:
         fields = method.request.__struct_fields__
         is_read, has_since = "durable" not in fields, "since" in fields
         name, audited, has_one_key = method.call, method.action.audited, "key" in fields
-        arguments = attrgetter(*(field for field in fields if field not in ("partition", "durable")))
+        arguments = attrgetter(*(field for field in fields if field not in ("partition", "durable", "link")))
+        has_link = "link" in fields
 
         def read(caller: Caller, request: Any) -> Any:
             check_version(request.at)
@@ -158,7 +159,8 @@ class DataPlane:
             if audited:
                 said = {"partition": request.partition, "keys": len(keys)}
                 log_action(caller, method.name, method.action, said)
-            return getattr(partition, name)(*arguments(request), durable=request.durable)
+            named = {"link": request.link} if has_link else {}
+            return getattr(partition, name)(*arguments(request), durable=request.durable, **named)
 
         return read if is_read else write
 

@@ -255,7 +255,6 @@ def _of_partition(function: Callable[..., Reply], name: str = "", *, frequent: b
         function,
         name or function.__name__,
         leading=[("partition", int)],
-        without=["admit"],
         array_like=True,
         frequent=frequent,
     )

@@ -1,6 +1,6 @@
 """Partitions behind a server, which look like those of this process."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from threading import Lock
 
@@ -9,7 +9,7 @@ import pyarrow
 from floodmark.codec.columns import records_schema
 from floodmark.model.errors import FloodmarkError, PartitionMoved, Unreachable, WireMismatch
 from floodmark.model.limits import REQUEST_BYTES_MAX
-from floodmark.model.partition import CommitLimits, Content, Partition, PartitionMap
+from floodmark.model.partition import CommitLimits, Content, LinkGuard, Partition, PartitionMap
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
@@ -114,10 +114,9 @@ class RemotePartition:
         values: Sequence[bytes],
         *,
         durable: bool,
-        admit: Callable[[], None] | None = None,
+        link: LinkGuard | None = None,
     ) -> Version:
-        assert admit is None, "only the committing process can be asked inside a commit; use an ApplyStream"
-        return self._connection.call(APPLY, self.id, list(keys), list(values), durable)
+        return self._connection.call(APPLY, self.id, list(keys), list(values), durable, link)
 
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         return self._connection.call(LOAD, self.id, list(keys), list(values), durable)

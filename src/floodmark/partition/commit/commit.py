@@ -11,7 +11,7 @@ from floodmark.codec.digest import digest_change, digest_changes
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
 from floodmark.codec.records import Copies
 from floodmark.codec.stamps import digest_copies
-from floodmark.engine import WriteRow
+from floodmark.engine import Guard, WriteRow
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import Version
 from floodmark.partition.commit.expiry_index import index_rows, may_expire
@@ -43,10 +43,11 @@ class Writes:
 
     `own` is False for changes that come from another site and carry their origin.  Where records are merged,
     `logged` holds the written states and `values` the merged records.  `loaded` rows are not changes and do
-    not enter the change log.  `copies` holds the same rows in columns, if all are plain copies.
+    not enter the change log.  `copies` holds the same rows in columns, if all are plain copies.  The
+    commit is written only under its `guards`.
     """
 
-    __slots__ = ("copies", "keys", "loaded", "logged", "own", "prefixes", "size", "values")
+    __slots__ = ("copies", "guards", "keys", "loaded", "logged", "own", "prefixes", "size", "values")
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Writes:
         logged: Sequence[bytes] | None = None,
         copies: Copies | None = None,
     ) -> None:
+        self.guards: Sequence[Guard] = ()
         self.own = own
         self.loaded = loaded
         self.logged = logged

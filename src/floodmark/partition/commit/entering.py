@@ -21,7 +21,7 @@ from floodmark.codec.states import CounterState, decode_state, is_unstamped
 from floodmark.codec.values import HAS_EXPIRY, HAS_ORIGIN, HAS_STAMPS, PLAIN, TOMBSTONE, decode_value
 from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
-from floodmark.engine import EngineLimits
+from floodmark.engine import EngineLimits, Guard
 from floodmark.merge.fields import parse_object
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
 from floodmark.model.errors import (
@@ -34,7 +34,7 @@ from floodmark.model.errors import (
     WrongPolicy,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from floodmark.model.partition import CommitLimits
+from floodmark.model.partition import CommitLimits, LinkGuard
 from floodmark.model.record import Record
 
 QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
@@ -86,6 +86,8 @@ class Entrance:
         self._stored_bytes_max = limits.value_bytes_max
         self.plain_bytes_max = min(PLAIN_BYTES_MAX, limits.value_bytes_max)
         self._policies: Mapping[bytes, str] | None = None
+        # Refuses changes of a link that come too late; returns the guards under which others are written.
+        self.admit: Callable[[LinkGuard], Sequence[Guard]] = lambda _: ()
         # Called before a namespace is refused as unknown: another node may have created it.
         self.catch_up: Callable[[], None] = lambda: None
         # The namespaces whose records are plain values, by the bytes that their keys begin with.

@@ -1,0 +1,188 @@
+"""Transactions and links over partitions of other nodes, through takeovers of owners and of the keeper."""
+
+from datetime import timedelta
+
+import pytest
+from tests.cluster import KEY, SiteCluster, serving
+
+from floodmark.codec.values import encode_value
+from floodmark.engine import Guard, MemoryEngine
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.ports import NamespaceWrites
+from floodmark.model.change import Stamp
+from floodmark.model.errors import NotKeeper, PartlyDone, StaleLink, TransactionEnded
+from floodmark.model.partition import Decision, Fate, LinkGuard
+from floodmark.partition.families import HORIZON, META
+from floodmark.partition.layout import store_version
+from floodmark.replication.applied import Applied
+from floodmark.replication.links import LinkRow
+from floodmark.replication.step import LinkStep, NamespaceStep
+
+TIMEOUT = timedelta(minutes=1)
+WRITES = [NamespaceWrites(namespace="users", id=1, rows={b"ada": encode_value(b"new")})]
+
+
+@pytest.fixture
+def nodes() -> SiteCluster:
+    """The first node keeps the site, the second one owns its partition."""
+    nodes = SiteCluster()
+    nodes.sites[0].create_namespace("users").put(b"ada", b"old")
+    nodes.give(2)
+    return nodes
+
+
+def read(nodes: SiteCluster) -> bytes | None:
+    return nodes.hosts[0].router.get(KEY, None)
+
+
+def change_keeper(nodes: SiteCluster) -> EmbeddedHost:
+    """Let the second node keep the site, as after a takeover; its host recovers the logs."""
+    assert nodes.cluster.nodes[1].take_keeper()
+    nodes.cluster.nodes[0].engine.keeper = None
+    nodes.hosts[1] = nodes.open(nodes.cluster.nodes[1])
+    return nodes.hosts[1]
+
+
+def test_a_transaction_commits_at_a_partition_of_another_node(nodes: SiteCluster) -> None:
+    transactions = nodes.hosts[0].transactions
+    name = transactions.begin(TIMEOUT, 0)
+    version = transactions.commit(name, WRITES)
+    assert version % 64 == 2
+    assert read(nodes) == b"new"
+    assert transactions.commit(name, WRITES) == version
+
+
+def test_a_reader_at_the_owner_asks_the_keeper_for_the_fate(nodes: SiteCluster) -> None:
+    transactions, partition = nodes.hosts[0].transactions, serving(nodes.cluster.nodes[1])
+    name = transactions.begin(TIMEOUT, 0)
+    partition.prepare(name, [KEY], [encode_value(b"new")])
+    assert nodes.hosts[1].transactions._settle(name) == Fate(Decision.UNDECIDED)
+    transactions.abort(name, "by its owner")
+    assert partition.compare_and_set(KEY, b"old", encode_value(b"newer"), durable=True)
+    assert partition.prepared() == []
+
+
+def test_a_decided_commit_is_carried_out_by_the_next_keeper(
+    nodes: SiteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, partition = nodes.hosts[0], serving(nodes.cluster.nodes[1])
+    name = first.transactions.begin(TIMEOUT, 0)
+    monkeypatch.setattr("floodmark.transaction.coordinator.WAIT_SECONDS_MAX", 0)
+    first.transactions.coordinators[0]._wait_seconds_max = 0
+    monkeypatch.setattr(partition, "commit_prepared", lambda *_: 1 // 0)
+    with pytest.raises(PartlyDone):
+        first.transactions.commit(name, WRITES)
+    assert read(nodes) == b"old"
+    monkeypatch.undo()
+    second = change_keeper(nodes)
+    assert read(nodes) == b"new"
+    assert second.transactions.list(timedelta(0)) == []
+
+
+def test_an_undecided_transaction_is_aborted_by_the_next_keeper(nodes: SiteCluster) -> None:
+    first, partition = nodes.hosts[0], serving(nodes.cluster.nodes[1])
+    name = first.transactions.begin(TIMEOUT, 0)
+    coordinator = first.transactions.coordinators[0]
+    seen: list[bytes | None] = []
+
+    def prepare_and_lose_the_lease(transaction: str, keys: list[bytes], values: list[bytes]) -> int:
+        version = type(partition).prepare(partition, transaction, keys, values)
+        change_keeper(nodes)
+        seen.append(read(nodes))
+        return version
+
+    partition.prepare = prepare_and_lose_the_lease  # type: ignore[method-assign, assignment]
+    with pytest.raises((NotKeeper, TransactionEnded)):
+        first.transactions.commit(name, WRITES)
+    assert seen == [b"old"]
+    assert partition.prepared() == []
+    assert read(nodes) == b"old"
+    # What the old coordinator still believes has no effect.
+    with pytest.raises(NotKeeper):
+        coordinator.commit(name, 1)
+    assert read(nodes) == b"old"
+
+
+def test_a_keeper_that_was_replaced_aborts_no_transaction_of_the_next(nodes: SiteCluster) -> None:
+    first = nodes.hosts[0]
+    second = change_keeper(nodes)
+    # The first node does not know it yet.
+    name = second.transactions.begin(TIMEOUT, 0)
+    serving(nodes.cluster.nodes[1]).prepare(name, [KEY], [encode_value(b"new")])
+    with pytest.raises(NotKeeper):
+        first.transactions.fate(name)
+    assert first.transactions._settle(name) == Fate(Decision.UNDECIDED)
+    assert second.transactions.commit(name, WRITES)
+    assert read(nodes) == b"new"
+
+
+def test_prepared_writes_of_a_lost_owner_are_settled_by_its_successor(nodes: SiteCluster) -> None:
+    first, second = nodes.cluster.nodes
+    transactions = nodes.hosts[0].transactions
+    name = transactions.begin(TIMEOUT, 0)
+    serving(second).prepare(name, [KEY], [encode_value(b"new")])
+    nodes.cluster.bury(second)
+    assert serving(first).prepared()
+    assert transactions.commit(name, WRITES)
+    assert serving(first).get(KEY) == b"new"
+
+
+# Links
+
+
+def copy(nodes: SiteCluster, stamp: int, position: int = 0) -> int:
+    """Apply a change of site 9 that supposes a position, at the node that keeps."""
+    value = encode_value(b"copied", origin=Stamp(stamp, 9))
+    return nodes.hosts[0].router.apply({KEY: value}, durable=True, link=LinkGuard(9, {1: position}))
+
+
+def advance(nodes: SiteCluster, through: int) -> None:
+    links = nodes.hosts[0].links
+    with nodes.hosts[0].node.storage.settled():
+        links._store({(1, 9): LinkRow(through=through)})
+
+
+def test_changes_of_a_link_are_applied_at_the_node_that_owns_them(nodes: SiteCluster) -> None:
+    stamp = nodes.cluster.nodes[0].clock.now()
+    assert copy(nodes, stamp) % 64 == 2
+    assert read(nodes) == b"copied"
+
+
+def test_an_owner_refuses_changes_of_a_link_that_has_moved_on_at_the_keeper(nodes: SiteCluster) -> None:
+    stamp = nodes.cluster.nodes[0].clock.now()
+    advance(nodes, 5)
+    with pytest.raises(StaleLink):
+        copy(nodes, stamp)
+    assert copy(nodes, stamp, position=5)
+
+
+@pytest.mark.parametrize("moved", ["position", "horizon"])
+def test_a_link_that_moves_on_in_the_middle_of_a_round_refuses_it(
+    nodes: SiteCluster, monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    stamp, engine = nodes.cluster.nodes[0].clock.now(), nodes.cluster.engine
+    write = MemoryEngine.write
+
+    def advance_first(self: MemoryEngine, rows: object, guards: tuple[Guard, ...] = ()) -> bool:
+        monkeypatch.undo()
+        if moved == "position":
+            advance(nodes, 5)
+        else:
+            write(engine, [store_version(HORIZON + b"\x00\x00\x01", 7)])
+        return write(self, rows, guards)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryEngine, "write", advance_first)
+    with pytest.raises(StaleLink):
+        copy(nodes, stamp)
+    assert read(nodes) == b"old"
+    assert engine.get(META, HORIZON + b"\x00\x00\x01") is None or moved == "horizon"
+
+
+def test_a_watermark_lies_above_the_changes_that_it_covers_at_all_nodes(nodes: SiteCluster) -> None:
+    nodes.cluster.offsets[2] = 400
+    applied = copy(nodes, nodes.cluster.nodes[0].clock.now())
+    part = NamespaceStep(name="users", source_id=1, target_id=1, since=0, until=5)
+    step = LinkStep(source="rome", source_id=9, incarnation=1, namespaces=(part,))
+    nodes.hosts[0].links.advance(step, Applied())
+    assert nodes.hosts[0].links.watermark(1, applied) == {}
+    assert nodes.hosts[0].links.watermark(1) == {9: 5}
