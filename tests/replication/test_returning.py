@@ -301,6 +301,51 @@ def test_tombstones_are_kept_for_a_site_that_is_being_restored(world: World) -> 
     assert backup.facts["users"].collected_horizon == 0
 
 
+def test_backup_from_before_another_site_joined_brings_a_site_back(world: World) -> None:
+    """The new site wrote nothing before it joined, so the backup lacks nothing of it."""
+    world.write("oslo", "everywhere")
+    world.write("rome", "everywhere")
+    for _ in range(2):
+        world.link_all()
+    backup = world.backup("oslo")
+    world.change("lund")
+    world.open("lund")
+    world.join("lund", world.backup("rome"))
+    world.write("lund", "first")
+    world.link_all()
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    for namespace in POLICIES:
+        world.restore("oslo", backup, namespace)
+    assert world["oslo"].host.membership.finish_rejoining() == []
+    world.write("oslo", "in the new life")
+    for _ in range(3):
+        world.link_all()
+    world.require_equal()
+    assert world["oslo"].namespace("users").get(b"lund first") == b"x"
+    links = [link for site in world.sites.values() for link in site.replication().links]
+    assert sum(link.intervals_wrong for link in links) == 0
+
+
+def test_backup_from_before_a_peer_was_restored_is_refused(world: World) -> None:
+    """It may hold writes that the peer has lost, and no link takes them to the others."""
+    backup = world.backup("oslo")
+    world.link_all()
+    world.write("rome", "told to oslo")
+    world.link("rome", "oslo")
+    tainted = world.backup("oslo")
+    world.open("rome")
+    world.change("rome", incarnation=2)
+    for namespace in POLICIES:
+        world.restore("rome", backup, namespace)
+    assert world["rome"].host.membership.finish_rejoining() == []
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    with pytest.raises(VersionCollected, match="is from before 'rome' was restored"):
+        world.restore("oslo", tainted, "users")
+    world.restore("oslo", world.backup("rome"), "users")
+
+
 def test_backup_from_before_deletions_that_others_have_forgotten_is_refused(world: World) -> None:
     world["oslo"].namespace("users").put(b"gone", b"x")
     backup = world.backup("oslo")
@@ -313,7 +358,7 @@ def test_backup_from_before_deletions_that_others_have_forgotten_is_refused(worl
     assert b"gone" not in world.records("rome", "users")
     world.open("oslo")
     world.change("oslo", incarnation=2)
-    with pytest.raises(VersionCollected, match="'rome' has forgotten what was deleted"):
+    with pytest.raises(VersionCollected, match="'rome' has collected deletions"):
         world.restore("oslo", backup, "users")
     fresh = world.backup("bonn")
     world.restore("oslo", fresh, "users")

@@ -8,11 +8,11 @@ Every action here can be repeated.  The site takes no writes, and no link reads 
 site that joins from a backup of another has no earlier incarnation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from floodmark.host.ports import Host
-from floodmark.host.statistics import NamespaceStatistics
 from floodmark.links.exchange import Copied, copy_origin
 from floodmark.merge.parts import split_record
 from floodmark.model.errors import ClockSkew, VersionCollected
@@ -86,6 +86,47 @@ def return_namespace(
     return copied
 
 
+class PeerFacts(NamedTuple):
+    """What a peer says of a namespace, for a backup with a given watermark.
+
+    A link from the backup's position reads after `start`; None if the peer's log lacks changes after it.
+    """
+
+    site: int
+    collected_horizon: Version
+    oldest_version: Version
+    start: Version | None
+    is_restored: bool
+
+
+def why_too_old(
+    watermark: Mapping[int, Version], sources: Collection[int], peers: Mapping[str, PeerFacts]
+) -> str | None:
+    """Why a site cannot be rebuilt from a backup with a watermark; None if it can.
+
+    A source without an entry in the watermark wrote nothing up to the version where its log starts.  But the
+    log of a restored source holds writes of its earlier incarnation, whose stamps are older; and a backup
+    from before it was restored may hold writes that it has lost.
+    """
+    began = {peer.site: peer.start or 0 for peer in peers.values() if not peer.is_restored}
+    complete = min(watermark.get(source) or began.get(source, 0) for source in sources)
+    for name, peer in peers.items():
+        known = watermark.get(peer.site, 0)
+        if peer.collected_horizon > complete:
+            return (
+                f"has all changes up to {_show(complete)}, and {name!r} has collected deletions up to "
+                f"{_show(peer.collected_horizon)}"
+            )
+        if peer.site in sources and (peer.start is None or peer.start < peer.oldest_version):
+            return (
+                f"has the changes of {name!r} up to {_show(known)}, and {name!r} has collected changes up to "
+                f"{_show(peer.oldest_version)}"
+            )
+        if peer.is_restored and peer.start is not None and 0 < known < peer.start:
+            return f"is from before {name!r} was restored at {_show(peer.start)}, and may hold what it lost"
+    return None
+
+
 def prepare_return(
     site: Host, peers: Mapping[str, Host], namespace: str, watermark: Mapping[int, Version]
 ) -> Version:
@@ -94,30 +135,34 @@ def prepare_return(
     `watermark` is that of the backup.  Raises VersionCollected for a backup that is too old: the other sites
     have collected deletions that it lacks, so that deleted keys would come back, or changes made since.
     """
-    sources = _sources(site, namespace)
-    complete = min(watermark.get(source, 0) for source in sources)
-    for name, peer in peers.items():
-        facts = _remembered(peer, namespace)
-        if facts.collected_horizon > complete:
-            raise _too_old(
-                namespace,
-                f"has all changes up to {_show(complete)}, and {name!r} has forgotten what was deleted up to "
-                f"{_show(facts.collected_horizon)}",
-                facts.collected_horizon,
-            )
-        known = watermark.get(peer.identity.site_id, 0)
-        if peer.identity.site_id in sources and facts.oldest_version > known:
-            raise _too_old(
-                namespace,
-                f"has what {name!r} wrote up to {_show(known)}, and {name!r} remembers only what was written "
-                f"since {_show(facts.oldest_version)}",
-                facts.oldest_version,
-            )
+    found = {name: _ask_peer(peer, namespace, watermark) for name, peer in peers.items()}
+    problem = why_too_old(watermark, _sources(site, namespace), found)
+    if problem is not None:
+        raise VersionCollected(
+            f"the backup of {namespace!r} {problem}; restore a newer backup, also of another site, or the "
+            "present state of a peer with --from-peers",
+            namespace=namespace,
+        )
     positions = [_position(peer, namespace, site.identity.site_id) for peer in peers.values()]
     # Without other sites, the backup is all that there is.
     positions = positions or [watermark.get(site.identity.site_id, 0)]
     _pass_version(site, max(positions))
     return min(positions)
+
+
+def _ask_peer(peer: Host, namespace: str, watermark: Mapping[int, Version]) -> PeerFacts:
+    statistics = next(each for each in peer.status.statistics().namespaces if each.name == namespace)
+    identity, topology = peer.identity, peer.membership.topology()
+    start: Version | None = None
+    with suppress(VersionCollected):
+        start = peer.membership.shared_since(namespace, watermark.get(identity.site_id, 0))
+    return PeerFacts(
+        site=identity.site_id,
+        collected_horizon=statistics.collected_horizon,
+        oldest_version=statistics.oldest_version,
+        start=start,
+        is_restored=topology is not None and topology.sites[identity.site].incarnation > 1,
+    )
 
 
 def _require_complete(site: Host, namespace: str, backup: BackupFacts) -> None:
@@ -173,18 +218,6 @@ def _position(peer: Host, namespace: str, source: int) -> Version:
     links = peer.status.replication().links
     found = [link for link in links if link.source_id == source and link.namespace == namespace]
     return found[0].through if found else 0
-
-
-def _remembered(peer: Host, namespace: str) -> NamespaceStatistics:
-    return next(each for each in peer.status.statistics().namespaces if each.name == namespace)
-
-
-def _too_old(namespace: str, problem: str, oldest: Version) -> VersionCollected:
-    return VersionCollected(
-        f"the backup of {namespace!r} {problem}; restore a backup of another site that is newer",
-        namespace=namespace,
-        oldest=oldest,
-    )
 
 
 def _show(version: Version) -> str:
