@@ -45,11 +45,11 @@ def test_a_new_site_takes_part_when_all_others_know_of_it(serve_site: ServeSite,
 
     def has_entered() -> bool:
         entering.go_on()
-        return "bonn" in entering.found
+        return "bonn" in entering.before
 
     wait_until(has_entered, "bonn did not enter")
     assert bonn.site.topology() is not None
-    assert entering.found.keys() == {"oslo", "rome", "bonn"}
+    assert entering.before.keys() == {"oslo", "rome", "bonn"}
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_sites_begin_without_one_that_is_away_if_all_are_new(
     rome.kill()
     entering = enter(topology_of(rome, oslo, bonn, epoch=1))
     assert isinstance(entering.try_all(), Unreachable)
-    assert entering.found.keys() == {"oslo", "bonn"}
+    assert entering.before.keys() == {"oslo", "bonn"}
     rome.start()
 
 
@@ -71,7 +71,7 @@ def test_a_topology_that_a_site_cannot_follow_is_told(serve_site: ServeSite, rom
     failure = entering.try_all()
     assert isinstance(failure, InvalidConfiguration)
     assert "from before it is shared" in str(failure)
-    assert entering.found.keys() == {"rome"}
+    assert entering.before.keys() == {"rome"}
 
 
 def test_a_namespace_that_is_not_taken_in_is_told_at_the_target_and_the_others_go_on(

@@ -8,7 +8,7 @@ it some histories do not; and a rule that takes a missing entry for 0 refuses ba
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 
@@ -212,7 +212,7 @@ def test_sites_end_equal_whatever_they_were_restored_from() -> None:
     assert sum(world.restored for world in worlds) > HISTORIES / 2
 
 
-def believing(**believed: Callable[[PeerFacts], int]) -> Rule:
+def believing(**believed: Callable[[PeerFacts], Any]) -> Rule:
     """The rule, with other facts about the peers."""
 
     def rule(watermark: Mapping[int, int], sources: set[int], peers: Mapping[str, PeerFacts]) -> str | None:

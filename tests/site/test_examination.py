@@ -34,6 +34,7 @@ CHECKS = [
     "heartbeat",
     "resolved",
     "partitions",
+    "replication",
     "retention",
     "safe points",
     "feeds",

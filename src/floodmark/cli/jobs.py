@@ -222,12 +222,13 @@ class Bars(Progress):
         self._stages: dict[str, TaskID] = {}
         self._first: TaskID | None = self.add_task(f"{what}: {doing}", total=None, known="?")
 
-    def report(self, stage: str, done: int, total: int | None) -> None:
-        """Show how far a stage is."""
+    def report(self, stage: str, done: int, total: int | None, doing: str = "") -> None:
+        """Show how far a stage is, under its name or what it is doing."""
         if self._first is not None:
             self.remove_task(self._first)
             self._first = None
         known = "?" if total is None else f"{total:,}"
         if stage not in self._stages:
             self._stages[stage] = self.add_task(stage, total=total, known=known)
-        self.update(self._stages[stage], completed=done, total=total, known=known)
+        shown = doing or stage
+        self.update(self._stages[stage], description=shown, completed=done, total=total, known=known)

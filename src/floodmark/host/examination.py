@@ -26,6 +26,7 @@ from floodmark.feed.subscription.subscriptions import SubscriptionRow
 from floodmark.host.background import CLOCK_AHEAD_MS_MAX, Background
 from floodmark.host.catalog import Catalog
 from floodmark.host.directory import Identity
+from floodmark.host.statistics import ReplicationStatistics
 from floodmark.model.errors import Corruption, FloodmarkError
 from floodmark.model.limits import KEY_BYTES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.partition import HoldKind
@@ -84,6 +85,12 @@ class CheckResult:
     advice: str = ""
 
 
+class Describing(Protocol):
+    """Describes the links of a site."""
+
+    def replication(self) -> ReplicationStatistics: ...
+
+
 class Examined(Protocol):
     """What an examination needs of a site in this process."""
 
@@ -94,6 +101,9 @@ class Examined(Protocol):
     feeds: LocalFeedStore
     subscriptions: LocalSubscriptionStore
     background: Background
+
+    @property
+    def status(self) -> Describing: ...
 
 
 # Called after each page with what is being read, and how many rows and bytes were read so far.
@@ -134,6 +144,7 @@ class Examination:
             "heartbeat": self._check_heartbeat,
             "resolved": self._check_resolved,
             "partitions": self._check_partitions,
+            "replication": self._check_replication,
             "retention": self._check_retention,
             "safe points": self._check_safe_points,
             "feeds": self._check_feeds,
@@ -235,6 +246,20 @@ class Examination:
             if log is None or log.sealed_at is not None or log.range != row.range:
                 yield _problem(f"partition {row.id} has no log that fits it", _RESTORE)
         yield _ok(f"{len(rows):,} in the map, without holes")
+
+    def _check_replication(self) -> Iterator[CheckResult]:
+        replication = self._host.status.replication()
+        if replication.rejoining:
+            missing = ", ".join(map(repr, replication.missing))
+            yield _problem(
+                f"the site was restored and takes no writes: it lacks {missing}",
+                "floodmark restore BACKUP SITE NAMESPACE --rejoin --topology FILE, or floodmark restore SITE "
+                "NAMESPACE --rejoin --from-peers --topology FILE (docs/operations/restored.md)",
+            )
+        elif replication.epoch is None:
+            yield _ok("the site shares nothing")
+        else:
+            yield _ok(f"the site follows topology {replication.epoch}")
 
     def _check_retention(self) -> Iterator[CheckResult]:
         retention = self._node.retention

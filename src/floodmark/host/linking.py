@@ -110,7 +110,14 @@ class LocalLinks(LocalPort):
             epoch=None if topology is None else topology.epoch,
             links=sorted(links, key=lambda link: (link.source, link.namespace)),
             rejoining=self._members.is_rejoining,
+            missing=self._sharing.missing_namespaces(),
+            peers=self._peers(),
         )
+
+    def _peers(self) -> list[str]:
+        shared = [self._members.of(name) for name in self._members.shared]
+        others = {each for members in shared for each in active_others(members, self._identity.site_id)}
+        return sorted(map(self._members.name_of, others))
 
     def _sources(self, row: NamespaceRow) -> set[int]:
         if not self._members.of(row.name):
@@ -139,6 +146,7 @@ class LocalLinks(LocalPort):
             heartbeat_age_ms=None if row.beat is None else max(0, now_ms - row.beat.wall_ms),
             backlog_ms=max(0, now_ms - physical_ms(row.through)) if row.through else self._waiting_ms(now_ms),
             changes=round(sum(lags.counts.values())),
+            changes_ever=recent.changes,
             lag_ms_p50=lags.percentile(0.5),
             lag_ms_p99=lags.percentile(0.99),
             intervals_checked=row.checked,
@@ -146,7 +154,9 @@ class LocalLinks(LocalPort):
             intervals_wrong=row.wrong,
             findings=[str(stored.finding) for stored in row.findings],
             stalled=missing or recent.stalled,
-            alarms=self._alarms(row, recent, now_ms) if missing is None else [_missing_alarm(missing)],
+            alarms=self._alarms(source, row, recent, now_ms)
+            if missing is None
+            else [_missing_alarm(missing)],
         )
 
     def _why_missing(self, source: int) -> str | None:
@@ -166,14 +176,21 @@ class LocalLinks(LocalPort):
         """How long a link has been expected from which nothing has come yet."""
         return max(0, now_ms - self._members.set_at_ms) if self._members.set_at_ms else 0
 
-    def _alarms(self, row: LinkRow, recent: RecentLink, now_ms: int) -> list[LinkAlarm]:
+    def _alarms(self, source: int, row: LinkRow, recent: RecentLink, now_ms: int) -> list[LinkAlarm]:
         alarms: list[LinkAlarm] = []
+        member = self._members.find(source)
 
         def raise_alarm(kind: AlarmKind, text: str) -> None:
             alarms.append(LinkAlarm(kind=kind, text=text))
 
         silent_ms = self._waiting_ms(now_ms) if row.beat is None else now_ms - row.beat.wall_ms
-        if silent_ms > HEARTBEAT_MS_MAX:
+        if member is not None and row.incarnation < member.incarnation > 1:
+            raise_alarm(
+                AlarmKind.OVERDUE,
+                f"it comes back as incarnation {member.incarnation}, and has sent nothing yet; `floodmark "
+                "status` of that site says what is missing",
+            )
+        elif silent_ms > HEARTBEAT_MS_MAX:
             raise_alarm(
                 AlarmKind.OVERDUE,
                 f"no heartbeat for {silent_ms // 1000:,} s; check that the source and replication run",

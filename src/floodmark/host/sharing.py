@@ -114,13 +114,19 @@ class Sharing(LocalPort):
         sources = {source: at for source, at in {**peers, **watermark}.items() if source != own}
         self._site.links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
 
-    def finish_rejoining(self) -> list[str]:
+    def missing_namespaces(self) -> list[str]:
+        """The namespaces that a site which is rejoining has not got back."""
+        if not self._members.is_rejoining:
+            return []
         topology = self._members.topology
         shared = [] if topology is None else topology.shared_by(self._members.site)
         begun = {namespace for namespace, _ in self._site.links.rows}
         ids = {row.name: row.id for row in self._catalog.live()}
         begun |= {each for each in ids.values() if self._members.told_version(each)}
-        missing = [name for name in shared if ids.get(name) not in begun]
+        return [name for name in shared if ids.get(name) not in begun]
+
+    def finish_rejoining(self) -> list[str]:
+        missing = self.missing_namespaces()
         with self._node.storage.settled():
             if not missing and self._members.is_rejoining:
                 self._members.note_rejoined(self._node.committer.sync_in_turn())

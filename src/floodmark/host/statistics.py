@@ -102,7 +102,8 @@ class LinkStatistics:
     """How one namespace's changes come from one other site.
 
     Changes up to `through`, a version of the source, are in.  The age of the last heartbeat is None if none
-    ever came, the lag None if no change came in the last minutes.  Intervals are those between heartbeats.
+    ever came, the lag None if no change came in the last minutes.  `changes` came in the last minutes, and
+    `changes_ever` since the site was opened.  Intervals are those between heartbeats.
     """
 
     source: str
@@ -113,6 +114,7 @@ class LinkStatistics:
     heartbeat_age_ms: int | None
     backlog_ms: int
     changes: int
+    changes_ever: int
     lag_ms_p50: int | None
     lag_ms_p99: int | None
     intervals_checked: int
@@ -125,21 +127,40 @@ class LinkStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicationStatistics:
-    """The links of a site by source and namespace.  A site that is `rejoining` takes no writes yet."""
+    """The links of a site by source and namespace.
+
+    A site that is `rejoining` was restored, and takes no writes while namespaces are `missing`, for which one
+    of its `peers` or a backup is needed.
+    """
 
     site: str
     site_id: int
     epoch: int | None
     links: list[LinkStatistics]
     rejoining: bool = False
+    missing: list[str] = field(default_factory=list)
+    peers: list[str] = field(default_factory=list)
+
+    @property
+    def returning(self) -> str | None:
+        """The state of a site that is rejoining, and the commands that it needs; else None."""
+        if not self.rejoining:
+            return None
+        names, peers = ", ".join(map(repr, self.missing)), ", ".join(map(repr, self.peers))
+        return (
+            f"{self.site} was restored and takes no writes: it lacks {names}. For each namespace "
+            "run `floodmark restore BACKUP SITE NAMESPACE --rejoin --topology FILE`, with a backup of any "
+            f"site, or `floodmark restore SITE NAMESPACE --rejoin --from-peers --topology FILE`, which "
+            f"takes the present state of one of {peers or 'no other site'} (docs/operations/restored.md)"
+        )
 
     @property
     def alarms(self) -> list[str]:
         """All that an operator should look at, in words."""
-        rejoining = [f"{self.site} was restored and takes no writes yet; finish its return"]
-        links = [
+        if self.returning is not None:
+            return [self.returning]
+        return [
             f"{link.source} to {self.site}, {link.namespace}: {alarm.text}"
             for link in self.links
             for alarm in link.alarms
         ]
-        return rejoining * self.rejoining + links

@@ -34,7 +34,7 @@ from floodmark.host.ports import Host
 from floodmark.links.reading import RowKind, decode_beat
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
-from floodmark.model.partition import ApplyStream, LinkGuard, WriteStream
+from floodmark.model.partition import ApplyStream, LinkGuard, LoadStream, WriteStream
 from floodmark.replication.applied import Applied, NamespaceApplied
 from floodmark.replication.lag import LagCounts
 from floodmark.replication.step import LinkStep, NamespaceStep
@@ -62,7 +62,7 @@ class Applier:
             incarnation=step.incarnation,
             starts={each.target_id: each.start for each in step.namespaces},
         )
-        self._sender = Sender(target, guard)
+        self._sender = Sender(target, ApplyStream(True, guard))
         self._parts = [
             _Part(namespace, self._sender, batch_rows_max, batch_bytes_max) for namespace in step.namespaces
         ]
@@ -264,9 +264,9 @@ def _cut_repeats(batch: Batch) -> Iterator[Batch]:
 class Sender:
     """Sends batches, some at a time, and records the age of changes when they were applied."""
 
-    def __init__(self, target: Host, guard: LinkGuard) -> None:
+    def __init__(self, target: Host, command: ApplyStream | LoadStream) -> None:
         self._target = target
-        self._stream: WriteStream = target.write_stream(ApplyStream(True, guard))
+        self._stream: WriteStream = target.write_stream(command)
         self._sent: deque[tuple[Batch, LagCounts | None, Future[int]]] = deque()
 
     def send(self, batch: Batch, lags: LagCounts | None) -> None:

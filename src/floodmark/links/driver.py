@@ -32,8 +32,11 @@ STANDSTILL_MS_MAX: Final = 120_000
 class LinkProgress(Protocol):
     """Gets reports of how far the links are."""
 
-    def report(self, stage: str, done: int, total: int | None) -> None:
-        """`done` of `total` links have arrived; `total` is None for a run without end."""
+    def report(self, stage: str, done: int, total: int | None, doing: str = "") -> None:
+        """`done` of `total` links have arrived; `total` is None for a run without end.
+
+        `doing` says what the run waits for.
+        """
         ...
 
 
@@ -57,13 +60,15 @@ class Runner(Protocol):
 class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one direction.  The lag is that of the last minutes, from commit to commit.
 
-    `findings` counts all intervals between heartbeats in which changes were ever lost or doubled, and `wrong`
-    those of this run; None if the target could not be asked before or after it.
+    `changes` came in this run.  `findings` counts all intervals between heartbeats in which changes were ever
+    lost or doubled, and `wrong` those of this run.  These are None if the target could not be asked before or
+    after the run.
     """
 
     source: str
     target: str
     namespaces: list[str]
+    changes: int | None
     backlog_ms: int | None
     lag_ms_p50: int | None
     lag_ms_p99: int | None
@@ -73,11 +78,12 @@ class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run.  `wrong` is the sum over the links."""
+    """The result of a run.  `changes` and `wrong` are sums over the links."""
 
     epoch: int
     elapsed_ms: int
     restarts: int
+    changes: int
     wrong: int
     links: list[LinkSummary]
 
@@ -94,7 +100,8 @@ def run_links(
     """Run all links between the sites that have an address, until `stop` is set.
 
     With `once`, return when all changes that were there at the beginning have arrived; raises LinkStalled
-    if no link has moved for two minutes.  The topology is put in force at every site as soon as it answers;
+    if no link has moved for two minutes.  Links of a site that was restored, and has not all data back, are
+    not waited for; their summaries say so.  The topology is put in force at every site as soon as it answers;
     with `once` all sites must answer.
     """
     began_ms = monotonic_ms()
@@ -110,7 +117,7 @@ def run_links(
     stop = stop or Event()
     with runner as running:
         if once:
-            _run_once(running, links, stop, progress)
+            _run_once(running, [link for link in links if link.why_absent is None], stop, progress)
         else:
             if progress is not None:
                 progress.report("links", len(links), None)
@@ -120,6 +127,7 @@ def run_links(
         epoch=topology.epoch,
         elapsed_ms=monotonic_ms() - began_ms,
         restarts=running.restarts,
+        changes=sum(link.changes or 0 for link in summaries),
         wrong=sum(link.wrong or 0 for link in summaries),
         links=summaries,
     )
@@ -170,6 +178,12 @@ class _Link:
     entering: Entering
     goals: dict[str, Version] = field(default_factory=dict)
 
+    @property
+    def why_absent(self) -> str | None:
+        """What a site of the link lacks, if it was restored and takes no part yet."""
+        returning = self.entering.returning
+        return returning.get(self.direction.source) or returning.get(self.direction.target)
+
     def set_goals(self, sites: Connections) -> None:
         """Remember the present end of the source's changes."""
         versions = sites.get(self.options.source).host.versions
@@ -197,18 +211,29 @@ class _Link:
     def summarize(self) -> LinkSummary:
         links = [each for each in self.statistics() if each.namespace in self.direction.namespaces]
         findings = sum(link.intervals_wrong for link in links)
-        before = self.entering.found.get(self.direction.target)
+        before = self.entering.before.get(self.direction.target)
+        earlier = [each for each in before or () if each.source == self.direction.source]
+        known = before is not None and bool(links)
         return LinkSummary(
             source=self.direction.source,
             target=self.direction.target,
             namespaces=list(self.direction.namespaces),
+            changes=_grown([each.changes_ever for each in links], [each.changes_ever for each in earlier])
+            if known
+            else None,
             backlog_ms=max((link.backlog_ms for link in links), default=None),
             lag_ms_p50=max((link.lag_ms_p50 for link in links if link.lag_ms_p50 is not None), default=None),
             lag_ms_p99=max((link.lag_ms_p99 for link in links if link.lag_ms_p99 is not None), default=None),
             findings=findings,
-            wrong=None if before is None or not links else max(0, findings - before[self.direction.source]),
-            stalled=next((link.stalled for link in links if link.stalled is not None), None),
+            wrong=_grown([findings], [each.intervals_wrong for each in earlier]) if known else None,
+            stalled=self.why_absent
+            or next((link.stalled for link in links if link.stalled is not None), None),
         )
+
+
+def _grown(now: Sequence[int], before: Sequence[int]) -> int:
+    """By how much a sum has grown; a target that was restarted meanwhile counts from 0 again."""
+    return sum(now) - sum(before) if sum(now) >= sum(before) else sum(now)
 
 
 def _run(runner: Runner, links: Sequence[_Link], stop: Event, entering: Entering) -> None:
@@ -235,9 +260,18 @@ def _run_once(runner: Runner, links: Sequence[_Link], stop: Event, progress: Lin
                 if found != seen:
                     seen, moved_at_ms = found, monotonic_ms()
             if progress is not None:
-                progress.report("links", len(links) - len(waiting), len(links))
+                progress.report("links", len(links) - len(waiting), len(links), _describe(waiting))
             if monotonic_ms() - moved_at_ms > STANDSTILL_MS_MAX:
                 raise _stands_still(waiting)
+
+
+def _describe(waiting: Sequence[_Link]) -> str:
+    """What a run waits for."""
+    if not waiting:
+        return "all changes have arrived"
+    first = waiting[0].direction
+    more = f" and {len(waiting) - 1:,} more" if len(waiting) > 1 else ""
+    return f"waiting for changes from {first.source} to {first.target}{more}"
 
 
 def _stands_still(links: Sequence[_Link]) -> LinkStalled:

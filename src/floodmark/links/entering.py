@@ -5,8 +5,7 @@ collect deletions without waiting for it, and would have to refuse its writes (`
 """
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 
 from floodmark.host.statistics import LinkStatistics
@@ -21,11 +20,13 @@ _log = logging.getLogger("floodmark.replication")
 class Entering:
     """Puts a topology in force at its active sites.
 
-    `found` counts, for each site that has it, the wrong intervals that the site had found by then, by source.
+    `before` are the links of each site that has it, at that time.  `returning` says of sites that were
+    restored, and take no part yet, what they lack.
     """
 
     def __init__(self, topology: Topology, addresses: Mapping[str, SiteAddress]) -> None:
-        self.found: dict[str, Counter[str]] = {}
+        self.before: dict[str, list[LinkStatistics]] = {}
+        self.returning: dict[str, str] = {}
         self._topology = topology
         self._left = {name: each for name, each in addresses.items() if topology.sites[name].is_active}
         self._trying: Future[FloodmarkError | None] | None = None
@@ -43,7 +44,7 @@ class Entering:
         failures = [answer for answer in answers.values() if isinstance(answer, FloodmarkError)]
         there = [name for name, answer in answers.items() if isinstance(answer, Topology)]
         failures += [failure for name in there if (failure := self._enter(name)) is not None]
-        if not failures or not (there or self.found):
+        if not failures or not (there or self.before):
             for name in [name for name, answer in answers.items() if answer is None]:
                 failure = self._enter(name)
                 if failure is not None:
@@ -77,16 +78,11 @@ class Entering:
                 host = site.host
                 if host.membership.topology() != self._topology:
                     host.membership.set_topology(self._topology)
-                self.found[name] = count_wrong(host.status.replication().links)
+                replication = host.status.replication()
+                self.before[name] = replication.links
+                if replication.returning is not None:
+                    self.returning[name] = replication.returning
         except FloodmarkError as failure:
             return failure
         del self._left[name]
         return None
-
-
-def count_wrong(links: Sequence[LinkStatistics]) -> Counter[str]:
-    """The wrong intervals that a site has found, by source."""
-    wrong: Counter[str] = Counter()
-    for link in links:
-        wrong[link.source] += link.intervals_wrong
-    return wrong

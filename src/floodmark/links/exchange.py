@@ -2,14 +2,15 @@
 
 If a site has lost its log, or is gone for good, the others hold different parts of its writes: `copy_origin`
 copies the parts of records that this site wrote.  If a namespace holds data from before it was shared,
-`copy_records` copies all of its records.
+`copy_records` copies all of its records.  A site without a good backup is rebuilt from a `HeldSnapshot`.
 
 The target applies by stamp, so copying a record again, or beginning again, has no effect.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from typing import NamedTuple, TypeAlias
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import timedelta
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy
 import pyarrow
@@ -21,9 +22,13 @@ from floodmark.feed import at_present
 from floodmark.host.ports import Host
 from floodmark.links.applying import Batch, Batches, Sender
 from floodmark.merge.parts import split_record
-from floodmark.model.partition import LinkGuard
+from floodmark.model.errors import SafePointNotFound
+from floodmark.model.partition import ApplyStream, LinkGuard, LoadStream
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
+
+# How long the source keeps a snapshot for a process that was killed.
+HELD: Final = timedelta(hours=24)
 
 # Keys and stored records.
 Pages: TypeAlias = Iterator[tuple[list[bytes], list[bytes]]]
@@ -52,7 +57,7 @@ def copy_origin(source: Host, target: Host, namespace: str, above: Version, guar
         return part
 
     with _snapshot(source, namespace) as (_, pages):
-        return Copied(_copy(pages, target, namespace, guard, part_of), newest)
+        return Copied(_copy(pages, target, namespace, ApplyStream(True, guard), part_of), newest)
 
 
 def copy_records(source: Host, target: Host, namespace: str, guard: LinkGuard) -> Copied:
@@ -61,20 +66,59 @@ def copy_records(source: Host, target: Host, namespace: str, guard: LinkGuard) -
     Returns when they are applied and durable.  The target refuses them once the guard no longer holds.
     """
     with _snapshot(source, namespace) as (at, pages):
-        return Copied(_copy(pages, target, namespace, guard, lambda record: record), at)
+        command = ApplyStream(True, guard)
+        return Copied(_copy(pages, target, namespace, command, lambda record: record), at)
+
+
+class HeldSnapshot:
+    """All records of a namespace as of one version, which a named safe point of the source keeps.
+
+    A process that is killed and started again finds the safe point, and reads the same records.
+    """
+
+    def __init__(self, source: Host, namespace: str, name: str) -> None:
+        self._source = source
+        self._namespace = namespace
+        self._name = name
+        held = {point.name: point.version for point in source.retention.safe_points()}
+        self.is_held = name in held
+        self.version = held.get(name, 0)
+
+    def hold(self) -> None:
+        """Keep the version for a day; at first the present one."""
+
+        def hold(version: Version) -> Version:
+            self._source.retention.hold_safe_point(self._name, version, HELD, self._namespace)
+            return version
+
+        self.version = (
+            at_present(self._source.versions.read_version, hold) if not self.version else hold(self.version)
+        )
+
+    def release(self) -> None:
+        """Let garbage collection go on."""
+        with suppress(SafePointNotFound):
+            self._source.retention.release_safe_point(self._name)
+
+    def copy(
+        self, target: Host, command: ApplyStream | LoadStream, part_of: Callable[[bytes], bytes | None]
+    ) -> int:
+        """Write a part of each record at a target; the number of records that have one."""
+        pages = _read_pages(self._source, self._namespace, self.version)
+        return _copy(pages, target, self._namespace, command, part_of)
 
 
 def _copy(
     pages: Pages,
     target: Host,
     namespace: str,
-    guard: LinkGuard,
+    command: ApplyStream | LoadStream,
     part_of: Callable[[bytes], bytes | None],
 ) -> int:
-    """Apply a part of each record at a target; the number of records that have one."""
+    """Write a part of each record at a target; the number of records that have one."""
     target_id = target.namespaces.find_namespace(namespace).id
     copied = 0
-    with closing(Sender(target, guard)) as sender:
+    with closing(Sender(target, command)) as sender:
         batches = Batches(sender)
         for keys, records in pages:
             parts = {key: part for key, each in zip(keys, records, strict=True) if (part := part_of(each))}
@@ -93,17 +137,17 @@ def _copy(
 def _snapshot(site: Host, namespace: str) -> Iterator[tuple[Version, Pages]]:
     """A version, and all records of a namespace as of it, deleted ones included, each with its origin."""
     row = site.namespaces.find_namespace(namespace)
-    prefix = encode_namespace(row.id)
-
-    def read(at: Version) -> Pages:
-        for batch in site.router.scan_records(KeyRange(prefix, prefix_end(prefix)), at, dead=True):
-            versions = batch.column("version").to_numpy()
-            stored = add_origins(batch.column("value"), versions, site.identity.site_id)
-            yield batch.column("key").to_pylist(), stored.to_pylist()
-
     with ExitStack() as stack:
         at, _ = at_present(
             site.versions.read_version,
             lambda version: (version, stack.enter_context(site.reading(version, row.id))),
         )
-        yield at, read(at)
+        yield at, _read_pages(site, namespace, at)
+
+
+def _read_pages(site: Host, namespace: str, at: Version) -> Pages:
+    prefix = encode_namespace(site.namespaces.find_namespace(namespace).id)
+    for batch in site.router.scan_records(KeyRange(prefix, prefix_end(prefix)), at, dead=True):
+        versions = batch.column("version").to_numpy()
+        stored = add_origins(batch.column("value"), versions, site.identity.site_id)
+        yield batch.column("key").to_pylist(), stored.to_pylist()

@@ -6,10 +6,10 @@ of the site, and every link from it goes up to there, so that garbage collection
 entry and its id stay, because stamps carry the id.
 
 An interrupted removal is repeated from the beginning, with the same result.  Repeating a finished one sends
-the site's changes to sites that have joined since.
+the site's changes to sites that have joined or were restored since.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import permutations
 
 import msgspec
@@ -25,12 +25,16 @@ from floodmark.replication.topology import MemberSite, SiteState, Topology
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """A removed site, its last version, and the number of records that were exchanged."""
+    """A removed site, its last version, and the number of records that were exchanged.
+
+    The sites of `waiting` are being restored, and get its changes when that is done.
+    """
 
     site: str
     final: Version
     epoch: int
     records_copied: int
+    waiting: list[str] = []
 
 
 def remove_site(
@@ -52,15 +56,19 @@ def remove_site(
     if removed.is_active:
         topology = _changed(topology, name, msgspec.structs.replace(removed, state=SiteState.REMOVED))
     _put_in_force(topology, survivors, publish)
-    copied, last = _exchange(topology, name, survivors)
+    waiting = [each for each, site in survivors.items() if site.status.replication().rejoining]
+    copied, last = exchange_removed(topology, name, survivors, waiting)
     if removed.final is None:
         ended = msgspec.structs.replace(topology.sites[name], final=last)
         topology = _changed(topology, name, ended)
         _put_in_force(topology, survivors, publish)
     final = topology.sites[name].final
     assert final is not None
-    _end_links(topology, name, survivors, final)
-    return Removed(site=name, final=final, epoch=topology.epoch, records_copied=copied)
+    present = {each: site for each, site in survivors.items() if each not in waiting}
+    _end_links(topology, name, present, final)
+    return Removed(
+        site=name, final=final, epoch=topology.epoch, records_copied=copied, waiting=sorted(waiting)
+    )
 
 
 def _newest(topology: Topology, survivors: Mapping[str, Host]) -> Topology:
@@ -69,8 +77,13 @@ def _newest(topology: Topology, survivors: Mapping[str, Host]) -> Topology:
     return max([topology, *(each for each in known if each is not None)], key=lambda each: each.epoch)
 
 
-def _exchange(topology: Topology, name: str, survivors: Mapping[str, Host]) -> tuple[int, Version]:
-    """Exchange the records of a removed site; their number, and its last version."""
+def exchange_removed(
+    topology: Topology, name: str, survivors: Mapping[str, Host], waiting: Collection[str]
+) -> tuple[int, Version]:
+    """Exchange the records of a removed site; their number, and its last version.
+
+    The sites of `waiting` are being restored: they give records, and take none.
+    """
     origin = topology.sites[name].id
     records, final = 0, 0
     for namespace in topology.namespaces:
@@ -83,6 +96,8 @@ def _exchange(topology: Topology, name: str, survivors: Mapping[str, Host]) -> t
         }
         final = max(final, *positions.values())
         for source, target in permutations(holders, 2):
+            if target.identity.site in waiting:
+                continue
             position = positions[target.identity.site_id]
             guard = LinkGuard(
                 source=origin,

@@ -4,20 +4,31 @@ The other sites hold writes of its earlier incarnation: more than the backup, an
 must use no stamp twice, so its clock is moved past all of its writes that they hold.  A write that only some
 sites hold must reach the rest, so it goes through the site's change log again, at a new version.
 
+Where no backup is good enough, the present state of a peer takes its place.
+
 Every action here can be repeated.  The site takes no writes, and no link reads it, until it is done.  A new
 site that joins from a backup of another has no earlier incarnation.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
+import msgspec
+import pyarrow.compute
+
+from floodmark.codec.ordered import qualify_range
+from floodmark.host.catalog import NamespaceRow
 from floodmark.host.ports import Host
-from floodmark.links.exchange import Copied, copy_origin
+from floodmark.links.exchange import Copied, HeldSnapshot, copy_origin
+from floodmark.links.removing import exchange_removed, remove_site
 from floodmark.merge.parts import split_record
-from floodmark.model.errors import ClockSkew, VersionCollected
-from floodmark.model.partition import LinkGuard
+from floodmark.model.errors import ClockSkew, InvalidArgument, InvalidConfiguration, VersionCollected
+from floodmark.model.partition import ApplyStream, Content, LinkGuard, LoadStream
 from floodmark.model.version import Version, moment_of
+from floodmark.replication.topology import Topology
+from floodmark.site.address import SiteAddress
+from floodmark.site.site import Site
 
 
 class BackupFacts(NamedTuple):
@@ -47,6 +58,142 @@ class Portion(NamedTuple):
 WritePortion = Callable[[Portion], object]
 
 _NOBODY = 0
+
+
+class PeerReturn(msgspec.Struct, frozen=True, kw_only=True):
+    """A namespace that was rebuilt from the state of a peer as of a version.
+
+    `records` counts the peer's records, and `returned` the site's own writes that all peers gave back.  The
+    site takes no writes while namespaces are `missing`.
+    """
+
+    peer: str
+    site: str
+    namespace: str
+    version: Version
+    resumed: bool
+    records: int
+    returned: int
+    missing: list[str]
+
+
+@contextmanager
+def returning(
+    target: SiteAddress, namespace: str, topology: Topology, addresses: Mapping[str, SiteAddress]
+) -> Iterator[tuple[Site, dict[str, Host]]]:
+    """A site that has lost a namespace, and all other active sites of the topology.
+
+    First the topology, with the site's incremented incarnation, is put in force at all sites, so that changes
+    of the earlier incarnation are refused.
+    """
+    with ExitStack() as stack:
+        site = stack.enter_context(target.connect())
+        name = site.name
+        if namespace not in topology.shared_by(name):
+            raise InvalidConfiguration(f"site {name!r} does not share {namespace!r}", site=name)
+        others = {
+            other: stack.enter_context(addresses[other].connect())
+            for other in sorted(addresses.keys() - {name})
+        }
+        for other in (*others.values(), site):
+            other.set_topology(topology)
+        if not site.replication().rejoining:
+            raise InvalidArgument(
+                f"site {name!r} has the incarnation of the topology, and takes part; if it has lost its "
+                "data, increment its `incarnation` in the topology first"
+            )
+        yield site, {other: each.host for other, each in others.items()}
+
+
+def finish_return(site: Host, others: Mapping[str, Host], topology: Topology) -> list[str]:
+    """Let a restored site take part again, unless namespaces are missing: these.
+
+    A site that was removed meanwhile was exchanged without this one: now it is exchanged with it.
+    """
+    removed = [name for name, member in topology.sites.items() if member.final is not None]
+    hosts = {**others, site.identity.site: site}
+    for name in removed:
+        exchange_removed(topology, name, hosts, waiting=[site.identity.site])
+    missing = site.membership.finish_rejoining()
+    for name in removed if not missing else ():
+        remove_site(topology, name, hosts, lambda _: None)
+    return missing
+
+
+def return_from_peers(
+    target: SiteAddress, namespace: str, *, topology: Topology, addresses: Mapping[str, SiteAddress]
+) -> PeerReturn:
+    """Rebuild a namespace that a site has lost from the present state of one of its peers.
+
+    The peer's stamps and tombstones stay as they are.  All peers give back the site's own writes.
+    """
+    with returning(target, namespace, topology, addresses) as (site, others):
+        members = topology.active_members(namespace)
+        peers = {name: host for name, host in others.items() if name in members}
+        peer, snapshot = _choose_snapshot(site.name, peers, namespace)
+        snapshot.hold()
+        found = _ask_peer(peers[peer], namespace, {})
+        watermark = {
+            **peers[peer].replication.watermark(namespace, snapshot.version),
+            found.site: snapshot.version,
+        }
+        row = site.host.namespaces.find_namespace(namespace)
+        begun = site.host.versions.open_epoch(namespace, f"return/{peer}/{snapshot.version}", 0)
+        resumed = require_own(site.host, row, begun)
+        records = 0
+
+        def write(portion: Portion) -> None:
+            nonlocal records
+            command = LoadStream(True) if portion.load else ApplyStream(True)
+            records += snapshot.copy(site.host, command, portion.take)
+
+        facts = BackupFacts(watermark, found.collected_horizon)
+        copied = return_namespace(site.host, peers, namespace, facts, write)
+        missing = finish_return(site.host, others, topology)
+        snapshot.release()
+        return PeerReturn(
+            peer=peer,
+            site=site.name,
+            namespace=namespace,
+            version=snapshot.version,
+            resumed=resumed,
+            records=records,
+            returned=copied.records,
+            missing=missing,
+        )
+
+
+def _choose_snapshot(site: str, peers: Mapping[str, Host], namespace: str) -> tuple[str, HeldSnapshot]:
+    """A peer with its data, if possible the one that an interrupted run has chosen."""
+    name = f"return-{site}-{namespace}"
+    found = [
+        (peer, HeldSnapshot(host, namespace, name))
+        for peer, host in peers.items()
+        if not host.status.replication().rejoining
+    ]
+    if not found:
+        raise InvalidConfiguration(
+            f"no other site has its data of {namespace!r}; restore a backup of one of them first",
+            namespace=namespace,
+        )
+    return min(found, key=lambda each: not each[1].is_held)
+
+
+def require_own(site: Host, namespace: NamespaceRow, begun: Version) -> bool:
+    """Raise InvalidArgument for records from before a restore began.  Returns whether it finds its own."""
+    at = site.versions.read_version()
+    keys = qualify_range(namespace.id)
+    found = False
+    for batch in site.router.scan_records(keys, at, dead=True, content=Content.DIGESTS):
+        if not batch.num_rows:
+            continue
+        found = True
+        if pyarrow.compute.min(batch.column("version")).as_py() <= begun:
+            raise InvalidArgument(
+                f"namespace {namespace.name!r} of site {site.identity.site!r} holds other records; restore "
+                "into a new namespace, or into one that is empty"
+            )
+    return found
 
 
 def join_namespace(site: Host, namespace: str, backup: BackupFacts, write: WritePortion) -> None:

@@ -62,12 +62,13 @@ def round_lag(lag_ms: int) -> int:
 
 @dataclass(slots=True)
 class RecentLink:
-    """The last minutes of one link and namespace.
+    """The last minutes of one link and namespace, and the number of changes since the site was opened.
 
     The source's clock is ahead of this one by at least `ahead_ms`.  `stalled` is the reason why no changes
     come, until some do.
     """
 
+    changes: int = 0
     ahead_ms: int = 0
     stalled: str | None = None
     # Lags by intervals of ten seconds.

@@ -324,6 +324,7 @@ class Links:
             recent.stalled = None
             if done is not None:
                 recent.add_lags(done.lags, now_ms)
+                recent.changes += done.changes
                 recent.ahead_ms = max((beat.wall_ms - now_ms for beat in done.beats), default=recent.ahead_ms)
 
     # Positions that are taken over

@@ -100,8 +100,9 @@ class Members:
 
     def _rejoining(self) -> Rejoining:
         return Rejoining(
-            f"site {self.site!r} was restored as incarnation {self.incarnation}, and has not got back what "
-            "it wrote before; run `floodmark restore --rejoin` for each namespace that it shares",
+            f"site {self.site!r} was restored as incarnation {self.incarnation}, and takes no part before it "
+            "has its data back; run `floodmark restore --rejoin` for each namespace that `floodmark status` "
+            "names as missing",
             site=self.site,
         )
 

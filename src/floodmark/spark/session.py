@@ -56,6 +56,10 @@ _LOCAL: Final = {
 _AT_START: Final = {"spark.ui.showConsoleProgress": "false"}
 
 
+# Errors of a connection that the other side has closed.
+_HUNG_UP: Final = (EOFError, ConnectionError)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
     """A master or a Spark Connect server, and settings that win over all others."""
@@ -179,8 +183,23 @@ def _start_classic(options: SparkOptions, name: str) -> SparkSession:
         conf.setIfMissing(key, value)
     with _environment(_python_environment() if local else {}):
         with _keeping_interrupts():
-            SparkContext.getOrCreate(conf)
+            _quiet_accumulators(SparkContext.getOrCreate(conf))
         return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _quiet_accumulators(context: SparkContext) -> None:
+    """Keep the server of a context's accumulators from printing that Java has closed the connection.
+
+    Spark's Java closes it before that server is told to stop, which then prints a traceback.
+    """
+    server: Any = context._accumulatorServer
+    show = server.handle_error
+
+    def handle_error(request: object, address: object) -> None:
+        if not isinstance(sys.exception(), _HUNG_UP):
+            show(request, address)
+
+    server.handle_error = handle_error
 
 
 @contextmanager

@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.arguments import AtOption, KeyOptions, NamespaceName
+from floodmark.cli.arguments import AtOption, KeyOptions
 from floodmark.cli.commands.topology import read_topology
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.jobs import SparkChoice, reach, shared_credentials, spark_job
 from floodmark.cli.render.output import Output
+from floodmark.cli.render.progress import progress
+from floodmark.links.driver import site_addresses
+from floodmark.links.returning import return_from_peers
 from floodmark.model.ranges import KeyRange
 from floodmark.site.arguments import check_range
 
@@ -61,15 +64,20 @@ def backup(
 
 
 def restore(
-    source: Annotated[str, "BACKUP", "Where the backup is: a directory, or a URL that Spark knows."],
+    source: Annotated[
+        str, "[BACKUP]", "Where the backup is: a directory, or a URL that Spark knows. Not with --from-peers."
+    ],
     location: Annotated[str, "SITE", "The site to restore into: its directory, or its server's URL."],
-    namespace: NamespaceName,
     output: Output,
     keys: KeyOptions,
     spark: SparkChoice,
+    namespace: Annotated[
+        str | None, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")
+    ] = None,
     at: AtOption = None,
     join: Annotated[bool, "Build up a new site of a topology, from a backup of another."] = False,
     rejoin: Annotated[bool, "Build up a site of a topology again that has lost its data."] = False,
+    from_peers: Annotated[bool, "With --rejoin: take the present state of another site, no backup."] = False,
     topology: Annotated[Path | None, "FILE", "With --rejoin: the topology, in TOML."] = None,
 ) -> None:
     """Restore a backup into a new namespace.
@@ -83,7 +91,18 @@ def restore(
       floodmark restore backups/users grpc://127.0.0.1:7100 users --at 2026-01-31T12:00:00Z --prefix eu/
       floodmark restore backups/users data/lund users --join
       floodmark restore backups/users data/oslo users --rejoin --topology topology.toml
+      floodmark restore data/oslo users --rejoin --from-peers --topology topology.toml
     """
+    if from_peers:
+        if not rejoin or topology is None or namespace is not None:
+            raise Usage(
+                "--from-peers belongs to --rejoin, and takes no backup",
+                "floodmark restore SITE NAMESPACE --rejoin --from-peers --topology FILE",
+            )
+        _restore_from_peers(output, source, location, topology)
+        return
+    if namespace is None:
+        raise Usage("a backup, a site and a namespace are needed", "floodmark restore --help")
     wanted = check_range(keys.start_key or b"", keys.end_key, keys.prefix)
     if (join or rejoin) and (
         (join and rejoin) or at is not None or wanted != KeyRange() or rejoin is not (topology is not None)
@@ -102,4 +121,12 @@ def restore(
             summary = job.run("join", source, target, namespace)
         else:
             summary = job.run("restore", source, target, namespace, at=at, keys=wanted)
+    output.report(summary)
+
+
+def _restore_from_peers(output: Output, location: str, namespace: str, topology: Path) -> None:
+    members = read_topology(topology)
+    addresses = site_addresses(members, **shared_credentials())
+    with reach(location) as (target,), progress(f"fetching {namespace!r} from the other sites"):
+        summary = return_from_peers(target, namespace, topology=members, addresses=addresses)
     output.report(summary)

@@ -1,7 +1,7 @@
 """replicate and export: changes on their way to another site, or into a lakehouse table."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -14,12 +14,13 @@ import typer
 
 from floodmark.cli.arguments import Location, NamespaceName
 from floodmark.cli.commands.topology import read_topology
-from floodmark.cli.failures import FINDING, Usage
+from floodmark.cli.failures import FINDING, UNREACHABLE, Usage
 from floodmark.cli.jobs import Bars, SparkChoice, reach, shared_credentials, spark_job
 from floodmark.cli.opening import ConnectionOptions, connection_options, owns_process
-from floodmark.cli.render.output import Output
+from floodmark.cli.render.output import Output, plain
+from floodmark.cli.render.text import show_count, show_lag
 from floodmark.cli.signals import on_stop_signal
-from floodmark.links.driver import TopologySummary, run_links, site_addresses
+from floodmark.links.driver import LinkSummary, TopologySummary, run_links, site_addresses
 from floodmark.links.pair import LinkPair
 from floodmark.links.process import ProcessRunner
 from floodmark.model import Version
@@ -65,7 +66,7 @@ def replicate(
     runner: Annotated[
         str | None,
         "spark|process",
-        "Run links on Spark (the default where it is installed), or in this process.",
+        "Run links on Spark, or in this process (the default with --once, and without Spark).",
     ] = None,
     checkpoint: Annotated[str | None, "DIRECTORY", _NO_CHECKPOINT, {"hidden": True}] = None,
 ) -> None:
@@ -83,7 +84,7 @@ def replicate(
       floodmark replicate grpc://oslo:7100 grpc://rome:7100 --runner process
       floodmark replicate data/oslo data/rome --namespace users --once
     """
-    chosen = _choose_runner(runner, spark)
+    chosen = _choose_runner(runner, spark, once=once)
     own_options = own.connection()
     if checkpoint is not None:
         raise Usage(_NO_CHECKPOINT, "floodmark replicate SOURCE TARGET")
@@ -99,18 +100,56 @@ def replicate(
         with reach(source, target, target=own_options) as (source_site, target_site):
             pair = LinkPair.of(source_site, target_site, namespace or ())
             summary = _run(pair.topology, pair.addresses, chosen, spark, once=once)
-    output.report(summary)
+    if output.json:
+        output.object(plain(summary))
+    else:
+        _print(output, summary)
     if summary.wrong:
         raise typer.Exit(FINDING)
+    if once and any(link.stalled for link in summary.links):
+        raise typer.Exit(UNREACHABLE)
 
 
-def _choose_runner(runner: str | None, choice: SparkChoice) -> str:
-    """The runner to use: Spark where it is installed, unless the caller names one."""
+def _print(output: Output, summary: TopologySummary) -> None:
+    """Print how much was copied, how old it was on arrival, and what needs a look."""
+    took = show_lag(summary.elapsed_ms)
+    output.line(f"copied {show_count(summary.changes, 'change')} in {took}{_describe_lag(summary.links)}")
+    if summary.restarts:
+        output.line(f"Spark's query failed and was restarted {show_count(summary.restarts, 'time')}")
+    # A site that takes no part is named once, not for each of its links.
+    waiting: dict[str, list[str]] = {}
+    for link in summary.links:
+        if link.wrong:
+            output.line(
+                ("wrong   ", "red"),
+                f"changes from {link.source} to {link.target} were lost or doubled; compare the sites: "
+                "floodmark verify",
+            )
+        if link.stalled is not None:
+            waiting.setdefault(link.stalled, []).append(f"{link.source} to {link.target}")
+    for reason, links in waiting.items():
+        output.line(("waiting ", "yellow"), f"{', '.join(links)}: {reason}")
+
+
+def _describe_lag(links: Sequence[LinkSummary]) -> str:
+    """The time from write to arrival, over all links that have copied changes."""
+    moved = [link for link in links if link.changes]
+    half = max((link.lag_ms_p50 for link in moved if link.lag_ms_p50 is not None), default=None)
+    most = max((link.lag_ms_p99 for link in moved if link.lag_ms_p99 is not None), default=None)
+    if half is None or most is None:
+        return ""
+    return f"; half of them arrived within {show_lag(half)} of their write, 99 % within {show_lag(most)}"
+
+
+def _choose_runner(runner: str | None, choice: SparkChoice, *, once: bool) -> str:
+    """The runner to use, unless the caller names one: to start Spark takes longer than most single runs."""
     asks_for_spark = any((choice.master, choice.remote, choice.conf))
     if runner not in (None, SPARK, PROCESS):
         raise Usage(f"--runner is {SPARK} or {PROCESS}, not {runner!r:.60}", "floodmark replicate --help")
     if runner == PROCESS and asks_for_spark:
         raise Usage(f"--runner {PROCESS} does not use Spark, and takes no option of it", "--runner spark")
+    if runner is None and not asks_for_spark and once:
+        return PROCESS
     return runner or (SPARK if asks_for_spark or find_spec("pyspark") is not None else PROCESS)
 
 

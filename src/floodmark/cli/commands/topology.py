@@ -13,6 +13,7 @@ from floodmark.cli.arguments import Commands, OpenSite
 from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.opening import connect
 from floodmark.cli.render.output import Output, note
+from floodmark.cli.render.progress import tracked
 from floodmark.cli.render.text import show_version
 from floodmark.links.removing import remove_site
 from floodmark.model.errors import InvalidConfiguration
@@ -73,9 +74,10 @@ def remove(
     """Remove a site for good.  All others must be reachable, the site itself need not.
 
     Its links are closed first; then the others exchange its changes, until all sites hold the
-    same. Its entry stays in the topology, and its id is never used again. Stop replication
-    before, and start it again with the new topology. Comments in the file stay. The same command
-    resumes a removal that was interrupted.
+    same. A site that is being restored gets them when it is back. The entry of the removed site
+    stays in the topology, and its id is never used again. Stop replication before, and start it
+    again with the new topology. Comments in the file stay. The same command resumes a removal
+    that was interrupted.
 
     Example:
       floodmark topology remove bonn --topology topology.toml
@@ -89,7 +91,9 @@ def remove(
         written.replace(file)
 
     with ExitStack() as stack:
+        track = stack.enter_context(tracked("connecting to the other sites"))
         hosts = {each: stack.enter_context(site).host for each, site in _open_others(topology, name)}
+        track(f"{', '.join(hosts)} exchange what they have of {name}", 0)
         removed = remove_site(topology, name, hosts, publish)
     output.details(
         removed,
@@ -100,6 +104,8 @@ def remove(
             "topology": lambda each: f"{each.epoch}, in {file}",
         },
     )
+    for waiting in removed.waiting:
+        note(f"{waiting} is being restored, and gets the changes of {name} when `floodmark restore` ends")
 
 
 def read_topology(file: Path) -> Topology:

@@ -15,22 +15,28 @@ data.
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-import pyarrow.compute
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from floodmark.codec.ordered import encode_namespace
 from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.ports import NamespaceUpdate
-from floodmark.links.returning import BackupFacts, Portion, join_namespace, return_namespace
+from floodmark.links.returning import (
+    BackupFacts,
+    Portion,
+    finish_return,
+    join_namespace,
+    require_own,
+    return_namespace,
+    returning,
+)
 from floodmark.model.errors import (
     BackupDamaged,
     Corruption,
@@ -39,12 +45,10 @@ from floodmark.model.errors import (
     NamespaceExists,
     NamespaceNotFound,
 )
-from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.replication.topology import Topology
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.manifest import (
     Chain,
@@ -160,7 +164,7 @@ def restoring(
         _require_sound(session, place, chain, progress or SILENT)
         row, created = _open_namespace(site, namespace, chain)
         begun = site.host.versions.open_epoch(namespace, f"restore/{identity}", 0)
-        resumed = _require_own(site, row, begun)
+        resumed = require_own(site.host, row, begun)
         safe_point = f"spark/restore-{identity}"
         kept = max(begun, site.host.retention.oldest_version(namespace))
         # Restored deletions must not be collected before `verify` has counted them.
@@ -332,23 +336,6 @@ def _open_namespace(site: Site, name: str, chain: Chain) -> tuple[NamespaceRow, 
     return host.namespaces.find_namespace(name), False
 
 
-def _require_own(site: Site, namespace: NamespaceRow, begun: Version) -> bool:
-    """Raise InvalidArgument for records from before this restore.  Returns whether it finds its own."""
-    at = site.host.versions.read_version()
-    keys = qualify_range(encode_namespace(namespace.id), EVERYTHING)
-    found = False
-    for batch in site.host.router.scan_records(keys, at, dead=True, content=Content.DIGESTS):
-        if not batch.num_rows:
-            continue
-        found = True
-        if pyarrow.compute.min(batch.column("version")).as_py() <= begun:
-            raise InvalidArgument(
-                f"namespace {namespace.name!r} of site {site.name!r} holds other records; restore into a new "
-                "namespace, or into one that is empty"
-            )
-    return found
-
-
 # Sites that join or return
 
 
@@ -387,33 +374,16 @@ def rejoin(
 ) -> ReturnSummary:
     """Rebuild a namespace of a site that has lost its data, from a backup of it or of another site.
 
-    First the topology, with the site's incremented incarnation, is set at all sites, so that changes of the
-    earlier incarnation are refused.  `addresses` lead to the other sites.
+    `addresses` lead to the other sites.
     """
-    with ExitStack() as stack:
-        with target.connect() as site:
-            name = site.name
-            if namespace not in topology.shared_by(name):
-                raise InvalidConfiguration(f"site {name!r} does not share {namespace!r}", site=name)
-        others = topology.active_members(namespace).keys() - {name}
-        peers = {other: stack.enter_context(addresses[other].connect()).host for other in sorted(others)}
-        for other in sorted(addresses.keys() - {name}):
-            with addresses[other].connect() as peer:
-                peer.set_topology(topology)
-        with target.connect() as site:
-            site.set_topology(topology)
-            if not site.replication().rejoining:
-                raise InvalidArgument(
-                    f"site {name!r} has the incarnation of the topology, and takes part; if it has lost its "
-                    "data, increment its `incarnation` in the topology first"
-                )
-        restoration = stack.enter_context(
-            restoring(backup, target, namespace, spark=spark, progress=progress)
-        )
+    with (
+        returning(target, namespace, topology, addresses) as (site, others),
+        restoring(backup, target, namespace, spark=spark, progress=progress) as restoration,
+    ):
         facts, write, written = _rebuild(restoration)
-        host = restoration.site.host
-        copied = return_namespace(host, peers, namespace, facts, write)
-        missing = host.membership.finish_rejoining()
+        peers = {name: others[name] for name in topology.active_members(namespace) if name in others}
+        copied = return_namespace(site.host, peers, namespace, facts, write)
+        missing = finish_return(site.host, others, topology)
         return ReturnSummary(**restoration.verified(written[-1]), returned=copied.records, missing=missing)
 
 
