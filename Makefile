@@ -8,7 +8,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log soak clean
+.PHONY: help setup demo test test-all check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log bench-nodes soak clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,9 @@ bench-verify: $(STAMP) ## Measure verify beside datacompy, exceptAll and a join 
 
 bench-log: $(STAMP) ## Measure the batched log beside the bare one
 	@$(BIN)/python benchmarks/log.py $(ARGS)
+
+bench-nodes: $(STAMP) ## Measure nodes on PostgreSQL beside a plain psycopg program
+	@$(BIN)/python benchmarks/nodes.py $(ARGS)
 
 soak: $(STAMP) ## Run the tests that take minutes, two at a time: about three hours
 	@$(PYTEST) -n 2 -m soak --hypothesis-profile soak -o faulthandler_timeout=7200 $(ARGS)

@@ -185,7 +185,13 @@ def measure_points(
             pool.submit(run_clients, open_client, operation, shares[first::processes], seconds)
             for first in range(processes)
         ]
-        clients_spans = [spans for each in pending for spans in each.result(seconds + ANSWER_SECONDS_MAX * 2)]
+        return points_of(
+            [spans for each in pending for spans in each.result(seconds + ANSWER_SECONDS_MAX * 2)]
+        )
+
+
+def points_of(clients_spans: Sequence[Sequence[Span]]) -> Points:
+    """What the calls of all clients come to, while all of them were at work."""
     low = max(spans[0].begun for spans in clients_spans)
     high = min(spans[-1].returned for spans in clients_spans)
     counted = [
@@ -194,8 +200,9 @@ def measure_points(
         for span in spans
         if span.begun >= low and span.returned <= high
     ]
+    clients = len(clients_spans)
     if len(counted) < clients:
-        raise PeerFailed(f"{clients} clients were hardly at work together: give them more than {seconds:g} s")
+        raise PeerFailed(f"{clients} clients were hardly at work together: give them more seconds")
     return Points(latency=Latency.of(counted), per_second=len(counted) / (high - low))
 
 

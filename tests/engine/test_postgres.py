@@ -11,7 +11,7 @@ import pytest
 from tests.postgres import HANG_SECONDS, CuttingProxy, PostgresServer, postgres_server
 from tests.sizes import only
 
-from floodmark.engine import Engine, Guard, WriteRow
+from floodmark.engine import Engine, Guard, WriteRow, durable_writes
 from floodmark.engine.postgres import APPLICATION, LAYOUT_VERSION, PostgresEngine
 from floodmark.model.errors import (
     CannotOpen,
@@ -28,6 +28,7 @@ from floodmark.testing.contracts import LEFT, RIGHT, Reopen, keys_of, rows_of
 POSITIONS_MAX: Final = 400
 ROWS: Final[list[WriteRow]] = [(LEFT, b"a", b"new"), (LEFT, b"old", None), (RIGHT, b"a", b"new")]
 BEFORE: Final[list[WriteRow]] = [(LEFT, b"fence", b"1"), (LEFT, b"old", b"1")]
+PUTS: Final[list[WriteRow]] = [(LEFT, b"a", b"new"), (RIGHT, b"a", b"new")]
 FENCE: Final = Guard(LEFT, b"fence", b"1")
 
 _names = count()
@@ -76,6 +77,8 @@ def proxy(postgres: PostgresServer) -> Iterator[CuttingProxy]:
 
 OPERATIONS: Final[dict[str, Callable[[Engine], object]]] = {
     "write": lambda engine: engine.write(ROWS),
+    "write_durably": lambda engine: durable_writes(engine)(ROWS),
+    "write_durably of puts": lambda engine: durable_writes(engine)(PUTS, [FENCE]),
     "write with guards": lambda engine: engine.write(ROWS, [FENCE, Guard(LEFT, b"z", None)]),
     "write with a broken guard": lambda engine: engine.write(ROWS, [FENCE._replace(expected=b"2")]),
     "delete_range": lambda engine: engine.delete_range(LEFT, b"o", b"p", [FENCE]),
@@ -129,7 +132,9 @@ def test_a_connection_that_is_cut_at_any_message_leaves_all_or_nothing(
 
 def expected_after(name: str) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
     """What an operation leaves of BEFORE."""
-    if name in ("write", "write with guards"):
+    if name == "write_durably of puts":
+        return [(b"a", b"new"), (b"fence", b"1"), (b"old", b"1")], [(b"a", b"new")]
+    if name in ("write", "write_durably", "write with guards"):
         return [(b"a", b"new"), (b"fence", b"1")], [(b"a", b"new")]
     return [(b"fence", b"1")] + [(b"old", b"1")] * (name != "delete_range"), []
 
@@ -209,6 +214,40 @@ def test_a_suspended_client_does_not_hold_its_locks(
             suspended.execute("SELECT 1")
 
 
+@pytest.mark.parametrize("is_changed", [True, False])
+@pytest.mark.parametrize("rows", [PUTS, ROWS], ids=["puts", "removals"])
+def test_a_write_that_waits_for_a_guard_sees_what_became_of_it(
+    postgres: PostgresServer, engine: PostgresEngine, site: str, rows: list[WriteRow], is_changed: bool
+) -> None:
+    engine.write(BEFORE)
+    done: list[bool] = []
+    writer = Thread(target=lambda: done.append(engine.write(rows, [FENCE])))
+    with psycopg.connect(postgres.url) as other:
+        changing = f"UPDATE \"floodmark_{site}\".\"{LEFT}\" SET value = '2' WHERE key = 'fence'"
+        other.execute(changing.encode())
+        writer.start()
+        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        while writer.is_alive() and not postgres.execute(waiting):
+            writer.join(0.01)
+        (other.commit if is_changed else other.rollback)()
+    writer.join(HANG_SECONDS)
+    assert done == [not is_changed]
+    assert (b"a" in keys_of(engine)) is not is_changed
+
+
+def test_a_session_that_writes_for_long_is_told_alive(
+    postgres: PostgresServer, engine: PostgresEngine, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.engine.postgres._SEEN_EVERY", 2)
+    sessions = f'"floodmark_{site}".sessions'
+    postgres.execute(f"UPDATE {sessions} SET seen = seen - interval '1 day'")
+    old = f"SELECT id FROM {sessions} WHERE seen < now() - interval '1 hour'"
+    engine.write_durably(PUTS)
+    assert len(postgres.execute(old)) == 1
+    engine.write_durably(PUTS)
+    assert postgres.execute(old) == []
+
+
 # Lost servers
 
 
@@ -217,13 +256,14 @@ def test_what_was_synced_survives_the_end_of_the_server() -> None:
         engine = open_at(server.url, "oslo")
         for number, end in enumerate((server.stop, server.kill)):
             engine.write([(LEFT, b"%d" % number, b"1")])
-            engine.sync()
+            engine.write_durably([(RIGHT, b"%d" % number, b"1")])
             end()
             with pytest.raises(OutcomeUnknown):
                 engine.write([(LEFT, b"lost", b"1")])
             server.start()
             engine.recover()
             assert keys_of(engine) == [b"%d" % each for each in range(number + 1)]
+            assert len(rows_of(engine, RIGHT)) == number + 1
         engine.close()
 
 

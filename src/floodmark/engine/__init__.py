@@ -1,6 +1,6 @@
 """Ordered storage: the port, and the engines behind it."""
 
-from floodmark.engine.base import Engine, EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.base import Engine, EngineLimits, Guard, Row, Write, WriteRow, durable_writes
 from floodmark.engine.memory import MemoryEngine
 
-__all__ = ["Engine", "EngineLimits", "Guard", "MemoryEngine", "Row", "WriteRow"]
+__all__ = ["Engine", "EngineLimits", "Guard", "MemoryEngine", "Row", "Write", "WriteRow", "durable_writes"]

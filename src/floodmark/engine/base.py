@@ -17,7 +17,7 @@ The contract (`floodmark.testing.EngineContract` runs it over every engine):
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from floodmark.model.limits import KIB, MIB
 
@@ -124,3 +124,32 @@ class Engine(Protocol):
     def close(self) -> None:
         """Sync and let go of all resources.  Closing twice is harmless."""
         ...
+
+
+@runtime_checkable
+class DurableWrites(Protocol):
+    """An optional capability: a durable write that costs less than `write` and `sync`."""
+
+    def write_durably(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        """`write`, which returns when its rows and all earlier ones are on stable storage."""
+        ...
+
+
+class Write(Protocol):
+    """A call that writes rows as one, if guards hold."""
+
+    def __call__(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool: ...
+
+
+def durable_writes(engine: Engine) -> Write:
+    """The way to write durably to an engine: in one call if it can."""
+    if isinstance(engine, DurableWrites):
+        return engine.write_durably
+
+    def write_and_sync(rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        if not engine.write(rows, guards):
+            return False
+        engine.sync()
+        return True
+
+    return write_and_sync

@@ -24,7 +24,7 @@ from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single, pack_log_key
 from floodmark.codec.ordered import encode_version
 from floodmark.codec.values import HAS_EXPIRY
-from floodmark.engine import Engine, Guard, WriteRow
+from floodmark.engine import Guard, WriteRow
 from floodmark.model.errors import (
     CatalogChanged,
     ClockSkew,
@@ -77,8 +77,9 @@ class CommitCounters:
 class EngineBatch:
     """Rows on their way to the engine, in batches within its limits."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._engine = storage.engine
         self._rows: list[Iterable[WriteRow]] = []
         self._count = self._bytes = 0
 
@@ -88,15 +89,18 @@ class EngineBatch:
         self._bytes += size
         limits = self._engine.limits
         if self._count > limits.batch_rows_max or self._bytes > limits.batch_bytes_max:
-            self.write()
+            self.write(durable=False)
             self._count, self._bytes = count, size
         self._rows.append(rows)
 
-    def write(self) -> None:
-        """Write what was added."""
+    def write(self, *, durable: bool) -> None:
+        """Write what was added; if `durable`, return when it and all earlier rows are on disk."""
         if self._rows:
-            self._engine.write(chain_rows.from_iterable(self._rows))
+            write = self._storage.write_durably if durable else self._engine.write
+            write(chain_rows.from_iterable(self._rows))
             self._rows = []
+        elif durable:
+            self._engine.sync()
         self._count = self._bytes = 0
 
 
@@ -148,7 +152,7 @@ class Committer:
         self, writer: CommittingPartition, key: bytes, prefix: bytes, value: bytes, *, durable: bool
     ) -> Version:
         """`commit` of one key, in the same steps but without lists, while no thread waits."""
-        turn, clock, engine, storage = self._turn, self._clock, self._engine, self._storage
+        turn, clock, storage = self._turn, self._clock, self._storage
         tally: CommitTally = (0, b"", 0, 0, True)
         token = None
         try:
@@ -172,14 +176,11 @@ class Committer:
                 tally = tally_one(version, self._site_id, key, value)
                 log_key, row = pack_log_key(writer.log_id, version, 0), encode_single(key, value)
                 engine_key = prefix + encode_version(version)
+                write = storage.write_durably if durable else self._engine.write
                 if value[-1] & HAS_EXPIRY:
-                    engine.write(
-                        ((DATA, engine_key, value), (LOG, log_key, row), index_row(engine_key, value))
-                    )
+                    write(((DATA, engine_key, value), (LOG, log_key, row), index_row(engine_key, value)))
                 else:
-                    engine.write(((DATA, engine_key, value), (LOG, log_key, row)))
-                if durable:
-                    engine.sync()
+                    write(((DATA, engine_key, value), (LOG, log_key, row)))
                 if self.tail.is_open:
                     self.tail.add(version, writer.id, (key,), (value,))
                 if durable:
@@ -360,8 +361,6 @@ class Committer:
             self._open_floor = self._clock.latest
         try:
             durable = self._write(batch)
-            if durable:
-                self._engine.sync()
         except FloodmarkError as error:
             self._settle(batch, error)
             return
@@ -395,8 +394,8 @@ class Committer:
         return admitted
 
     def _write(self, batch: list[Commit]) -> bool:
-        """Write all commits to the engine; whether one of them asks for a sync."""
-        rows = EngineBatch(self._engine)
+        """Write all commits to the engine, durably if one of them asks for it; whether one did."""
+        rows = EngineBatch(self._storage)
         durable = False
         for commit in batch:
             writer = commit.writer
@@ -405,7 +404,7 @@ class Committer:
                 continue
             if commit.decide is not None:
                 # It sees the commits before it.
-                rows.write()
+                rows.write(durable=False)
             mint = Mint(self._clock.now)
             try:
                 if isinstance(commit, RoundStep):
@@ -432,7 +431,7 @@ class Committer:
                 if not writes.guards:
                     rows.add(encoded, ROWS_PER_CHANGE * len(writes.keys), BYTES_PER_BYTE * writes.size)
                 durable = durable or commit.durable
-        rows.write()
+        rows.write(durable=durable)
         return durable
 
     def _enter_tail(self, batch: list[Commit]) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from floodmark.engine import Engine, Guard, Row, WriteRow
+from floodmark.engine import Engine, Guard, Row, Write, WriteRow, durable_writes
 from floodmark.model.errors import CatalogChanged, FloodmarkError, NodeFenced, NotKeeper
 from floodmark.partition.families import (
     BEAT,
@@ -127,6 +127,7 @@ class FencedEngine:
         # Called in the turn, before `CatalogChanged` is raised: loads the catalog, and notes its epoch.
         self.reload_catalog: Callable[[], None] = self.load_catalog_epoch
         self.shared = engine
+        self._write_durably = durable_writes(engine)
         self._fence = fence_guard(node, incarnation)
 
     def load_catalog_epoch(self) -> None:
@@ -148,6 +149,13 @@ class FencedEngine:
     # Writes
 
     def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        return self.guarded(self.shared.write, rows, guards)
+
+    def write_durably(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        return self.guarded(self._write_durably, rows, guards)
+
+    def guarded(self, write: Write, rows: Iterable[WriteRow], guards: Sequence[Guard]) -> bool:
+        """Write rows with the guards of the node as well as the caller's."""
         batch = list(rows)
         own = [self._fence]
         if any(_is_site_wide(family, key) for family, key, _ in batch):
@@ -157,7 +165,7 @@ class FencedEngine:
             own.append(self._catalog_guard())
         if raises:
             batch.append((META, CATALOG_EPOCH, encode_number(self.catalog_epoch + 1)))
-        if not self.shared.write(batch, (*own, *guards)):
+        if not write(batch, (*own, *guards)):
             self._explain((*own, *guards))
             return False
         self.catalog_epoch += raises

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
-from floodmark.engine import Engine, Guard, WriteRow
+from floodmark.engine import Engine, Guard, WriteRow, durable_writes
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -33,6 +33,7 @@ class Storage:
 
     def __init__(self, engine: Engine, entrance: Entrance | None = None) -> None:
         self.engine = engine
+        self.write_durably = durable_writes(engine)
         self.turn: Turn[Commit] = Turn()
         self.stopped = False
         # Whether the engine failed; otherwise a caller was interrupted.
@@ -121,9 +122,8 @@ class Storage:
     def store_guarded(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> bool:
         """`store` unless a guard does not hold: then False."""
         try:
-            if not self.engine.write(rows, guards):
+            if not self.write_durably(rows, guards):
                 return False
-            self.engine.sync()
         except Closed:
             raise
         except FloodmarkError as failure:

@@ -23,24 +23,24 @@ def _is_catalog(rows: Sequence[WriteRow]) -> bool:
 def _unguarded(original: _Original, concerns: Callable[[Sequence[WriteRow]], bool]) -> _Original:
     """Leave all guards out of some writes."""
 
-    def write(self: Any, rows: Any, guards: Any = ()) -> Any:
+    def guarded(self: Any, write: Any, rows: Any, guards: Any) -> Any:
         batch = list(rows)
-        return self.shared.write(batch) if concerns(batch) else original(self, batch, guards)
+        return write(batch) if concerns(batch) else original(self, write, batch, guards)
 
-    return write
+    return guarded
 
 
 def _guard_before(original: _Original) -> _Original:
     """Look at the fence before the batch, and not in it."""
 
-    def write(self: Any, rows: Any, guards: Any = ()) -> Any:
+    def guarded(self: Any, write: Any, rows: Any, guards: Any) -> Any:
         batch = list(rows)
         fence = self._fence
         if _is_round(batch) and self.shared.get(fence.family, fence.key) == fence.expected:
-            return self.shared.write(batch)
-        return original(self, batch, guards)
+            return write(batch)
+        return original(self, write, batch, guards)
 
-    return write
+    return guarded
 
 
 def _announce_above(_: _Original) -> _Original:
@@ -55,10 +55,10 @@ def _announce_above(_: _Original) -> _Original:
 
 NODE_FAULTS: Final = {
     "round-unguarded": PlantedFault(
-        "a round is written without the fence", _FENCING, "write", lambda each: _unguarded(each, _is_round)
+        "a round is written without the fence", _FENCING, "guarded", lambda each: _unguarded(each, _is_round)
     ),
     "guard-before-batch": PlantedFault(
-        "the fence is read before a round, not in it", _FENCING, "write", _guard_before
+        "the fence is read before a round, not in it", _FENCING, "guarded", _guard_before
     ),
     "ceiling-not-passed": PlantedFault(
         "a successor does not pass the ceiling of the dead node",
@@ -79,7 +79,7 @@ NODE_FAULTS: Final = {
         lambda _: lambda _: None,
     ),
     "keeper-unguarded": PlantedFault(
-        "the keeper writes without guards", _FENCING, "write", lambda each: _unguarded(each, _is_catalog)
+        "the keeper writes without guards", _FENCING, "guarded", lambda each: _unguarded(each, _is_catalog)
     ),
     "takeover-unguarded": PlantedFault(
         "a takeover goes on after the dead node has started again",
