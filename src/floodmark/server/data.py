@@ -7,7 +7,7 @@ from typing import Any, Final
 from floodmark.host.ports import Host
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
-from floodmark.model.partition import CommitLimits, Partition
+from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import check_keys
@@ -116,8 +116,9 @@ class DataPlane:
         return Hello(identity.site, identity.site_id, identity.format, self._host.physical_ms())
 
     def _map(self, caller: Caller, request: object) -> MapReply:
-        partitions = self._host.router.maps.map.partitions
-        limits = partitions[0].limits if partitions else CommitLimits(0, 0)
+        # The map of a node that was fenced refuses.
+        partitions = self._host.router.maps.map.overlapping(KeyRange())
+        limits = partitions[0].limits
         owners = self._host.owners()
         if caller.namespaces is None:
             shown = [(partition.id, partition.range) for partition in partitions]

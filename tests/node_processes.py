@@ -1,0 +1,224 @@
+"""Nodes as processes on a real PostgreSQL, and clients that note all that they are told.
+
+A writer puts growing numbers under keys of its own, so what a key may hold is known at any time: the last
+number that was acknowledged, or a later one whose outcome is unknown.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from threading import Event, Lock, Thread
+from typing import IO, Any, Final
+
+from benchmarks.peers.base import free_port
+from tests.waiting import HANG_SECONDS, wait_until
+
+import floodmark
+from floodmark.model.errors import OutcomeUnknown, Retryable
+
+SITE: Final = "oslo"
+NAMESPACE: Final = "counts"
+KEYS_PER_WRITER: Final = 8
+
+
+class NodeProcess:
+    """A node that can be ended, suspended and started again on its port."""
+
+    def __init__(self, database: str, number: int, directory: Path, *options: str) -> None:
+        self.number = number
+        self.port = free_port()
+        self._command = [sys.executable, "-m", "floodmark.cli", "serve", database, "--site", SITE]
+        self._command += ["--node", str(number), "--listen", f"127.0.0.1:{self.port}", "--json", *options]
+        self._log = directory / f"node-{number}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def start(self) -> dict[str, Any]:
+        """Start it, and return the line that says that it serves."""
+        log: IO[bytes]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._log.read_text()
+        ready: dict[str, Any] = json.loads(line)
+        return ready
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it with kill -9."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        """Return when it has ended; its exit code."""
+        assert self._process is not None
+        code = self._process.wait(HANG_SECONDS)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def end(self) -> None:
+        """End it, whatever it does, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+
+@contextmanager
+def node_processes(database: str, directory: Path, count: int = 3) -> Iterator[list[NodeProcess]]:
+    """Nodes that serve, ended behind the block."""
+    nodes = [NodeProcess(database, number, directory) for number in range(1, count + 1)]
+    try:
+        for node in nodes:
+            node.start()
+        yield nodes
+    finally:
+        for node in nodes:
+            node.end()
+
+
+def connect(nodes: list[NodeProcess]) -> floodmark.Site:
+    """A client of all nodes."""
+    return floodmark.connect("grpc://" + ",".join(node.url.removeprefix("grpc://") for node in nodes))
+
+
+@dataclass
+class Told:
+    """What clients were told."""
+
+    acknowledged: dict[bytes, int] = field(default_factory=dict)
+    versions: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    attempted: dict[bytes, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    unknown: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+
+class Clients:
+    """Writers, readers and followers, each a thread with a connection of its own."""
+
+    def __init__(self, nodes: list[NodeProcess], *, writers: int, readers: int, followers: int) -> None:
+        self.told = Told()
+        self._nodes = nodes
+        self._stopping = Event()
+        self._ending = Event()
+        self.keys = [
+            b"%02d-%d" % (writer, key) for writer in range(writers) for key in range(KEYS_PER_WRITER)
+        ]
+        self.followed: list[list[tuple[int, bytes, int]]] = [[] for _ in range(followers)]
+        work = [(self._write, number) for number in range(writers)]
+        work += [(self._read, number) for number in range(readers)]
+        work += [(self._follow, number) for number in range(followers)]
+        self._threads = [Thread(target=self._run, args=each, daemon=True) for each in work]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, work: Callable[[floodmark.Site, int], None], number: int) -> None:
+        try:
+            with connect(self._nodes) as site:
+                work(site, number)
+        except BaseException as error:
+            self.told.problems.append(f"{work.__name__} {number} failed: {error!r}")
+
+    def _write(self, site: floodmark.Site, number: int) -> None:
+        counts, told = site.namespace(NAMESPACE), self.told
+        keys = [key for key in self.keys if key.startswith(b"%02d-" % number)]
+        value = 0
+        while not self._stopping.is_set():
+            value += 1
+            key = keys[value % len(keys)]
+            told.attempted[key] = value
+            try:
+                version = counts.put(key, b"%d" % value)
+            except (OutcomeUnknown, Retryable):
+                told.unknown += 1
+                continue
+            with told.lock:
+                told.acknowledged[key] = value
+                told.versions[key, value] = version
+
+    def _read(self, site: floodmark.Site, number: int) -> None:
+        counts, random = site.namespace(NAMESPACE), Random(number)
+        while not self._stopping.is_set():
+            key = random.choice(self.keys)
+            before = self.told.acknowledged.get(key, 0)
+            try:
+                found = int(counts.get(key) or b"0")
+            except Retryable:
+                continue
+            if not before <= found <= self.told.attempted.get(key, 0):
+                self.told.problems.append(f"{key!r} was {found}, after {before} was acknowledged")
+
+    def _follow(self, site: floodmark.Site, number: int) -> None:
+        seen = self.followed[number]
+        for change in site.changes(NAMESPACE, since="beginning", follow=True, resolved_markers=True):
+            if isinstance(change, floodmark.Change):
+                assert change.value is not None
+                seen.append((change.version, change.key, int(change.value)))
+            elif self._ending.is_set() and change.version >= self._last_version():
+                return
+
+    def _last_version(self) -> int:
+        return max(self.told.versions.values(), default=0)
+
+    def wait_for_writes(self, count: int = 20) -> None:
+        """Return when so many more writes were acknowledged."""
+        target = len(self.told.versions) + count
+        wait_until(lambda: self.told.problems or len(self.told.versions) >= target, "writes do not go on")
+        assert not self.told.problems, "\n".join(self.told.problems[:20])
+
+    def finish(self, site: floodmark.Site) -> None:
+        """End all clients and check what they were told."""
+        self._stopping.set()
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(HANG_SECONDS)
+            assert not thread.is_alive(), f"a client is stuck; {self.told.problems}"
+        assert not self.told.problems, "\n".join(self.told.problems[:20])
+        counts = site.namespace(NAMESPACE)
+        for key, value in self.told.acknowledged.items():
+            found = int(counts.get(key) or b"0")
+            assert value <= found <= self.told.attempted[key], f"{key!r} holds {found}, not {value}"
+        written = {(version, key, value) for (key, value), version in self.told.versions.items()}
+        for seen in self.followed:
+            assert [each[:2] for each in seen] == sorted({each[:2] for each in seen}), "a feed went back"
+            missed = written - set(seen)
+            assert not missed, f"a feed has skipped {len(missed)} changes, such as {min(missed)}"
+
+
+def suspend(node: NodeProcess, seconds: float) -> None:
+    """Suspend a node for some time."""
+    node.signal(signal.SIGSTOP)
+    Event().wait(seconds)
+    node.signal(signal.SIGCONT)
+
+
+def prepare(nodes: list[NodeProcess], partitions: int = 6) -> None:
+    """Make the namespace, cut into partitions."""
+    with connect(nodes) as site:
+        site.create_namespace(NAMESPACE)
+        for number in range(1, partitions):
+            site.split(
+                NAMESPACE, b"%02d-%d" % divmod(number * KEYS_PER_WRITER * 3 // partitions, KEYS_PER_WRITER)
+            )
+
+
+def terminate(node: NodeProcess) -> None:
+    """Ask a node to stop, and return when it has."""
+    node.signal(signal.SIGTERM)
+    assert node.wait() == os.EX_OK
