@@ -15,8 +15,8 @@ from floodmark.links.steps import plan_step, run_step
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
+from floodmark.partition.beating import NODE
 from floodmark.partition.families import LOG
-from floodmark.partition.node import NODE
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 
 COMMIT: Final = 50

@@ -214,7 +214,7 @@ class Examination:
             yield _ok("no background work has failed")
 
     def _check_heartbeat(self) -> Iterator[CheckResult]:
-        last = self._node.last_heartbeat
+        last = self._node.heartbeats.last
         if last is None:
             yield _ok("none yet since the site was opened")
             return

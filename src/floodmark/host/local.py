@@ -213,7 +213,7 @@ class LocalStatus(LocalPort):
     def statistics(self) -> SiteStatistics:
         node, identity = self._node, self._site.identity
         changes, bytes_written = node.written()
-        sizes, heartbeat = node.engine.sizes(), node.last_heartbeat
+        sizes, heartbeat = node.engine.sizes(), node.heartbeats.last
         is_stopped = node.storage.stopped
         return SiteStatistics(
             site=identity.site,

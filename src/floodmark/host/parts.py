@@ -75,7 +75,7 @@ class SiteParts:
         self.links = Links(
             node, self.members, identity.site_id, self.catalog.name_of, self.nodes.fresh_version
         )
-        node.watermarks = self.links.watermarks
+        node.heartbeats.watermarks = self.links.watermarks
         storage.entrance.admit = self.links.admit
 
     def reload_catalog(self) -> None:

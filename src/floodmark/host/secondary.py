@@ -46,9 +46,9 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import VERSION_MAX, Version, moment_of
 from floodmark.partition import FILTERED_BYTES, IDENTITY, META, READ_FAMILIES
+from floodmark.partition.beating import NODE
 from floodmark.partition.families import COLLECTED, DATA, LOG, LOG_TRIMMED
 from floodmark.partition.layout import LogRow, load_logs, load_partitions, load_version
-from floodmark.partition.node import NODE
 from floodmark.partition.read.changelog import look_up_value, read_logs
 from floodmark.partition.read.records import find_before, require_kept, scan_records_page
 

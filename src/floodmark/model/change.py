@@ -96,6 +96,8 @@ class Sums(NamedTuple):
 class Heartbeat(msgspec.Struct, frozen=True):
     """A sign of life of one node, and an account of its changes in `(since, through]`.
 
+    Where several nodes serve a site, node 0 stands for the site: its account is the sum of theirs.
+
     `log` names the one log that the account is about when a log is sealed; it is None in a node's
     ordinary heartbeat.  `since` 0 means that the node has lost count in it (a write failed, or it was
     started and had very much to count again): such an account proves nothing and is reported as unchecked.

@@ -1,13 +1,30 @@
-"""The sums of heartbeats, by which readers check that they got all changes."""
+"""The sums of heartbeats, by which readers check that they got all changes.
+
+The heartbeats of nodes that share an engine end at common versions, `SPAN` apart, so that they can be added
+(`summing.py`).
+"""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 from operator import xor
+from typing import Final
 
 from floodmark.model.change import Sums, Tally
-from floodmark.model.version import Version
+from floodmark.model.version import COUNTER_BITS, Version
 from floodmark.partition.commit.commit import CommitTally, CommittingPartition
+
+# 1,024 ms.  No node of several mints a multiple of it.
+SPAN: Final = 1_024 << COUNTER_BITS
+
+
+def align(version: Version) -> Version:
+    """The last version at or below one at which heartbeats of several nodes may end.
+
+    >>> align(3 * SPAN + 5) == align(3 * SPAN) == 3 * SPAN
+    True
+    """
+    return version - version % SPAN
 
 
 def drain_sums(partitions: Iterable[CommittingPartition], through: Version) -> dict[int, Sums]:
@@ -33,10 +50,13 @@ def fold_tallies(partitions: Iterable[CommittingPartition], borders: Sequence[Ve
     """Fold tallies between borders, which are the ordered versions of prepared writes.
 
     While something is prepared, heartbeats count only up to it, and tallies above must not pile up.  A
-    heartbeat ends only before a prepared write or above all of them, so these are the only borders.
+    heartbeat ends before a prepared write, above all of them, or at a multiple of `SPAN`: tallies are folded
+    between these versions.
     """
     for partition in partitions:
-        folded = _fold(partition.tallies, borders)
+        spans = {align(version) for version, *_ in partition.tallies}
+        # Nothing lies below the first.
+        folded = _fold(partition.tallies, sorted((*borders, *sorted(spans)[1:])))
         partition.tallies.clear()
         partition.tallies.extend(sorted(folded))
 

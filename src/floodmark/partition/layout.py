@@ -30,6 +30,9 @@ class PartitionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     log: int
     # The node that owns it; 0 is that of an engine which is not shared.
     node: int = 0
+    # Of a partition that was taken over with its log: the node whose heartbeats have counted the log so far,
+    # and up to which version (0 if that is not known).
+    counted: tuple[int, Version] | None = None
 
     @property
     def range(self) -> KeyRange:

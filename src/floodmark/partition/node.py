@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,18 +19,19 @@ from floodmark.model.errors import (
     LimitExceeded,
     PartitionMoved,
     PartitionNotFound,
+    Retryable,
 )
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
+from floodmark.partition.beating import NODE, Heartbeats
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, RoundStep
 from floodmark.partition.commit.entering import Entrance
 from floodmark.partition.commit.storage import Storage, unknown
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.expiring import Expiries
 from floodmark.partition.families import CLOCK_BOUND, EXPIRING_INDEXED, LOG, META
-from floodmark.partition.heartbeat import drain_sums, fold_tallies
 from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
     LogRow,
@@ -51,11 +52,8 @@ from floodmark.partition.partition import LocalPartition, observe_version
 from floodmark.partition.prepared.writes import conflict, remove_rows
 from floodmark.partition.read.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.read.records import VersionsPage, find_before, scan_versions
-from floodmark.partition.recounting import recount
 from floodmark.partition.retention.retention import Retention
 
-# The number of the node of an engine that is not shared; nodes of several have numbers from 1.
-NODE: Final = 0
 # A transaction carries its decision out at once; after this time its caller is gone.
 STALE_MS: Final = 1_000
 
@@ -138,11 +136,7 @@ class Node:
             self.retention.share()
             self.committer.tail.share()
         self.expiries = Expiries(self.committer, clock, lambda: self.map, is_shared=bool(number))
-        # The version up to which heartbeats have counted; 0 if unknown.
-        self._counted_through: Version = 0
-        self.last_heartbeat: Heartbeat | None = None
-        # The watermarks of namespaces, which heartbeats carry.
-        self.watermarks: Callable[[], Mapping[int, Mapping[int, Version]]] = dict
+        self.heartbeats = Heartbeats(self, self.committer, clock, self.retention)
         self._retired_writes = self._retired_bytes = 0
         self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
         self.logs: Sequence[LogRow] = ()
@@ -151,16 +145,20 @@ class Node:
         if number or not load_partitions(engine):
             self._bootstrap()
         self.load()
-        self._recount()
+        self.heartbeats.recount()
         self.storage.on_recovery.append(self.load)
 
     # The map
 
     def _bootstrap(self) -> None:
-        """Open the first partition, unless another node does, and the log of this node's heartbeats."""
+        """Open the log of this node's heartbeats.
+
+        Unless another node has done it, open the first partition and the log of the site's heartbeats too.
+        """
         version, number, step = self.clock.now(), self.number, id_step(self.number)
-        heartbeats = store_log(
-            LogRow(id=number, partition=None, start=b"", end=None, parents=[], opened_at=version)
+        heartbeats, of_site = (
+            store_log(LogRow(id=log, partition=None, start=b"", end=None, parents=[], opened_at=version))
+            for log in (number, NODE)
         )
         is_first = False
         if not load_partitions(self.engine):
@@ -168,6 +166,7 @@ class Node:
             is_first = self.engine.write(
                 [
                     heartbeats,
+                    of_site,
                     *open_partition(log_id + step, log_id, KeyRange(), version, (), node=number),
                     store_next_id(number, log_id + 2 * step),
                     (META, EXPIRING_INDEXED, b""),
@@ -302,7 +301,7 @@ class Node:
             for old in olds:
                 rows.append(remove_partition(old.id))
                 rows.append(store_log(_sealed(logs[old.log_id], version)))
-                last = self._account([old], version, through=version, log=old.log_id)
+                last = self.heartbeats.end_log(logs[old.log_id], old, version)
                 rows.append((LOG, encode_log_key(old.log_id, version), encode_heartbeat(last)))
             for partition_id, keys in zip(ids, ranges, strict=True):
                 rows += open_partition(partition_id, partition_id + step, keys, version, parents, node=number)
@@ -325,33 +324,12 @@ class Node:
     # Heartbeats
 
     def heartbeat(self) -> Heartbeat:
-        """Write a heartbeat, which also syncs earlier asynchronous writes."""
+        """Write a heartbeat, which also syncs earlier asynchronous writes.
+
+        Of several nodes, the owner of the first partition writes the site's heartbeat too, and returns it.
+        """
         self._settle_stale()
-        with self.storage.settled():
-            through = self.committer.sync_in_turn()
-            beats: list[Heartbeat] = []
-
-            def build(version: Version) -> list[WriteRow]:
-                beat = self._account(self.map.partitions, version, through=through, log=None)
-                beats.append(beat)
-                return [(LOG, encode_log_key(self.number, version), encode_heartbeat(beat))]
-
-            self.committer.store_in_turn(build)
-            self._counted_through = through
-            if self.committer.prepared.floor is not None:
-                fold_tallies(self.map.partitions, self.committer.prepared.versions())
-            self.last_heartbeat = beats[0]
-            return beats[0]
-
-    def _recount(self) -> None:
-        """Continue the count of the last heartbeat before the restart, if the logs reach back to it."""
-        owned = {each.log_id: each for each in self.map.partitions if not each.retired}
-        trimmed = self.retention.trimmed_version()
-        counted = recount(self.engine, self.logs, self.number, owned.keys(), self.site_id, trimmed)
-        if counted is not None:
-            self._counted_through = self.committer.uncounted_through = counted.through
-            for partition in owned.values():
-                partition.tallies.extend(counted.tallies[partition.log_id])
+        return self.heartbeats.write()
 
     def settle_by(self, settler: Settler) -> None:
         """Set the function that tells how the transactions of prepared writes end."""
@@ -376,31 +354,20 @@ class Node:
 
     def _settle_stale(self) -> None:
         """End decided writes whose caller has not carried the decision out."""
+        until = max(0, self.clock.time_source() - STALE_MS) << COUNTER_BITS
         if self.committer.prepared.floor is not None:
-            until = max(0, self.clock.time_source() - STALE_MS) << COUNTER_BITS
             for partition in self.map.partitions:
                 partition.settle_decided(until)
+        for inherited in self.heartbeats.inherited():
+            self._renew(inherited, until)
 
-    def _account(
-        self,
-        partitions: Sequence[LocalPartition],
-        version: Version,
-        *,
-        through: Version,
-        log: int | None,
-    ) -> Heartbeat:
-        counted = self._counted_through >= self.committer.uncounted_through
-        return Heartbeat(
-            version=version,
-            node=self.number,
-            wall_ms=self.clock.time_source(),
-            # While something is prepared, `through` may lie below what is uncounted.
-            since=self._counted_through if counted else 0,
-            through=through,
-            watermark=self.watermarks(),
-            sums=drain_sums(partitions, through),
-            log=log,
-        )
+    def _renew(self, partition_id: int, until: Version) -> None:
+        """Replace a partition that was taken over with its log, once its prepared writes have ended."""
+        with suppress(Retryable, PartitionNotFound):
+            if not self.committer.prepared.within(_find(self.map, partition_id).range, until):
+                with self._sealing(lambda: [_find(self.map, partition_id)]):
+                    partition = _find(self.map, partition_id)
+                    self._reshape([partition], [partition.range])
 
     # Changes
 
@@ -419,7 +386,11 @@ class Node:
         logs = [
             log
             for log in (load_logs(self.engine) if self.number else self.logs)
-            if (heartbeats if log.partition is None else log.range.intersect(keys) is not None)
+            if (
+                heartbeats and log.id == NODE
+                if log.partition is None
+                else log.range.intersect(keys) is not None
+            )
         ]
         return read_logs(self.engine, logs, since, until, self.retention.trimmed_version)
 

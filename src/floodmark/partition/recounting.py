@@ -3,9 +3,11 @@
 Commits add to the sums of the next heartbeat in memory, which a restart loses.  The change logs still have
 these commits, usually those of one second.  If the logs were trimmed, or there are very many commits, the
 interval stays unchecked, and its heartbeat says so.
+
+A node that takes a dead one over counts in the same way what the dead node has not told.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
 from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
@@ -13,12 +15,13 @@ from floodmark.codec.digest import digest_changes
 from floodmark.codec.stamps import digest_copies
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.engine import Engine
-from floodmark.model.change import Heartbeat
+from floodmark.model.change import Heartbeat, Sums
 from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import MIB, PAGE_BYTES_MAX
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.commit.commit import CommitTally
 from floodmark.partition.families import LOG
+from floodmark.partition.heartbeat import add_tallies
 from floodmark.partition.layout import LogRow
 from floodmark.partition.read.changelog import look_up_value, read_logs, version_of
 
@@ -44,16 +47,63 @@ def recount(
 ) -> Recount | None:
     """Count the commits above the last heartbeat of a node; None if the logs do not tell.
 
-    `open_logs` are those of the node's partitions.
+    `open_logs` are those of the node's partitions.  A node of several that never wrote a heartbeat counts
+    from where its first log was opened.
     """
     try:
-        last = _last_beat(engine, node, VERSION_MAX)
-        if last is None or not all(_is_accounted(engine, log, node, last.through) for log in logs):
+        last = last_beat(engine, node)
+        if last is not None:
+            through = last.through
+        elif node:
+            own = {node, *open_logs}
+            through = min((log.opened_at for log in logs if log.id in own), default=0)
+        else:
             return None
-        serving = [log for log in logs if log.id in open_logs]
-        tallies: dict[int, list[CommitTally]] = {log.id: [] for log in serving}
-        changes = size = 0
-        for page in read_logs(engine, serving, last.through, VERSION_MAX, lambda: trimmed):
+        if not all(_is_accounted(engine, log, node, through) for log in logs):
+            return None
+    except Corruption:
+        return None
+    serving = [log for log in logs if log.id in open_logs]
+    tallies = _count_logs(engine, serving, through, site_id, trimmed)
+    return None if tallies is None else Recount(through, tallies)
+
+
+def end_log(log: LogRow, counted: tuple[int, Version], tallies: Iterable[CommitTally] | None) -> Heartbeat:
+    """The heartbeat that ends a log for the account of the node that has counted it up to a version.
+
+    `tallies` are those of the log's changes above that; None if they are not known.  The caller sets the
+    heartbeat's version and time.
+    """
+    node, since = counted
+    sums: dict[int, Sums] = {}
+    add_tallies(sums, list(tallies or ()))
+    return Heartbeat(
+        version=0,
+        node=node,
+        wall_ms=0,
+        since=0 if tallies is None else since,
+        through=0,
+        watermark={},
+        sums=sums,
+        log=log.id,
+    )
+
+
+def count_log(
+    engine: Engine, log: LogRow, since: Version, site_id: int, trimmed: Version
+) -> list[CommitTally] | None:
+    """Count the commits of a log above a version; None if the log does not tell, or the version is 0."""
+    tallies = _count_logs(engine, [log], since, site_id, trimmed) if since else None
+    return None if tallies is None else tallies[log.id]
+
+
+def _count_logs(
+    engine: Engine, logs: Sequence[LogRow], since: Version, site_id: int, trimmed: Version
+) -> dict[int, list[CommitTally]] | None:
+    tallies: dict[int, list[CommitTally]] = {log.id: [] for log in logs}
+    changes = size = 0
+    try:
+        for page in read_logs(engine, logs, since, VERSION_MAX, lambda: trimmed):
             for line in page:
                 row = decode_row(version_of(line), line[1])
                 if not isinstance(row, CommitRow):
@@ -67,10 +117,11 @@ def recount(
                     return None
     except (Corruption, VersionCollected):
         return None
-    return Recount(last.through, tallies)
+    return tallies
 
 
-def _last_beat(engine: Engine, log: int, until: Version) -> Heartbeat | None:
+def last_beat(engine: Engine, log: int, until: Version = VERSION_MAX) -> Heartbeat | None:
+    """The last row of a log up to a version, if it is a heartbeat."""
     start, end = encode_log_range(log, 0, until)
     rows = engine.scan(LOG, start, end, rows_max=1, bytes_max=PAGE_BYTES_MAX, reverse=True)
     for key, stored in rows:
@@ -83,7 +134,7 @@ def _is_accounted(engine: Engine, log: LogRow, node: int, through: Version) -> b
     """Whether a log, if it was sealed and is the node's, has told of all that it held above a version."""
     if log.sealed_at is None or log.sealed_at <= through:
         return True
-    beat = _last_beat(engine, log.id, log.sealed_at)
+    beat = last_beat(engine, log.id, log.sealed_at)
     return beat is not None and (beat.node != node or beat.since == through)
 
 

@@ -6,7 +6,11 @@ ones that name their parents.  The guard is the fence as the successor has raise
 again meanwhile, or another node takes over, that one has the partitions.
 
 A partition with prepared writes keeps its log: they may commit below the seal.  The successor takes it
-itself, so that the prepared writes hold its resolved version back at once.
+itself, so that the prepared writes hold its resolved version back at once, and seals the log when they have
+ended (`Node.heartbeat`).
+
+A log ends with a heartbeat for the account of the dead node, which has counted it so far.  The changes that
+the dead node has not told are counted from the log.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +22,11 @@ import msgspec
 
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
 from floodmark.engine import WriteRow
-from floodmark.model.change import Heartbeat, Sums
+from floodmark.model.change import Heartbeat
 from floodmark.model.version import Version
 from floodmark.partition.families import CEILING, LOG
 from floodmark.partition.fencing import fence_guard, load_number, numbered
-from floodmark.partition.heartbeat import add_tallies
 from floodmark.partition.layout import (
-    LogRow,
     PartitionRow,
     id_step,
     load_logs,
@@ -38,7 +40,7 @@ from floodmark.partition.layout import (
 )
 from floodmark.partition.node import Node
 from floodmark.partition.prepared.writes import read_prepared
-from floodmark.partition.recounting import recount
+from floodmark.partition.recounting import count_log, end_log, recount
 
 # Partitions that change hands in one write.
 BATCH_MAX: Final = 100
@@ -61,7 +63,6 @@ def take_over(node: Node, dead: int, incarnation: int, heirs: Sequence[int] = ()
                 break
             taken += len(batch)
         if taken:
-            node.committer.lose_count()
             node.load()
     return taken
 
@@ -80,9 +81,9 @@ class _Estate:
         # The dead node may not have served yet what it was given: then its ceiling is below these.
         node.clock.pass_version(max((self._logs[row.log].opened_at for row in self.rows), default=0))
         self._prepared = [key for _, key, _, _ in read_prepared(engine)]
-        trimmed = node.retention.trimmed_version()
-        open_logs = {row.log for row in self.rows}
-        self._counted = recount(engine, logs, dead, open_logs, node.site_id, trimmed)
+        self._trimmed = node.retention.trimmed_version()
+        open_logs = {row.log for row in self.rows if row.counted is None}
+        self._counted = recount(engine, logs, dead, open_logs, node.site_id, self._trimmed)
 
     def pass_on(self, entries: Sequence[tuple[PartitionRow, int]], version: Version) -> list[WriteRow]:
         """The rows by which partitions get a new owner at a version."""
@@ -97,27 +98,27 @@ class _Estate:
             yield remove_partition(row.id)
             log = self._logs[row.log]
             if any(row.range.contains(key) for key in self._prepared):
-                kept = PartitionRow(id=partition_id, start=row.start, end=row.end, log=log.id, node=number)
+                counted = self._counted_before(row)
+                kept = msgspec.structs.replace(row, id=partition_id, node=number, counted=counted)
                 yield store_log(msgspec.structs.replace(log, partition=partition_id))
                 yield store_partition(kept)
                 continue
             yield store_log(msgspec.structs.replace(log, sealed_at=version))
-            yield LOG, encode_log_key(log.id, version), encode_heartbeat(self._last_beat(log, version))
+            yield LOG, encode_log_key(log.id, version), encode_heartbeat(self._end(row, version))
             yield from open_partition(partition_id, log_id, row.range, version, [log.id], node=owner)
         yield store_next_id(number, next_id)
 
-    def _last_beat(self, log: LogRow, version: Version) -> Heartbeat:
-        """The heartbeat that ends a log, for the account of the dead node."""
-        sums: dict[int, Sums] = {}
-        if self._counted is not None:
-            add_tallies(sums, self._counted.tallies[log.id])
-        return Heartbeat(
-            version=version,
-            node=self._dead,
-            wall_ms=self._node.clock.time_source(),
-            since=0 if self._counted is None else self._counted.through,
-            through=version,
-            watermark=self._node.watermarks(),
-            sums=sums,
-            log=log.id,
-        )
+    def _end(self, row: PartitionRow, version: Version) -> Heartbeat:
+        """The heartbeat that ends a log, for the account of the node that has counted it so far."""
+        log = self._logs[row.log]
+        if row.counted is None:
+            tallies = None if self._counted is None else self._counted.tallies[log.id]
+        else:
+            tallies = count_log(self._node.engine, log, row.counted[1], self._node.site_id, self._trimmed)
+        wall_ms = self._node.clock.time_source()
+        last = end_log(log, self._counted_before(row), tallies)
+        return msgspec.structs.replace(last, version=version, through=version, wall_ms=wall_ms)
+
+    def _counted_before(self, row: PartitionRow) -> tuple[int, Version]:
+        """The node that has counted the log of a partition, and up to which version."""
+        return row.counted or (self._dead, 0 if self._counted is None else self._counted.through)

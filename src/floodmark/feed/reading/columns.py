@@ -199,7 +199,8 @@ class Columns:
             return
         decoded = decode_row(version, row)
         if isinstance(decoded, Heartbeat):
-            if self._heartbeats_wanted:
+            # Those of other nodes are summed up in the site's.
+            if self._heartbeats_wanted and not decoded.node:
                 self._heartbeats.append(decoded)
             return
         keys, values = decoded

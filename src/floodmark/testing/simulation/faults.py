@@ -274,7 +274,7 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "uncounted-start": PlantedFault(
         "a site that starts takes what it wrote since its last heartbeat for nothing",
-        "floodmark.partition.node",
+        "floodmark.partition.beating",
         "recount",
         _nothing_counted,
     ),
@@ -286,7 +286,7 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "miscounted": PlantedFault(
         "a heartbeat counts one change too many",
-        "floodmark.partition.node",
+        "floodmark.partition.beating",
         "drain_sums",
         _one_too_many,
     ),

@@ -53,6 +53,11 @@ def _announce_above(_: _Original) -> _Original:
     return resolve
 
 
+def _count_from_beginning(original: _Original) -> _Original:
+    """Count all changes of logs, not only those above the last heartbeat."""
+    return lambda engine, logs, _, *rest: original(engine, logs, 1, *rest)
+
+
 NODE_FAULTS: Final = {
     "round-unguarded": PlantedFault(
         "a round is written without the fence", _FENCING, "guarded", lambda each: _unguarded(each, _is_round)
@@ -86,6 +91,30 @@ NODE_FAULTS: Final = {
         "floodmark.partition.takeover",
         "fence_guard",
         lambda _: lambda *_: Guard(META, b"never written", None),
+    ),
+    "counted-twice": PlantedFault(
+        "the last heartbeat of a dead node counts what earlier ones have told",
+        "floodmark.partition.recounting",
+        "_count_logs",
+        _count_from_beginning,
+    ),
+    "account-ends-early": PlantedFault(
+        "the account of a node ends with its last heartbeat, before its logs are sealed",
+        "floodmark.partition.summing:LogAccount",
+        "may_end",
+        lambda original: lambda self, through, ends: through > self.counted or original(self, through, ends),
+    ),
+    "slow-node-left-out": PlantedFault(
+        "the heartbeat of a site does not wait for all of its nodes",
+        "floodmark.partition.summing:LogAccount",
+        "may_end",
+        lambda original: lambda self, through, ends: through <= self.counted or original(self, through, ends),
+    ),
+    "kept-log-counted": PlantedFault(
+        "the new owner of a log that a takeover kept counts it as its own",
+        "floodmark.partition.beating:Heartbeats",
+        "inherited",
+        lambda _: lambda _: {},
     ),
     "log-not-passed": PlantedFault(
         "a new owner does not pass the seal of the log before its own",

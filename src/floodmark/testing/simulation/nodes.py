@@ -5,8 +5,9 @@ on, beat, take over and write for some seconds, and then the first one continues
 does that was suspended or cut off.  Clients call old incarnations as well as new ones.
 
 Checked as it goes: a change lies above all that was announced for its key (promise 3) and above earlier
-versions of it (2), a sealed log stays as it is (4), a feed tells exactly what was written (4), a read of the
-newest state holds what was acknowledged before the call, and what was acknowledged is there in the end (1).
+versions of it (2), a sealed log stays as it is (4), a feed tells exactly what was written (4), the heartbeats
+of the site count exactly that, a read of the newest state holds what was acknowledged before the call, and
+what was acknowledged is there in the end (1).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,11 +22,13 @@ from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row
 from floodmark.codec.ordered import VERSION_BYTES, decode_version, encode_prefix
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
+from floodmark.model.change import Heartbeat, Sums
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, Node
+from floodmark.partition.beating import NODE
 from floodmark.partition.families import CATALOG, DATA, LOG, LOGS, META
 from floodmark.partition.layout import LogRow, load_partitions
 from floodmark.partition.membership import BEAT_MS, SharedNode
@@ -92,6 +95,7 @@ class Record:
         self.announced: dict[bytes, Version] = dict.fromkeys(KEYS, 0)
         self.acknowledged: dict[bytes, list[Version]] = {key: [] for key in KEYS}
         self.names: set[int] = set()
+        self.beats: list[Heartbeat] = []
         self._sealed: dict[int, Version] = {}
         self._prefixes = {encode_prefix(key): key for key in KEYS}
 
@@ -105,6 +109,8 @@ class Record:
                 log, version, _ = decode_log_key(key)
                 if log in self._sealed:
                     raise Violation("4", SITE, f"the sealed log {log} was written", version=version)
+                if log == NODE:
+                    self._add_beat(decode_row(version, value))
         for family, key, value in batch:
             if family == META and key.startswith(LOGS) and value is not None:
                 row = msgspec.json.decode(value, type=LogRow)
@@ -120,6 +126,21 @@ class Record:
         if not prepared and version <= max(self.versions[key], default=0):
             raise _violation("2", "went back", key, version)
         self.versions[key].add(version)
+
+    def _add_beat(self, beat: CommitRow | Heartbeat) -> None:
+        """Check a heartbeat of the site, as each reader does: it counts the changes of the next interval."""
+        assert isinstance(beat, Heartbeat)
+        last, self.beats = self.beats[-1:], [*self.beats, beat]
+        if any(beat.since not in (0, each.through) or beat.through < each.through for each in last):
+            raise Violation(
+                "heartbeats", SITE, "a heartbeat does not go on where the last ended", version=beat.version
+            )
+        written = self.between(beat.since, beat.through)
+        if beat.since and beat.sums.get(1, Sums()).all.changes != len(written):
+            told = beat.sums.get(1, Sums()).all.changes
+            finding = f"a heartbeat tells {told} of {len(written)} changes in {beat.since}..{beat.through}"
+            raise Violation("heartbeats", SITE, finding, version=beat.version)
+        self.announce(KeyRange(), beat.through)
 
     def announce(self, keys: KeyRange, version: Version) -> None:
         """Note what a partition has said to be resolved."""
