@@ -133,7 +133,11 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection((LOOPBACK, self._server_port), timeout=HANG_SECONDS)
+            try:
+                server = socket.create_connection((LOOPBACK, self._server_port), timeout=HANG_SECONDS)
+            except OSError:
+                client.close()
+                continue
             server.settimeout(None)
             for each in (client, server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
