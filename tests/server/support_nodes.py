@@ -64,7 +64,7 @@ class NodeView:
     def __init__(self, nodes: "TestNodes", number: int) -> None:
         self.nodes = nodes
         self.number = number
-        self.router = Router(self)  # type: ignore[arg-type]
+        self.router = Router(self)
         self._map: Any = None
         self._made_of: object = None
 

@@ -1,21 +1,25 @@
-"""A client of several nodes: it finds the owners and the keeper, and goes on when a node dies at any moment."""
+"""A client of several nodes: it finds owners and keeper, and goes on when a node dies at any moment."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from tests.server.support import LOOPBACK, nodes_at, open_memory, serving
+from tests.server.support import LOOPBACK, nodes_at, open_memory, qualify, serving, stored
 from tests.server.support_nodes import TestNodes, two_nodes
 from tests.waiting import HANG_SECONDS
 
+from floodmark.codec.values import encode_value
+from floodmark.model.change import Stamp
 from floodmark.model.errors import NamespaceExists, OutcomeUnknown, SiteMismatch, Unreachable
+from floodmark.model.partition import ApplyStream, PutStream
 from floodmark.server import serve
 from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
 from floodmark.wire import Connection
 
+ATTEMPTS_MAX = 5
 LONG = timedelta(seconds=HANG_SECONDS)
 
 
@@ -92,11 +96,14 @@ def test_many_keys_go_to_the_owners_of_their_partitions(
 
 
 def test_nodes_of_different_sites_are_refused() -> None:
-    with serving() as (_, first), serve(open_memory("bergen"), LOOPBACK) as second:
-        with closing(nodes_at(first.url, second.url)) as both:
-            both.hello()
-            with pytest.raises(SiteMismatch, match="name only nodes of one site"):
-                both.run_once(Connection.hello, first=second.url)
+    with (
+        serving() as (_, first),
+        serve(open_memory("bergen"), LOOPBACK) as second,
+        closing(nodes_at(first.url, second.url)) as both,
+    ):
+        both.hello()
+        with pytest.raises(SiteMismatch, match="name only nodes of one site"):
+            both.run_once(Connection.hello, first=second.url)
 
 
 def test_a_call_ends_when_its_time_is_over(nodes: TestNodes) -> None:
@@ -125,7 +132,15 @@ READS: dict[str, Callable[[Site, Namespace], Any]] = {
 }
 
 
-def at_every_position(work: Callable[[TestNodes, Site, Namespace], None], *, step: int = 1) -> int:
+class Scene(NamedTuple):
+    """Two nodes, a client, and a namespace with two keys."""
+
+    nodes: TestNodes
+    client: Site
+    users: Namespace
+
+
+def at_every_position(work: Callable[[Scene], None]) -> int:
     """Let the first node die at each of its messages while something is done; how many there were."""
     position = 0
     while True:
@@ -133,18 +148,18 @@ def at_every_position(work: Callable[[TestNodes, Site, Namespace], None], *, ste
             users = client.create_namespace("users")
             users.put_many({b"ada": b"1", b"bob": b"2"})
             nodes.proxy.cut_after(position)
-            work(nodes, client, users)
+            work(Scene(nodes, client, users))
             if not nodes.proxy.has_cut:
                 return position
-        position += step
+        position += 1
 
 
 @pytest.mark.parametrize("name", READS)
 def test_a_read_goes_on_when_the_node_dies(name: str) -> None:
     expected: list[Any] = []
 
-    def read(nodes: TestNodes, client: Site, users: Namespace) -> None:
-        found = READS[name](client, users)
+    def read(scene: Scene) -> None:
+        found = READS[name](scene.client, scene.users)
         expected.append(found)
         assert found == expected[0]
 
@@ -154,15 +169,15 @@ def test_a_read_goes_on_when_the_node_dies(name: str) -> None:
 def test_a_put_happens_once_or_is_unknown() -> None:
     outcomes = set()
 
-    def put(nodes: TestNodes, client: Site, users: Namespace) -> None:
+    def put(scene: Scene) -> None:
         try:
-            users.put(b"ada", b"new")
+            scene.users.put(b"ada", b"new")
             outcomes.add("done")
         except OutcomeUnknown:
             outcomes.add("unknown")
-        changes = [change.value for change in client.changes("users") if change.key == b"ada"]
+        changes = [change.value for change in scene.client.changes("users") if change.key == b"ada"]
         assert changes in ([b"1", b"new"], [b"1"])
-        assert users.get(b"ada") == changes[-1]
+        assert scene.users.get(b"ada") == changes[-1]
 
     assert at_every_position(put) > 1
     assert outcomes == {"done", "unknown"}
@@ -171,30 +186,79 @@ def test_a_put_happens_once_or_is_unknown() -> None:
 def test_a_namespace_is_made_once_or_unknown() -> None:
     outcomes = set()
 
-    def create(nodes: TestNodes, client: Site, users: Namespace) -> None:
-        try:
-            client.create_namespace("orders")
-            outcomes.add("done")
-        except OutcomeUnknown:
-            outcomes.add("unknown")
+    def create(scene: Scene) -> None:
+        for _ in range(ATTEMPTS_MAX):
             try:
-                client.create_namespace("orders")
+                scene.client.create_namespace("orders")
+                outcomes.add("done")
+                break
+            except OutcomeUnknown:
+                outcomes.add("unknown")
             except NamespaceExists:
-                outcomes.add("was done")
-        assert client.namespace("orders").name == "orders"
+                break
+        assert scene.client.namespace("orders").name == "orders"
 
     assert at_every_position(create) > 1
     assert {"done", "unknown"} <= outcomes
 
 
 def test_a_follower_goes_on_at_another_node() -> None:
-    def follow(nodes: TestNodes, client: Site, users: Namespace) -> None:
-        follower = client.changes("users", follow=True)
+    def follow(scene: Scene) -> None:
+        follower = scene.client.changes("users", follow=True)
         assert [next(follower).key, next(follower).key] == [b"ada", b"bob"]
-        nodes.site.namespace("users").put(b"eve", b"3")
+        scene.nodes.site.namespace("users").put(b"eve", b"3")
         assert next(follower).key == b"eve"
-        nodes.site.namespace("users").put(b"fay", b"4")
+        scene.nodes.site.namespace("users").put(b"fay", b"4")
         assert next(follower).key == b"fay"
         follower.close()  # type: ignore[attr-defined]
 
     assert at_every_position(follow) > 1
+
+
+def stamped(version: int, site_id: int = 3) -> bytes:
+    """A value that another site wrote."""
+    return encode_value(b"copy", origin=Stamp(version, site_id))
+
+
+def test_copies_are_sent_again_to_another_node() -> None:
+    def copy(scene: Scene) -> None:
+        version = scene.client.resolved_version()
+        with closing(scene.client.host.write_stream(ApplyStream(True))) as stream:
+            sent = [stream.send({qualify(scene.users, b"%d" % n): stamped(version + n)}) for n in range(3)]
+            assert all(future.result(HANG_SECONDS) >= 0 for future in sent)
+        copies = [(change.key, change.value) for change in scene.client.changes("users")]
+        assert sorted(copies[2:]) == [(b"%d" % number, b"copy") for number in range(3)]
+
+    assert at_every_position(copy) > 1
+
+
+def test_a_stream_of_puts_says_which_batches_are_unknown() -> None:
+    def put(scene: Scene) -> None:
+        with closing(scene.client.host.write_stream(PutStream(True))) as stream:
+            sent = [stream.send({qualify(scene.users, b"%d" % n): stored(b"x")}) for n in range(3)]
+        failures = [future.exception(HANG_SECONDS) for future in sent]
+        assert all(error is None or isinstance(error, OutcomeUnknown) for error in failures), failures
+        changes = [change.key for change in scene.client.changes("users")]
+        assert len(changes) == len(set(changes))
+        assert {b"%d" % n for n in range(3) if failures[n] is None} <= set(changes)
+
+    assert at_every_position(put) > 1
+
+
+def test_changes_are_read_at_the_owner_of_their_first_key(nodes: TestNodes, client: Site) -> None:
+    client.create_namespace("users")
+    _, right = client.host.partitions.split("users", b"m")
+    nodes.owners[right] = 2
+    client.host.router.maps.refresh()
+    opened: list[str] = []
+    original = Connection.open_reader
+
+    def open_reader(self: Connection, ticket: bytes) -> Any:
+        opened.append(self.url)
+        return original(self, ticket)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "open_reader", open_reader)
+        assert list(client.changes("users", start_key=b"n")) == []
+        assert list(client.changes("users", end_key=b"c")) == []
+    assert opened == [nodes.urls[2], nodes.urls[1]]

@@ -9,8 +9,9 @@ from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.directory import Identity
 from floodmark.host.ports import PORTS, Host, NamespacePort, NamespaceUpdate
+from floodmark.model.actions import declared
 from floodmark.model.errors import FloodmarkError
-from floodmark.model.partition import StreamCommand
+from floodmark.model.partition import StreamCommand, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
 from floodmark.routing import Router
@@ -18,8 +19,10 @@ from floodmark.wire import (
     Connection,
     Nodes,
     RemoteCalls,
+    RemotePartition,
     RemotePartitionMaps,
     RemoteWriteStream,
+    RepeatingWriteStream,
     port_methods,
     read_changes,
 )
@@ -63,7 +66,7 @@ class RemoteHost(Host):
         return batches
 
     def _changes(self, request: ChangesRequest) -> Generator[ChangeBatch, None, None]:
-        batches = read_changes(self._nodes, request)
+        batches = read_changes(self._nodes, request, self._owner_of(request))
         if request.namespace is None:
             yield ChangeBatch(through=request.since)
             yield from batches
@@ -78,8 +81,16 @@ class RemoteHost(Host):
         # None of its readers waits in this process.
         pass
 
-    def write_stream(self, command: StreamCommand) -> RemoteWriteStream:
-        return RemoteWriteStream(self._nodes, command)
+    def _owner_of(self, request: ChangesRequest) -> str | None:
+        """The node that owns the first key of some changes: any node has them, but readers should spread."""
+        if request.namespace is None or not self._nodes.are_several:
+            return None
+        partition = self.router.maps.map.route(request.keys.start)
+        return partition.url if isinstance(partition, RemotePartition) else None
+
+    def write_stream(self, command: StreamCommand) -> WriteStream:
+        stream = RemoteWriteStream(self._nodes, command)
+        return RepeatingWriteStream(self._nodes, stream) if declared(type(command)).repeatable else stream
 
     def close(self) -> None:
         self._holds.close()

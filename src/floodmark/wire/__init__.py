@@ -5,7 +5,7 @@ from floodmark.wire.cluster import Connections, Nodes, RemoteCalls
 from floodmark.wire.connection import Connection
 from floodmark.wire.messages import port_methods
 from floodmark.wire.partition import RemotePartition, RemotePartitionMaps
-from floodmark.wire.write_stream import RemoteWriteStream
+from floodmark.wire.write_stream import RemoteWriteStream, RepeatingWriteStream
 
 __all__ = [
     "Connection",
@@ -15,6 +15,7 @@ __all__ = [
     "RemotePartition",
     "RemotePartitionMaps",
     "RemoteWriteStream",
+    "RepeatingWriteStream",
     "port_methods",
     "read_changes",
 ]

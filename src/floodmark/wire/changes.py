@@ -21,14 +21,14 @@ from floodmark.wire.messages import TICKET, ChangesTicket
 Position: TypeAlias = tuple[Version, bytes]
 
 
-def read_changes(nodes: Nodes, request: ChangesRequest) -> Iterator[ChangeBatch]:
-    """The changes of a request.  Returns when the server holds everything that the stream needs."""
-    batches = _batches(nodes, request)
+def read_changes(nodes: Nodes, request: ChangesRequest, first: str | None = None) -> Iterator[ChangeBatch]:
+    """The changes of a request, from the node `first`, or any; it holds all that the stream needs."""
+    batches = _batches(nodes, request, first)
     next(batches)
     return batches
 
 
-def _batches(nodes: Nodes, request: ChangesRequest) -> Iterator[ChangeBatch]:
+def _batches(nodes: Nodes, request: ChangesRequest, first: str | None) -> Iterator[ChangeBatch]:
     attempts = nodes.stream_attempts()
     through, snapshot, last = request.since, request.snapshot, (request.since, b"")
     primed = False
@@ -36,7 +36,7 @@ def _batches(nodes: Nodes, request: ChangesRequest) -> Iterator[ChangeBatch]:
         ticket = ChangesTicket(msgspec.structs.replace(request, since=through, snapshot=snapshot))
         try:
             with (
-                nodes.visiting() as connection,
+                nodes.visiting(first) as connection,
                 closing(connection.open_reader(TICKET.encode_request(ticket))) as reader,
             ):
                 for number, (rows, metadata) in enumerate(reader):
@@ -61,6 +61,7 @@ def _batches(nodes: Nodes, request: ChangesRequest) -> Iterator[ChangeBatch]:
         except ELSEWHERE as error:
             if not nodes.are_several and not isinstance(error, Unreachable):
                 raise
+            first = None
             attempts.pause(error)
 
 

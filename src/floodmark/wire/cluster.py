@@ -22,6 +22,7 @@ from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
     NotKeeper,
+    OutcomeUnknown,
     PartitionMoved,
     PartitionStopped,
     SiteMismatch,
@@ -206,6 +207,9 @@ class Nodes:
             except ELSEWHERE as error:
                 failure = error
                 self.leave(url)
+            except OutcomeUnknown:
+                self.leave(url)
+                raise
             else:
                 if at_keeper:
                     self._keeper = url
@@ -218,9 +222,9 @@ class Nodes:
         raise failure
 
     @contextmanager
-    def visiting(self) -> Iterator[Connection]:
-        """The connection to the near node.  After a failure in the block another node is near."""
-        url = self._near
+    def visiting(self, url: str | None = None) -> Iterator[Connection]:
+        """The connection to a node, else to the near one.  After a failure in the block another is near."""
+        url = url or self._near
         try:
             yield self._met(url)
         except ELSEWHERE:

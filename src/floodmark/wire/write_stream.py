@@ -4,11 +4,14 @@ One thread sends, in turn with others; the stream's own thread receives acknowle
 futures.  Batches and bytes in flight are bounded, and `send` waits for room.  If the connection is lost, all
 batches without an acknowledgement have an unknown outcome, and the next one opens a new connection.  An idle
 stream closes its connection.
+
+Batches that are decided by stamp may be sent twice, and in any order.  Of several nodes, one that does not
+acknowledge them is left, and another gets them (`RepeatingWriteStream`).
 """
 
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Condition, Lock, Thread
 from typing import Any, Final
@@ -25,7 +28,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import MIB
 from floodmark.model.partition import StreamCommand
-from floodmark.wire.cluster import Nodes
+from floodmark.wire.cluster import ELSEWHERE, Attempts, Nodes
 from floodmark.wire.columns import PAIRS, encode_rows
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, is_lost, restore_error
@@ -34,6 +37,7 @@ from floodmark.wire.messages import COMMAND
 BATCHES_IN_FLIGHT_MAX: Final = 64
 BYTES_IN_FLIGHT_MAX: Final = 32 * MIB
 IDLE_SECONDS: Final = 5.0
+_REPEATED: Final = (*ELSEWHERE, OutcomeUnknown)
 
 
 class BatchAcknowledgement(msgspec.Struct, frozen=True, array_like=True):
@@ -236,6 +240,53 @@ class RemoteWriteStream:
         if self._line is line:
             self._line = None
         self._changed.notify_all()
+
+
+class RepeatingWriteStream:
+    """A stream of repeatable writes: batches that a node did not acknowledge are sent again, to another."""
+
+    def __init__(self, nodes: Nodes, stream: RemoteWriteStream) -> None:
+        self._nodes = nodes
+        self._stream = stream
+        self._open: set[Future[int]] = set()
+        self._is_closed = False
+        # Not the thread that receives acknowledgements: others wait for it while they send.
+        self._repeater = ThreadPoolExecutor(1, "floodmark-repeater")
+
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
+        """Send a batch; the future waits until it is stored, or the time for it is over."""
+        future: Future[int] = Future()
+        future.set_running_or_notify_cancel()
+        self._send(rows, future, self._nodes.attempts())
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
+        return future
+
+    def close(self) -> None:
+        """Return when every batch was answered, or at the latest when the time for a call is over."""
+        wait(list(self._open), self._nodes.timeout_seconds)
+        self._is_closed = True
+        self._stream.close()
+        self._repeater.shutdown(cancel_futures=True)
+
+    def _send(self, rows: Mapping[bytes, bytes], future: "Future[int]", attempts: Attempts) -> None:
+        def settle(sent: "Future[int]") -> None:
+            error = sent.exception()
+            if error is None:
+                future.set_result(sent.result())
+            elif self._is_closed or not self._nodes.are_several or not isinstance(error, _REPEATED):
+                future.set_exception(error)
+            else:
+                self._repeater.submit(repeat, error)
+
+        def repeat(error: FloodmarkError) -> None:
+            try:
+                attempts.pause(error)
+                self._send(rows, future, attempts)
+            except FloodmarkError as failure:
+                future.set_exception(failure)
+
+        self._stream.send(rows).add_done_callback(settle)
 
 
 class _Line:
