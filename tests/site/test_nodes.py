@@ -7,7 +7,8 @@ import pytest
 from tests.nodes import NodeCluster, node_cluster
 
 from floodmark.host.ports import PeerCredentials, StatusPort
-from floodmark.model.errors import InvalidConfiguration, NotKeeper, PartitionMoved
+from floodmark.model.errors import ClockSkew, InvalidConfiguration, NodeFenced, NotKeeper, PartitionMoved
+from floodmark.partition.membership import LEASE_MS, load_beats
 from floodmark.wire import Connection, port_methods
 from floodmark.wire.messages import GET, MAP
 
@@ -148,6 +149,35 @@ def test_a_node_without_a_server_works_as_a_node_like_any_other(cluster: NodeClu
     cluster.kill(1)
     cluster.take_over()
     assert {row.node for row in cluster.host(2).shared.node.rows} == {2, 3}
+
+
+def test_beats_tell_what_readers_hold_also_after_a_new_incarnation(cluster: NodeCluster) -> None:
+    spread(cluster)
+    host, users = cluster.host(2), cluster.sites[2].namespace("users")
+    version = users.put(b"ken", b"1")
+    with host.reading(version, users.id):
+        host.shared.start()
+        cluster.tick(2)
+        assert host.shared.incarnations == 2
+        assert load_beats(cluster.engine)[2].held == {users.id: version}
+        assert cluster.host(1).current.nodes.held_version(users.id) == version
+    cluster.tick()
+    assert not load_beats(cluster.engine)[2].held
+
+
+def test_a_node_says_why_it_does_not_serve(cluster: NodeCluster) -> None:
+    for number in cluster.sites:
+        cluster.host(number).require_ready()
+    cluster.time.advance(LEASE_MS)
+    with pytest.raises(NodeFenced, match="could not beat"):
+        cluster.host(1).require_ready()
+    cluster.offsets[1] = 2_000
+    cluster.tick(2)
+    with pytest.raises(ClockSkew, match="ms ahead of other nodes"):
+        cluster.host(1).require_ready()
+    cluster.offsets[1] = 0
+    cluster.tick(2)
+    cluster.host(1).require_ready()
 
 
 def test_a_node_says_only_where_others_can_reach_it(cluster: NodeCluster) -> None:

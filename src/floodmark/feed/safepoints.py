@@ -165,6 +165,10 @@ class SafePoints:
         finally:
             self._readers.pop(token, None)
 
+    def adopt(self, before: "SafePoints") -> None:
+        """Hold what readers of this process hold at the host that this one replaces."""
+        self._readers, self._tokens = before._readers, before._tokens
+
     def list(self) -> list[SafePoint]:
         """The named safe points that have not expired, by name."""
         now_ms = self.time_source()

@@ -448,7 +448,9 @@ class NodeHost(Host):
         before = self._host
         if before.node is self.shared.node and before.keeps == self.shared.is_keeper:
             return
-        self._host = self._make_host()
+        host = self._make_host()
+        host.safe_points.adopt(before.safe_points)
+        self._host = host
         role = "keeps the site" if self._host.keeps else "does not keep the site"
         _log.info("node %d has a new host, and %s", self.shared.number, role)
         # What it still does may wait for a commit that fails only when its time is over.
@@ -590,6 +592,11 @@ class NodeHost(Host):
         self._peers.credentials = credentials
         self.shared.advertise(url)
         self._peers.note(self.shared.membership.urls())
+
+    def require_ready(self) -> None:
+        self.shared.membership.require()
+        self.shared.node.storage.require_wanted()
+        super().require_ready()
 
     def physical_ms(self) -> int:
         return self._host.physical_ms()

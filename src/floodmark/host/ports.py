@@ -512,6 +512,10 @@ class Host(ABC):
     def require_here(self, action: Action) -> None:  # noqa: B027
         """Raise NotKeeper if another node answers this call of a port."""
 
+    def require_ready(self) -> None:
+        """Raise the reason for which this process does not serve now."""
+        self.versions.read_version()
+
     def advertise(self, url: str, credentials: PeerCredentials) -> None:  # noqa: B027
         """Note where this process is served, and how it shows itself to other nodes."""
 

@@ -203,7 +203,7 @@ class Server:
         if self.service.gate.stopping.is_set():
             return "the server is stopping"
         try:
-            self._site.host.versions.read_version()
+            self._site.host.require_ready()
         except FloodmarkError as error:
             return str(error)
         return None
