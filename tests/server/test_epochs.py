@@ -291,3 +291,18 @@ def test_version_that_is_none_is_refused(server: Server) -> None:
             site.host.versions.cut_changes(OTHER, 0, 1, -1, False)
         with pytest.raises(InvalidArgument):
             partition.put_unchanged([key, key], [stored(b"x")] * 2, 1, durable=True)
+
+
+def test_one_caller_does_not_use_up_the_streams_of_all(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.host.epochs.EPOCH_STREAMS_PER_CALLER_MAX", 3)
+    with connected(server, token=token_of(Role.REPLICATE, OTHER)) as site:
+        for number in range(3):
+            site.host.versions.open_epoch(OTHER, f"query-{number}", 0)
+        with pytest.raises(LimitExceeded, match="one caller"):
+            site.host.versions.open_epoch(OTHER, "query-3", 0)
+        site.host.versions.open_epoch(OTHER, "query-2", 1)
+    with connected(server, token=token_of(Role.ADMIN)) as site:
+        for number in range(3, 8):
+            site.host.versions.open_epoch(OTHER, f"query-{number}", 0)

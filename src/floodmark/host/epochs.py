@@ -19,6 +19,7 @@ from floodmark.model.errors import InvalidArgument, InvalidName, LimitExceeded, 
 from floodmark.model.limits import (
     EPOCH_STREAM_IDLE_MAX,
     EPOCH_STREAMS_MAX,
+    EPOCH_STREAMS_PER_CALLER_MAX,
     EPOCHS_REMEMBERED_MAX,
     NAMESPACE_NAME_CHARACTERS_MAX,
 )
@@ -106,11 +107,13 @@ class Epochs:
         streams = dict(self._streams)
         if key not in streams:
             streams = {held: other for held, other in streams.items() if self._is_used(other)}
-            if len(streams) >= EPOCH_STREAMS_MAX:
+            of_caller = sum(other.owner == row.owner for other in streams.values())
+            is_limited = row.owner != SITE_OWNER and of_caller >= EPOCH_STREAMS_PER_CALLER_MAX
+            if is_limited or len(streams) >= EPOCH_STREAMS_MAX:
                 raise LimitExceeded(
-                    f"a site remembers the epochs of at most {EPOCH_STREAMS_MAX:,} streams, each until "
-                    f"{EPOCH_STREAM_IDLE_MAX.days} days after its last use; write fewer, or use their names "
-                    "again"
+                    f"a site remembers the epochs of at most {EPOCH_STREAMS_MAX:,} streams, of one caller "
+                    f"{EPOCH_STREAMS_PER_CALLER_MAX:,}, each until {EPOCH_STREAM_IDLE_MAX.days} days after its "
+                    "last use; write fewer, or use their names again"
                 )
         forgotten: list[WriteRow] = [(META, held, None) for held in self._streams.keys() - streams.keys()]
         self._storage.store([*forgotten, (META, key, msgspec.json.encode(row))])

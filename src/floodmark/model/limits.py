@@ -38,6 +38,7 @@ UNACKED_MAX: Final = 30_000
 
 # Streams from outside, such as Spark's: how many, which of their epochs, and for how long.
 EPOCH_STREAMS_MAX: Final = 10_000
+EPOCH_STREAMS_PER_CALLER_MAX: Final = 5_000
 EPOCHS_REMEMBERED_MAX: Final = 16
 EPOCH_STREAM_IDLE_MAX: Final = timedelta(days=30)
 
