@@ -12,7 +12,7 @@ of an expiry twice.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -135,87 +135,109 @@ class ModelFollower:
         self.position = until
 
 
-def run(seed: int, mode: str) -> list[str]:
-    """One history; what is wrong in the end."""
-    rnd = random.Random(seed)
-    sites = [ModelSite(number, mode) for number in range(3)]
-    now = 1
-    followers = [ModelFollower(site, now) for site in sites]
-    written: dict[str, list[Stored]] = {key: [] for key in KEYS}
+class ModelHistory:
+    """Three sites, their followers and links, and a random order of what they do."""
 
-    def write(site: ModelSite, key: str, record: Stored) -> None:
-        written[key].append(record)
+    def __init__(self, seed: int, mode: str) -> None:
+        self.rnd, self.mode, self.now = random.Random(seed), mode, 1
+        self.sites = [ModelSite(number, mode) for number in range(3)]
+        self.followers = [ModelFollower(site, self.now) for site in self.sites]
+        self.written: dict[str, list[Stored]] = {key: [] for key in KEYS}
+
+    def put(self, site: ModelSite) -> None:
+        at = site.mint(self.now)
+        expires = self.now + self.rnd.randrange(0, 4) if self.rnd.random() < 0.7 else None
+        key, value = self.rnd.choice(KEYS), self.rnd.randrange(99)
+        self.write(site, key, Stored(at, (at, site.number), value, expires))
+
+    def write(self, site: ModelSite, key: str, record: Stored) -> None:
+        self.written[key].append(record)
         site.store(key, record)
 
-    def copy(source: ModelSite, target: ModelSite) -> None:
-        until = source.resolved(now)
-        for _, key, record in source.changes(source.sent[target.number], until):
-            if record.stamp[1] == source.number:
-                target.latest = max(target.latest, record.stamp[0])
-                target.store(key, record._replace(version=target.mint(now)))
-        source.sent[target.number] = until
-
-    def prepare(site: ModelSite) -> None:
-        key, value = rnd.choice(KEYS), rnd.randrange(99)
+    def prepare(self, site: ModelSite) -> None:
+        key, value = self.rnd.choice(KEYS), self.rnd.randrange(99)
         if key not in site.prepared:
-            site.prepared[key] = site.mint(now), value, rnd.choice((None, now + rnd.randrange(1, 5)))
+            expires = self.rnd.choice((None, self.now + self.rnd.randrange(1, 5)))
+            site.prepared[key] = site.mint(self.now), value, expires
 
-    def commit(site: ModelSite) -> None:
+    def commit(self, site: ModelSite) -> None:
         for key, (version, value, expires) in list(site.prepared.items()):
-            at = version if rnd.random() < 0.6 else site.mint(now)
+            at = version if self.rnd.random() < 0.6 else site.mint(self.now)
             del site.prepared[key]
-            write(site, key, Stored(at, (at, site.number), value, expires))
+            self.write(site, key, Stored(at, (at, site.number), value, expires))
 
-    def put(site: ModelSite) -> None:
-        at = site.mint(now)
-        expires = now + rnd.randrange(0, 4) if rnd.random() < 0.7 else None
-        write(site, rnd.choice(KEYS), Stored(at, (at, site.number), rnd.randrange(99), expires))
+    def copy(self, source: ModelSite, targets: Sequence[ModelSite]) -> None:
+        for target in targets:
+            if target is source:
+                continue
+            until = source.resolved(self.now)
+            for _, key, record in source.changes(source.sent[target.number], until):
+                if record.stamp[1] == source.number:
+                    target.latest = max(target.latest, record.stamp[0])
+                    target.store(key, record._replace(version=target.mint(self.now)))
+            source.sent[target.number] = until
 
-    def restart(site: ModelSite) -> None:
+    def collect(self, site: ModelSite) -> None:
+        held = [each.position for each in self.followers if each.site is site]
+        site.collect(min([site.resolved(self.now), *held]))
+
+    def restart(self, site: ModelSite) -> None:
         site.told = 0
-        if mode == "index in memory":
+        if self.mode == "index in memory":
             site.index.clear()
 
-    for _ in range(rnd.randrange(10, 60)):
-        site, step = rnd.choice(sites), rnd.random()
-        site.sent[site.number] = site.resolved(now)
+    def follow(self, site: ModelSite) -> None:
+        for follower in self.followers:
+            if follower.site is site and self.rnd.random() < 0.8:
+                follower.follow(self.now)
+
+    def step(self) -> None:
+        """Let one site do something, or time pass."""
+        site, step = self.rnd.choice(self.sites), self.rnd.random()
+        site.sent[site.number] = site.resolved(self.now)
         if step < 0.25:
-            put(site)
+            self.put(site)
         elif step < 0.32:
-            prepare(site)
+            self.prepare(site)
         elif step < 0.4:
-            commit(site)
+            self.commit(site)
         elif step < 0.55:
-            for other in rnd.sample(sites, 2):
-                if other is not site:
-                    copy(site, other)
+            self.copy(site, self.rnd.sample(self.sites, 2))
         elif step < 0.68:
-            site.expire(now, rnd.randrange(1, 3))
+            site.expire(self.now, self.rnd.randrange(1, 3))
         elif step < 0.74:
-            held = [each.position for each in followers if each.site is site]
-            site.collect(min([site.resolved(now), *held]))
+            self.collect(site)
         elif step < 0.77:
-            restart(site)
+            self.restart(site)
         elif step < 0.8:
             site.logs.append({})
         elif step < 0.84:
-            followers.append(ModelFollower(site, now))
+            self.followers.append(ModelFollower(site, self.now))
         elif step < 0.92:
-            for follower in followers:
-                if follower.site is site and rnd.random() < 0.8:
-                    follower.follow(now)
+            self.follow(site)
         else:
-            now += rnd.randrange(1, 3)
-    now += 20
-    for _ in range(2):
-        for site in sites:
-            commit(site)
-            site.expire(now, 1_000)
-            for other in sites:
-                if other is not site:
-                    copy(site, other)
-    winners = {key: max(records, key=lambda each: each.stamp) for key, records in written.items() if records}
-    return list(judge(sites, followers, alive(winners, now), now))
+            self.now += self.rnd.randrange(1, 3)
+
+    def finish(self) -> None:
+        """Let all expire that is to expire, and copy all."""
+        self.now += 20
+        for _ in range(2):
+            for site in self.sites:
+                self.commit(site)
+                site.expire(self.now, 1_000)
+                self.copy(site, self.sites)
+
+
+def run(seed: int, mode: str) -> list[str]:
+    """One history; what is wrong in the end."""
+    history = ModelHistory(seed, mode)
+    for _ in range(history.rnd.randrange(10, 60)):
+        history.step()
+    history.finish()
+    winners = {
+        key: max(records, key=lambda each: each.stamp) for key, records in history.written.items() if records
+    }
+    return list(judge(history.sites, history.followers, alive(winners, history.now), history.now))
 
 
 def alive(records: dict[str, Stored], now: int) -> dict[str, int]:
