@@ -16,14 +16,12 @@ from tests.server.support import LOOPBACK
 from tests.waiting import HANG_SECONDS, wait_until
 
 import floodmark
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.links.driver import TopologySummary, site_addresses
-from floodmark.model.ranges import KeyRange
 from floodmark.replication.topology import Topology, parse_topology
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
-from floodmark.site.arguments import qualify_range
 
 FLOODMARK = (sys.executable, "-m", "floodmark.cli")
 
@@ -110,7 +108,7 @@ def write_everywhere(sites: Sequence[Site], rounds: int, begin: int = 0) -> None
 def stored(site: Site, namespace: str) -> dict[bytes, bytes]:
     """What a site holds of a namespace, tombstones included, without the traces of where it is held."""
     row = site.host.namespaces.find_namespace(namespace)
-    keys = qualify_range(encode_namespace(row.id), KeyRange())
+    keys = qualify_range(row.id)
     held = {}
     for partition in site.host.router.maps.map.overlapping(keys):
         part = partition.range.intersect(keys)

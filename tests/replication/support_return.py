@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from tests.replication.support_links import embedded
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.records import add_origins
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import MemoryEngine
@@ -15,11 +15,9 @@ from floodmark.links.exchange import Copied
 from floodmark.links.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.links.steps import plan_step, run_step
 from floodmark.model.partition import ApplyStream, LoadStream
-from floodmark.model.ranges import KeyRange
 from floodmark.partition import FAMILIES
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site, open_engine
-from floodmark.site.arguments import qualify_range
 from floodmark.testing.clock import SimulatedTime
 
 IDS: Final = {"oslo": 1, "rome": 2, "bonn": 3, "lund": 4}
@@ -111,7 +109,7 @@ class World:
         """The records of a namespace with their origins."""
         site = self[name]
         row = site.host.namespaces.find_namespace(namespace)
-        keys = qualify_range(encode_namespace(row.id), KeyRange())
+        keys = qualify_range(row.id)
         found: dict[bytes, bytes] = {}
         for batch in site.host.router.scan_records(keys, site.now(), dead=True):
             stored = add_origins(batch.column("value"), batch.column("version").to_numpy(), site.id)

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import pyarrow
 import pyarrow.parquet
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.codec.records import split_values
-from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.spark.jobs.backups.manifest import Manifest
 
 
@@ -50,7 +48,7 @@ def contents(site: Site, namespace: str, at: Version | None = None) -> dict[byte
     """Everything that a namespace holds, tombstones and expired records included."""
     host = site.host
     row = host.namespaces.find_namespace(namespace)
-    keys = qualify_range(encode_namespace(row.id), KeyRange())
+    keys = qualify_range(row.id)
     version = host.versions.read_version() if at is None else at
     found: dict[bytes, Kept] = {}
     for batch in site.host.router.scan_records(keys, version, dead=True):

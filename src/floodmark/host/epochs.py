@@ -112,8 +112,8 @@ class Epochs:
             if is_limited or len(streams) >= EPOCH_STREAMS_MAX:
                 raise LimitExceeded(
                     f"a site remembers the epochs of at most {EPOCH_STREAMS_MAX:,} streams, of one caller "
-                    f"{EPOCH_STREAMS_PER_CALLER_MAX:,}, each until {EPOCH_STREAM_IDLE_MAX.days} days after its "
-                    "last use; write fewer, or use their names again"
+                    f"{EPOCH_STREAMS_PER_CALLER_MAX:,}, each until {EPOCH_STREAM_IDLE_MAX.days} days after "
+                    "its last use; write fewer, or use their names again"
                 )
         forgotten: list[WriteRow] = [(META, held, None) for held in self._streams.keys() - streams.keys()]
         self._storage.store([*forgotten, (META, key, msgspec.json.encode(row))])

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy
 import pyarrow
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.codec.records import add_origins, qualify_keys
 from floodmark.codec.values import decode_value
 from floodmark.feed import at_present
@@ -24,7 +24,6 @@ from floodmark.links.applying import Batch, Batches, Sender
 from floodmark.merge.parts import split_record
 from floodmark.model.errors import SafePointNotFound
 from floodmark.model.partition import ApplyStream, LinkGuard, LoadStream
-from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 
 # How long the source keeps a snapshot for a process that was killed.
@@ -146,8 +145,8 @@ def _snapshot(site: Host, namespace: str) -> Iterator[tuple[Version, Pages]]:
 
 
 def _read_pages(site: Host, namespace: str, at: Version) -> Pages:
-    prefix = encode_namespace(site.namespaces.find_namespace(namespace).id)
-    for batch in site.router.scan_records(KeyRange(prefix, prefix_end(prefix)), at, dead=True):
+    keys = qualify_range(site.namespaces.find_namespace(namespace).id)
+    for batch in site.router.scan_records(keys, at, dead=True):
         versions = batch.column("version").to_numpy()
         stored = add_origins(batch.column("value"), versions, site.identity.site_id)
         yield batch.column("key").to_pylist(), stored.to_pylist()

@@ -23,12 +23,12 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES, qualify_range
 from floodmark.codec.records import add_origins
 from floodmark.host.ports import Host
 from floodmark.model.change import NamespaceBeat, narrow_heartbeat
 from floodmark.model.limits import KEY_BYTES_MAX
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.replication.step import LinkStep
 
@@ -71,7 +71,7 @@ def read_part(
     if namespace.until <= namespace.since:
         return
     request = ChangesRequest(
-        keys=_qualify(namespace.source_id, keys),
+        keys=qualify_range(namespace.source_id, keys),
         namespace=namespace.source_id,
         since=namespace.begin,
         until=namespace.until,
@@ -93,11 +93,6 @@ def read_part(
             yield rows
     if scanned:
         yield _special_rows(index, RowKind.SCANNED, [(namespace.until, b"")])
-
-
-def _qualify(namespace: int, keys: KeyRange) -> KeyRange:
-    prefix = encode_namespace(namespace)
-    return KeyRange(prefix + keys.start, prefix_end(prefix) if keys.end is None else prefix + keys.end)
 
 
 def _encode_changes(batch: ChangeBatch, index: int, source_id: int) -> pyarrow.RecordBatch:

@@ -9,7 +9,7 @@ from typing import Final
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
@@ -23,7 +23,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.beating import NODE, Heartbeats
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, RoundStep
@@ -400,11 +400,8 @@ class Node:
 
     def is_unwritten(self, namespace: int) -> bool:
         """Whether nothing is stored in a namespace, and no key was ever removed from it entirely."""
-        prefix = encode_namespace(namespace)
-        keys = KeyRange(prefix, prefix_end(prefix))
-        return not any(scan_versions(self.engine, keys, 0, VERSION_MAX)) and not (
-            self.retention.collected_horizon(namespace)
-        )
+        versions = scan_versions(self.engine, qualify_range(namespace), 0, VERSION_MAX)
+        return not any(versions) and not self.retention.collected_horizon(namespace)
 
     def find_before(self, wanted: Sequence[tuple[bytes, Version, int]]) -> list[bytes | None]:
         """The stored record of each qualified key just before a version, if it is alive at a time."""

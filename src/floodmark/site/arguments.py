@@ -66,12 +66,6 @@ def check_range(start: bytes, end: bytes | None, prefix: bytes | None = None) ->
     return keys.intersect(within) or KeyRange(prefix, prefix)
 
 
-def qualify_range(namespace: bytes, keys: KeyRange) -> KeyRange:
-    """A range of user keys as a range of qualified ones."""
-    end = prefix_end(namespace) if keys.end is None else namespace + keys.end
-    return KeyRange(namespace + keys.start, end)
-
-
 def check_kind(value: object, kind: type[Kind], what: str) -> Kind:
     """An argument of one kind and no other."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.feed import Decoder, Item
 from floodmark.feed.reading.items import OnDamaged
 from floodmark.feed.safepoints import begin_reading
@@ -13,7 +13,7 @@ from floodmark.model.errors import InvalidRange
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch
 from floodmark.model.version import Version
-from floodmark.site.arguments import At, Since, qualify_range, to_version
+from floodmark.site.arguments import At, Since, to_version
 
 Result = TypeVar("Result")
 
@@ -35,7 +35,7 @@ def find_scope(host: Host, namespace: str | None, keys: KeyRange) -> tuple[KeyRa
     """Qualified keys, the namespace's id and the version of its creation; None and 0 for all namespaces."""
     if namespace is not None:
         row = host.namespaces.find_namespace(namespace)
-        return qualify_range(encode_namespace(row.id), keys), row.id, row.created_at
+        return qualify_range(row.id, keys), row.id, row.created_at
     if keys != KeyRange():
         raise InvalidRange("a key range needs a namespace; name the one that it is in")
     return keys, None, 0

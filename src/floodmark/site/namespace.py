@@ -6,7 +6,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.feed import at_present
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
@@ -29,7 +29,6 @@ from floodmark.site.arguments import (
     Durability,
     check_durability,
     check_range,
-    qualify_range,
     refuse_value,
     to_expiry,
     to_version,
@@ -339,7 +338,7 @@ class Namespace:
 
     def _range(self, start: bytes, end: bytes | None, prefix: bytes | None) -> KeyRange:
         self._require_there()
-        return qualify_range(self._prefix, check_range(start, end, prefix))
+        return qualify_range(self.id, check_range(start, end, prefix))
 
     def _scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import pyarrow
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.states import HERE, CounterState, FieldsState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.feed import at_present
@@ -26,9 +26,7 @@ from floodmark.merge.counter import add_to_counter
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
 from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.model.partition import MergeStream, PutUnchangedStream, WriteStream
-from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.site.arguments import qualify_range
 
 # Batches on their way.
 _UNSETTLED_MAX: Final = 8
@@ -66,7 +64,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
         stream = host.write_stream(MergeStream(True) if is_counter else PutUnchangedStream(True, since))
         writing = _Writing(stream)
         try:
-            for batch in host.router.scan_records(qualify_range(prefix, KeyRange()), at):
+            for batch in host.router.scan_records(qualify_range(row.id), at):
                 writing.send(_rows(batch, prefix, encode))
                 read += batch.num_rows
                 report(read)

@@ -40,7 +40,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from floodmark.clock import monotonic_ms
 from floodmark.clock.backoff import Backoff
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.links.applying import Applier
 from floodmark.links.connections import Connections, attend, begin
 from floodmark.links.driver import LinkProgress, Runner, TopologySummary, run_links
@@ -58,12 +58,10 @@ from floodmark.links.planning import (
 )
 from floodmark.links.reading import read_part
 from floodmark.model.errors import FloodmarkError, StaleLink
-from floodmark.model.ranges import KeyRange
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep
 from floodmark.replication.topology import Topology
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.runtime.failures import find_error, raising_floodmark_errors
 from floodmark.spark.session import make_active, open_session
@@ -200,7 +198,7 @@ def share_step(step: LinkStep, source: Site) -> list[list[Piece]]:
     return [
         [Piece(place, users_keys(keys))]
         for place, namespace in moving_namespaces(step)
-        for keys in plan_ranges(partitions, qualify_range(encode_namespace(namespace.source_id), KeyRange()))
+        for keys in plan_ranges(partitions, qualify_range(namespace.source_id))
     ]
 
 

@@ -14,14 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from floodmark.accounting.counting import Counted, count_idle
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, SafePointNotFound
-from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.source.source import FORMAT
 
@@ -81,7 +79,7 @@ def changes_between(since: Version, through: Version) -> dict[str, str]:
 def pass_heartbeats(host: Host, namespace: int, since: Version, through: Version) -> Counted:
     """The heartbeats of an interval in which nothing is delivered."""
     request = ChangesRequest(
-        keys=qualify_range(encode_namespace(namespace), KeyRange()),
+        keys=qualify_range(namespace),
         namespace=namespace,
         since=since,
         until=through,

@@ -31,7 +31,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from floodmark.clock import system_time_ms
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES, qualify_range
 from floodmark.feed import at_present
 from floodmark.feed.safepoints import begin_reading
 from floodmark.host.catalog import NamespaceRow
@@ -48,7 +48,6 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.runtime.patience import ask_patiently
 from floodmark.spark.source.options import (
@@ -116,7 +115,7 @@ class ServedReader:
         # A stream of changes first syncs writes that did not wait for the disk, and ends at the version up
         # to which they are published.
         present = self._host.versions.resolved_version()
-        keys = qualify_range(encode_namespace(namespace.id), KeyRange())
+        keys = qualify_range(namespace.id)
         for batch in self._host.changes(ChangesRequest(keys=keys, namespace=namespace.id, since=present)):
             present = max(present, batch.through)
         return present
@@ -260,7 +259,7 @@ class SnapshotReader(DataSourceReader):
         with closing(open_reader(options.address)) as reader:
             namespace = reader.find_namespace(options.namespace)
             version = _fix_version(reader, namespace, options.at)
-            keys = qualify_range(encode_namespace(namespace.id), options.keys)
+            keys = qualify_range(namespace.id, options.keys)
             ranges = plan_records(reader, keys, version, options.partitions_min)
             return [RecordRange(each, version, reader.site_id) for each in ranges]
 
@@ -329,7 +328,7 @@ class ChangesReader(DataSourceReader):
         with closing(open_reader(options.address)) as reader:
             namespace = reader.find_namespace(options.namespace)
             since, until = _fix_versions(reader, namespace, options)
-            keys = qualify_range(encode_namespace(namespace.id), options.keys)
+            keys = qualify_range(namespace.id, options.keys)
             now_ms, site_id = reader.physical_ms(), reader.site_id
             if options.start == SNAPSHOT_FIRST:
                 return [

@@ -37,7 +37,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from floodmark.clock import TimeSource, monotonic_ms
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.feed.reading.cut import ChangesCut
 from floodmark.feed.safepoints import begin_reading
 from floodmark.host.ports import Host
@@ -47,7 +47,6 @@ from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version, physical_ms
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.spark.runtime.patience import Wait, ask_patiently
 from floodmark.spark.source.options import (
     COMMON,
@@ -188,7 +187,7 @@ class Query:
 
     def qualify(self, keys: KeyRange) -> KeyRange:
         """A range of users' keys as a range of qualified ones."""
-        return qualify_range(encode_namespace(self.namespace_id), keys)
+        return qualify_range(self.namespace_id, keys)
 
     def intervals(
         self, keys: KeyRange, since: Version, until: Version, *, snapshot: bool = False

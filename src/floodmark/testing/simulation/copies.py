@@ -12,12 +12,12 @@ from typing import Final, NamedTuple, TypeVar
 
 import pyarrow
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.codec.records import add_origins
 from floodmark.host.ports import NamespaceUpdate
 from floodmark.links.returning import BackupFacts, Portion
 from floodmark.model.partition import ApplyStream, LoadStream
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.testing.simulation.chronicle import NAMESPACES
 from floodmark.testing.simulation.drivers import DistantSite
@@ -102,8 +102,7 @@ def take_copy(holder: DistantMember) -> SiteCopy:
 
 def keys_of(namespace: str) -> KeyRange:
     """The qualified keys of a namespace; it has the same number at all sites."""
-    prefix = encode_namespace(NAMESPACES.index(namespace) + 1)
-    return KeyRange(prefix, prefix_end(prefix))
+    return qualify_range(NAMESPACES.index(namespace) + 1)
 
 
 def _read(holder: DistantMember, namespace: str, at: Version) -> dict[bytes, bytes]:

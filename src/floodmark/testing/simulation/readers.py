@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.codec.states import live_value
 from floodmark.codec.values import decode_value
 from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, VersionCollected
-from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
 from floodmark.testing.simulation.chronicle import NAMESPACES, SeenChange
@@ -91,8 +90,7 @@ class FeedReader:
         if self._namespace is None:
             return ChangesRequest(since=since, follow=self._follows, partial=self._partial)
         number = NAMESPACES.index(self._namespace) + 1
-        prefix = encode_namespace(number)
-        keys = KeyRange(prefix, prefix_end(prefix))
+        keys = qualify_range(number)
         return ChangesRequest(
             keys=keys, namespace=number, since=since, follow=self._follows, partial=self._partial
         )

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import pyarrow
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import qualify_range
 from floodmark.divergence.comparing import (
     Comparison,
     Drift,
@@ -32,7 +32,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.partition import Content
-from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
 from floodmark.testing.simulation.chronicle import NAMESPACES, unqualified
@@ -176,5 +176,4 @@ def _number_of(namespace: str) -> int:
 
 
 def _keys_of(namespace: str) -> KeyRange:
-    prefix = encode_namespace(_number_of(namespace))
-    return KeyRange(prefix, prefix_end(prefix))
+    return qualify_range(_number_of(namespace))

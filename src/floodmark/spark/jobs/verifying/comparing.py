@@ -24,7 +24,7 @@ import msgspec
 import pyarrow
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES, qualify_range
 from floodmark.codec.states import decode_state
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value
@@ -50,7 +50,6 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
-from floodmark.site.arguments import qualify_range
 from floodmark.site.site import Site
 from floodmark.spark.runtime.patience import PAUSES, ask_patiently
 
@@ -127,7 +126,7 @@ class SiteView:
 
     def qualify(self, keys: KeyRange) -> KeyRange:
         """A range of users' keys with the namespace's prefix at this site."""
-        return qualify_range(encode_namespace(self.namespace_id), keys)
+        return qualify_range(self.namespace_id, keys)
 
 
 @dataclass(frozen=True, kw_only=True)
