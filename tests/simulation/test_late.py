@@ -33,9 +33,6 @@ class Sent:
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_change_that_comes_after_its_tombstone_was_collected_stays_dead(guarded: bool) -> None:
     world, sent = World(1), Sent()
-    for site in world.sites:
-        site.start()
-        site.create_namespaces(TOPOLOGY)
     oslo, rome, _ = world.sites
 
     def go_round() -> None:
@@ -47,8 +44,11 @@ def test_a_change_that_comes_after_its_tombstone_was_collected_stays_dead(guarde
 
     with (
         patch.object(DistantSite, "write_stream", autospec=True, side_effect=sent.write_stream),
-        nullcontext() if guarded else patch.object(Links, "admit", lambda *_: None),
+        nullcontext() if guarded else patch.object(Links, "admit", lambda *_: ()),
     ):
+        for site in world.sites:
+            site.start()
+            site.create_namespaces(TOPOLOGY)
         oslo.call(lambda opened: opened.namespace("users").put(b"key", b"1"))
         go_round()
         _, guard, rows = next(each for each in sent.batches if each[0] is rome)
