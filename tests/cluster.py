@@ -1,5 +1,6 @@
 """Several nodes of one site in one process, on one engine and under one time."""
 
+from contextlib import suppress
 from datetime import timedelta
 
 from floodmark.codec.values import encode_value
@@ -7,7 +8,7 @@ from floodmark.engine import MemoryEngine
 from floodmark.host.background import Background
 from floodmark.host.directory import new_identity
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.model.errors import NotKeeper
+from floodmark.model.errors import NodeFenced, NotKeeper
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.partition import Fate, PartitionMap
 from floodmark.model.version import VERSION_MAX, Version
@@ -88,7 +89,9 @@ class ClusterNodes:
 
     def fresh_version(self) -> Version:
         for shared in self._sites.cluster.nodes:
-            self._shared.node.committer.observe(shared.clock.now())
+            # A node that was fenced has written nothing above the clock of its successor.
+            with suppress(NodeFenced):
+                self._shared.node.committer.observe(shared.clock.now())
         return self._shared.clock.now()
 
     def held_version(self, namespace: int) -> Version:

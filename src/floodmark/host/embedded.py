@@ -110,7 +110,7 @@ class EmbeddedHost(SiteParts, Host):
         self._abandon = abandon
         self._closed = False
         self.router = Router(node, node.storage.entrance) if router is None else router
-        self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live)
+        self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live, router=self.router)
         self.garbage = GarbageCollection(self, log_retention)
         self.background = make_background(node, self.garbage)
         self.feeds = LocalFeedStore(

@@ -54,10 +54,12 @@ class LocalVerification(LocalPort):
         prefix = encode_namespace(namespace)
         found: dict[bytes, FoundRecord | None] = {}
         size = 0
+        # Nodes that share an engine all read what does not change any more.
+        resolved = self._node.number > 0 and version <= self._node.resolved_version()
 
         def find_some(partition: LocalPartition, some: Sequence[bytes]) -> None:
             nonlocal size
-            for key, stored in zip(some, partition.find_rows(some, version), strict=True):
+            for key, stored in zip(some, partition.find_rows(some, version, resolved=resolved), strict=True):
                 record = None if stored is None else _found(*stored, thin=thin)
                 found[key] = record
                 size += 0 if record is None else len(record.stored)

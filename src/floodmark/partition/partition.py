@@ -183,10 +183,14 @@ class LocalPartition:
             self.heat.reads += batch.num_rows
             yield batch
 
-    def find_rows(self, keys: Sequence[bytes], at: Version) -> list[Row | None]:
-        """The stored records of qualified keys of one namespace as of a version, dead or alive."""
+    def find_rows(self, keys: Sequence[bytes], at: Version, *, resolved: bool = False) -> list[Row | None]:
+        """The stored records of qualified keys of one namespace as of a version, dead or alive.
+
+        If the site is `resolved` up to the version, any node answers, and not only the owner.
+        """
         namespace = keys[0][:NAMESPACE_BYTES]
-        self._prepare_read(namespace, at)
+        if not resolved:
+            self._prepare_read(namespace, at)
         rows = find_rows(self._engine, encode_prefixes(keys), at)
         self._require_kept(namespace, at)
         self.heat.reads += len(keys)

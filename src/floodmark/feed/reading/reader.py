@@ -86,6 +86,7 @@ class ChangeReader:
         safe_points: SafePoints,
         is_live: Callable[[int], bool],
         *,
+        router: Router | None = None,
         sort_bytes_max: int = SORT_BYTES_MAX,
         scan_rate_bytes_max: int | None = SCAN_RATE_BYTES_MAX,
         sort_directory: Path | None = None,
@@ -93,6 +94,8 @@ class ChangeReader:
         self._node = node
         self._safe_points = safe_points
         self._is_live = is_live
+        # Over the whole site, of which the node may serve a part.
+        self._router = router or Router(node)
         self._sort_bytes_max = sort_bytes_max
         self._scan_rate_bytes_max = scan_rate_bytes_max
         self._sort_directory = sort_directory
@@ -163,7 +166,7 @@ class ChangeReader:
             prefix = encode_namespace(namespace)
             within = qualify_range(namespace).intersect(request.keys)
             left = within and within.intersect(KeyRange(after(place)))
-            for page in Router(self._node).scan_records(left, request.since) if left is not None else ():
+            for page in self._router.scan_records(left, request.since) if left is not None else ():
                 user_keys, versions, partitions, values = (column.to_pylist() for column in page.columns)
                 keys = [prefix + key for key in user_keys]
                 place = keys[-1] if keys else place
