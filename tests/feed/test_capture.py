@@ -145,6 +145,11 @@ class Client:
         self.site = site
         self.first = self.place = sum(item.version <= since for item in site.log)
 
+    def has_part_of(self, site: ModelSite, version: Version) -> bool:
+        """Whether the last commit that was read is this one, and more of it is to come."""
+        around = site.log[self.place - 1 : self.place + 1] if self.place and site is self.site else []
+        return len(around) == 2 and all(item.version == version for item in around)
+
     def go_on(self) -> None:
         self.begin(self.site, self.capture.since(self.site.id))
 
@@ -218,7 +223,8 @@ def take_step(world: World, client: Client, step: Step, *, reckless: bool) -> No
     else:
         target = site if kind == "switch" else client.site
         since = 4 * second + third if reckless else client.capture.since(target.id) - 2 * second
-        client.begin(target, max(0, since))
+        # A client that begins at the last version that it read says that it has all of that commit.
+        client.begin(target, max(0, since - client.has_part_of(target, since)))
 
 
 def run(count: int, history: Sequence[Step], capture_class: type[ChangeCapture], *, reckless: bool) -> None:
