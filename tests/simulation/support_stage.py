@@ -65,7 +65,8 @@ class Stage:
             for point in site.call(lambda each: each.safe_points()):
                 if not point.name.startswith(links):
                     site.call(methodcaller("release_safe_point", point.name))
-        for _ in range(3):
+        # The first collection tells of expiries, which have to arrive like anything else.
+        for _ in range(4):
             self.drain()
             for site in self.world.sites:
                 site.call(lambda each: each.collect_garbage())
