@@ -75,6 +75,15 @@ NEWCOMERS_MAX: Final = 256
 NEWCOMER_BYTES_MAX: Final = 256 * KIB
 NEWCOMER_TIME_MAX: Final = timedelta(seconds=10)
 
+# Connections over RESP, those of them whose client is not known yet, and what each may send and not read.
+RESP_CONNECTIONS_MAX: Final = 10_000
+RESP_ARGUMENTS_MAX: Final = 100_000
+RESP_NEWCOMER_ARGUMENTS_MAX: Final = 16
+RESP_NEWCOMER_BULK_BYTES_MAX: Final = 16 * KIB
+RESP_UNREAD_BYTES_MAX: Final = 1 * MIB
+# Scans over RESP that have not come to their end; the oldest is forgotten.
+RESP_CURSORS_MAX: Final = 10_000
+
 TTL_MAX: Final = timedelta(days=36_500)
 
 # What a relay reads of a message before it passes it on.  Flight's messages have a handful of fields; many

@@ -118,7 +118,7 @@ class Committer:
         self._site_id = site_id
         self._round_bytes_max = round_bytes_max
         # A quarter for the lengths of keys and values, which may take more than these.
-        self._log_row_bytes_max = min(LOG_ROW_BYTES_MAX, storage.engine.limits.value_bytes_max // 4)
+        self.log_row_bytes_max = min(LOG_ROW_BYTES_MAX, storage.engine.limits.value_bytes_max // 4)
         # Floors of the round at work, and of the oldest commit that is written but not synced.
         self._open_floor: Version | None = None
         self._unsynced_floor: Version | None = None
@@ -412,7 +412,7 @@ class Committer:
                         rows.add(
                             taken, len(taken), sum(len(key) + len(value or b"") for _, key, value in taken)
                         )
-                    durable = durable or commit.version != 0
+                    durable = durable or (commit.durable and commit.version != 0)
                     continue
                 if commit.decide is not None:
                     commit.writes = commit.decide(mint)
@@ -424,7 +424,7 @@ class Committer:
                 commit.error = error
                 continue
             if (writes := commit.writes) is not None:
-                encoded = encode_commit_rows(commit, mint(), self._site_id, self._log_row_bytes_max)
+                encoded = encode_commit_rows(commit, mint(), self._site_id, self.log_row_bytes_max)
                 if writes.guards and not self._engine.write(encoded, writes.guards):
                     commit.version, commit.error = 0, late()
                     continue
@@ -503,7 +503,7 @@ class Committer:
                 self._storage.recover_if_stopped()
             self._engine.sync()
             for commit in batch:
-                if commit.version and not self._is_written(commit):
+                if commit.version and not self.is_written(commit):
                     commit.version = 0
                     commit.error = refused(failure)
                 elif not commit.version and commit.error is None:
@@ -538,7 +538,7 @@ class Committer:
             raise commit.error
         return commit.version
 
-    def _is_written(self, commit: Commit) -> bool:
+    def is_written(self, commit: Commit) -> bool:
         if isinstance(commit, RoundStep):
             return commit.is_written()
         assert commit.writer is not None
@@ -556,6 +556,12 @@ class Committer:
         # Before the floor is removed that holds back what a failed round may have prepared.
         self.prepared.load()
         self._settle_floors(synced=True)
+
+
+def commit_together(committer: Committer, commits: Sequence[Commit]) -> None:
+    """Run commits in one round.  Each has its version or its error afterwards."""
+    with committer.place.storage.exclusive():
+        committer.lead(*commits)
 
 
 def _forget(tail: LiveTail, clock: HybridClock) -> None:

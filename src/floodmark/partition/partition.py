@@ -52,7 +52,7 @@ from floodmark.partition.commit.merging import (
     write_unchanged_at,
 )
 from floodmark.partition.commit.repairing import find_rows, write_where_seen
-from floodmark.partition.committer import Committer, moved
+from floodmark.partition.committer import Committer, commit_together, moved
 from floodmark.partition.families import DATA
 from floodmark.partition.heat import Heat
 from floodmark.partition.prepared.settling import settle_writes, try_settle, wait_seconds_max
@@ -251,7 +251,7 @@ class LocalPartition:
             ):
                 self._entrance.check(keys, values, WriteKind.PUT)
             return self._committer.commit_one(self, key, encode_bytes(b"r" + key), value, durable=durable)
-        return self._committer.commit(Commit(self, self._enter(keys, values, WriteKind.PUT), durable=durable))
+        return self._committer.commit(plan_put(self, keys, values, durable=durable))
 
     def _enter(
         self,
@@ -264,7 +264,7 @@ class LocalPartition:
     ) -> Writes:
         """The rows of a commit, checked."""
         self._entrance.check(keys, values, kind)
-        writes = _writes(keys, values, own=own, loaded=loaded)
+        writes = arrange(keys, values, own=own, loaded=loaded)
         check_fits(self.limits, len(writes.keys), writes.size)
         return writes
 
@@ -294,7 +294,7 @@ class LocalPartition:
             found = {key: stored for key in keys if (stored := self._live_since(key, since)) is not None}
             if not found:
                 return None
-            writes = _writes(list(found), [TOMBSTONE] * len(found))
+            writes = arrange(list(found), [TOMBSTONE] * len(found))
             if has_states(list(found.values())):
                 return self._merged(writes, delete_at(mint(), self._site_id))
             return writes
@@ -523,7 +523,7 @@ def observe_version(committer: Committer, version: Version) -> None:
         ) from error
 
 
-def _writes(
+def arrange(
     keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
 ) -> Writes:
     """The rows of a commit in order of keys, in which all readers get the changes."""
@@ -538,15 +538,17 @@ def _writes(
     return Writes(ordered, encode_prefixes(ordered), values, size, own=own, loaded=loaded)
 
 
+def plan_put(
+    partition: LocalPartition, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool
+) -> Commit:
+    """The commit of a `put`, checked, for a round that the caller leads."""
+    return Commit(partition, partition._enter(keys, values, WriteKind.PUT), durable=durable)
+
+
 def put_together(
     puts: Sequence[tuple[LocalPartition, Sequence[bytes], Sequence[bytes]]], *, durable: bool
 ) -> list[Version | FloodmarkError]:
     """`put` to several partitions of one node in one round: the version of each commit, or its error."""
-    commits = [
-        Commit(partition, partition._enter(keys, values, WriteKind.PUT), durable=durable)
-        for partition, keys, values in puts
-    ]
-    committer = puts[0][0]._committer
-    with committer.place.storage.exclusive():
-        committer.lead(*commits)
+    commits = [plan_put(partition, keys, values, durable=durable) for partition, keys, values in puts]
+    commit_together(puts[0][0]._committer, commits)
     return [commit.version if commit.error is None else commit.error for commit in commits]

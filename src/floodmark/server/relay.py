@@ -13,7 +13,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any, Final, NamedTuple
@@ -269,7 +269,7 @@ class _Connection:
         self._forget = forget
         transport = self.front.transport
         host, port = transport.get_extra_info("peername")[:2]
-        self.visitor = Visitor(f"{host}:{port}", _name_in(transport.get_extra_info("peercert")))
+        self.visitor = Visitor(f"{host}:{port}", name_in(transport.get_extra_info("peercert")))
         if self._is_over or transport.is_closing():
             self.abort()
             return
@@ -349,11 +349,14 @@ class _Connection:
         self.abort()
 
 
-def make_tls(certificate: Any, key: Any, client_root: bytes | None) -> ssl.SSLContext:
-    """What the relay shows to clients, and asks of them.  Raises OSError for files that cannot be used."""
+def make_tls(
+    certificate: Any, key: Any, client_root: bytes | None, protocols: Sequence[str] = ("h2",)
+) -> ssl.SSLContext:
+    """What a server shows to clients, and asks of them.  Raises OSError for files that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["h2"])
+    if protocols:
+        context.set_alpn_protocols(protocols)
     if client_root is not None:
         context.load_verify_locations(cadata=client_root.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
@@ -380,7 +383,7 @@ def _let_read(side: _Side, *, wanted: bool) -> None:
         transport.pause_reading()
 
 
-def _name_in(certificate: Any) -> str | None:
+def name_in(certificate: Any) -> str | None:
     """The name that a client's certificate is about: its first alternative name, or its common name."""
     if not certificate:
         return None

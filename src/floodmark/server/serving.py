@@ -7,6 +7,7 @@ and acknowledged or was never begun.
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ssl import SSLContext
 from threading import Lock, Thread
@@ -27,8 +28,10 @@ from floodmark.server.access import (
 )
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.health import HealthServer
-from floodmark.server.metrics import MetricsPage, feed_statistics
+from floodmark.server.metrics import MetricsPage, ServerMetrics, feed_statistics
 from floodmark.server.relay import Relay, listen_on, make_tls
+from floodmark.server.resp.door import RespDoor
+from floodmark.server.resp.records import Spaces
 from floodmark.server.service import Service
 from floodmark.server.stalled import STALL_SECONDS
 from floodmark.site.site import Site
@@ -62,6 +65,9 @@ class ServerOptions:
     insecure_metrics           whether the pages under `metrics_listen` may be
     relay                      whether what clients send is checked before gRPC takes it in; if None, where
                                other machines can reach the server, or callers need a token
+    resp_listen                where RESP, the protocol of Redis, is served; nowhere if None
+    resp_namespace             the namespace of RESP clients that have selected none
+    resp_prefix                whether keys over RESP begin with the name of their namespace, as in users:ada
     stall_seconds              after how long a client that neither reads nor writes is cut off
     advertise                  where clients and other nodes reach this one, if not where it listens
     tls_root                   verifies the other nodes of the site; if None, the certificate of this one does
@@ -75,6 +81,9 @@ class ServerOptions:
     insecure: bool = False
     insecure_metrics: bool = False
     relay: bool | None = None
+    resp_listen: str | None = None
+    resp_namespace: str | None = None
+    resp_prefix: bool = False
     stall_seconds: float = STALL_SECONDS
     streams_max: int = STREAMS_MAX
     streams_per_caller_max: int = STREAMS_PER_CALLER_MAX
@@ -113,6 +122,13 @@ class Server:
         access: Access = OPEN_ACCESS if options.access is None else AccessFile(options.access, system_time_ms)
         if site.host.peer_token is not None:
             access = PeerAccess(access, site.host.peer_token)
+        if options.resp_listen is not None:
+            require_safe_listening(
+                parse_listen(options.resp_listen).host,
+                tls=tls,
+                access=options.access is not None,
+                insecure=options.insecure,
+            )
         self._site = site
         self._lock = Lock()
         self._closed = False
@@ -122,17 +138,16 @@ class Server:
         self.address = Listen(listen.host, port)
         self.url = Address(listen.host, port, tls).url
         self._health: HealthServer | None = None
+        self._door: RespDoor | None = None
         try:
             site.host.advertise(options.advertise or self.url, _peer_credentials(options))
+            if options.resp_listen is not None:
+                self._door = _open_door(site, access, options, self.service.metrics)
+            if options.metrics_listen is not None:
+                self._health = self._serve_health(parse_listen(options.metrics_listen))
         except BaseException:
             self._stop_service(CLOSE_SECONDS)
             raise
-        if options.metrics_listen is not None:
-            try:
-                self._health = self._serve_health(parse_listen(options.metrics_listen))
-            except BaseException:
-                self._stop_service(CLOSE_SECONDS)
-                raise
 
     def __enter__(self) -> "Server":
         return self
@@ -147,6 +162,11 @@ class Server:
     def metrics_address(self) -> Listen | None:
         """Where health and metrics are served."""
         return None if self._health is None else Listen(*self._health.address)
+
+    @property
+    def resp_address(self) -> Listen | None:
+        """Where RESP is served."""
+        return None if self._door is None else Listen(*self._door.address)
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Finish what is under way, and let go of the site.  Closing twice is harmless."""
@@ -165,6 +185,8 @@ class Server:
         service = self.service
         service.gate.stop()
         self._site.host.wake_readers()
+        if self._door is not None:
+            self._door.close(timeout_seconds * _GRACE_PART)
         if not service.gate.wait_empty(timeout_seconds * _GRACE_PART):
             service.watchdog.cut_waiting()
             service.gate.wait_empty(timeout_seconds * (1 - _GRACE_PART))
@@ -197,6 +219,8 @@ class Server:
             return "the watchdog has died; restart the server"
         if self._relay is not None and not self._relay.is_alive():
             return "the relay has died, and no client can connect; restart the server"
+        if self._door is not None and not self._door.is_alive():
+            return "the thread that serves RESP has died; restart the server"
         return None
 
     def _why_not_ready(self) -> str | None:
@@ -255,14 +279,29 @@ def _open_relay(listen: Listen, options: ServerOptions) -> Relay | None:
         raise _cannot_listen(listen, os.strerror(error.errno or 0)) from error
 
 
-def _make_tls(options: ServerOptions) -> SSLContext | None:
+def _open_door(site: Site, access: Access, options: ServerOptions, metrics: ServerMetrics) -> RespDoor:
+    """Serve RESP, with the protection that Flight has."""
+    assert options.resp_listen is not None
+    listen = parse_listen(options.resp_listen)
+    tls = _make_tls(options, protocols=())
+    spaces = Spaces(site, default=options.resp_namespace, by_prefix=options.resp_prefix)
+    try:
+        listening = listen_on(*listen)
+    except OSError as error:
+        raise _cannot_listen(listen, os.strerror(error.errno or 0)) from error
+    return RespDoor(
+        listen.host, listening, spaces, access, metrics, tls=tls, stall_seconds=options.stall_seconds
+    )
+
+
+def _make_tls(options: ServerOptions, protocols: Sequence[str] = ("h2",)) -> SSLContext | None:
     # Read first: Python names no file that it cannot read.
     pairs, root = _read_certificates(options)
     certificate, key = options.tls_certificate, options.tls_key
     if pairs is None:
         return None
     try:
-        return make_tls(certificate, key, root)
+        return make_tls(certificate, key, root, protocols)
     except (OSError, ValueError) as error:
         raise InvalidConfiguration(
             f"the certificate {certificate}, its key or the clients' root cannot be used: {error}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import floodmark
 from floodmark.cli.arguments import InsecureMetrics, ServedSite
@@ -15,7 +15,11 @@ from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
 from floodmark.server import Listen, Server, ServerOptions, configure_logging
 from floodmark.server import serve as serve_site
+from floodmark.server.serving import parse_listen
 from floodmark.site.arguments import DATABASES, Durability
+
+# The word for the port after that of Flight.
+NEXT_PORT: Final = "next"
 
 _LOOK_SECONDS: Final = 0.5
 
@@ -58,11 +62,36 @@ class NodeOptions:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RespOptions:
+    """The options about RESP, the protocol of Redis (docs/resp.md)."""
+
+    resp: Annotated[
+        str | None,
+        "HOST:PORT|next",
+        "Serve point reads and writes over RESP, the protocol of Redis; next: on the port after --listen.",
+    ] = None
+    resp_namespace: Annotated[str | None, "NAME", "The namespace of RESP clients that SELECT none."] = None
+    resp_prefix: Annotated[
+        bool, "Keys over RESP begin with the name of their namespace, as in users:ada."
+    ] = False
+
+    def given(self, listen: str) -> dict[str, Any]:
+        """The options of a server that listens on an address."""
+        address = _next_port(listen) if self.resp == NEXT_PORT else self.resp
+        return {
+            "resp_listen": address,
+            "resp_namespace": self.resp_namespace,
+            "resp_prefix": self.resp_prefix,
+        }
+
+
 def serve(
     directory: ServedSite,
     output: Output,
     protection: ProtectionOptions,
     nodes: NodeOptions,
+    resp: RespOptions,
     site: Annotated[str | None, "NAME", "The site's name; it is made if the directory is empty."] = None,
     listen: Annotated[str, "HOST:PORT", "Where to listen; port 0 takes any that is free."] = "127.0.0.1:7100",
     metrics: Annotated[
@@ -89,11 +118,16 @@ def serve(
     Examples:
       floodmark serve data/oslo --site oslo --listen 127.0.0.1:7100
       floodmark serve data/oslo --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --json
+      floodmark serve data/oslo --listen 127.0.0.1:7100 --resp next --resp-namespace users
       floodmark serve data/oslo --tls-certificate cert.pem --tls-key key.pem --access access.toml
       floodmark serve postgresql://db/floodmark --site oslo --node 1 --listen oslo-1:7100
     """
     options = ServerOptions(
-        metrics_listen=metrics, advertise=nodes.advertise, tls_root=nodes.tls_root, **vars(protection)
+        metrics_listen=metrics,
+        **resp.given(listen),
+        advertise=nodes.advertise,
+        tls_root=nodes.tls_root,
+        **vars(protection),
     )
     output.flushes = True
     path = _find_site(directory, site, nodes)
@@ -141,6 +175,8 @@ def _find_site(location: str, site: str | None, nodes: NodeOptions) -> str | Pat
 def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
     metrics = server.metrics_address
     _log.info("serving site %s on %s", site.name, server.url)
+    resp = server.resp_address
+    doors = "" if resp is None else f", RESP on {_show(resp)}"
     pages = "" if metrics is None else f", metrics on http://{_show(metrics)}/metrics"
     output.result(
         {
@@ -148,10 +184,17 @@ def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
             "site_id": site.id,
             "address": _show(server.address),
             "url": server.url,
+            "resp": None if resp is None else _show(resp),
             "metrics": None if metrics is None else _show(metrics),
         },
-        f"serving site {site.name} on {server.url}{pages}",
+        f"serving site {site.name} on {server.url}{doors}{pages}",
     )
+
+
+def _next_port(listen: str) -> str:
+    """The address after another one; any free port after any free port."""
+    host, port = parse_listen(listen)
+    return _show(Listen(host, port + 1 if port else 0))
 
 
 def _show(listen: Listen) -> str:

@@ -136,7 +136,7 @@ class Commit(Waiter):
 
 
 class RoundStep(Commit):
-    """An operation other than a plain commit that shares the sync of a round; always durable.
+    """An operation other than a plain commit that shares the sync of a round, and asks for one.
 
     It gets a version when it has something to write.  A step that writes no records has no writer.
     """

@@ -197,7 +197,7 @@ class CommitPrepared(RoundStep):
             for tally in correction.tallies(site):
                 is_counted &= _correct(tallies, tally)
         for namespace, changes, digest in digest_changes(self._at, site, write.keys, insertion.logged):
-            tallies.insert(_place_of(tallies, self._at + 1), (self._at, namespace, changes, digest, True))
+            add_tally(tallies, (self._at, namespace, changes, digest, True))
         self._partition.heat.add_writes(len(write.keys), write.bytes)
         return is_counted
 
@@ -247,6 +247,14 @@ def require_preparable(partition: PreparingWriter, writes: Writes) -> None:
             "them in several transactions",
             size=writes.size,
         )
+
+
+def add_tally(tallies: deque[CommitTally], tally: CommitTally) -> None:
+    """Add a tally behind those of its version and of earlier ones."""
+    if not tallies or tallies[-1][0] <= tally[0]:
+        tallies.append(tally)
+    else:
+        tallies.insert(_place_of(tallies, tally[0] + 1), tally)
 
 
 def _place_of(tallies: deque[CommitTally], version: Version) -> int:

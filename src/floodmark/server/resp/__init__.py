@@ -1,0 +1,1 @@
+"""The site over RESP, the protocol of Redis (`docs/resp.md`)."""

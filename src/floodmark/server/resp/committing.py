@@ -1,0 +1,229 @@
+"""Group commit over connections: what arrives in one turn of the event loop becomes one round.
+
+The event loop gathers jobs and hands them to one thread, which leads a round for all of them; meanwhile the
+loop answers reads and gathers the next round.  A job is answered when its round is durable.
+
+A job that meets the prepared write of a transaction is not run.  Nor are the later jobs of its connection in
+that round, so that a pipeline stays in order.  A worker thread waits for the end of the prepared write and
+runs them one by one.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Final
+
+from floodmark.engine import WriteRow
+from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved
+from floodmark.partition.commit.commit import Commit, Mint
+from floodmark.partition.committer import commit_together
+from floodmark.partition.deciding import Decided
+from floodmark.partition.node import Node
+from floodmark.partition.partition import SETTLES_MAX
+from floodmark.server.resp.records import Records
+from floodmark.server.resp.table import CommandError, describe
+
+# Jobs of one round, so that a flood of writes does not become one long wait.
+ROUND_JOBS_MAX: Final = 4_096
+
+_log = logging.getLogger("floodmark.server")
+
+
+class Waiting:
+    """A connection with jobs on their way.  While it is halted, a worker runs those that are `blocked`."""
+
+    def __init__(self) -> None:
+        self.is_halted = False
+        self.is_settling = False
+        self.blocked: deque[Job] = deque()
+
+    def finish(self, jobs: "Sequence[Job]") -> None:
+        """Answer jobs, in their order.  Called on the event loop."""
+        raise NotImplementedError
+
+
+class Job:
+    """A write on its way: what it runs inside a round, on which keys, and its reply.
+
+    A `commit` that is given needs no decision.
+    """
+
+    __slots__ = ("commit", "connection", "durable", "name", "on", "records", "reply", "run", "started")
+
+    def __init__(
+        self,
+        connection: Waiting,
+        name: str,
+        run: Callable[[Records], object],
+        records: Callable[[], Records],
+        on: Sequence[bytes],
+        *,
+        durable: bool = True,
+        commit: Commit | None = None,
+        reply: object = None,
+        started: float = 0.0,
+    ) -> None:
+        self.connection = connection
+        self.name = name
+        self.run = run
+        self.records = records
+        self.on = on
+        self.durable = durable
+        self.commit = commit
+        self.reply = reply
+        self.started = started
+
+    def plan(self, node: Node, *, is_alone: bool = False) -> "Step":
+        """Decide inside the next round; `is_alone` if no job of the connection is before it."""
+        step = Step(node, self, is_alone=is_alone)
+        self.commit = step
+        return step
+
+    def decide(self) -> Mapping[bytes, bytes]:
+        """Run over the records of this moment; what is to be written."""
+        try:
+            records = self.records()
+            self.reply = self.run(records)
+        except (CommandError, FloodmarkError) as error:
+            self.reply = describe(error)
+            return {}
+        except Exception as error:
+            _log.exception("the command %s failed unexpectedly", self.name)
+            self.reply = describe(error)
+            return {}
+        return records.rows
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it has to run once more."""
+        commit = self.commit
+        if commit is None:
+            return False
+        return isinstance(commit.error, PartitionMoved) or (isinstance(commit, Step) and commit.is_blocked)
+
+
+class Step(Decided):
+    """A job in its round."""
+
+    def __init__(self, node: Node, job: Job, *, is_alone: bool) -> None:
+        super().__init__(node, job.on, job.decide, durable=job.durable)
+        self._connection = job.connection
+        self._is_alone = is_alone
+        self.is_blocked = False
+
+    def take(self, mint: Mint) -> Sequence[WriteRow]:
+        if self._connection.is_halted and not self._is_alone:
+            self.is_blocked = True
+            return ()
+        rows = super().take(mint)
+        if self.blocking:
+            self.is_blocked = self._connection.is_halted = True
+        return rows
+
+
+class Committing:
+    """Leads the rounds of all connections."""
+
+    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, work: Callable[..., object]) -> None:
+        self.node = node
+        self._loop = loop
+        self._work = work
+        self._gathered: list[Job] = []
+        self._is_busy = False
+        self._inbox: SimpleQueue[list[Job] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="floodmark-resp-commit", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Add a job to the next round.  For the event loop."""
+        self._gathered.append(job)
+        if not self._is_busy:
+            self._is_busy = True
+            # After all connections have been read that have something to say in this turn.
+            self._loop.call_soon(self._send)
+
+    def close(self) -> None:
+        """End the thread, when the event loop has."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _send(self) -> None:
+        jobs, self._gathered = self._gathered[:ROUND_JOBS_MAX], self._gathered[ROUND_JOBS_MAX:]
+        self._inbox.put(jobs)
+
+    def _run(self) -> None:
+        while (jobs := self._inbox.get()) is not None:
+            self._commit(jobs)
+            self._loop.call_soon_threadsafe(self._answer, jobs)
+
+    def _commit(self, jobs: Sequence[Job]) -> None:
+        commits = [job.commit for job in jobs if job.commit is not None]
+        try:
+            if commits:
+                self.node.require_open()
+                commit_together(self.node.committer, commits)
+        except FloodmarkError as error:
+            for commit in commits:
+                commit.error = commit.error or error
+        except BaseException:
+            _log.exception("a round of group commit failed unexpectedly")
+            for commit in commits:
+                commit.error = commit.error or OutcomeUnknown(
+                    "the server failed unexpectedly, and whether the write happened is not known; read "
+                    "before you repeat it"
+                )
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        self._is_busy = bool(self._gathered)
+        if self._is_busy:
+            self._send()
+        by_connection: dict[Waiting, list[Job]] = {}
+        for job in jobs:
+            by_connection.setdefault(job.connection, []).append(job)
+        for connection, own in by_connection.items():
+            place = 0
+            if not connection.blocked:
+                place = next((place for place, job in enumerate(own) if job.is_blocked), len(own))
+            if place < len(own):
+                connection.is_halted = True
+                connection.blocked += own[place:]
+            if place:
+                connection.finish(own[:place])
+            self._look_after(connection)
+
+    def _look_after(self, connection: Waiting) -> None:
+        """Let a worker run what is blocked, unless one does."""
+        if connection.is_halted and not connection.is_settling:
+            connection.is_settling = True
+            self._work(self._settle, connection, [*connection.blocked])
+
+    def _settle(self, connection: Waiting, jobs: Sequence[Job]) -> None:
+        """Run jobs one by one, each when what blocks it has ended.  In a worker thread."""
+        for job in jobs:
+            if job.is_blocked:
+                self._settle_one(job)
+        self._loop.call_soon_threadsafe(self._settled, connection, jobs)
+
+    def _settle_one(self, job: Job) -> None:
+        for _ in range(SETTLES_MAX):
+            step = job.plan(self.node, is_alone=True)
+            self._commit([job])
+            if not job.is_blocked:
+                return
+            try:
+                step.settle()
+                self.node.refresh()
+            except FloodmarkError as error:
+                step.error, step.is_blocked = error, False
+                return
+
+    def _settled(self, connection: Waiting, jobs: Sequence[Job]) -> None:
+        for _ in jobs:
+            connection.blocked.popleft()
+        connection.is_settling = False
+        connection.is_halted = bool(connection.blocked)
+        connection.finish(jobs)
+        self._look_after(connection)

@@ -1,0 +1,193 @@
+"""The door: a listener, an event loop in a thread, and the connections of clients.
+
+The event loop answers reads, one thread commits writes (`committing.py`), and a few worker threads run what
+may wait.  uvloop runs the loop where it is installed.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ssl import SSLContext
+from threading import Event, Thread
+from typing import Any, Final
+
+try:
+    from uvloop import new_event_loop
+except ModuleNotFoundError:
+    # It has no wheel for this machine.
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
+from floodmark.clock import monotonic_ms
+from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
+from floodmark.server.access import Access
+from floodmark.server.metrics import OTHER, ServerMetrics, Tally
+from floodmark.server.relay import name_in
+from floodmark.server.resp.commands import COMMANDS
+from floodmark.server.resp.committing import Committing
+from floodmark.server.resp.connection import Connection
+from floodmark.server.resp.records import Spaces
+from floodmark.server.resp.session import Session
+from floodmark.wire.resp import Failure
+
+WORKERS: Final = 16
+# How long a client of a closing server has to take its last answers.
+FLUSH_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 0.2
+_BACKLOG: Final = 1_024
+_OUTCOMES: Final = {
+    "NOAUTH": "not_allowed",
+    "NOPERM": "not_allowed",
+    "WRONGPASS": "not_allowed",
+    "TRYAGAIN": "retryable",
+    "UNKNOWN": "unknown",
+}
+
+_log = logging.getLogger("floodmark.server")
+
+
+class RespDoor:
+    """Serves a site over RESP, from now on and until it is closed."""
+
+    def __init__(
+        self,
+        host: str,
+        listening: socket.socket,
+        spaces: Spaces,
+        access: Access,
+        metrics: ServerMetrics,
+        *,
+        tls: SSLContext | None,
+        stall_seconds: float,
+    ) -> None:
+        self.spaces = spaces
+        self.access = access
+        self.metrics = metrics
+        self.stall_seconds = stall_seconds
+        self.port: int = listening.getsockname()[1]
+        self.address = host, self.port
+        self.is_stopping = False
+        # The time by a look at the clock now and then, and what was sent since.
+        self.now_ms = monotonic_ms()
+        self.received_bytes = self.sent_bytes = 0
+        self.tallies: Mapping[str, Tally] = {
+            name: metrics.tally(f"resp.{name.lower()}")
+            for name in (OTHER, *(command.name for command in COMMANDS))
+        }
+        self._tls = tls
+        self._listening = listening
+        self._connections: dict[Session, Connection] = {}
+        self._numbers = 0
+        self._loop = new_event_loop()
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="floodmark-resp-worker")
+        self.committing = Committing(spaces.host.node, self._loop, self.work)
+        self._started = Event()
+        self._thread = Thread(target=self._run, name="floodmark-resp", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def is_alive(self) -> bool:
+        """Whether clients can still connect."""
+        return self._thread.is_alive()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Take no more requests, finish writes that were begun, and let go of the clients."""
+        if self._thread.is_alive():
+            future = asyncio.run_coroutine_threadsafe(self._stop(timeout_seconds), self._loop)
+            future.result(timeout_seconds + FLUSH_SECONDS)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout_seconds)
+        self.committing.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._server = self._loop.run_until_complete(self._listen())
+            self._look()
+            self._started.set()
+            self._loop.run_forever()
+        finally:
+            self._started.set()
+            self._loop.close()
+
+    def _listen(self) -> Coroutine[Any, Any, asyncio.AbstractServer]:
+        return self._loop.create_server(
+            lambda: Connection(self, name_in), sock=self._listening, ssl=self._tls, backlog=_BACKLOG
+        )
+
+    async def _stop(self, timeout_seconds: float) -> None:
+        self.is_stopping = True
+        self._server.close()
+        for connection in [*self._connections.values()]:
+            connection.leave()
+        deadline = self._loop.time() + timeout_seconds
+        while self._connections and self._loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in [*self._connections.values()]:
+            connection.transport.abort()
+
+    # For connections
+
+    def new_session(self, address: str, certificate: str | None) -> Session:
+        """A session of a client that has connected."""
+        self._numbers += 1
+        return Session(self._numbers, address, certificate, self)
+
+    def admit(self, connection: Connection) -> str | None:
+        """Take a client in, or say why not."""
+        session = connection.session
+        if self.is_stopping:
+            return "ERR the server is stopping"
+        if len(self._connections) >= RESP_CONNECTIONS_MAX:
+            return "ERR max number of clients reached"
+        if session.caller is None:
+            newcomers = sum(each.caller is None for each in self._connections)
+            if newcomers >= NEWCOMERS_MAX:
+                return "ERR max number of clients reached that have not authenticated yet"
+        self._connections[session] = connection
+        return None
+
+    def forget(self, connection: Connection) -> None:
+        """A client has gone."""
+        self._connections.pop(connection.session, None)
+
+    def work(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run something in a worker thread."""
+        self._workers.submit(function, *arguments)
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run something on the event loop, from another thread."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def call_later(self, seconds: float, function: Callable[..., object]) -> asyncio.TimerHandle:
+        """Run something on the event loop after a time."""
+        return self._loop.call_later(seconds, function)
+
+    def count(self, name: str, seconds: float, reply: object) -> None:
+        """Count a command that has ended."""
+        if isinstance(reply, Failure):
+            self.tallies[name].add(seconds, _OUTCOMES.get(reply.partition(" ")[0], "refused"))
+        else:
+            self.tallies[name].add(seconds)
+
+    def _look(self) -> None:
+        """Once in a while: what need not be exact at each request."""
+        self.now_ms = monotonic_ms()
+        self.metrics.received(self.received_bytes)
+        self.metrics.sent(self.sent_bytes)
+        self.received_bytes = self.sent_bytes = 0
+        self._loop.call_later(LOOK_SECONDS, self._look)
+
+    # For commands of sessions
+
+    def sessions(self) -> Sequence[Session]:
+        """The clients that are connected."""
+        return [*self._connections]
+
+    def end(self, session: Session) -> None:
+        """Cut a client off, when its present answer is on its way."""
+        connection = self._connections.get(session)
+        if connection is not None:
+            self._loop.call_soon(connection.leave)

@@ -1,0 +1,199 @@
+"""Records as commands read and write them: namespaces by name, and writes that wait for their commit."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from floodmark.codec.values import encode_value
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.merge.policies import COUNTER, FIELDS
+from floodmark.model.access import Role
+from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.version import Version
+from floodmark.partition.deciding import newest_version
+from floodmark.server.access import Caller
+from floodmark.server.resp.table import WRONG_TYPE, CommandError
+from floodmark.site.namespace import Namespace
+from floodmark.site.site import Site
+
+NO_SPACE = (
+    "ERR no namespace is selected; SELECT one by its name, or serve with --resp-namespace for a default"
+)
+
+
+class Space:
+    """A namespace as commands see it."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.name = namespace.name
+        self.policy, self.qualify, self.expire = namespace.encoding
+        self.is_counter = namespace.settings.merge == COUNTER
+        self.has_fields = namespace.settings.merge == FIELDS
+        self.is_plain = not (self.is_counter or self.has_fields)
+
+
+class Spaces:
+    """The namespaces of a site by their names.  Used by the event loop and by committing threads."""
+
+    def __init__(self, site: Site, *, default: str | None, by_prefix: bool) -> None:
+        self.site = site
+        self.default = default
+        self.by_prefix = by_prefix
+        host = site.host
+        if not isinstance(host, EmbeddedHost) or host.node.number:
+            raise InvalidConfiguration(
+                "RESP is served by a site in one process; a site of several nodes is reached over Flight"
+            )
+        self.host = host
+        self._known: dict[str, Space] = {}
+
+    def find(self, name: str) -> Space:
+        """The namespace of a name; NamespaceNotFound if there is none."""
+        row, space = self.host.catalog.get(name), self._known.get(name)
+        if space is None or space.namespace.id != row.id:
+            space = self._known[name] = Space(self.site.namespace(name))
+        return space
+
+    def select(self, name: str) -> Space:
+        """The namespace that SELECT names: "0" is the default."""
+        if name != "0":
+            return self.find(name)
+        if self.default is None:
+            raise CommandError(NO_SPACE)
+        return self.find(self.default)
+
+
+class Held(NamedTuple):
+    """The live record of a key: its value, and the second in which it expires."""
+
+    value: bytes
+    expires_at: int | None
+
+
+class Place(NamedTuple):
+    """Where a key of a request is."""
+
+    space: Space
+    key: bytes
+    qualified: bytes
+
+
+class Records:
+    """What the commands of one session read, and what those of one commit write.
+
+    Reads see the writes that came before in the same commit.
+    """
+
+    def __init__(self, spaces: Spaces, space: Space | None, caller: Caller) -> None:
+        self.spaces = spaces
+        self.space = space
+        self.caller = caller
+        self.rows: dict[bytes, bytes] = {}
+        self._held: dict[bytes, Held | None] = {}
+        self._router = spaces.host.router
+        is_readable = not spaces.by_prefix and space is not None and caller.may(Role.READ, space.name)
+        self._readable = space if is_readable else None
+
+    def now_ms(self) -> int:
+        """The site's time."""
+        return self.spaces.host.physical_ms()
+
+    # Keys
+
+    def locate(self, key: bytes, role: Role) -> Place:
+        """The place of a key, if the caller has a role there."""
+        space = self.space
+        if self.spaces.by_prefix:
+            name, colon, key = key.partition(b":")
+            if not colon:
+                raise CommandError("ERR a key begins with the name of its namespace here, as in users:ada")
+            space = self.spaces.find(name.decode(errors="replace"))
+        if space is None:
+            raise CommandError(NO_SPACE)
+        self.caller.require(role, space.name)
+        return Place(space, key, space.qualify(key))
+
+    # Reads
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+        space = self._readable
+        # The hottest path: the right to read was looked at before, and nothing is written in this commit.
+        if space is not None and not self._held:
+            return self._router.get(space.qualify(key), None)
+        place = self.locate(key, Role.READ)
+        if place.qualified in self._held:
+            held = self._held[place.qualified]
+            return None if held is None else held.value
+        return self._router.get(place.qualified, None)
+
+    def find(self, key: bytes) -> Held | None:
+        """The record of a key."""
+        return self.find_at(self.locate(key, Role.READ))
+
+    def find_at(self, place: Place) -> Held | None:
+        """The record at a place."""
+        if place.qualified in self._held:
+            return self._held[place.qualified]
+        found = self._router.call(place.qualified, lambda partition: partition.find(place.qualified))
+        return None if found is None else Held(found.value, found.expires_at)
+
+    def version(self, qualified: bytes) -> Version:
+        """The version of the newest record of a key, dead or alive, for WATCH."""
+        return newest_version(self.spaces.host.node, qualified)
+
+    # Writes
+
+    def put(self, place: Place, value: bytes, expires_at: int | None) -> None:
+        """Write a value."""
+        space = place.space
+        if space.is_plain:
+            row = space.policy.put(place.key, value, None)[:-1] + encode_value(b"", expires_at)
+        else:
+            row = space.policy.put(place.key, value, expires_at)
+        self._write(place, row, Held(value, expires_at))
+
+    def put_new(self, place: Place, value: bytes) -> None:
+        """Write a value that lives as long as its namespace says."""
+        self.put(place, value, place.space.expire(None))
+
+    def delete(self, place: Place) -> None:
+        """Delete a record."""
+        self._write(place, place.space.policy.delete(), None)
+
+    def merge(self, place: Place, state: bytes, held: Held | None) -> None:
+        """Merge a state into a record, which is then as `held` says."""
+        self._write(place, state, held)
+
+    def _write(self, place: Place, row: bytes, held: Held | None) -> None:
+        earlier = self.rows.get(place.qualified)
+        joined = row if earlier is None else place.space.policy.join(earlier, row)
+        if joined is None:
+            raise CommandError(
+                "ERR these two writes to one key cannot be one commit; do them in two transactions"
+            )
+        self.rows[place.qualified] = joined
+        self._held[place.qualified] = held
+
+    def attempt(self, run: "Callable[[], object]") -> object:
+        """Run a part of a transaction: what it wrote is left out if it raises."""
+        rows, held = dict(self.rows), dict(self._held)
+        try:
+            return run()
+        except BaseException:
+            self.rows, self._held = rows, held
+            raise
+
+
+def require_plain(place: Place) -> Place:
+    """Refuse what only values without parts can do."""
+    if not place.space.is_plain:
+        raise CommandError(WRONG_TYPE)
+    return place
+
+
+def require_fields(place: Place) -> Place:
+    """Refuse what only records of fields can do."""
+    if not place.space.has_fields:
+        raise CommandError(WRONG_TYPE)
+    return place

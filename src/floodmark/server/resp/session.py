@@ -1,0 +1,168 @@
+"""What the server knows of one client: who it is, what it has selected, and its transaction."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from floodmark.model.access import Role
+from floodmark.model.errors import NotAuthenticated
+from floodmark.model.version import Version
+from floodmark.server.access import Access, Caller
+from floodmark.server.metrics import ServerMetrics
+from floodmark.server.resp.records import Records, Space, Spaces
+from floodmark.server.resp.table import Arguments, Command
+from floodmark.wire.resp import RESP2
+
+
+class Batch(NamedTuple):
+    """The commands of a transaction, as one write: the qualified keys, and what runs inside the round."""
+
+    on: Sequence[bytes]
+    run: Callable[[Records], object]
+
+
+class DoorParts(Protocol):
+    """The server, as far as commands of sessions need it."""
+
+    spaces: Spaces
+    access: Access
+    metrics: ServerMetrics
+    port: int
+    # The time that ages are measured by.
+    now_ms: int
+
+    def sessions(self) -> "Sequence[Session]":
+        """The clients that are connected."""
+
+    def end(self, session: "Session") -> None:
+        """Cut a client off."""
+
+
+class Session:
+    """One client."""
+
+    def __init__(self, number: int, address: str, certificate: str | None, door: DoorParts) -> None:
+        self.id = number
+        self.address = address
+        self.name = b""
+        self.library = [b"", b""]
+        self.protocol = RESP2
+        self.durable = True
+        # The version of the last write.
+        self.version: Version = 0
+        self.door = door
+        self.connected_at_ms = self.active_at_ms = door.now_ms
+        self.last_command = "NULL"
+        self.is_leaving = False
+        # Commands of a transaction, None outside of one, and whether one of them was refused.
+        self.queued: list[tuple[Command, Arguments]] | None = None
+        self.is_spoiled = False
+        self.watched: dict[bytes, Version] = {}
+        self._certificate = certificate
+        self._token: str | None = None
+        self._space: Space | None = None
+        self.caller: Caller | None = None
+        self.records: Records | None = None
+        try:
+            self.authenticate(None)
+        except NotAuthenticated:
+            return
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether a command runs as it comes: the client is known, and in no transaction."""
+        return self.queued is None and self.records is not None
+
+    # Who it is
+
+    def authenticate(self, token: str | None) -> None:
+        """Take a token; NotAuthenticated if it is not known."""
+        self.caller = self.door.access.authenticate(token, self._certificate)
+        self._token = token
+        if self._space is None and self.door.spaces.default is not None:
+            space = self.door.spaces.select("0")
+            if self.caller.may(Role.READ, space.name):
+                self._space = space
+        self._begin()
+
+    def revoke(self, caller: Caller | None) -> None:
+        """Be who the client was before."""
+        self.caller = caller
+        self.records = None if caller is None else self.new_records()
+
+    def renew(self) -> None:
+        """Look the caller's rights up again: they may have ended."""
+        if self.caller is not None:
+            try:
+                caller = self.door.access.authenticate(self._token, self._certificate)
+            except NotAuthenticated:
+                self.caller = self.records = None
+                return
+            if caller is not self.caller:
+                self.caller = caller
+                self._begin()
+
+    # What it has selected
+
+    @property
+    def space(self) -> Space | None:
+        """The selected namespace."""
+        return self._space
+
+    def select(self, name: str) -> None:
+        """Select a namespace that the caller may read."""
+        assert self.caller is not None
+        # Before it is looked up, so that a caller does not learn which namespaces there are.
+        self.caller.require(Role.READ, self.door.spaces.default if name == "0" else name)
+        self._space = self.door.spaces.select(name)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.records = self.new_records()
+
+    def new_records(self) -> Records:
+        """Records for the commands of one commit."""
+        assert self.caller is not None
+        return Records(self.door.spaces, self._space, self.caller)
+
+    # Transactions
+
+    def discard(self) -> None:
+        """Forget the transaction and what it watches."""
+        self.queued = None
+        self.is_spoiled = False
+        self.watched = {}
+
+    def reset(self) -> None:
+        """As if the client had connected anew."""
+        self.discard()
+        self.name = b""
+        self.protocol = RESP2
+        self.durable = True
+        self.version = 0
+        self._space = None
+        self.caller = self.records = None
+        try:
+            self.authenticate(None)
+        except NotAuthenticated:
+            return
+
+    def describe(self) -> str:
+        """The session as CLIENT LIST shows it."""
+        now_ms = self.door.now_ms
+        fields = {
+            "id": self.id,
+            "addr": self.address,
+            "name": self.name.decode(errors="replace"),
+            "age": (now_ms - self.connected_at_ms) // 1000,
+            "idle": (now_ms - self.active_at_ms) // 1000,
+            "db": 0,
+            "namespace": "" if self._space is None else self._space.name,
+            "multi": -1 if self.queued is None else len(self.queued),
+            "watch": len(self.watched),
+            "cmd": self.last_command.lower(),
+            "user": "" if self.caller is None else self.caller.name,
+            "lib-name": self.library[0].decode(errors="replace"),
+            "lib-ver": self.library[1].decode(errors="replace"),
+            "resp": self.protocol,
+        }
+        return " ".join(f"{name}={value}" for name, value in fields.items())

@@ -1,0 +1,400 @@
+"""Commands of values, counters and their times to live."""
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Final
+
+from floodmark.model.access import Role
+from floodmark.model.limits import MIB, TTL_MAX
+from floodmark.server.resp.records import Held, Place, Records, require_plain
+from floodmark.server.resp.table import (
+    NOT_AN_INTEGER,
+    SYNTAX,
+    TABLE,
+    WRONG_TYPE,
+    Arguments,
+    CommandError,
+    integer,
+    word,
+)
+from floodmark.wire.resp import OK, Simple
+
+ALL: Final = (1, -1, 1)
+PAIRS: Final = (1, -1, 2)
+# Values of one reply.
+REPLY_BYTES_MAX: Final = 64 * MIB
+
+SECONDS: Final = "differs: a time to live ends with a whole second, up to 999 ms later than asked for"
+_TTL_SECONDS_MAX: Final = int(TTL_MAX.total_seconds())
+
+
+def _invalid_expiry(command: str) -> CommandError:
+    return CommandError(f"ERR invalid expire time in '{command}' command")
+
+
+def expiry_of(option: bytes, argument: bytes, now_ms: int, command: str) -> int:
+    """The unix second of an option EX, PX, EXAT or PXAT; rounded up, so that nothing expires early."""
+    number = integer(argument)
+    if number <= 0:
+        raise _invalid_expiry(command)
+    milliseconds = number if option.startswith(b"P") else number * 1000
+    second = ceil((milliseconds if option.endswith(b"AT") else now_ms + milliseconds) / 1000)
+    if second > now_ms // 1000 + _TTL_SECONDS_MAX:
+        raise _invalid_expiry(command)
+    return second
+
+
+EXPIRY_OPTIONS: Final = (b"EX", b"PX", b"EXAT", b"PXAT")
+
+
+# Reads
+
+
+@TABLE.read("GET", 2)
+def get(records: Records, arguments: Arguments) -> object:
+    return records.get(arguments[1])
+
+
+@TABLE.read("MGET", -2, "differs: at most 64 MiB of values in one reply", keys=ALL)
+def get_many(records: Records, arguments: Arguments) -> object:
+    values: list[bytes | None] = []
+    size = 0
+    for key in arguments[1:]:
+        value = records.get(key)
+        size += 0 if value is None else len(value)
+        if size > REPLY_BYTES_MAX:
+            raise CommandError("ERR the values have more than 64 MiB together; ask for fewer keys at a time")
+        values.append(value)
+    return values
+
+
+@TABLE.read("EXISTS", -2, keys=ALL)
+def exists(records: Records, arguments: Arguments) -> object:
+    return sum(records.get(key) is not None for key in arguments[1:])
+
+
+@TABLE.read("STRLEN", 2)
+def length(records: Records, arguments: Arguments) -> object:
+    return len(records.get(arguments[1]) or b"")
+
+
+@TABLE.read("TYPE", 2, "differs: a record of a namespace of fields is a hash, all others are strings")
+def kind(records: Records, arguments: Arguments) -> object:
+    place = records.locate(arguments[1], Role.READ)
+    if records.find_at(place) is None:
+        return Simple("none")
+    return Simple("hash" if place.space.has_fields else "string")
+
+
+def _left_ms(records: Records, key: bytes) -> int:
+    held = records.find(key)
+    if held is None:
+        return -2
+    return -1 if held.expires_at is None else max(0, held.expires_at * 1000 - records.now_ms())
+
+
+@TABLE.read("TTL", 2, SECONDS)
+def time_to_live(records: Records, arguments: Arguments) -> object:
+    left_ms = _left_ms(records, arguments[1])
+    return left_ms if left_ms < 0 else left_ms // 1000
+
+
+@TABLE.read("PTTL", 2, SECONDS)
+def time_to_live_ms(records: Records, arguments: Arguments) -> object:
+    return _left_ms(records, arguments[1])
+
+
+@TABLE.read("EXPIRETIME", 2, SECONDS)
+def expire_time(records: Records, arguments: Arguments) -> object:
+    held = records.find(arguments[1])
+    return -2 if held is None else -1 if held.expires_at is None else held.expires_at
+
+
+# Writes
+
+
+class SetOptions:
+    """The options of SET."""
+
+    def __init__(self, arguments: Arguments, now_ms: int) -> None:
+        self.expires_at: int | None = None
+        self.keeps = self.gets = False
+        self.condition = b""
+        rest: Iterator[bytes] = iter(arguments)
+        for argument in rest:
+            option = word(argument)
+            if option in (b"NX", b"XX") and self.condition in (b"", option):
+                self.condition = option
+            elif option == b"GET":
+                self.gets = True
+            elif option == b"KEEPTTL" and self.expires_at is None:
+                self.keeps = True
+            elif option in EXPIRY_OPTIONS and self.expires_at is None and not self.keeps:
+                number = next(rest, None)
+                if number is None:
+                    raise CommandError(SYNTAX)
+                self.expires_at = expiry_of(option, number, now_ms, "set")
+            else:
+                raise CommandError(SYNTAX)
+
+
+@TABLE.write(
+    "SET", -3, f"{SECONDS}. In a namespace of fields the value is a JSON object; counters are refused"
+)
+def set_value(records: Records, arguments: Arguments) -> object:
+    place = records.locate(arguments[1], Role.WRITE)
+    if len(arguments) == 3:
+        records.put_new(place, arguments[2])
+        return OK
+    options = SetOptions(arguments[3:], records.now_ms())
+    held = records.find_at(place)
+    before = None if held is None else held.value
+    if options.condition and (options.condition == b"XX") != (held is not None):
+        return before if options.gets else None
+    if options.keeps:
+        records.put(place, arguments[2], None if held is None else held.expires_at)
+    elif options.expires_at is not None:
+        records.put(place, arguments[2], options.expires_at)
+    else:
+        records.put_new(place, arguments[2])
+    return before if options.gets else OK
+
+
+@TABLE.write("SETNX", 3)
+def set_new(records: Records, arguments: Arguments) -> object:
+    return int(set_value(records, [*arguments, b"NX"]) is not None)
+
+
+@TABLE.write("SETEX", 4, SECONDS)
+def set_expiring(records: Records, arguments: Arguments) -> object:
+    return _set_expiring(records, arguments, b"EX")
+
+
+@TABLE.write("PSETEX", 4, SECONDS)
+def set_expiring_ms(records: Records, arguments: Arguments) -> object:
+    return _set_expiring(records, arguments, b"PX")
+
+
+def _set_expiring(records: Records, arguments: Arguments, option: bytes) -> object:
+    name, key, number, value = arguments
+    expires_at = expiry_of(option, number, records.now_ms(), name.decode().lower())
+    records.put(records.locate(key, Role.WRITE), value, expires_at)
+    return OK
+
+
+@TABLE.write("GETSET", 3)
+def get_and_set(records: Records, arguments: Arguments) -> object:
+    return set_value(records, [*arguments, b"GET"])
+
+
+@TABLE.write("MSET", -3, keys=PAIRS)
+def set_many(records: Records, arguments: Arguments) -> object:
+    for key, value in _pairs(arguments):
+        records.put_new(records.locate(key, Role.WRITE), value)
+    return OK
+
+
+@TABLE.write("MSETNX", -3, keys=PAIRS)
+def set_many_new(records: Records, arguments: Arguments) -> object:
+    pairs = _pairs(arguments)
+    if any(records.get(key) is not None for key, _ in pairs):
+        return 0
+    set_many(records, arguments)
+    return 1
+
+
+def _pairs(arguments: Arguments) -> list[tuple[bytes, bytes]]:
+    if len(arguments) % 2 == 0:
+        raise CommandError(f"ERR wrong number of arguments for '{arguments[0].decode().lower()}' command")
+    # Of a key that comes twice, the last value counts.
+    return [*dict(zip(arguments[1::2], arguments[2::2], strict=True)).items()]
+
+
+@TABLE.write("DEL", -2, keys=ALL)
+def delete(records: Records, arguments: Arguments) -> object:
+    deleted = 0
+    for key in arguments[1:]:
+        place = records.locate(key, Role.WRITE)
+        if records.find_at(place) is not None:
+            records.delete(place)
+            deleted += 1
+    return deleted
+
+
+@TABLE.write("UNLINK", -2, keys=ALL)
+def unlink(records: Records, arguments: Arguments) -> object:
+    return delete(records, arguments)
+
+
+@TABLE.write("GETDEL", 2)
+def get_and_delete(records: Records, arguments: Arguments) -> object:
+    place = records.locate(arguments[1], Role.WRITE)
+    held = records.find_at(place)
+    if held is None:
+        return None
+    records.delete(place)
+    return held.value
+
+
+@TABLE.write("GETEX", -2, SECONDS)
+def get_and_expire(records: Records, arguments: Arguments) -> object:
+    place = records.locate(arguments[1], Role.WRITE)
+    options = [word(option) for option in arguments[2:3]]
+    held = records.find_at(place)
+    if not options:
+        return None if held is None else held.value
+    expires_at: int | None = None
+    if options[0] in EXPIRY_OPTIONS and len(arguments) == 4:
+        expires_at = expiry_of(options[0], arguments[3], records.now_ms(), "getex")
+    elif options[0] != b"PERSIST" or len(arguments) != 3:
+        raise CommandError(SYNTAX)
+    if held is None:
+        return None
+    _set_expiry(records, require_plain(place), held, expires_at)
+    return held.value
+
+
+@TABLE.write("APPEND", 3)
+def append(records: Records, arguments: Arguments) -> object:
+    place = require_plain(records.locate(arguments[1], Role.WRITE))
+    held = records.find_at(place)
+    if held is None:
+        records.put_new(place, arguments[2])
+        return len(arguments[2])
+    value = held.value + arguments[2]
+    records.put(place, value, held.expires_at)
+    return len(value)
+
+
+# Times to live
+
+
+def _set_expiry(records: Records, place: Place, held: Held, expires_at: int | None) -> None:
+    if expires_at is not None and expires_at * 1000 <= records.now_ms():
+        records.delete(place)
+    else:
+        records.put(place, held.value, expires_at)
+
+
+def _expire(records: Records, arguments: Arguments, at_ms: int) -> int:
+    command = arguments[0].decode().lower()
+    place = require_plain(records.locate(arguments[1], Role.WRITE))
+    conditions = {word(option) for option in arguments[3:]}
+    if not conditions <= {b"NX", b"XX", b"GT", b"LT"}:
+        unknown = next(iter(conditions - {b"NX", b"XX", b"GT", b"LT"}))
+        raise CommandError(f"ERR Unsupported option {unknown.decode(errors='replace')[:64]}")
+    if (b"NX" in conditions and len(conditions) > 1) or {b"GT", b"LT"} <= conditions:
+        raise CommandError("ERR NX and XX, GT or LT options at the same time are not compatible")
+    if at_ms > records.now_ms() + _TTL_SECONDS_MAX * 1000:
+        raise _invalid_expiry(command)
+    held = records.find_at(place)
+    if held is None:
+        return 0
+    present, wanted = held.expires_at, max(0, ceil(at_ms / 1000))
+    if (
+        (b"NX" in conditions and present is not None)
+        or (b"XX" in conditions and present is None)
+        or (b"GT" in conditions and (present is None or wanted <= present))
+        or (b"LT" in conditions and present is not None and wanted >= present)
+    ):
+        return 0
+    _set_expiry(records, place, held, wanted)
+    return 1
+
+
+EXPIRES: Final = f"{SECONDS}. In namespaces of fields and counters it is refused"
+
+
+@TABLE.write("EXPIRE", -3, EXPIRES)
+def expire(records: Records, arguments: Arguments) -> object:
+    return _expire(records, arguments, records.now_ms() + 1000 * integer(arguments[2]))
+
+
+@TABLE.write("PEXPIRE", -3, EXPIRES)
+def expire_ms(records: Records, arguments: Arguments) -> object:
+    return _expire(records, arguments, records.now_ms() + integer(arguments[2]))
+
+
+@TABLE.write("EXPIREAT", -3, EXPIRES)
+def expire_at(records: Records, arguments: Arguments) -> object:
+    return _expire(records, arguments, 1000 * integer(arguments[2]))
+
+
+@TABLE.write("PEXPIREAT", -3, EXPIRES)
+def expire_at_ms(records: Records, arguments: Arguments) -> object:
+    return _expire(records, arguments, integer(arguments[2]))
+
+
+@TABLE.write("PERSIST", 2)
+def persist(records: Records, arguments: Arguments) -> object:
+    place = require_plain(records.locate(arguments[1], Role.WRITE))
+    held = records.find_at(place)
+    if held is None or held.expires_at is None:
+        return 0
+    records.put(place, held.value, None)
+    return 1
+
+
+# Counters
+
+
+def _add(records: Records, key: bytes, number: int) -> int:
+    place = records.locate(key, Role.WRITE)
+    if place.space.has_fields:
+        raise CommandError(WRONG_TYPE)
+    held = records.find_at(place)
+    total = number if held is None else integer(held.value) + number
+    if not -(1 << 63) <= total < 1 << 63:
+        raise CommandError("ERR increment or decrement would overflow")
+    expires_at = None if held is None else held.expires_at
+    if place.space.is_counter:
+        records.merge(place, place.space.policy.add(place.key, number), Held(b"%d" % total, expires_at))
+    elif held is None:
+        records.put_new(place, b"%d" % total)
+    else:
+        records.put(place, b"%d" % total, expires_at)
+    return total
+
+
+COUNTS: Final = (
+    "same as Redis; in a namespace of counters it adds, so that additions at several sites all count"
+)
+
+
+@TABLE.write("INCR", 2, COUNTS)
+def increment(records: Records, arguments: Arguments) -> object:
+    return _add(records, arguments[1], 1)
+
+
+@TABLE.write("DECR", 2, COUNTS)
+def decrement(records: Records, arguments: Arguments) -> object:
+    return _add(records, arguments[1], -1)
+
+
+@TABLE.write("INCRBY", 3, COUNTS)
+def increment_by(records: Records, arguments: Arguments) -> object:
+    return _add(records, arguments[1], integer(arguments[2]))
+
+
+@TABLE.write("DECRBY", 3, COUNTS)
+def decrement_by(records: Records, arguments: Arguments) -> object:
+    number = integer(arguments[2])
+    if number == -(1 << 63):
+        raise CommandError(NOT_AN_INTEGER)
+    return _add(records, arguments[1], -number)
+
+
+# What is ours alone
+
+
+@TABLE.write(
+    "FM.CAS", 4, "ours: `FM.CAS key expected value` sets a value if the present one is as expected; 1 or 0"
+)
+def compare_and_set(records: Records, arguments: Arguments) -> object:
+    _, key, expected, value = arguments
+    place = records.locate(key, Role.WRITE)
+    held = records.find_at(place)
+    if held is None or held.value != expected:
+        return 0
+    records.put_new(place, value)
+    return 1

@@ -1,0 +1,208 @@
+"""The table of commands: what the server dispatches by, and what `docs/resp.md` is made from.
+
+A command of data gets `Records`, and runs on the event loop if it only reads, or inside a round of group
+commit if it writes.  Both run in a transaction as well.  A command of a session gets the session and the
+server, and runs on the event loop, or in a worker thread if it may wait.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Final, TypeAlias, TypeVar
+
+from floodmark.model.access import Role
+from floodmark.model.errors import (
+    FloodmarkError,
+    NotAllowed,
+    NotAuthenticated,
+    OutcomeUnknown,
+    Retryable,
+    WrongPolicy,
+)
+from floodmark.wire.resp import Failure
+
+Arguments: TypeAlias = Sequence[bytes]
+Handler: TypeAlias = Callable[..., Any]
+Member = TypeVar("Member", bound=Handler)
+
+SAME: Final = "same as Redis"
+
+
+class Kind(StrEnum):
+    """Where a command runs."""
+
+    READ = "reads records"
+    WRITE = "writes records"
+    SESSION = "about the connection"
+    SLOW = "may wait"
+
+
+class CommandError(Exception):
+    """An error reply, with its code."""
+
+    def reply(self) -> Failure:
+        """The error as it travels."""
+        return Failure(str(self))
+
+
+SYNTAX: Final = "ERR syntax error"
+NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
+WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+
+def describe(error: BaseException) -> Failure:
+    """The error reply for an error of ours: what a client may do about it is its code."""
+    match error:
+        case CommandError():
+            return error.reply()
+        case NotAuthenticated():
+            code = "NOAUTH"
+        case NotAllowed():
+            code = "NOPERM"
+        case WrongPolicy():
+            code = "WRONGTYPE"
+        case OutcomeUnknown():
+            code = "UNKNOWN"
+        case Retryable():
+            code = "TRYAGAIN"
+        case FloodmarkError():
+            code = "ERR"
+        case _:
+            return Failure("ERR the server failed unexpectedly; its log says more")
+    return Failure(f"{code} {error}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command.
+
+    arity     the number of arguments with the name; at least so many if negative, as in Redis
+    role      the role that it needs: on the namespaces of its keys, or of its session
+    keys      the first and the last argument that is a key, and the step between them; -1 is the last
+    verdict   "same as Redis", "differs: …", "ours: …" or "refused: …"
+    """
+
+    name: str
+    arity: int
+    kind: Kind
+    verdict: str
+    handler: Handler
+    role: Role | None = None
+    keys: tuple[int, int, int] = (0, 0, 0)
+    audited: bool = False
+    is_open: bool = False
+    is_quick: bool = False
+
+    @cached_property
+    def is_read(self) -> bool:
+        """Whether it reads records, and no more."""
+        return self.kind is Kind.READ
+
+    def fits(self, count: int) -> bool:
+        """Whether a request may have so many arguments."""
+        return count == self.arity if self.arity >= 0 else count >= -self.arity
+
+    def keys_of(self, arguments: Arguments) -> Arguments:
+        """The arguments that are keys."""
+        first, last, step = self.keys
+        if not first:
+            return ()
+        return arguments[first : (len(arguments) + last if last < 0 else last) + 1 : step]
+
+
+class CommandTable:
+    """Commands by their names in capitals."""
+
+    def __init__(self) -> None:
+        self.commands: dict[bytes, Command] = {}
+
+    def read(
+        self, name: str, arity: int, verdict: str = SAME, *, keys: tuple[int, int, int] = (1, 1, 1)
+    ) -> Callable[[Member], Member]:
+        """Add a command that reads records: `handler(records, arguments)`."""
+        return self._add(name, arity, Kind.READ, verdict, Role.READ, keys=keys)
+
+    def write(
+        self, name: str, arity: int, verdict: str = SAME, *, keys: tuple[int, int, int] = (1, 1, 1)
+    ) -> Callable[[Member], Member]:
+        """Add a command that writes records: `handler(records, arguments)`, inside the commit."""
+        return self._add(name, arity, Kind.WRITE, verdict, Role.WRITE, keys=keys)
+
+    def session(
+        self, name: str, arity: int, verdict: str = SAME, **options: Any
+    ) -> Callable[[Member], Member]:
+        """Add a command of a session: `handler(session, arguments)`, on the event loop."""
+        return self._add(name, arity, Kind.SESSION, verdict, options.pop("role", None), **options)
+
+    def slow(self, name: str, arity: int, verdict: str = SAME, **options: Any) -> Callable[[Member], Member]:
+        """Add a command that may wait: `handler(session, arguments)`, in a worker thread."""
+        return self._add(name, arity, Kind.SLOW, verdict, options.pop("role", Role.READ), **options)
+
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Add commands that are refused."""
+        for name in names:
+
+            def refuse(*_: object, name: str = name) -> None:
+                raise CommandError(f"ERR {name} is refused: {why}")
+
+            self._add(name, -1, Kind.SESSION, f"refused: {why}", None)(refuse)
+
+    def _add(
+        self, name: str, arity: int, kind: Kind, verdict: str, role: Role | None, **options: Any
+    ) -> Callable[[Member], Member]:
+        def add(handler: Member) -> Member:
+            command = Command(
+                name=name, arity=arity, kind=kind, verdict=verdict, handler=handler, role=role, **options
+            )
+            # Most clients write names in capitals, and many in small letters.
+            self.commands[name.encode()] = self.commands[name.lower().encode()] = command
+            return handler
+
+        return add
+
+    def find(self, name: bytes) -> Command | None:
+        """The command of a name, however it is written."""
+        return self.commands.get(name) or self.commands.get(name.upper())
+
+    def __iter__(self) -> Iterator[Command]:
+        return iter({command.name: command for command in self.commands.values()}.values())
+
+
+TABLE: Final = CommandTable()
+
+
+def unknown_command(arguments: Arguments) -> Failure:
+    """The error for a command that is not in the table, as Redis words it."""
+    shown = "".join(f"'{argument[:128].decode(errors='replace')}' " for argument in arguments[1:9])
+    name = arguments[0][:128].decode(errors="replace")
+    return Failure(f"ERR unknown command '{name}', with args beginning with: {shown}")
+
+
+def wrong_arity(command: Command) -> Failure:
+    """The error for too many or too few arguments, as Redis words it."""
+    return Failure(f"ERR wrong number of arguments for '{command.name.lower()}' command")
+
+
+def integer(argument: bytes, error: str = NOT_AN_INTEGER) -> int:
+    """An argument that is a number of 64 bits, written as Redis wants it."""
+    try:
+        number = int(argument)
+    except ValueError:
+        raise CommandError(error) from None
+    if not -(1 << 63) <= number < 1 << 63 or argument != b"%d" % number:
+        raise CommandError(error)
+    return number
+
+
+def word(argument: bytes) -> bytes:
+    """An option's name, however it is written."""
+    return argument.upper()
+
+
+def text(argument: bytes, what: str) -> str:
+    """An argument that is text."""
+    try:
+        return argument.decode()
+    except UnicodeDecodeError:
+        raise CommandError(f"ERR {what} must be UTF-8 text") from None

@@ -1,0 +1,265 @@
+r"""RESP, the protocol of Redis, without I/O: bytes that arrived become requests, and values become bytes.
+
+    request   *2\r\n $3\r\nGET\r\n $3\r\nada\r\n          an array of bulk strings
+    reply     +OK  -ERR …  :7  $3\r\nada  *2 …             and in RESP3 also _  %  ,  #  =  >
+
+The server parses requests here and not with hiredis, which makes room for as many elements as a client
+announces.  This parser makes room for nothing that has not arrived, and refuses what is announced beyond its
+limits.  Replies come from a server that the client trusts: hiredis parses them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import hiredis
+
+RESP2: Final = 2
+RESP3: Final = 3
+# The digits of a length, with its sign and type.
+HEADER_BYTES_MAX: Final = 32
+# What is cut in one go, and the headers that may then stand in it.
+SHORT_BYTES_MAX: Final = 64 * 1024
+_COUNTS: Final = {b"*%d" % count: count for count in range(1, 33)}
+_LENGTHS: Final = {b"$%d" % length: length for length in range(4_097)}
+
+Request: TypeAlias = list[bytes]
+
+
+class Simple(str):
+    """A short status, such as OK."""
+
+    __slots__ = ()
+
+
+class Failure(str):
+    """An error reply: a code in capitals, then a text."""
+
+    __slots__ = ()
+
+
+OK: Final = Simple("OK")
+QUEUED: Final = Simple("QUEUED")
+PONG: Final = Simple("PONG")
+
+
+class ProtocolError(Exception):
+    """Bytes that are no request, or no reply.  Nothing more can be read from the connection."""
+
+
+class RequestParser:
+    r"""Cuts what arrives into requests.
+
+    >>> parser = RequestParser()
+    >>> parser.feed(b"*2\r\n$3\r\nGET\r\n$3\r\na")
+    []
+    >>> parser.feed(b"da\r\n*1\r\n$4\r\nPING\r\n")
+    [[b'GET', b'ada'], [b'PING']]
+    """
+
+    def __init__(
+        self, *, arguments_max: int = 1_024, bulk_bytes_max: int = 1 << 20, request_bytes_max: int = 1 << 20
+    ) -> None:
+        self.arguments_max = arguments_max
+        self.bulk_bytes_max = bulk_bytes_max
+        self.request_bytes_max = request_bytes_max
+        # Why nothing more can be read from the connection.
+        self.error: str | None = None
+        self._chunks: list[bytes] = []
+        self._arrived = 0
+        # Nothing more can be parsed before so many bytes are there.
+        self._wanted = 0
+        self._arguments: Request = []
+        self._missing = 0
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[Request]:
+        """The requests that are complete now.  After them there can be none if there is an `error`."""
+        requests: list[Request] = []
+        if self.error is None:
+            try:
+                self._feed(data, requests)
+            except ProtocolError as error:
+                self.error = str(error)
+                self._chunks = []
+        return requests
+
+    def _feed(self, data: bytes, requests: list[Request]) -> None:
+        if self._chunks:
+            self._chunks.append(data)
+            self._arrived += len(data)
+            if self._arrived < self._wanted:
+                return
+            data = b"".join(self._chunks)
+            self._chunks = []
+        # Most of what arrives is a few whole requests with short arguments.
+        position = 0 if self._missing or len(data) > SHORT_BYTES_MAX else _cut_short(data, requests)
+        if position == len(data):
+            return
+        while True:
+            position = self._parse_request(data, position)
+            if self._missing or not self._arguments:
+                break
+            requests.append(self._arguments)
+            self._arguments = []
+        if position < len(data):
+            rest = data[position:]
+            self._chunks, self._arrived = [rest], len(rest)
+            self._wanted -= position
+
+    def _parse_request(self, data: bytes, position: int) -> int:
+        """Parse as much of one request as there is; where the rest begins."""
+        missing, arguments = self._missing, self._arguments
+        while not missing:
+            end = self._find_end(data, position)
+            if end < 0:
+                return position
+            if data[position] != 42:
+                raise ProtocolError("Protocol error: expected '*', as in an array of bulk strings")
+            missing = _number(data[position + 1 : end], "multibulk")
+            if missing > self.arguments_max:
+                raise ProtocolError("Protocol error: invalid multibulk length")
+            # An empty request asks for nothing, and gets no answer.
+            missing = max(missing, 0)
+            position = end + 2
+            self._size = 0
+        length_max = self.bulk_bytes_max
+        while missing:
+            end = self._find_end(data, position)
+            if end < 0:
+                break
+            if data[position] != 36:
+                raise ProtocolError(f"Protocol error: expected '$', got {chr(data[position])!r:.8}")
+            length = _number(data[position + 1 : end], "bulk")
+            if not 0 <= length <= length_max:
+                raise ProtocolError("Protocol error: invalid bulk length")
+            start = end + 2
+            stop = start + length
+            if len(data) < stop + 2:
+                if self._size + length > self.request_bytes_max:
+                    raise ProtocolError("Protocol error: too big mbulk count or request")
+                self._wanted = stop + 2
+                break
+            arguments.append(data[start:stop])
+            self._size += length
+            position = stop + 2
+            missing -= 1
+        if self._size > self.request_bytes_max:
+            raise ProtocolError("Protocol error: the request is too large")
+        self._missing = missing
+        return position
+
+    def _find_end(self, data: bytes, position: int) -> int:
+        end = data.find(b"\r\n", position, position + HEADER_BYTES_MAX)
+        if end < 0:
+            if len(data) - position >= HEADER_BYTES_MAX:
+                raise ProtocolError("Protocol error: too big count string")
+            self._wanted = len(data) + 1
+        return end
+
+
+def _cut_short(data: bytes, requests: list[Request]) -> int:
+    """Add whole requests with few and short arguments, without line ends in them; where the rest begins."""
+    parts = data.split(b"\r\n")
+    last = len(parts) - 1
+    place = 0
+    while place < last:
+        count = _COUNTS.get(parts[place])
+        if count is None:
+            break
+        after = place + 1 + 2 * count
+        if after > last:
+            break
+        arguments = parts[place + 2 : after : 2]
+        if [*map(_LENGTHS.get, parts[place + 1 : after : 2])] != [*map(len, arguments)]:
+            break
+        requests.append(arguments)
+        place = after
+    return len(data) - sum(map(len, parts[place:])) - 2 * (last - place)
+
+
+def _number(digits: bytes, what: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise ProtocolError(f"Protocol error: invalid {what} length") from None
+
+
+def encode_request(arguments: Sequence[bytes]) -> bytes:
+    r"""A request as a client sends it.
+
+    >>> encode_request([b"GET", b"ada"])
+    b'*2\r\n$3\r\nGET\r\n$3\r\nada\r\n'
+    """
+    parts = [b"*%d\r\n" % len(arguments)]
+    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
+    return b"".join(parts)
+
+
+def encode_reply(value: object, protocol: int = RESP2) -> bytes:
+    r"""A reply as a server sends it.
+
+    >>> encode_reply([b"a", None, 7, OK]), encode_reply({b"a": 1.5}, RESP3)
+    (b'*4\r\n$1\r\na\r\n$-1\r\n:7\r\n+OK\r\n', b'%1\r\n$1\r\na\r\n,1.5\r\n')
+    """
+    if type(value) is bytes:
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    parts: list[bytes] = []
+    _encode(value, protocol, parts)
+    return b"".join(parts)
+
+
+def _encode(value: object, protocol: int, parts: list[bytes]) -> None:
+    match value:
+        case bytes():
+            parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+        case None:
+            parts.append(b"_\r\n" if protocol == RESP3 else b"$-1\r\n")
+        case bool():
+            parts.append((b"#t\r\n" if value else b"#f\r\n") if protocol == RESP3 else b":%d\r\n" % value)
+        case int():
+            parts.append(b":%d\r\n" % value)
+        case Simple():
+            parts.append(b"+%b\r\n" % _line(value))
+        case Failure():
+            parts.append(b"-%b\r\n" % _line(value))
+        case str():
+            _encode(value.encode("utf-8", "surrogateescape"), protocol, parts)
+        case float():
+            text = repr(value).encode()
+            parts.append(b",%b\r\n" % text if protocol == RESP3 else b"$%d\r\n%b\r\n" % (len(text), text))
+        case Mapping():
+            parts.append(b"%%%d\r\n" % len(value) if protocol == RESP3 else b"*%d\r\n" % (2 * len(value)))
+            for key, item in value.items():
+                _encode(key, protocol, parts)
+                _encode(item, protocol, parts)
+        case list() | tuple():
+            parts.append(b"*%d\r\n" % len(value))
+            for item in value:
+                _encode(item, protocol, parts)
+        case _:
+            raise TypeError(f"{type(value).__name__} has no form in RESP")
+
+
+def _line(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
+
+
+class ReplyReader:
+    r"""Cuts what arrives from a server into replies; an error reply is a `Failure`.
+
+    >>> reader = ReplyReader()
+    >>> reader.feed(b"+OK\r\n-ERR no\r\n:7")
+    >>> reader.next(), reader.next(), reader.next() is INCOMPLETE
+    (b'OK', 'ERR no', True)
+    """
+
+    def __init__(self) -> None:
+        # hiredis asks for an exception class; any callable will do.
+        reply_error: Any = Failure
+        reader = hiredis.Reader(protocolError=ProtocolError, replyError=reply_error, notEnoughData=INCOMPLETE)
+        self.feed: Any = reader.feed
+        # The next reply, or INCOMPLETE.
+        self.next: Any = reader.gets
+
+
+INCOMPLETE: Final = object()

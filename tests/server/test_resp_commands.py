@@ -1,0 +1,431 @@
+"""Commands over RESP do what they do in Redis, as clients see it that others wrote.
+
+The facts are those that redis-py's own tests check of the same commands.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from tests.server.support import in_threads
+from tests.server.support_resp import DIALECTS, resp_client, serving_resp
+from tests.waiting import wait_until
+
+from floodmark.server import Server
+from floodmark.site import Site
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Site, Server]]:
+    with serving_resp() as pair:
+        yield pair
+
+
+@pytest.fixture
+def site(served: tuple[Site, Server]) -> Site:
+    return served[0]
+
+
+@pytest.fixture
+def client(served: tuple[Site, Server]) -> Iterator[Any]:
+    """A client in an empty namespace."""
+    for name in ("users", "records", "counts"):
+        served[0].namespace(name).delete_range()
+    with resp_client(served[1]) as client:
+        yield client
+
+
+def refused(error: str, call: Any) -> None:
+    with pytest.raises(redis.ResponseError, match=error):
+        call()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_session_in_every_dialect(served: tuple[Site, Server], dialect: str) -> None:
+    served[0].namespace("users").delete_range()
+    with resp_client(served[1], dialect=dialect) as client:
+        assert client.ping() is True
+        assert client.set("ada", b"\x00\r\n\xff") is True
+        assert client.get("ada") == b"\x00\r\n\xff"
+        assert client.get("bob") is None
+        assert client.mset({"a": "1", "b": "2"}) is True
+        assert client.mget("a", "none", "b") == [b"1", None, b"2"]
+        assert client.exists("a", "b", "a", "none") == 3
+        assert client.incr("a", 41) == 42
+        assert client.delete("a", "b", "none") == 2
+        with client.pipeline(transaction=True) as pipe:
+            assert pipe.set("x", "1").incr("x").get("x").execute() == [True, 2, b"2"]
+        with client.pipeline(transaction=False) as pipe:
+            pipe.set("y", "1").get("y").incr("y").get("y").delete("y").get("y")
+            assert pipe.execute() == [True, b"1", 2, b"2", 1, None]
+        refused("unknown command 'FOO'", lambda: client.execute_command("FOO", "bar"))
+    assert served[0].namespace("users").get(b"x") == b"2"
+
+
+def test_writes_are_captured_and_versioned(site: Site, client: Any) -> None:
+    since = site.resolved_version()
+    client.set("ada", "1")
+    first = client.execute_command("FM.VERSION")
+    client.set("ada", "2")
+    changes = list(site.changes("users", since=since))
+    assert [(change.key, change.value) for change in changes] == [(b"ada", b"1"), (b"ada", b"2")]
+    assert changes[0].version == first
+    assert site.namespace("users").get(b"ada", at=first) == b"1"
+
+
+# SET and its options
+
+
+def test_set_options(client: Any) -> None:
+    assert client.set("a", "1", nx=True) is True
+    assert client.set("a", "2", nx=True) is None
+    assert client.set("b", "1", xx=True) is None
+    assert client.set("a", "2", xx=True) is True
+    assert client.set("a", "3", get=True) == b"2"
+    assert client.set("new", "3", get=True) is None
+    assert client.set("a", "4", ex=10) is True
+    assert 0 < client.ttl("a") <= 10
+    assert client.set("a", "5", px=10_000) is True
+    assert 0 < client.ttl("a") <= 10
+    assert client.set("a", "6", keepttl=True) is True
+    assert 0 < client.ttl("a") <= 10
+    assert client.set("a", "7") is True
+    assert client.ttl("a") == -1
+    assert client.set("a", "8", exat=client.time()[0] + 10)
+    assert 0 < client.ttl("a") <= 10
+    assert client.set("a", "9", pxat=(client.time()[0] + 10) * 1000)
+    assert 0 < client.ttl("a") <= 10
+    assert client.get("a") == b"9"
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (("SET", "a", "1", "NX", "XX"), "syntax error"),
+        (("SET", "a", "1", "EX"), "syntax error"),
+        (("SET", "a", "1", "EX", "10", "PX", "10"), "syntax error"),
+        (("SET", "a", "1", "KEEPTTL", "EX", "10"), "syntax error"),
+        (("SET", "a", "1", "EX", "ten"), "value is not an integer or out of range"),
+        (("SET", "a", "1", "EX", "0"), "invalid expire time in 'set' command"),
+        (("SET", "a", "1", "PX", "-1"), "invalid expire time in 'set' command"),
+        (("SET", "a"), "wrong number of arguments for 'set' command"),
+        (("GET", "a", "b"), "wrong number of arguments for 'get' command"),
+        (("MSET", "a", "1", "b"), "wrong number of arguments for 'mset' command"),
+        (("GET", ""), "key"),
+        (("SELECT", "nowhere"), "nowhere"),
+        (("KEYS", "*"), "SCAN"),
+        (("CONFIG", "SET", "save", ""), "CONFIG GET"),
+        (("EXPIRE", "a", "10", "FAST"), "Unsupported option"),
+    ],
+)
+def test_requests_that_are_refused(client: Any, request_: tuple[str, ...], error: str) -> None:
+    refused(error, lambda: client.execute_command(*request_))
+    assert client.exists("a", "b") == 0
+
+
+def test_values_and_keys_have_the_limits_of_the_site(client: Any) -> None:
+    refused("1,048,577 bytes", lambda: client.set("a", b"x" * (1024 * 1024 + 1)))
+    refused("key", lambda: client.set(b"x" * 5000, "1"))
+    assert client.set("a", b"x" * 1024 * 1024) is True
+    assert len(client.get("a")) == client.strlen("a") == 1024 * 1024
+
+
+# Other values
+
+
+def test_legacy_sets(client: Any) -> None:
+    assert client.setnx("a", "1") is True
+    assert client.setnx("a", "2") is False
+    assert client.execute_command("SETEX", "a", 10, "3") is True
+    assert 0 < client.ttl("a") <= 10
+    assert client.execute_command("PSETEX", "a", 10_000, "4") is True
+    assert client.execute_command("GETSET", "a", "5") == b"4"
+    refused("invalid expire time in 'setex' command", lambda: client.execute_command("SETEX", "a", 0, "3"))
+
+
+def test_msetnx_is_all_or_nothing(client: Any) -> None:
+    assert client.msetnx({"a": "1", "b": "2"}) is True
+    assert client.msetnx({"a": "3", "c": "4"}) is False
+    assert client.mget("a", "b", "c") == [b"1", b"2", None]
+
+
+def test_mset_is_one_commit(site: Site, client: Any) -> None:
+    since = site.resolved_version()
+    client.mset({"a": "1", "b": "2", "c": "3"})
+    assert len({change.version for change in site.changes("users", since=since)}) == 1
+
+
+def test_mset_over_partitions_is_whole_for_readers_of_changes(site: Site, client: Any) -> None:
+    site.split("users", b"m")
+    since = site.resolved_version()
+    client.mset({"a": "1", "z": "2"})
+    changes = list(site.changes("users", since=since))
+    assert [change.key for change in changes] == [b"a", b"z"]
+    with client.pipeline(transaction=True) as pipe:
+        assert pipe.incr("a").incr("z").execute() == [2, 3]
+    heartbeat = site.heartbeat()
+    assert heartbeat.version > changes[-1].version
+
+
+def test_getdel_and_getex(client: Any) -> None:
+    assert client.getdel("a") is None
+    client.set("a", "1")
+    assert client.getex("a") == b"1"
+    assert client.getex("a", ex=10) == b"1"
+    assert 0 < client.ttl("a") <= 10
+    assert client.getex("a", persist=True) == b"1"
+    assert client.ttl("a") == -1
+    assert client.getdel("a") == b"1"
+    assert client.getex("a", ex=10) is None
+    assert client.exists("a") == 0
+
+
+def test_append(client: Any) -> None:
+    assert client.append("a", "ab") == 2
+    client.expire("a", 100)
+    assert client.append("a", "cd") == 4
+    assert client.get("a") == b"abcd"
+    assert client.ttl("a") > 0
+
+
+def test_type(client: Any) -> None:
+    assert client.type("a") == b"none"
+    client.set("a", "1")
+    assert client.type("a") == b"string"
+
+
+# Times to live
+
+
+def test_expire_and_persist(client: Any) -> None:
+    assert client.expire("a", 10) is False
+    assert client.ttl("a") == client.pttl("a") == -2
+    client.set("a", "1")
+    assert client.ttl("a") == client.pttl("a") == -1
+    assert client.expire("a", 10) is True
+    assert 0 < client.ttl("a") <= 10
+    assert 0 < client.pttl("a") <= 11_000
+    assert client.persist("a") is True
+    assert client.persist("a") is False
+    assert client.pexpire("a", 10_000) is True
+    assert client.expireat("a", client.time()[0] + 100) is True
+    assert 10 < client.ttl("a") <= 100
+    assert client.pexpireat("a", (client.time()[0] + 50) * 1000) is True
+    assert client.ttl("a") <= 50
+    assert client.expire("a", -1) is True
+    assert client.exists("a") == 0
+
+
+def test_expire_conditions(client: Any) -> None:
+    client.set("a", "1")
+    assert client.expire("a", 10, xx=True) is False
+    assert client.expire("a", 10, gt=True) is False
+    assert client.expire("a", 100, lt=True) is True
+    assert client.expire("a", 200, nx=True) is False
+    assert client.expire("a", 50, gt=True) is False
+    assert client.expire("a", 150, gt=True) is True
+    assert client.expire("a", 200, lt=True) is False
+    assert client.expire("a", 100, xx=True) is True
+
+
+# Counters
+
+
+def test_counting_a_value(client: Any) -> None:
+    assert client.incr("a") == 1
+    assert client.incrby("a", 4) == 5
+    assert client.decr("a") == 4
+    assert client.decrby("a", 14) == -10
+    client.set("a", "text")
+    refused("value is not an integer or out of range", lambda: client.incr("a"))
+    client.set("a", str((1 << 63) - 1))
+    refused("increment or decrement would overflow", lambda: client.incr("a"))
+    client.set("a", "1", ex=100)
+    client.incr("a")
+    assert client.ttl("a") > 0
+
+
+def test_counting_is_exact_under_many_clients(served: tuple[Site, Server], client: Any) -> None:
+    def count(_: int) -> None:
+        with resp_client(served[1]) as own:
+            for _ in range(10):
+                own.incr("hits")
+
+    in_threads(count, 20)
+    assert client.get("hits") == b"200"
+
+
+def test_counter_namespace_adds(site: Site, client: Any) -> None:
+    with client.pipeline(transaction=False) as pipe:
+        pipe.execute_command("SELECT", "counts")
+        pipe.incr("a").incrby("a", 4).get("a").decr("a").delete("a").get("a").incr("a")
+        assert pipe.execute()[1:] == [1, 5, b"5", 4, 1, None, 1]
+    assert site.namespace("counts").get(b"a") == b"1"
+
+
+# Records of fields
+
+
+@pytest.mark.usefixtures("client")
+def test_fields(served: tuple[Site, Server]) -> None:
+    with resp_client(served[1]) as own:
+        pipe = own.pipeline(transaction=False)
+        pipe.execute_command("SELECT", "records")
+        pipe.hset("ada", mapping={"name": "Ada", "city": "London"})
+        pipe.hset("ada", "city", "Paris")
+        pipe.hget("ada", "city").hget("ada", "none").hmget("ada", "name", "none").hgetall("ada")
+        pipe.hexists("ada", "name").hexists("ada", "none").hlen("ada").hincrby("ada", "age", 36)
+        pipe.hincrby("ada", "age", -1).hdel("ada", "city", "none").get("ada").type("ada")
+        pipe.hdel("ada", "name", "age").exists("ada")
+        assert pipe.execute()[1:] == [
+            2, 0, b"Paris", None, [b"Ada", None], {b"name": b"Ada", b"city": b"Paris"},
+            True, False, 2, 36, 35, 1, b'{"age":35,"name":"Ada"}', b"hash", 2, 0,
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("namespace", "request_"),
+    [
+        ("users", ("HSET", "a", "f", "v")),
+        ("users", ("HGET", "a", "f")),
+        ("counts", ("SET", "a", "1")),
+        ("counts", ("HSET", "a", "f", "v")),
+        ("counts", ("EXPIRE", "a", "10")),
+        ("records", ("INCR", "a")),
+        ("records", ("APPEND", "a", "b")),
+    ],
+)
+def test_wrong_kind_of_namespace(client: Any, namespace: str, request_: tuple[str, ...]) -> None:
+    pipe = client.pipeline(transaction=False)
+    pipe.execute_command("SELECT", namespace).execute_command(*request_)
+    refused("WRONGTYPE|wrong kind of value", pipe.execute)
+
+
+# Transactions
+
+
+def test_transaction_is_one_commit_and_sees_its_own_writes(site: Site, client: Any) -> None:
+    since = site.resolved_version()
+    with client.pipeline(transaction=True) as pipe:
+        pipe.set("a", "1").incr("a").append("a", "0").get("a").delete("none").set("b", "x").delete("b").get(
+            "b"
+        )
+        assert pipe.execute() == [True, 2, 2, b"20", 0, True, 1, None]
+    changes = list(site.changes("users", since=since))
+    assert {change.key: change.value for change in changes} == {b"a": b"20", b"b": None}
+    assert len({change.version for change in changes}) == 1
+
+
+def test_error_of_one_command_leaves_the_others(client: Any) -> None:
+    client.set("text", "x")
+    with client.pipeline(transaction=True) as pipe:
+        pipe.set("a", "1").incr("text").set("b", "2")
+        first, error, last = pipe.execute(raise_on_error=False)
+    assert (first, last) == (True, True)
+    assert "not an integer" in str(error)
+    assert client.mget("a", "text", "b") == [b"1", b"x", b"2"]
+
+
+def test_refused_command_spoils_the_transaction(client: Any) -> None:
+    with client.pipeline(transaction=True) as pipe:
+        pipe.set("a", "1").execute_command("GET")
+        refused("EXECABORT|wrong number", pipe.execute)
+    assert client.get("a") is None
+
+
+def test_transaction_commands_out_of_place(client: Any) -> None:
+    refused("EXEC without MULTI", lambda: client.execute_command("EXEC"))
+    refused("DISCARD without MULTI", lambda: client.execute_command("DISCARD"))
+
+
+def test_watched_key_that_changes_ends_the_transaction(client: Any) -> None:
+    client.set("a", "1")
+    with client.pipeline() as pipe:
+        pipe.watch("a", "absent")
+        assert pipe.get("a") == b"1"
+        pipe.multi()
+        pipe.set("a", "2")
+        assert pipe.execute() == [True]
+        pipe.watch("a")
+        client.set("a", "1")
+        pipe.multi()
+        pipe.set("a", "3")
+        with pytest.raises(redis.WatchError):
+            pipe.execute()
+        pipe.watch("absent")
+        client.set("absent", "1")
+        client.delete("absent")
+        pipe.multi()
+        pipe.set("a", "3")
+        with pytest.raises(redis.WatchError):
+            pipe.execute()
+        pipe.watch("a")
+        client.set("a", "5")
+        pipe.unwatch()
+        pipe.multi()
+        pipe.set("a", "4")
+        assert pipe.execute() == [True]
+
+
+def test_discarded_transaction_writes_nothing(client: Any) -> None:
+    pipe = client.pipeline(transaction=False)
+    pipe.execute_command("MULTI").execute_command("SET", "a", "1").execute_command("DISCARD").get("a")
+    assert pipe.execute()[-1] is None
+
+
+def test_compare_and_set(client: Any) -> None:
+    client.set("a", "1")
+    assert client.execute_command("FM.CAS", "a", "2", "3") == 0
+    assert client.execute_command("FM.CAS", "a", "1", "3") == 1
+    assert client.execute_command("FM.CAS", "none", "", "3") == 0
+    assert client.get("a") == b"3"
+
+
+def test_asynchronous_durability(client: Any) -> None:
+    pipe = client.pipeline(transaction=False)
+    pipe.execute_command("FM.DURABILITY", "async").set("a", "1").incr("a").get("a")
+    assert pipe.execute()[1:] == [True, 2, b"2"]
+    refused("fsync or async", lambda: client.execute_command("FM.DURABILITY", "never"))
+
+
+# The connection and the server
+
+
+def test_client_names_lists_and_kills(served: tuple[Site, Server], client: Any) -> None:
+    assert client.client_getname() is None
+    assert client.client_setname("tester") is True
+    assert client.client_getname() in ("tester", b"tester")
+    refused("Client names cannot contain", lambda: client.client_setname("a b"))
+    number = client.client_id()
+    assert {each["id"] for each in client.client_list()} >= {str(number)}
+    assert client.client_info()["name"] == "tester"
+    with resp_client(served[1]) as other:
+        victim = other.client_id()
+        assert client.client_kill_filter(_id=str(victim)) == 1
+        wait_until(
+            lambda: str(victim) not in {each["id"] for each in client.client_list()}, "the client is gone"
+        )
+    refused("No such client", lambda: client.client_kill("127.0.0.1:1"))
+
+
+def test_server_tells_about_itself(site: Site, client: Any) -> None:
+    assert client.echo("text") == b"text"
+    assert client.info("server")["site"] == site.name
+    assert client.info()["role"] == "master"
+    assert client.config_get("append*") == {"appendonly": "yes", "appendfsync": "always"}
+    seconds, microseconds = client.time()
+    assert seconds > 1_600_000_000
+    assert 0 <= microseconds < 1_000_000
+    assert client.command_count() == len(client.command_list())
+    assert client.execute_command("HELLO", "3")[b"proto"] == 3
+    refused("NOPROTO", lambda: client.execute_command("HELLO", "4"))
+
+
+def test_reset_forgets_selection_and_name(client: Any) -> None:
+    pipe = client.pipeline(transaction=False)
+    pipe.execute_command("SELECT", "counts").execute_command("CLIENT", "SETNAME", "x").execute_command(
+        "RESET"
+    )
+    pipe.execute_command("CLIENT", "GETNAME").execute_command("SET", "a", "1")
+    assert pipe.execute()[-2:] == [None, True]

@@ -1,0 +1,365 @@
+"""The door over RESP: who may come in, what they may send, and what becomes of them."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from tests.server.certificates import Certificates
+from tests.server.support import in_threads, token_of, write_roles
+from tests.server.support_resp import resp_client, serving_resp
+from tests.waiting import HANG_SECONDS, wait_until
+
+from floodmark.model.access import Role
+from floodmark.model.errors import CannotOpen, InvalidConfiguration
+from floodmark.model.limits import NEWCOMERS_MAX
+from floodmark.server import Server, ServerOptions, serve
+from floodmark.server.resp.page import MARK, render_page
+from floodmark.site import Site
+from floodmark.wire.resp import encode_request
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "resp.md"
+INSTALL = "apt-get install --no-install-recommends redis-tools"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Site, Server]]:
+    with serving_resp() as pair:
+        yield pair
+
+
+def raw(server: Server) -> socket.socket:
+    assert server.resp_address is not None
+    return socket.create_connection(server.resp_address, HANG_SECONDS)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    parts: list[bytes] = []
+    try:
+        while part := connection.recv(65_536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def test_page_lists_the_commands_that_the_server_dispatches_by() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page.count(MARK) == 1
+    assert render_page(page) == page, "run: python -m floodmark.server.resp.page docs/resp.md"
+
+
+# Clients that others wrote
+
+
+def test_redis_cli(served: tuple[Site, Server]) -> None:
+    program = shutil.which("redis-cli")
+    if program is None:
+        pytest.skip(f"redis-cli is not installed, so this is NOT TESTED; install it: {INSTALL}")
+    site, server = served
+    assert server.resp_address is not None
+    script = "SET cli 1\nINCR cli\nGET cli\nMULTI\nSET cli 5\nINCR cli\nEXEC\nSELECT records\nHSET a f v"
+    done = subprocess.run(
+        [program, "-3", "-p", str(server.resp_address.port)],
+        input=script, capture_output=True, text=True, timeout=HANG_SECONDS, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [
+        "OK", "2", "2", "OK", "QUEUED", "QUEUED", "OK", "6", "OK", "1",
+    ]  # fmt: skip
+    assert site.namespace("users").get(b"cli") == b"6"
+
+
+def test_asynchronous_client(served: tuple[Site, Server]) -> None:
+    async def session() -> list[Any]:
+        assert served[1].resp_address is not None
+        host, port = served[1].resp_address
+        async with redis.asyncio.Redis(host=host, port=port) as client:
+            await client.delete("async")
+            await asyncio.gather(*(client.incr("async") for _ in range(50)))
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.get("async")
+                pipe.incr("async")
+                got: list[Any] = await pipe.execute()
+                return got
+
+    assert asyncio.run(session()) == [b"50", 51]
+
+
+# Access
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Server]]:
+    access = write_roles(tmp_path_factory.mktemp("access") / "access.toml", "users")
+    with serving_resp(access=access) as pair:
+        yield pair
+
+
+def test_stranger_may_do_nothing(guarded: tuple[Site, Server]) -> None:
+    requests: list[tuple[bytes, list[bytes]]] = [
+        *((b"-NOAUTH", [*request.split()]) for request in (b"GET a", b"SET a 1", b"PING", b"MULTI", b"FOO")),
+        (b"-NOAUTH", [b"HELLO", b"3"]),
+        (b"-WRONGPASS", [b"AUTH", b"wrong"]),
+        (b"-WRONGPASS", [b"AUTH", b"admin", token_of(Role.READ).encode()]),
+        (b"-NOAUTH", [b"SELECT", b"users"]),
+        (b"-NOAUTH", [b"GET", b"a"]),
+        (b"+OK", [b"AUTH", b"read", token_of(Role.READ).encode()]),
+        (b"+OK", [b"QUIT"]),
+    ]
+    with raw(guarded[1]) as connection:
+        connection.sendall(b"".join(encode_request(request) for _, request in requests))
+        answers = read_all(connection).split(b"\r\n")
+    assert [answer.split(b" ")[0] for answer in answers if answer] == [code for code, _ in requests]
+
+
+def test_roles_hold_as_over_flight(guarded: tuple[Site, Server]) -> None:
+    site, server = guarded
+    site.namespace("users").put(b"a", b"1")
+    with resp_client(server, username="read", password=token_of(Role.READ)) as reader:
+        assert reader.get("a") == b"1"
+        with pytest.raises(redis.ResponseError, match="role write"):
+            reader.set("a", "2")
+        with reader.pipeline(transaction=True) as pipe:
+            got, error = pipe.get("a").set("a", "2").execute(raise_on_error=False)
+        assert got == b"1"
+        assert "role write" in str(error)
+    with resp_client(server, password=token_of(Role.WRITE, "users")) as writer:
+        assert writer.set("a", "2") is True
+        for namespace in ("records", "nowhere"):
+            with pytest.raises(redis.ResponseError, match="needs role"):
+                writer.execute_command("SELECT", namespace)
+    assert site.namespace("users").get(b"a") == b"2"
+
+
+def test_prefix_names_the_namespace(tmp_path: Path) -> None:
+    access = write_roles(tmp_path / "access.toml", "users")
+    with serving_resp(access=access, resp_prefix=True, resp_namespace=None) as (site, server):
+        with resp_client(server, password=token_of(Role.WRITE, "users")) as client:
+            assert client.set("users:ada:1", "x") is True
+            assert client.get("users:ada:1") == b"x"
+            for key in ("counts:a", "records:a"):
+                with pytest.raises(redis.ResponseError, match="needs role"):
+                    client.get(key)
+            with pytest.raises(redis.ResponseError, match="name of its namespace"):
+                client.get("ada")
+        with resp_client(server, password=token_of(Role.ADMIN)) as client, client.pipeline() as pipe:
+            pipe.incr("counts:a").set("users:b", "1").hset("records:c", "f", "v")
+            assert pipe.execute() == [1, True, 1]
+        assert site.namespace("users").get(b"ada:1") == b"x"
+        assert site.namespace("records").get(b"c") == b'{"f":"v"}'
+
+
+def test_no_default_namespace_is_an_honest_error() -> None:
+    with serving_resp(resp_namespace=None) as (_, server), resp_client(server) as client:
+        with pytest.raises(redis.ResponseError, match="SELECT one by its name"):
+            client.get("a")
+        with pytest.raises(redis.ResponseError, match="SELECT one by its name"):
+            client.execute_command("SELECT", "0")
+
+
+def test_door_is_refused_beyond_this_machine_without_protection() -> None:
+    with pytest.raises(InvalidConfiguration, match="other machines"), serving_resp(resp_listen="0.0.0.0:0"):
+        pass
+
+
+def test_port_that_is_taken_is_refused_and_the_site_stays_open(served: tuple[Site, Server]) -> None:
+    assert served[1].resp_address is not None
+    from_other = f"127.0.0.1:{served[1].resp_address.port}"
+    with pytest.raises(CannotOpen, match="cannot listen"):
+        serve(served[0], "127.0.0.1:0", ServerOptions(resp_listen=from_other))
+    assert served[0].namespace("users").get(b"none") is None
+
+
+def test_tls_and_client_certificates(certificates: Certificates, tmp_path: Path) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text('[[access]]\nname = "robot"\nrole = "write"\ncertificate = "robot"\n', "utf-8")
+    options: dict[str, Any] = {
+        "tls_certificate": certificates.server.certificate_path,
+        "tls_key": certificates.server.key_path,
+        "tls_client_root": certificates.root_path,
+        "access": access,
+    }
+    robot = certificates.client("robot")
+    with serving_resp(**options) as (_, server):
+        assert server.resp_address is not None
+        with redis.Redis(
+            host="localhost", port=server.resp_address.port, ssl=True,
+            ssl_ca_certs=str(certificates.root_path),
+            ssl_certfile=str(robot.certificate_path), ssl_keyfile=str(robot.key_path),
+        ) as client:  # fmt: skip
+            assert client.set("tls", "1") is True
+            assert client.client_info()["user"] == "robot"
+        with raw(server) as plain:
+            plain.sendall(encode_request([b"PING"]))
+            assert b"PONG" not in read_all(plain)
+
+
+# What clients send
+
+
+@pytest.mark.parametrize(
+    "frame", [b"*1000000000\r\n", b"*1\r\n$1073741824\r\n", b"GET a\r\n", b"\x16\x03\x01" + b"x" * 60]
+)
+def test_frame_that_is_none_ends_the_connection_and_no_other(
+    served: tuple[Site, Server], frame: bytes
+) -> None:
+    with resp_client(served[1]) as other, raw(served[1]) as connection:
+        other.set("other", "1")
+        connection.sendall(encode_request([b"SET", b"first", b"1"]) + frame)
+        answer = read_all(connection)
+        assert answer.startswith(b"+OK\r\n-ERR Protocol error")
+        assert other.get("other") == b"1"
+
+
+def test_stranger_may_send_little(guarded: tuple[Site, Server]) -> None:
+    with raw(guarded[1]) as connection:
+        connection.sendall(b"*2\r\n$4\r\nAUTH\r\n$1000000\r\n")
+        assert b"Protocol error" in read_all(connection)
+
+
+def test_many_strangers_are_refused_and_callers_are_not(guarded: tuple[Site, Server]) -> None:
+    strangers = [raw(guarded[1]) for _ in range(NEWCOMERS_MAX)]
+    try:
+        with resp_client(guarded[1], protocol=2) as probe:
+            wait_until(lambda: _is_refused(probe), "strangers are refused")
+        strangers.pop().close()
+        wait_until(lambda: _can_read(guarded[1]), "a caller is let in")
+    finally:
+        for connection in strangers:
+            connection.close()
+
+
+def _is_refused(client: Any) -> bool:
+    try:
+        client.ping()
+    except redis.RedisError as error:
+        return "max number of clients" in str(error) or isinstance(error, redis.ConnectionError)
+    return False
+
+
+def _can_read(server: Server) -> bool:
+    try:
+        with resp_client(server, password=token_of(Role.READ)) as client:
+            return client.get("none") is None
+    except redis.RedisError:
+        return False
+
+
+def test_vanishing_client_leaves_whole_requests(served: tuple[Site, Server]) -> None:
+    """A pipeline that is cut in the middle: what was whole may happen, what was not does not."""
+    site = served[0]
+    with raw(served[1]) as connection:
+        whole = b"".join(encode_request([b"SET", b"vanish%d" % number, b"1"]) for number in range(50))
+        connection.sendall(whole + b"*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$10\r\nabc")
+    with resp_client(served[1]) as client:
+        wait_until(lambda: client.get("vanish49") == b"1", "the last whole request has happened")
+    assert site.namespace("users").get(b"half") is None
+
+
+def test_client_that_does_not_read_is_cut_off() -> None:
+    with serving_resp(stall_seconds=0.3) as (site, server), raw(server) as connection:
+        site.namespace("users").put(b"big", b"x" * 1_000_000)
+        request = encode_request([b"GET", b"big"]) * 200
+
+        def send() -> bool:
+            try:
+                connection.settimeout(0.05)
+                connection.sendall(request)
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        wait_until(send, "the server has cut the connection")
+        with resp_client(server) as client:
+            wait_until(lambda: len(client.client_list()) == 1, "the server has forgotten the client")
+
+
+def test_thousand_connections_are_served(served: tuple[Site, Server]) -> None:
+    connections = [raw(served[1]) for _ in range(300)]
+    try:
+        for number, connection in enumerate(connections):
+            connection.sendall(encode_request([b"SET", b"many%d" % number, b"1"]))
+        assert {connection.recv(100) for connection in connections} == {b"+OK\r\n"}
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+# Order
+
+
+def test_pipeline_is_answered_in_order(served: tuple[Site, Server]) -> None:
+    def run(number: int) -> None:
+        key = f"order{number}"
+        with resp_client(served[1]) as client, client.pipeline(transaction=False) as pipe:
+            for step in range(100):
+                pipe.set(key, step).get(key).incr(key).mget(key, "none").append(key, "x").strlen(key)
+            got = pipe.execute()
+        for step in range(100):
+            text = b"%d" % (step + 1)
+            assert got[6 * step : 6 * step + 6] == [
+                True, b"%d" % step, step + 1, [text, None], len(text) + 1, len(text) + 1,
+            ]  # fmt: skip
+
+    in_threads(run, 4)
+
+
+def test_writes_wait_for_a_transaction_that_holds_their_key(served: tuple[Site, Server]) -> None:
+    """A pipeline behind a prepared write goes on in order when that has ended, and others do not wait."""
+    site, server = served
+    users = site.namespace("users")
+    users.put(b"held", b"0")
+    qualified = users.encoding.qualify(b"held")
+    partition = site.host.router.maps.map.route(qualified)
+    transaction = site.transaction()
+    transaction.put(users, b"other", b"1")
+    partition.prepare(transaction.id, [qualified], [b"7\x00"])
+    with raw(server) as connection, resp_client(server) as other:
+        requests = [[b"INCR", b"held"], [b"SET", b"held", b"20"], [b"INCR", b"held"], [b"GET", b"held"]]
+        connection.sendall(b"".join(map(encode_request, requests)))
+        assert other.incr("free") == 1
+        transaction.abort()
+        got = b""
+        while got.count(b"\r\n") < 5:
+            got += connection.recv(1_000)
+        assert got == b":1\r\n+OK\r\n:21\r\n$2\r\n21\r\n"
+
+
+def test_stopping_server_answers_what_it_has_begun() -> None:
+    answered: list[int] = []
+    with serving_resp() as (_, server):
+
+        def write(number: int) -> None:
+            with resp_client(server) as client:
+                for step in range(100_000):
+                    try:
+                        client.set(f"stop{number}-{step}", "1")
+                    except redis.RedisError:
+                        return
+                    answered.append(step)
+
+        def stop(_: int) -> None:
+            wait_until(lambda: len(answered) > 100, "some writes are answered")
+            server.close()
+
+        works: list[Callable[[int], None]] = [stop, write, write, write]
+        in_threads(lambda number: works[number](number), len(works))
+    assert len(answered) > 100
+
+
+def test_metrics_count_commands(served: tuple[Site, Server]) -> None:
+    with resp_client(served[1]) as client:
+        client.get("a")
+    families = {family.name: family for family in served[1].service.metrics.families("oslo")}
+    counts = {sample.labels["action"]: sample.value for sample in families["floodmark_requests"].samples}
+    assert counts["resp.get"] >= 1
+    assert "resp.set" in counts
