@@ -3,6 +3,7 @@
 The facts are those that redis-py's own tests check of the same commands.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.server.support_resp import DIALECTS, resp_client, serving_resp
 from tests.waiting import wait_until
 
 from floodmark.server import Server
+from floodmark.server.resp.scans import translate_pattern
 from floodmark.site import Site
 
 
@@ -429,3 +431,110 @@ def test_reset_forgets_selection_and_name(client: Any) -> None:
     )
     pipe.execute_command("CLIENT", "GETNAME").execute_command("SET", "a", "1")
     assert pipe.execute()[-2:] == [None, True]
+
+
+# Scans, the past, and changes
+
+
+def test_scan_finds_every_key_once(client: Any) -> None:
+    keys = {b"user:%03d" % number for number in range(50)} | {b"other"}
+    client.mset(dict.fromkeys(keys, "1"))
+    assert sorted(client.scan_iter(count=7)) == sorted(keys)
+    assert sorted(client.scan_iter(match="user:04?", count=3)) == [
+        b"user:04%d" % number for number in range(10)
+    ]
+    assert [*client.scan_iter(match="*0[12]5")] == [b"user:015", b"user:025"]
+    assert [*client.scan_iter(_type="hash")] == []
+    assert client.dbsize() == 51
+    refused("invalid cursor", lambda: client.scan(cursor=123456))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "others"),
+    [
+        (b"*", [b"", b"a\n"], []),
+        (b"h?llo", [b"hello"], [b"hllo"]),
+        (b"h[ae]llo", [b"hallo"], [b"hillo"]),
+        (b"h[^e]llo", [b"hallo"], [b"hello"]),
+        (b"h[a-b]llo", [b"hbllo"], [b"hcllo"]),
+        (b"h[b-a]llo", [b"hallo"], [b"hcllo"]),
+        (rb"h\*", [b"h*"], [b"hello"]),
+        (b"a.c", [b"a.c"], [b"abc"]),
+        (b"[", [b"["], [b"a"]),
+        (b"a[.+", [b"a[.+"], [b"a."]),
+    ],
+)
+def test_patterns_of_redis(pattern: bytes, matches: list[bytes], others: list[bytes]) -> None:
+    found = re.compile(translate_pattern(pattern), re.DOTALL).fullmatch
+    assert all(map(found, matches))
+    assert not any(map(found, others))
+
+
+def test_past_of_a_key(client: Any) -> None:
+    client.set("ada", "1")
+    first = client.execute_command("FM.VERSION")
+    client.set("ada", "2")
+    client.delete("ada")
+    assert client.execute_command("FM.GET", "ada", "AT", str(first)) == b"1"
+    past = client.execute_command("FM.HISTORY", "ada")
+    assert [entry[1:] for entry in past[-3:]] == [[b"upsert", b"1"], [b"upsert", b"2"], [b"delete", None]]
+    assert past[-3][0] == first
+    assert client.execute_command("FM.RESOLVED") >= past[-1][0]
+    refused("neither a version nor a time", lambda: client.execute_command("FM.GET", "ada", "AT", "soon"))
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_changes_as_a_stream(served: tuple[Site, Server], client: Any, protocol: int) -> None:
+    site = served[0]
+    with resp_client(served[1], protocol=protocol) as reader:
+        start = f"{site.resolved_version()}-0"
+        client.mset({"a": "1", "b": "2"})
+        client.delete("a")
+        changes = [*site.changes("users", since=int(start[:-2]))]
+        ids = [f"{changes[0].version}-0", f"{changes[0].version}-1", f"{changes[2].version}-0"]
+        expected = [
+            (ids[0].encode(), {b"type": b"upsert", b"key": b"a", b"value": b"1"}),
+            (ids[1].encode(), {b"type": b"upsert", b"key": b"b", b"value": b"2"}),
+            (ids[2].encode(), {b"type": b"delete", b"key": b"a"}),
+        ]
+        assert stream_entries(reader.xread({"changes:users": start})) == expected
+        assert stream_entries(reader.xread({"changes:users": ids[0]}, count=1)) == expected[1:2]
+        assert stream_entries(reader.xread({"changes:users": ids[2]})) == []
+        got = reader.xrange("changes:users", min=ids[0], max=ids[1])
+        assert [(entry[0], entry[1]) for entry in got] == expected[:2]
+        got = reader.xrange("changes:users", min=f"({ids[0]}", max="+", count=1)
+        assert [(entry[0], entry[1]) for entry in got] == expected[1:2]
+        assert reader.execute_command("XINFO", "STREAM", "changes:users")
+        refused("Invalid stream ID", lambda: reader.xread({"changes:users": "soon"}))
+        refused("changes:<namespace>", lambda: reader.xread({"users": "0"}))
+        refused("nowhere", lambda: reader.xread({"changes:nowhere": "0"}))
+
+
+def stream_entries(reply: Any) -> list[Any]:
+    """The entries of the one stream of a reply, which redis-py shows in several ways."""
+    if not reply:
+        return []
+    [entries] = reply.values() if isinstance(reply, dict) else [pair[1] for pair in reply]
+    while entries and isinstance(entries[0], list):
+        entries = entries[0]
+    return [(entry[0], entry[1]) for entry in entries]
+
+
+def test_reader_waits_for_changes(served: tuple[Site, Server], client: Any) -> None:
+    assert not client.xread({"changes:users": "$"}, block=30)
+
+    def read(_: int) -> Any:
+        with resp_client(served[1]) as own:
+            return stream_entries(own.xread({"changes:users": "$"}, block=0))
+
+    def write(number: int) -> Any:
+        if number:
+            return read(number)
+        wait_until(
+            lambda: [each["cmd"] for each in client.client_list()].count("xread") == 2, "two readers wait"
+        )
+        client.set("ada", "1")
+        return []
+
+    _, first, second = in_threads(write, 3)
+    assert first[0][1] == second[0][1] == {b"type": b"upsert", b"key": b"ada", b"value": b"1"}

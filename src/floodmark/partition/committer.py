@@ -539,6 +539,7 @@ class Committer:
         return commit.version
 
     def is_written(self, commit: Commit) -> bool:
+        """Whether the engine holds a commit, after a failure."""
         if isinstance(commit, RoundStep):
             return commit.is_written()
         assert commit.writer is not None

@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
-from floodmark.clock import monotonic_seconds
+from floodmark.clock import monotonic_ms, monotonic_seconds
 from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.limits import (
@@ -26,7 +27,7 @@ from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.metrics import OTHER, Tally
 from floodmark.server.resp.committing import Committing, Job, Step, Waiting
 from floodmark.server.resp.records import Records
-from floodmark.server.resp.session import Batch, DoorParts, Session
+from floodmark.server.resp.session import Batch, DoorParts, Later, Session
 from floodmark.server.resp.strings import set_value
 from floodmark.server.resp.table import (
     TABLE,
@@ -41,6 +42,8 @@ from floodmark.server.resp.table import (
 from floodmark.server.visits import RENEW_MS
 from floodmark.wire.resp import OK, QUEUED, Failure, RequestParser, encode_reply
 
+# Poll interval of a request that waits for changes; it reads only if something was committed since.
+LOOK_SECONDS: Final = 0.02
 NO_AUTH: Final = Failure("NOAUTH Authentication required.")
 _OK: Final = encode_reply(OK)
 
@@ -91,6 +94,8 @@ class Connection(asyncio.Protocol, Waiting):
         self._out: list[bytes] = []
         # Writes that were not answered yet, and whether a worker has a request.
         self._pending = 0
+        # Commits of the site when a request that waits for changes was last looked at.
+        self._commits = 0
         # Those of them that are decided in their round: what follows them must be, too.
         self._decided = 0
         self._is_waiting = False
@@ -224,7 +229,9 @@ class Connection(asyncio.Protocol, Waiting):
         if command is not None and command.kind is Kind.SLOW and self._may_run(command, request) is None:
             self._is_waiting = True
             session.last_command = command.name
-            self._door.work(self._run_slow, command, request, started)
+            handler = partial(command.handler, session, request)
+            self._commits = self._door.committing.node.committer.counters.commits
+            self._door.work(self._run_slow, command, handler, started)
             return True
         reply = self._answer(command, request)
         if isinstance(reply, Batch):
@@ -314,10 +321,10 @@ class Connection(asyncio.Protocol, Waiting):
 
     # Requests that wait
 
-    def _run_slow(self, command: Command, request: list[bytes], started: float) -> None:
+    def _run_slow(self, command: Command, read: Callable[[], object], started: float) -> None:
         """Run a request in a worker thread."""
         try:
-            reply = command.handler(self.session, request)
+            reply = read()
         except (CommandError, FloodmarkError) as error:
             reply = describe(error)
         except Exception as error:
@@ -326,9 +333,27 @@ class Connection(asyncio.Protocol, Waiting):
         self._door.call(self._end_slow, command, reply, started)
 
     def _end_slow(self, command: Command, reply: object, started: float) -> None:
+        if isinstance(reply, Later):
+            self._look_later(command, reply, started)
+            return
         self._is_waiting = False
         self._tell(command, reply, started)
         self.run()
+
+    def _look_later(self, command: Command, later: Later, started: float) -> None:
+        """Look again when something was committed, until the reply is there or its time is over."""
+        if self.session.is_leaving:
+            self._end_slow(command, None, started)
+            return
+        if later.until_ms is not None and monotonic_ms() >= later.until_ms:
+            self._end_slow(command, None, started)
+            return
+        commits = self._door.committing.node.committer.counters.commits
+        if commits == self._commits:
+            self._door.call_later(LOOK_SECONDS, partial(self._look_later, command, later, started))
+            return
+        self._commits = commits
+        self._door.work(self._run_slow, command, lambda: later.read() or later, started)
 
     # Writes
 

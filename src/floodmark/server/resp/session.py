@@ -20,6 +20,13 @@ class Batch(NamedTuple):
     run: Callable[[Records], object]
 
 
+class Later(NamedTuple):
+    """A reply that is not there yet: what looks for it once more, and until when (None: for ever)."""
+
+    read: Callable[[], object]
+    until_ms: int | None
+
+
 class DoorParts(Protocol):
     """The server, as far as commands of sessions need it."""
 

@@ -1,0 +1,324 @@
+"""Commands that may wait: scans, the past, and the changes of a namespace as a stream.
+
+A stream `changes:<namespace>` has an entry for each change, with the id `<version>-<index>`: the index counts
+the changes of a commit from 0.  An id stays valid as long as the namespace keeps its history.
+"""
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from floodmark.clock import monotonic_ms
+from floodmark.model.access import Role
+from floodmark.model.limits import PAGE_ROWS_MAX, RESP_CURSORS_MAX
+from floodmark.model.ranges import after
+from floodmark.model.text import read_at
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.server.resp.records import NO_SPACE, Space
+from floodmark.server.resp.session import Later, Session
+from floodmark.server.resp.table import SYNTAX, TABLE, Arguments, CommandError, integer, word
+
+COUNT_DEFAULT: Final = 10
+HISTORY_MAX: Final = 1_000
+KEYS_COUNTED_MAX: Final = 100_000
+STREAM_PREFIX: Final = b"changes:"
+INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
+
+
+def _space(session: Session) -> Space:
+    if session.space is None:
+        raise CommandError(NO_SPACE)
+    return session.space
+
+
+# Scans
+
+
+class Cursors:
+    """Where scans go on that have not come to their end: a client holds a number only."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._next = 1
+        self._lock = Lock()
+
+    def keep(self, namespace: int, key: bytes) -> int:
+        """The cursor of a place; the oldest one is forgotten where there are too many."""
+        with self._lock:
+            cursor, self._next = self._next, self._next + 1
+            self._places[cursor] = namespace, key
+            if len(self._places) > RESP_CURSORS_MAX:
+                self._places.popitem(last=False)
+            return cursor
+
+    def find(self, cursor: int, namespace: int) -> bytes:
+        """The key that a scan of a namespace goes on at."""
+        place = self._places.get(cursor)
+        if place is None or place[0] != namespace:
+            raise CommandError("ERR invalid cursor; begin the scan again with 0")
+        return place[1]
+
+
+_cursors: Final = Cursors()
+
+
+@TABLE.slow("SCAN", -2, "differs: keys come in their order; a cursor is forgotten after 10,000 others")
+def scan(session: Session, arguments: Arguments) -> object:
+    space = _space(session)
+    cursor = integer(arguments[1], "ERR invalid cursor")
+    pattern, count, kind = b"*", COUNT_DEFAULT, b""
+    options = iter(arguments[2:])
+    for option in options:
+        value = next(options, None)
+        if value is None:
+            raise CommandError(SYNTAX)
+        match word(option):
+            case b"MATCH":
+                pattern = value
+            case b"COUNT":
+                count = min(integer(value), PAGE_ROWS_MAX)
+            case b"TYPE":
+                kind = value.lower()
+            case _:
+                raise CommandError(SYNTAX)
+    if count < 1:
+        raise CommandError(SYNTAX)
+    namespace = space.namespace
+    start = _cursors.find(cursor, namespace.id) if cursor else b""
+    literal = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
+    rows = [key for key, _ in islice(namespace.scan(start, prefix=literal, limit=count), count)]
+    following = _cursors.keep(namespace.id, after(rows[-1])) if len(rows) == count else 0
+    wanted = re.compile(translate_pattern(pattern), re.DOTALL).fullmatch
+    is_wanted = kind in (b"", b"hash" if space.has_fields else b"string")
+    return [b"%d" % following, [key for key in rows if is_wanted and wanted(key)]]
+
+
+def translate_pattern(pattern: bytes) -> bytes:
+    r"""A pattern of Redis as a regular expression.
+
+    >>> translate_pattern(rb"a*b?[^x-z]\*")
+    b'a.*b.[^x-z]\\*'
+    """
+    parts: list[bytes] = []
+    position = 0
+    while position < len(pattern):
+        character = pattern[position : position + 1]
+        position += 1
+        end = pattern.find(b"]", position + 1)
+        if character == b"*":
+            parts.append(b".*")
+        elif character == b"?":
+            parts.append(b".")
+        elif character == b"[" and end > 0:
+            inside = pattern[position:end]
+            sign = b"^" if inside.startswith(b"^") else b""
+            inside = inside.removeprefix(b"^").replace(b"\\", b"\\\\").replace(b"[", b"\\[")
+            low, dash, high = inside.partition(b"-")
+            # A range that runs backwards matches either way, as in Redis.
+            if dash and len(low) == len(high) == 1 and low > high:
+                inside = high + b"-" + low
+            parts.append(b"[" + sign + inside.replace(b"^", b"\\^").replace(b"]", b"\\]") + b"]")
+            position = end + 1
+        else:
+            if character == b"\\" and position < len(pattern):
+                character = pattern[position : position + 1]
+                position += 1
+            parts.append(re.escape(character))
+    return b"".join(parts)
+
+
+@TABLE.slow("DBSIZE", 1, "differs: counts at most 100,000 keys of the selected namespace")
+def count_keys(session: Session, arguments: Arguments) -> object:
+    return sum(1 for _ in _space(session).namespace.scan(limit=KEYS_COUNTED_MAX))
+
+
+# The past
+
+
+@TABLE.slow("FM.GET", 4, "ours: `FM.GET key AT version|ISO-time`, the value as of then", keys=(1, 1, 1))
+def get_at(session: Session, arguments: Arguments) -> object:
+    assert session.records is not None
+    if word(arguments[2]) != b"AT":
+        raise CommandError(SYNTAX)
+    place = session.records.locate(arguments[1], Role.READ)
+    try:
+        version = read_at(arguments[3].decode(errors="replace"))
+    except ValueError as error:
+        raise CommandError(f"ERR {error}") from None
+    return place.space.namespace.get(place.key, at=version)
+
+
+@TABLE.slow(
+    "FM.HISTORY",
+    2,
+    "ours: the changes of a key that are kept, at most 1,000: version, type, value",
+    keys=(1, 1, 1),
+)
+def history(session: Session, arguments: Arguments) -> object:
+    assert session.records is not None
+    place = session.records.locate(arguments[1], Role.READ)
+    site, name = session.door.spaces.site, place.space.name
+    since = site.host.retention.oldest_version(name)
+    changes = site.changes(name, since=since, start_key=place.key, end_key=after(place.key))
+    return [[change.version, str(change.type), change.value] for change in deque(changes, HISTORY_MAX)]
+
+
+@TABLE.slow(
+    "FM.RESOLVED", 1, "ours: the resolved version of the site: all changes at or below it are published"
+)
+def resolved(session: Session, arguments: Arguments) -> object:
+    return session.door.spaces.site.resolved_version()
+
+
+# Changes
+
+
+class EntryId(NamedTuple):
+    """The id of an entry."""
+
+    version: Version
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.version}-{self.number}"
+
+
+_FIRST: Final = EntryId(0, 0)
+_LAST: Final = EntryId(VERSION_MAX, VERSION_MAX)
+
+
+def _parse_id(argument: bytes, index: int) -> EntryId:
+    """An id; one without an index has the given one."""
+    version, dash, rest = argument.partition(b"-")
+    if not version.isdigit() or (dash and not rest.isdigit()) or int(version) > VERSION_MAX:
+        raise CommandError(INVALID_ID)
+    return EntryId(int(version), int(rest) if dash else index)
+
+
+def _stream_space(session: Session, stream: bytes) -> Space:
+    """The namespace of a stream, if the caller may read it."""
+    assert session.caller is not None
+    if not stream.startswith(STREAM_PREFIX):
+        raise CommandError("ERR a stream is named changes:<namespace> here")
+    name = stream.removeprefix(STREAM_PREFIX).decode(errors="replace")
+    session.caller.require(Role.READ, name)
+    return session.door.spaces.find(name)
+
+
+def _entries(
+    session: Session, space: Space, start: EntryId, end: EntryId
+) -> Iterator[tuple[EntryId, list[Any]]]:
+    """The entries from an id to another, both inclusive."""
+    site = session.door.spaces.site
+    since = start.version - 1 if start.version else site.host.retention.oldest_version(space.name)
+    last, index = 0, 0
+    # From the beginning means from the oldest change that is kept; any other place must still be there.
+    for change in site.changes(space.name, since=since):
+        index = index + 1 if change.version == last else 0
+        last = change.version
+        entry = EntryId(change.version, index)
+        if entry > end:
+            return
+        if entry >= start:
+            fields = [b"type", str(change.type), b"key", change.key]
+            if change.value is not None:
+                fields += [b"value", change.value]
+            yield entry, [str(entry), fields]
+
+
+def _read_count(options: Sequence[bytes]) -> int:
+    if len(options) == 2 and word(options[0]) == b"COUNT":
+        return max(0, min(integer(options[1]), PAGE_ROWS_MAX))
+    if options:
+        raise CommandError(SYNTAX)
+    return PAGE_ROWS_MAX
+
+
+@TABLE.slow("XRANGE", -4, "differs: of streams `changes:<namespace>`; at most 1,000 entries at a time")
+def read_range(session: Session, arguments: Arguments) -> object:
+    space = _stream_space(session, arguments[1])
+    first, last = arguments[2:4]
+    start = _FIRST if first == b"-" else _parse_id(first.removeprefix(b"("), 0)
+    end = _LAST if last == b"+" else _parse_id(last.removeprefix(b"("), VERSION_MAX)
+    if first.startswith(b"("):
+        start = EntryId(start.version, start.number + 1)
+    entries = (
+        entry
+        for number, entry in _entries(session, space, start, end)
+        if not (last.startswith(b"(") and number == end)
+    )
+    return [*islice(entries, _read_count(arguments[4:]))]
+
+
+@TABLE.slow(
+    "XREAD",
+    -4,
+    "differs: of streams `changes:<namespace>`; an id is valid while the namespace keeps its history; at "
+    "most 1,000 entries of each stream",
+)
+def read_stream(session: Session, arguments: Arguments) -> object:
+    words = [word(argument) for argument in arguments]
+    if b"STREAMS" not in words:
+        raise CommandError(SYNTAX)
+    place = words.index(b"STREAMS")
+    options = dict(zip(words[1:place:2], arguments[2:place:2], strict=False))
+    names = arguments[place + 1 :]
+    if (place - 1) % 2 or not options.keys() <= {b"COUNT", b"BLOCK"}:
+        raise CommandError(SYNTAX)
+    if len(names) % 2:
+        raise CommandError(
+            "ERR Unbalanced 'xread' list of streams: for each stream key an ID or '$' must be specified."
+        )
+    count = min(integer(options.get(b"COUNT", b"%d" % PAGE_ROWS_MAX)), PAGE_ROWS_MAX)
+    half = len(names) // 2
+    starts: list[tuple[bytes, Space, EntryId]] = []
+    for stream, argument in zip(names[:half], names[half:], strict=True):
+        space = _stream_space(session, stream)
+        if argument == b"$":
+            start = EntryId(session.door.spaces.site.resolved_version() + 1, 0)
+        else:
+            given = _parse_id(argument, 0)
+            start = given if given == _FIRST else EntryId(given.version, given.number + 1)
+        starts.append((stream, space, start))
+
+    def read() -> object:
+        found: dict[bytes, list[Any]] = {}
+        for stream, space, start in starts:
+            entries = [entry for _, entry in islice(_entries(session, space, start, _LAST), count)]
+            if entries:
+                found[stream] = entries
+        # A map in RESP3, and pairs in RESP2.
+        return (found if session.protocol == 3 else [[*pair] for pair in found.items()]) if found else None
+
+    return _block(read, options.get(b"BLOCK"))
+
+
+def _block(read: Callable[[], object], block: bytes | None) -> object:
+    """What is there, or what comes within so many milliseconds; 0 waits for ever."""
+    if block is None:
+        return read()
+    block_ms = integer(block, "ERR timeout is not an integer or out of range")
+    if block_ms < 0:
+        raise CommandError("ERR timeout is negative")
+    return read() or Later(read, monotonic_ms() + block_ms if block_ms else None)
+
+
+@TABLE.slow(
+    "XINFO",
+    3,
+    "differs: `XINFO STREAM changes:<namespace>` tells first entry, last id and the resolved version",
+)
+def describe_stream(session: Session, arguments: Arguments) -> object:
+    if word(arguments[1]) != b"STREAM":
+        raise CommandError("ERR only XINFO STREAM is here")
+    space = _stream_space(session, arguments[2])
+    first = next(_entries(session, space, _FIRST, _LAST), None)
+    version = session.door.spaces.site.resolved_version()
+    return {
+        "last-generated-id": f"{version}-0",
+        "resolved-version": version,
+        "first-entry": None if first is None else first[1],
+    }
