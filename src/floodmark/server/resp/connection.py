@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol, Waiting):
         if self._pending:
             return False
         started = monotonic_seconds()
-        if command is not None and command.kind is Kind.SLOW and self._may_run(command, request) is None:
+        if command is not None and command.kind is Kind.SLOW and may_run(session, command, request) is None:
             self._is_waiting = True
             session.last_command = command.name
             handler = partial(command.handler, session, request)
@@ -260,41 +260,6 @@ class Connection(asyncio.Protocol, Waiting):
         self._out.append(encode_reply(reply, self.session.protocol))
         self._door.count(OTHER if command is None else command.name, monotonic_seconds() - started, reply)
 
-    def _may_run(self, command: Command, request: Arguments) -> object:
-        """Why a request is not run now: its reply, or None if it is."""
-        session = self.session
-        if session.caller is None and not command.is_open:
-            return NO_AUTH
-        if not command.fits(len(request)):
-            session.is_spoiled = True
-            return wrong_arity(command)
-        if session.queued is not None and not command.is_quick:
-            return self._queue(command, request)
-        if (
-            command.role is not None
-            and command.kind in (Kind.SESSION, Kind.SLOW)
-            and session.caller is not None
-        ):
-            space = session.space
-            if not session.caller.may(command.role, None if space is None else space.name):
-                try:
-                    session.caller.require(command.role, None if space is None else space.name)
-                except FloodmarkError as error:
-                    return describe(error)
-        return None
-
-    def _queue(self, command: Command, request: Arguments) -> object:
-        session = self.session
-        assert session.queued is not None
-        if command.kind not in (Kind.READ, Kind.WRITE):
-            session.is_spoiled = True
-            return Failure(f"ERR {command.name} is not allowed in a transaction")
-        if len(session.queued) >= RESP_ARGUMENTS_MAX:
-            session.is_spoiled = True
-            return Failure("ERR the transaction has too many commands; EXEC or DISCARD it")
-        session.queued.append((command, request))
-        return QUEUED
-
     def _answer(self, command: Command | None, request: list[bytes]) -> object:
         """The reply to a request that does not wait."""
         session = self.session
@@ -303,7 +268,7 @@ class Connection(asyncio.Protocol, Waiting):
                 return NO_AUTH
             session.is_spoiled = True
             return unknown_command(request)
-        refusal = self._may_run(command, request)
+        refusal = may_run(session, command, request)
         if refusal is not None:
             return refusal
         session.last_command = command.name
@@ -418,3 +383,34 @@ class Connection(asyncio.Protocol, Waiting):
         if not self._pending:
             self._decided = 0
         self.run()
+
+
+def may_run(session: Session, command: Command, request: Arguments) -> object:
+    """Why a request is not run now: its reply, or None if it is."""
+    if session.caller is None and not command.is_open:
+        return NO_AUTH
+    if not command.fits(len(request)):
+        session.is_spoiled = True
+        return wrong_arity(command)
+    if session.queued is not None and not command.is_quick:
+        return _queue(session, command, request)
+    if command.role is not None and command.kind in (Kind.SESSION, Kind.SLOW) and session.caller is not None:
+        space = session.space
+        if not session.caller.may(command.role, None if space is None else space.name):
+            try:
+                session.caller.require(command.role, None if space is None else space.name)
+            except FloodmarkError as error:
+                return describe(error)
+    return None
+
+
+def _queue(session: Session, command: Command, request: Arguments) -> object:
+    assert session.queued is not None
+    if command.kind not in (Kind.READ, Kind.WRITE):
+        session.is_spoiled = True
+        return Failure(f"ERR {command.name} is not allowed in a transaction")
+    if len(session.queued) >= RESP_ARGUMENTS_MAX:
+        session.is_spoiled = True
+        return Failure("ERR the transaction has too many commands; EXEC or DISCARD it")
+    session.queued.append((command, request))
+    return QUEUED
