@@ -301,6 +301,24 @@ def test_who_may_only_read_is_refused_on_the_driver(guarded: Served, token_file:
     assert writer.write(batches_of([(b"a", b"1")])).stored == 1
 
 
+def test_copies_under_the_stamps_of_others_need_the_role_replicate(
+    guarded: Served, token_file: Callable[..., Path]
+) -> None:
+    guarded.site.create_namespace("users")
+    row = {"key": [b"a"], "value": [b"1"], "_change_type": ["upsert"], "_origin_version": [1]}
+    rows = pyarrow.record_batch({**row, "_origin_site": pyarrow.array([9], pyarrow.int32())})
+    options = {"path": guarded.url, "namespace": "users", **KEEP_STAMPS}
+    schema = StructType([FEED[name] for name in rows.schema.names])
+
+    def copy(role: Role) -> TaskResult:
+        writer = open_writer({**options, "tokenFile": str(token_file(role, "users"))}, schema, False)
+        return writer.write(iter([rows]))
+
+    with pytest.raises(NotAllowed, match="role replicate"):
+        copy(Role.WRITE)
+    assert copy(Role.REPLICATE) == TaskResult(records=1)
+
+
 # With Spark
 
 
