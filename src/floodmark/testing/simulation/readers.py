@@ -16,10 +16,10 @@ from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, VersionCollected
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import Version, physical_ms
+from floodmark.model.version import Version
 from floodmark.testing.simulation.chronicle import NAMESPACES, SeenChange
 from floodmark.testing.simulation.history import Key, Violation, show_version
-from floodmark.testing.simulation.sites import HOLD, SimulatedSite, seen_of
+from floodmark.testing.simulation.sites import HOLD, SimulatedSite, embedded, seen_of
 
 POLLS_MAX: Final = 3
 
@@ -121,7 +121,7 @@ class RepeatedReader:
         self._random = random
         self._namespace = random.choice(NAMESPACES)
         self._version: Version | None = None
-        self._rows: dict[bytes, bytes] = {}
+        self._records: dict[bytes, bytes] = {}
         self._watermark: dict[int, Version] = {}
 
     def poll(self) -> None:
@@ -131,10 +131,12 @@ class RepeatedReader:
         if begins:
             site.extend_chronicle()
             self._version = site.chronicle.through
-            self._rows = self._expected_rows(self._version)
+            self._records = site.chronicle.records(self._namespace, self._version)
         version = self._version
         assert version is not None
         try:
+            # After a jump back of the clock the version may lie ahead of it.
+            judged_ms = site.call_host(lambda host: embedded(host).node.clock.judged_ms(version))
             rows = dict(site.call(lambda each: list(each.namespace(self._namespace).scan(at=version))))
             watermark = site.call_host(lambda host: host.replication.watermark(self._namespace, version))
         except VersionCollected:
@@ -145,10 +147,11 @@ class RepeatedReader:
             self._check_watermark(version)
         if watermark != self._watermark:
             raise self._changed(f"the watermark was {self._watermark} and is {watermark}", ())
-        for key in sorted(rows.keys() | self._rows.keys()):
-            if rows.get(key) != self._rows.get(key):
+        expected = self._expected_rows(judged_ms)
+        for key in sorted(rows.keys() | expected.keys()):
+            if rows.get(key) != expected.get(key):
                 named = Key(self._namespace, key)
-                raise self._changed(f"{named} was {self._rows.get(key)!r} and is {rows.get(key)!r}", [named])
+                raise self._changed(f"{named} was {expected.get(key)!r} and is {rows.get(key)!r}", [named])
 
     def _changed(self, what: str, keys: Sequence[Key]) -> Violation:
         assert self._version is not None
@@ -161,11 +164,9 @@ class RepeatedReader:
             raise self._changed(f"all is gone, and collected is {show_version(oldest)}", ())
         self._version = None
 
-    def _expected_rows(self, version: Version) -> dict[bytes, bytes]:
-        """What the chronicle says that a reader finds."""
-        now_ms = physical_ms(version)
-        records = self._site.chronicle.records(self._namespace, version)
-        values = {key: live_value(stored, now_ms) for key, stored in records.items()}
+    def _expected_rows(self, judged_ms: int) -> dict[bytes, bytes]:
+        """What the chronicle says that a reader finds who judges expiry at a time."""
+        values = {key: live_value(stored, judged_ms) for key, stored in self._records.items()}
         return {key: value for key, value in values.items() if value is not None}
 
     def _check_watermark(self, version: Version) -> None:
