@@ -80,6 +80,22 @@ class NodeCluster:
         """Let the living nodes take over what the others have left."""
         self.tick(DEAD_MS // BEAT_MS + 2)
 
+    @property
+    def url(self) -> str:
+        """All nodes in one URL."""
+        return "grpc://" + ",".join(server.url.removeprefix("grpc://") for server in self.servers.values())
+
+    def spread(self) -> None:
+        """Make the namespace `users`, cut its keys in three, and give each node a part."""
+        first = self.sites[1]
+        first.create_namespace("users")
+        first.split("users", b"h")
+        first.split("users", b"p")
+        for number, partition in zip((1, 2, 3), first.partitions(), strict=True):
+            if number != 1:
+                self.host(1).shared.node.move(partition.id, number)
+        self.tick()
+
     def owner_of(self, namespace: str, key: bytes) -> int:
         """The number of the node that owns a key."""
         host = next(map(self.host, self.sites))

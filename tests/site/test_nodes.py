@@ -21,20 +21,8 @@ def cluster() -> Iterator[NodeCluster]:
         yield nodes
 
 
-def spread(cluster: NodeCluster) -> None:
-    """Cut the keys in three, and give each node a part."""
-    first = cluster.sites[1]
-    first.create_namespace("users")
-    first.split("users", b"h")
-    first.split("users", b"p")
-    for number, partition in zip((1, 2, 3), first.partitions(), strict=True):
-        if number != 1:
-            cluster.host(1).shared.node.move(partition.id, number)
-    cluster.tick()
-
-
 def test_each_node_serves_the_whole_site(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     assert [cluster.owner_of("users", key) for key in (b"ada", b"ken", b"zoe")] == [1, 2, 3]
     for number, site in cluster.sites.items():
         users = site.namespace("users")
@@ -62,7 +50,7 @@ def test_a_node_that_does_not_keep_sends_callers_to_the_keeper(cluster: NodeClus
 
 
 def test_the_map_names_nodes_and_owners_and_a_wrong_node_refuses(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     with closing(Connection(cluster.servers[3].url)) as connection:
         reply = connection.call(MAP)
         assert reply.nodes == {number: server.url for number, server in cluster.servers.items()}
@@ -73,7 +61,7 @@ def test_the_map_names_nodes_and_owners_and_a_wrong_node_refuses(cluster: NodeCl
 
 
 def test_what_is_resolved_covers_the_writes_of_all_nodes(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     written = [
         site.namespace("users").put(key, b"1")
         for site in cluster.sites.values()
@@ -86,7 +74,7 @@ def test_what_is_resolved_covers_the_writes_of_all_nodes(cluster: NodeCluster) -
 
 
 def test_a_node_that_is_not_reached_holds_the_resolved_version_back(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     site = cluster.sites[1]
     site.namespace("users").put(b"zoe", b"1")
     before = site.resolved_version()
@@ -99,7 +87,7 @@ def test_a_node_that_is_not_reached_holds_the_resolved_version_back(cluster: Nod
 
 
 def test_a_reader_sees_what_nodes_with_clocks_ahead_have_acknowledged(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     cluster.offsets[3] = 90
     cluster.sites[3].namespace("users").put(b"zoe", b"1")
     for site in cluster.sites.values():
@@ -107,7 +95,7 @@ def test_a_reader_sees_what_nodes_with_clocks_ahead_have_acknowledged(cluster: N
 
 
 def test_another_node_takes_over_and_keeps_when_the_keeper_is_lost(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     users = cluster.sites[2].namespace("users")
     users.put_many({b"ada": b"a", b"ken": b"k", b"zoe": b"z"})
     feed_position = cluster.sites[2].resolved_version()
@@ -124,7 +112,7 @@ def test_another_node_takes_over_and_keeps_when_the_keeper_is_lost(cluster: Node
 
 
 def test_a_node_that_was_taken_for_dead_finds_its_way_back(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     zombie = cluster.silence(1)
     held = zombie.namespace("users")
     cluster.take_over()
@@ -139,7 +127,7 @@ def test_a_node_that_was_taken_for_dead_finds_its_way_back(cluster: NodeCluster)
 
 
 def test_a_node_without_a_server_works_as_a_node_like_any_other(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     site = cluster.start(9, listens=False)
     cluster.tick()
     users = site.namespace("users")
@@ -152,7 +140,7 @@ def test_a_node_without_a_server_works_as_a_node_like_any_other(cluster: NodeClu
 
 
 def test_beats_tell_what_readers_hold_also_after_a_new_incarnation(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     host, users = cluster.host(2), cluster.sites[2].namespace("users")
     version = users.put(b"ken", b"1")
     with host.reading(version, users.id):
@@ -186,7 +174,7 @@ def test_a_node_says_only_where_others_can_reach_it(cluster: NodeCluster) -> Non
 
 
 def test_a_node_that_is_closed_leaves_its_partitions_to_the_others_at_once(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     users = cluster.sites[3].namespace("users")
     users.put(b"ada", b"1")
     del cluster.sites[1]
