@@ -1,9 +1,11 @@
 """The door over RESP: who may come in, what they may send, and what becomes of them."""
 
 import asyncio
+import json
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from tests.server.certificates import Certificates
 from tests.server.support import in_threads, token_of, write_roles
 from tests.server.support_resp import resp_client, serving_resp
 from tests.waiting import HANG_SECONDS, wait_until
 
+import floodmark
 from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
 from floodmark.model.limits import NEWCOMERS_MAX
@@ -363,3 +368,52 @@ def test_metrics_count_commands(served: tuple[Site, Server]) -> None:
     counts = {sample.labels["action"]: sample.value for sample in families["floodmark_requests"].samples}
     assert counts["resp.get"] >= 1
     assert "resp.set" in counts
+
+
+@pytest.mark.slow
+def test_kill_under_fifty_writers_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    directory = tmp_path / "site"
+    with floodmark.open(directory, site="oslo") as site:
+        site.create_namespace("users")
+    program = [
+        sys.executable,
+        "-m",
+        "floodmark.cli",
+        "serve",
+        str(directory),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+    ]
+    popen = subprocess.Popen(
+        [*program, "--resp", "127.0.0.1:0", "--resp-namespace", "users", "--log-level", "error"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert popen.stdout is not None
+    host, _, port = json.loads(popen.stdout.readline())["resp"].rpartition(":")
+    acknowledged: list[bytes] = []
+
+    def write(number: int) -> None:
+        with redis.Redis(host=host, port=int(port), retry=Retry(NoBackoff(), 0)) as client:
+            for step in range(1_000_000):
+                key = b"%d-%d" % (number, step)
+                try:
+                    client.set(key, key)
+                except redis.RedisError:
+                    return
+                acknowledged.append(key)
+
+    def kill(number: int) -> None:
+        if number:
+            write(number)
+            return
+        try:
+            wait_until(lambda: len(acknowledged) > 1_000, "writes are acknowledged")
+        finally:
+            popen.kill()
+            popen.communicate()
+
+    in_threads(kill, 51)
+    with floodmark.open(directory) as site:
+        users = site.namespace("users")
+        assert users.get_many(acknowledged) == acknowledged

@@ -119,3 +119,14 @@ def test_errors_and_states_are_one_line() -> None:
     assert (type(failure), failure) == (Failure, "ERR two  lines")
     assert reader.next() == b"OK"
     assert reader.next() == [True, 1.5]
+
+
+@given(arguments, st.binary(max_size=4), st.sampled_from([b"GET", b"get", b"SET", b"Get"]))
+def test_one_get_is_known_at_once_and_nothing_else_is(key: bytes, more: bytes, name: bytes) -> None:
+    data = encode_request([name, key])
+    parser = RequestParser()
+    is_short = 0 < len(key) < 10_000
+    assert parser.match_get(data) == (key if is_short and name in (b"GET", b"get") else None)
+    assert not more or parser.match_get(data + more) is None
+    assert parser.feed(data[:-1]) == []
+    assert parser.match_get(data) is None

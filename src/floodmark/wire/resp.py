@@ -8,6 +8,7 @@ announces.  This parser makes room for nothing that has not arrived, and refuses
 limits.  Replies come from a server that the client trusts: hiredis parses them.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -21,6 +22,8 @@ HEADER_BYTES_MAX: Final = 32
 SHORT_BYTES_MAX: Final = 64 * 1024
 _COUNTS: Final = {b"*%d" % count: count for count in range(1, 33)}
 _LENGTHS: Final = {b"$%d" % length: length for length in range(4_097)}
+
+_GET: Final = re.compile(rb"\*2\r\n\$3\r\n(?:GET|get)\r\n\$([1-9]\d{0,3})\r\n")
 
 Request: TypeAlias = list[bytes]
 
@@ -71,6 +74,19 @@ class RequestParser:
         self._arguments: Request = []
         self._missing = 0
         self._size = 0
+
+    def match_get(self, data: bytes) -> bytes | None:
+        """The key, if what arrives is one GET and no more; then it is not to be fed.
+
+        Most of what a server reads is just that, and one match costs less than the parts of a request.
+        """
+        if self._chunks or self._missing or self.error is not None:
+            return None
+        found = _GET.match(data)
+        if found is None:
+            return None
+        start = found.end()
+        return data[start:-2] if len(data) == start + int(found[1]) + 2 else None
 
     def feed(self, data: bytes) -> list[Request]:
         """The requests that are complete now.  After them there can be none if there is an `error`."""
