@@ -94,7 +94,7 @@ class Heartbeats:
         if not self._owns_first():
             return None
         before = last_beat(node.engine, NODE)
-        summed = sum_up(node.engine, node.logs, before, self._retention.trimmed_version())
+        summed = sum_up(node.engine, node.logs, before, self._retention.trimmed_version)
         if summed is None:
             return None
         beats: list[Heartbeat] = []

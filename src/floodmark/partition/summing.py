@@ -23,7 +23,7 @@ before a seal in the map.  A node that gets a partition writes there only above 
 heartbeat of a node is missing, readers are told so: the site's heartbeat does not begin where the last ended.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from floodmark.codec.changelog import decode_row, encode_log_key
@@ -57,9 +57,9 @@ class LogAccount(NamedTuple):
 
 
 def sum_up(
-    engine: Engine, logs: Sequence[LogRow], before: Heartbeat | None, trimmed: Version
+    engine: Engine, logs: Sequence[LogRow], before: Heartbeat | None, trimmed: Callable[[], Version]
 ) -> Heartbeat | None:
-    """The next heartbeat of the site after `before`; None if the partition map changes just now.
+    """The next heartbeat of the site after `before`; None if logs change just now, or nothing can be told.
 
     Its version, time and watermark are left to the caller.  It goes no further than `before` if no later
     interval is complete.  `logs` are those known before the call.
@@ -75,13 +75,16 @@ def sum_up(
     except VersionCollected:
         # Trimmed just now.
         return None
+    if not through:
+        return None
     summed = [beat for beat in beats if since < beat.through <= through]
     seals = [account for account in accounts if since < account.sealed <= through]
     sums: dict[int, Sums] = {}
     for beat in (*summed, *(account.seal for account in seals if account.seal is not None)):
         for namespace, each in beat.sums.items():
             sums[namespace] = sums.get(namespace, Sums()).plus(each)
-    is_doubtful = since < trimmed or any(account.seal and not account.seal.since for account in seals)
+    # After all was read: what was trimmed meanwhile is missing.
+    is_doubtful = since < trimmed() or any(account.seal and not account.seal.since for account in seals)
     told = since
     for node in {account.node for account in accounts}:
         own = [account for account in accounts if account.node == node]
@@ -102,11 +105,11 @@ def sum_up(
 
 
 def _read_beats(
-    engine: Engine, logs: Sequence[LogRow], since: Version, trimmed: Version
+    engine: Engine, logs: Sequence[LogRow], since: Version, trimmed: Callable[[], Version]
 ) -> Iterator[Heartbeat]:
     """The nodes' heartbeats above a version, in order, as far as they are still there."""
     of_nodes = [log for log in logs if log.partition is None and log.id]
-    for page in read_logs(engine, of_nodes, max(since, trimmed), VERSION_MAX, lambda: trimmed):
+    for page in read_logs(engine, of_nodes, max(since, trimmed()), VERSION_MAX, trimmed):
         for line in page:
             row = decode_row(version_of(line), line[1])
             if isinstance(row, Heartbeat):

@@ -110,11 +110,11 @@ NODE_FAULTS: Final = {
         "may_end",
         lambda original: lambda self, through, ends: through <= self.counted or original(self, through, ends),
     ),
-    "kept-log-counted": PlantedFault(
-        "the new owner of a log that a takeover kept counts it as its own",
-        "floodmark.partition.beating:Heartbeats",
-        "inherited",
-        lambda _: lambda _: {},
+    "trim-unseen": PlantedFault(
+        "a node goes by the trimmed version that it has loaded when it started",
+        "floodmark.partition.retention.retention:Retention",
+        "share",
+        lambda _: lambda _: None,
     ),
     "log-not-passed": PlantedFault(
         "a new owner does not pass the seal of the log before its own",

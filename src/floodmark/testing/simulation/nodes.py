@@ -6,8 +6,8 @@ does that was suspended or cut off.  Clients call old incarnations as well as ne
 
 Checked as it goes: a change lies above all that was announced for its key (promise 3) and above earlier
 versions of it (2), a sealed log stays as it is (4), a feed tells exactly what was written (4), the heartbeats
-of the site count exactly that, a read of the newest state holds what was acknowledged before the call, and
-what was acknowledged is there in the end (1).
+of the site count exactly that, a feed behind trimmed logs fails and skips nothing (5), a read of the newest
+state holds what was acknowledged before the call, and what was acknowledged is there in the end (1).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ from floodmark.codec.ordered import VERSION_BYTES, decode_version, encode_prefix
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
 from floodmark.model.change import Heartbeat, Sums
-from floodmark.model.errors import FloodmarkError
+from floodmark.model.errors import FloodmarkError, VersionCollected
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
@@ -212,12 +212,16 @@ class NodesWorld:
         self._decided: dict[str, Fate] = {}
         self._prepared: dict[str, Version] = {}
         self._position: Version = 0
+        # The position of a feed that no safe point protects.
+        self._late_position: Version = 0
         actions: dict[Callable[[Member], None], float] = {
             self._put: 10,
             self._prepare: 3,
             self._read: 8,
             self._announce: 5,
             self._follow: 4,
+            self._follow_late: 2,
+            self._trim: 2,
             self._heartbeat: 3,
             self._reshape: 2,
             self._move: 3,
@@ -347,16 +351,34 @@ class NodesWorld:
         if len(resolved) < len(rows):
             return
         until = max(since, min(resolved))
+        self._read_changes("4", self._any_life(member), since, until)
+        self._position = max(until, self._position)
+
+    def _read_changes(self, promise: str, node: Node, since: Version, until: Version) -> None:
+        """Read the changes in `(since, until]`, all resolved, and compare them with those written."""
         told: list[tuple[Version, bytes]] = []
-        for page in self._any_life(member).read_log(since, until, KeyRange()):
+        for page in node.read_log(since, until, KeyRange()):
             for line in page:
                 row_of_log = decode_row(version_of(line), line[1])
                 if isinstance(row_of_log, CommitRow):
                     told += [(version_of(line), key) for key in row_of_log.keys]
-        expected = self.record.between(since, until)
-        for version, key in set(told).symmetric_difference(expected):
-            raise _violation("4", "was written and not told, or the other way round", key, version)
-        self._position = max(until, self._position)
+        for version, key in set(told).symmetric_difference(self.record.between(since, until)):
+            raise _violation(promise, "was written and not told, or the other way round", key, version)
+
+    def _follow_late(self, member: Member) -> None:
+        """Read on with a feed that is far behind, as far as another has come: it may have to begin anew."""
+        if member.lives:
+            since, until = self._late_position, self._position
+            try:
+                self._read_changes("5", self._any_life(member), since, until)
+                self._late_position = self.random.choice((since, until))
+            except VersionCollected:
+                self._late_position = until
+
+    def _trim(self, member: Member) -> None:
+        """Trim the logs, as a keeper does, where the feed with a safe point has read them."""
+        if member.lives:
+            self._any_life(member).trim_logs(self.random.choice((self._position, self._late_position)))
 
     def _heartbeat(self, member: Member) -> None:
         if member.lives:
