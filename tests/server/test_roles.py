@@ -15,7 +15,7 @@ from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.host.catalog import NamespaceSettings
-from floodmark.host.ports import PORTS, BatchUpdate, LogKind, NamespaceUpdate, NamespaceWrites, Port
+from floodmark.host.ports import PORTS, Balance, BatchUpdate, LogKind, NamespaceUpdate, NamespaceWrites, Port
 from floodmark.merge.counter import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
@@ -161,6 +161,15 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.split": lambda name: (name, KEY),
     "peers.pass_peer_version": lambda _: (1,),
     "administration.merge": lambda _: (1, 2),
+    "administration.split_by_load": lambda _: (1,),
+    "administration.move": lambda _: (1, 2),
+    "administration.rebalance": lambda _: (Balance.LOAD,),
+    "administration.drain": lambda _: (1,),
+    "administration.remove_node": lambda _: (1,),
+    "peers.fate": lambda _: ("1",),
+    "peers.split_peer": lambda _: (KEY,),
+    "peers.merge_peer": lambda _: (1, 2),
+    "peers.move_peer": lambda _: (1, 2),
     "administration.open_epoch": lambda name: (name, "stream", 0),
     "administration.cut_changes": lambda name: (name, 0, None, None, False),
     "administration.hold_safe_point": lambda name: ("point", 1, timedelta(1), name),

@@ -69,8 +69,9 @@ COMMANDS: Final = {
     "topology": ("commands.topology:commands", "Show and set which sites share which namespaces."),
     "partition": (
         "commands.partitions:commands",
-        "List, split and join partitions, and see where writes go.",
+        "List, split, join and move partitions, and see where writes go.",
     ),
+    "node": ("commands.nodes:commands", "List, drain and remove the nodes that serve a site."),
     "safepoint": ("commands.safepoints:commands", "Keep old versions and changes from garbage collection."),
     "feed": ("commands.feeds:commands", "Deliver changes elsewhere: create, run and remove feeds."),
     "subscription": ("commands.subscriptions:commands", "List, show, move and remove durable subscriptions."),

@@ -12,6 +12,7 @@ from weakref import WeakSet
 from floodmark.feed import ChangeReader
 from floodmark.feed.named.store import LocalFeedStore
 from floodmark.feed.subscription.store import LocalSubscriptionStore
+from floodmark.host.administration import OneProcess
 from floodmark.host.background import Background
 from floodmark.host.coordination import LocalTransactions
 from floodmark.host.directory import Identity
@@ -27,7 +28,7 @@ from floodmark.host.local import (
     LocalVersions,
 )
 from floodmark.host.parts import SiteNodes, SiteParts
-from floodmark.host.ports import Host
+from floodmark.host.ports import Host, NodePort
 from floodmark.host.sharing import Sharing
 from floodmark.host.transaction_logs import TransactionLogs
 from floodmark.host.verifying import LocalVerification
@@ -134,8 +135,9 @@ class EmbeddedHost(SiteParts, Host):
         self.membership = Sharing(self)
         self.namespaces = LocalNamespaces(self, self.membership)
         self.versions = make_versions(self)
-        self.peers = LocalPeers(self, self.transactions.fate)
-        self.partitions = LocalPartitions(self)
+        self.peers: LocalPeers = LocalPeers(self, self.transactions.fate)
+        self.partitions: LocalPartitions = LocalPartitions(self)
+        self.node_port: NodePort = OneProcess(self)
         self.retention = LocalRetention(self, self.garbage)
         self.replication = LocalLinks(self, self.membership, self.versions)
         self.verification = LocalVerification(self, lambda quick: examine(self, quick, disk=disk))

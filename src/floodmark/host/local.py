@@ -1,19 +1,21 @@
 """Ports to a site of this process whose calls its parts answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 from msgspec import UNSET
 
+from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed import ChangeReader, SafePoint
 from floodmark.feed.reading.cut import ChangesCut, CutRequest, cut_changes
 from floodmark.host.background import Background
+from floodmark.host.balancing import halving_key
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.garbage import GarbageCollection
 from floodmark.host.parts import LocalPort, SiteParts
-from floodmark.host.ports import NamespaceUpdate, PeerVersions
+from floodmark.host.ports import NamespaceUpdate, PeerVersions, SplitByLoad
 from floodmark.host.sharing import Sharing
 from floodmark.host.statistics import (
     GarbageReport,
@@ -25,8 +27,12 @@ from floodmark.host.statistics import (
 )
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat
+from floodmark.model.errors import InvalidOption, PartitionNotFound
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.partition import Fate
-from floodmark.model.version import Version, moment_of
+from floodmark.model.version import VERSION_MAX, Version, moment_of
+from floodmark.partition import LocalPartition, Node
+from floodmark.partition.families import LOG
 from floodmark.partition.node import resolved_versions
 
 
@@ -117,6 +123,32 @@ class LocalPeers(LocalPort):
     def __init__(self, site: SiteParts, fate: Callable[[str], Fate]) -> None:
         super().__init__(site)
         self.fate = fate
+        # Takes the keeper's lease; a node of several sets it.
+        self.keep: Callable[[], None] = lambda: None
+
+    def peer_partitions(self) -> list[PartitionStatistics]:
+        return partition_statistics(self._node, self._own())
+
+    def peer_heat(self) -> list[PartitionHeat]:
+        return partition_heat(self._node, self._own())
+
+    def split_peer(self, key: bytes) -> tuple[int, int]:
+        return self._node.split(key)
+
+    def merge_peer(self, left: int, right: int) -> int:
+        return self._node.merge(left, right)
+
+    def move_peer(self, partition: int, node: int) -> int:
+        return self._node.move(partition, node)
+
+    def refresh_peer(self) -> None:
+        self._node.refresh()
+
+    def keep_peer(self) -> None:
+        self.keep()
+
+    def _own(self) -> list[LocalPartition]:
+        return [each for each in self._node.map.partitions if not each.retired]
 
     def peer_versions(self) -> PeerVersions:
         return PeerVersions(self._node.committer.read_version(), resolved_versions(self._node))
@@ -132,29 +164,77 @@ class LocalPartitions(LocalPort):
     """The port to partitions."""
 
     def partitions(self) -> list[PartitionStatistics]:
-        return [
-            PartitionStatistics(
-                id=partition.id,
-                range=partition.range,
-                writes=partition.heat.writes,
-                reads=partition.heat.reads,
-                bytes_written=partition.heat.bytes_written,
-            )
-            for partition in self._node.map.partitions
-        ]
+        return partition_statistics(self._node, self._node.map.partitions)
 
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
-        return self._node.split(encode_namespace(self._catalog.get(namespace).id) + key)
+        return self.split_at(encode_namespace(self._catalog.get(namespace).id) + key)
+
+    def split_at(self, key: bytes) -> tuple[int, int]:
+        """`split` before a qualified key."""
+        return self._node.split(key)
+
+    def split_by_load(self, partition: int) -> SplitByLoad:
+        key = halving_key(recent_keys(self._node, partition))
+        if key is None:
+            raise InvalidOption(
+                f"the last writes to partition {partition} do not tell where to cut it: they went to one "
+                "key, or there were none. Name a key: `floodmark partition split LOCATION NAMESPACE KEY`"
+            )
+        left, right = self.split_at(key)
+        return SplitByLoad(left=left, right=right, key=key)
 
     def merge(self, left: int, right: int) -> int:
         return self._node.merge(left, right)
 
     def heat(self) -> list[PartitionHeat]:
-        now_ms = self._node.clock.time_source()
-        return [
-            PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
-            for partition in self._node.map.partitions
-        ]
+        return partition_heat(self._node, self._node.map.partitions)
+
+
+def partition_statistics(node: Node, partitions: Sequence[LocalPartition]) -> list[PartitionStatistics]:
+    """What a node has counted of some partitions; zeros of those of other nodes."""
+    owners = {row.id: row.node for row in node.rows}
+    return [
+        PartitionStatistics(
+            id=partition.id,
+            range=partition.range,
+            writes=partition.heat.writes,
+            reads=partition.heat.reads,
+            bytes_written=partition.heat.bytes_written,
+            rate=partition.heat.rate(node.clock.time_source()),
+            node=owners.get(partition.id, node.number),
+        )
+        for partition in partitions
+    ]
+
+
+def partition_heat(node: Node, partitions: Sequence[LocalPartition]) -> list[PartitionHeat]:
+    """How busy some partitions were, as far as a node has counted it."""
+    now_ms = node.clock.time_source()
+    return [
+        PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
+        for partition in partitions
+    ]
+
+
+def recent_keys(node: Node, partition_id: int) -> list[bytes]:
+    """The qualified keys of the last writes to a partition: a page of its change log, and of its parents'."""
+    row = next((row for row in node.rows if row.id == partition_id), None)
+    if row is None:
+        raise PartitionNotFound(
+            f"no partition {partition_id}; `floodmark partition list` shows them", partition=partition_id
+        )
+    logs = {log.id: log for log in node.logs}
+    keys: list[bytes] = []
+    for log in (row.log, *logs[row.log].parents):
+        start, end = encode_log_range(log, 0, VERSION_MAX)
+        page = node.engine.scan(
+            LOG, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX, reverse=True
+        )
+        for key, stored in page:
+            decoded = decode_row(decode_log_key(key)[1], stored)
+            if isinstance(decoded, CommitRow):
+                keys += [each for each in decoded.keys if row.range.contains(each)]
+    return keys
 
 
 class LocalRetention(LocalPort):

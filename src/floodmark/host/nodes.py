@@ -16,11 +16,12 @@ from functools import partial
 from itertools import count
 from secrets import token_urlsafe
 from threading import Event, Lock, Thread
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from floodmark.clock import TimeSource
 from floodmark.clock.backoff import Backoff
 from floodmark.engine import Engine, Guard
+from floodmark.host.administration import NodeAdministration, NodePartitions
 from floodmark.host.directory import Identity
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.local import LocalVersions
@@ -363,6 +364,14 @@ class _PortCalls:
             setattr(self, method.call, partial(host.call, port.attribute, method))
 
 
+class _RemotePeer:
+    """Has the methods of `PeerPort`: another node answers."""
+
+    def __init__(self, connection: Connection) -> None:
+        for method in _PEER_METHODS.values():
+            setattr(self, method.call, partial(connection.call, method))
+
+
 class NodeHost(Host):
     """A node of several and everything around it.  No thread runs before `start`.
 
@@ -430,6 +439,18 @@ class NodeHost(Host):
             nodes=OtherNodes(self.shared, self._peers, self.site_versions),
             make_versions=lambda parts: NodeVersions(parts, self.site_versions, self._ask_others),
         )
+
+        def ask(number: int) -> PeerPort:
+            is_here = number == self.shared.number
+            return host.peers if is_here else cast(PeerPort, _RemotePeer(self._peers.at(number)))
+
+        def keep() -> None:
+            self.shared.take_keeper()
+            self._due.set()
+
+        host.partitions = NodePartitions(host, ask)
+        host.node_port = NodeAdministration(host, self.shared, ask, host.partitions)
+        host.peers.keep = keep
 
         def reload_catalog() -> None:
             engine.load_catalog_epoch()
@@ -624,6 +645,13 @@ class NodeHost(Host):
             thread.join(RETIRE_SECONDS)
         self._peers.close()
         self._host.close()
+
+
+def rebalance(host: NodeHost) -> None:
+    """Move a partition if this node keeps the site, all nodes live, and their loads differ by much."""
+    administration = host.current.node_port
+    if host.current.keeps and isinstance(administration, NodeAdministration):
+        administration.rebalance_if_quiet()
 
 
 def _retire(host: EmbeddedHost) -> None:

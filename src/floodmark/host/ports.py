@@ -24,11 +24,13 @@ from floodmark.feed.reading.cut import ChangesCut
 from floodmark.feed.safepoints import READERS_LIFETIME_MAX, is_readers_name
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionStore
+from floodmark.host.balancing import Move
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.directory import Identity
 from floodmark.host.examination import CheckResult
 from floodmark.host.statistics import (
     GarbageReport,
+    NodeStatistics,
     PartitionHeat,
     PartitionStatistics,
     ReplicationStatistics,
@@ -133,6 +135,14 @@ class VersionPort(Protocol):
         """Where the next step of a reader of changes ends; with `own`, of changes first written here."""
 
 
+class SplitByLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The halves of a partition, and the qualified key before which it was cut."""
+
+    left: int
+    right: int
+    key: bytes
+
+
 class PartitionPort(Protocol):
     """Lists, splits and merges partitions."""
 
@@ -143,6 +153,10 @@ class PartitionPort(Protocol):
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
         """Cut a partition in two, before a key; the ids of the halves."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
+    def split_by_load(self, partition: int) -> SplitByLoad:
+        """Cut a partition in two at the key that halves its last writes."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def merge(self, left: int, right: int) -> int:
@@ -162,6 +176,37 @@ READERS: Final = Exempt(
     ),
     f"`read` for names of the form `KIND/NAME`, for at most {READERS_LIFETIME_MAX.days} days",
 )
+
+
+class Balance(StrEnum):
+    """What is the same at all nodes after `rebalance`, as nearly as may be."""
+
+    LOAD = "load"
+    COUNT = "count"
+
+
+class NodePort(Protocol):
+    """Lists the nodes of a site, and moves partitions between them."""
+
+    @Action(Role.READ, Scope.SITE, repeatable=True, anywhere=True)
+    def nodes(self) -> list[NodeStatistics]:
+        """The nodes that have beats, by number; empty if one process serves the site."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
+    def move(self, partition: int, node: int) -> int:
+        """Give a partition to another node; its new id."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
+    def rebalance(self, by: Balance, moves_max: int | None = None) -> list[Move]:
+        """Even out the nodes; the moves that were made, with the new ids."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
+    def drain(self, node: int) -> list[Move]:
+        """Move everything away from a node, which may then stop; it gets nothing before it starts again."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True)
+    def remove_node(self, node: int) -> None:
+        """Forget a node that beats no more and owns nothing."""
 
 
 class RetentionPort(Protocol):
@@ -224,6 +269,34 @@ class PeerPort(Protocol):
     @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True, anywhere=True)
     def pass_peer_version(self, version: Version) -> None:
         """Move the clock of this node past a version; ClockSkew if it is too far ahead."""
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
+    def peer_partitions(self) -> list[PartitionStatistics]:
+        """The partitions of this node."""
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
+    def peer_heat(self) -> list[PartitionHeat]:
+        """How busy the partitions of this node were."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True, anywhere=True)
+    def split_peer(self, key: bytes) -> tuple[int, int]:
+        """Cut a partition of this node in two, before a qualified key."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True, anywhere=True)
+    def merge_peer(self, left: int, right: int) -> int:
+        """Join two partitions of this node."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True, anywhere=True)
+    def move_peer(self, partition: int, node: int) -> int:
+        """Give a partition of this node to another."""
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
+    def refresh_peer(self) -> None:
+        """Load the map now, and serve what it gives to this node."""
+
+    @Action(Role.ADMIN, Scope.SITE, audited=True, anywhere=True)
+    def keep_peer(self) -> None:
+        """Take the keeper's lease from the node that asks."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def fate(self, transaction: str) -> Fate:
@@ -501,6 +574,7 @@ class Host(ABC):
     subscriptions: SubscriptionStore
     transactions: Transactions
     peers: PeerPort
+    node_port: NodePort
     # The token that other nodes of the site show; None if there are none.
     peer_token: str | None = None
 

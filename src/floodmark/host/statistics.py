@@ -20,6 +20,28 @@ class PartitionStatistics:
     writes: int
     reads: int
     bytes_written: int
+    # Reads and writes a second, over the last minutes.
+    rate: float = 0.0
+    # The node that owns it; 0 if one process serves the site.
+    node: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatistics:
+    """One node of a site: what its last beat told, and what it owns."""
+
+    node: int
+    url: str
+    keeps: bool
+    lives: bool
+    drained: bool
+    since_ms: int
+    beat_ms: int
+    # Changes written between the last two beats.
+    load: int
+    incarnation: int
+    ceiling: Version
+    partitions: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ CATALOG_EPOCH: Final = b"catalog/epoch"
 FENCE: Final = b"fence/"
 CEILING: Final = b"ceiling/"
 BEAT: Final = b"beat/"
+# The incarnation of a node that gives its partitions away; written by the keeper.
+DRAINED: Final = b"drained/"
 KEEPER: Final = b"keeper"
 # The token that nodes show to each other.
 NODES_SECRET: Final = b"nodes/secret"

@@ -43,6 +43,12 @@ class Heat:
         """The intervals, the oldest first; the last one is still open."""
         return [*self._samples, self._since(now_ms)]
 
+    def rate(self, now_ms: int) -> float:
+        """Reads and writes a second over the history."""
+        samples = self.history(now_ms)
+        calls = sum(sample.writes + sample.reads for sample in samples)
+        return calls * 1_000 / max(1_000, now_ms - samples[0].from_ms)
+
     def _since(self, now_ms: int) -> HeatSample:
         since_ms, writes, reads, size = self._seen
         return HeatSample(

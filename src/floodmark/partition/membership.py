@@ -23,7 +23,7 @@ from floodmark.model.errors import ClockSkew, FloodmarkError, InvalidOption, Nod
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance
-from floodmark.partition.families import BEAT, CEILING, FENCE, KEEPER, META
+from floodmark.partition.families import BEAT, CEILING, DRAINED, FENCE, KEEPER, META
 from floodmark.partition.fencing import (
     FencedEngine,
     Keeper,
@@ -62,6 +62,8 @@ class Beat(msgspec.Struct, frozen=True):
     load: int = 0
     # The oldest version that readers at this node need, by namespace; 0 stands for all namespaces.
     held: dict[int, Version] = {}
+    # When this incarnation began.
+    since_ms: int = 0
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -123,6 +125,12 @@ def require_number(node: int) -> None:
         raise InvalidOption(f"a node's number lies between 1 and {NODES_MAX - 1}, and is not {node!r:.20}")
 
 
+def drained_nodes(engine: Engine) -> set[int]:
+    """The nodes that are to be given nothing; a node that starts again is not one of them."""
+    marks = {int.from_bytes(key[len(DRAINED) :], "big"): mark for key, mark in read_metadata(engine, DRAINED)}
+    return {node for node, mark in marks.items() if engine.get(META, numbered(FENCE, node)) == mark}
+
+
 def register(engine: Engine, node: int) -> FencedEngine:
     """Begin an incarnation of a node: raise its fence, so that an earlier one writes nothing any more."""
     require_number(node)
@@ -156,6 +164,7 @@ class Membership:
         self.url = url
         self._time_source = time_source
         self._elapsed_source = elapsed_source
+        self._since_ms = time_source()
         self._began_ms: int | None = None
         last = load_beats(engine).get(engine.node)
         self._counter = 0 if last is None else last.counter
@@ -167,7 +176,7 @@ class Membership:
         """Tell the others that this node lives, and have a lease from the moment at which this began."""
         began_ms = self._elapsed_source()
         self._counter += 1
-        beat = Beat(self._counter, self._time_source(), self.url, load, dict(held or {}))
+        beat = Beat(self._counter, self._time_source(), self.url, load, dict(held or {}), self._since_ms)
         key = numbered(BEAT, self._engine.node)
         self._engine.write([(META, key, msgspec.json.encode(beat))])
         self._began_ms = began_ms
@@ -356,8 +365,10 @@ class SharedNode:
         return owners - self.membership.beating() - {self.number}
 
     def _may_lead(self) -> bool:
-        """Whether this node may take over and keep: others cannot reach it if it has no URL."""
-        return bool(self._url) or not any(beat.url for beat in self.membership.living().values())
+        """Whether this node may take over and keep: not without a URL, or drained, unless it is alone."""
+        reachable = [node for node, beat in self.membership.living().items() if beat.url]
+        is_drained = bool(reachable) and self.number in drained_nodes(self._shared)
+        return (bool(self._url) and not is_drained) or not reachable
 
     def take_over(self, dead: int) -> None:
         """Declare a node dead, if it is not already, and share its partitions out."""
@@ -373,8 +384,8 @@ class SharedNode:
 
     def _heirs(self) -> list[int]:
         """The other nodes that can be given partitions."""
-        living = self.membership.living()
-        return [node for node, beat in living.items() if beat.url or not self._url]
+        living, drained = self.membership.living(), drained_nodes(self._shared)
+        return [node for node, beat in living.items() if (beat.url or not self._url) and node not in drained]
 
     # The keeper
 

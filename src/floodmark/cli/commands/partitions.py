@@ -1,18 +1,22 @@
-"""partition list, split, merge and heat."""
+"""partition list, split, merge, move, rebalance and heat."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Annotated, Final
 
+import typer
+
 import floodmark
-from floodmark.cli.arguments import Commands, Key, NamespaceName, OpenSite
+from floodmark.cli.arguments import BYTES_HELP, READERS, Commands, OpenSite, parse
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.host.balancing import Move
+from floodmark.host.ports import Balance
 from floodmark.host.statistics import PartitionStatistics
-from floodmark.model.errors import VersionCollected
+from floodmark.model.errors import InvalidOption, VersionCollected
 from floodmark.model.version import COUNTER_BITS, physical_ms
 
 commands = Commands("partition")
@@ -22,33 +26,61 @@ BAR_WIDTH: Final = 16
 
 Names = dict[int, str]
 
+_key = parse(READERS["KEY"])
+
 
 @commands.command("list")
 def list_partitions(site: OpenSite, output: Output) -> None:
     """List the partitions in order of keys."""
-    names = namespace_names(site)
+    names, partitions = namespace_names(site), site.partitions()
+    columns: dict[str, Callable[[PartitionStatistics], str]] = {
+        "id": lambda each: str(each.id),
+        "from": lambda each: show_range(each, names)[0],
+        "to": lambda each: show_range(each, names)[1],
+    }
+    if any(each.node for each in partitions):
+        columns |= {"node": lambda each: str(each.node), "calls/s": lambda each: f"{each.rate:.1f}"}
     output.rows(
-        site.partitions(),
-        {
-            "id": lambda each: str(each.id),
-            "from": lambda each: show_range(each, names)[0],
-            "to": lambda each: show_range(each, names)[1],
+        partitions,
+        columns,
+        lambda each: {
+            **partition_fields(each, names),
+            "calls_per_second": each.rate,
+            "node": each.node or None,
         },
-        lambda each: partition_fields(each, names),
     )
 
 
 @commands.command()
-def split(site: OpenSite, output: Output, namespace: NamespaceName, key: Key) -> None:
-    """Split the partition that holds a key in two, before that key.
+def split(
+    site: OpenSite,
+    output: Output,
+    namespace: Annotated[str, "NAMESPACE|ID", "The key's namespace; with --auto, the id of a partition."],
+    key: Annotated[
+        bytes | None,
+        typer.Argument(metavar="[KEY]", help=f"The first key of the right half: {BYTES_HELP}", parser=_key),
+    ] = None,
+    auto: Annotated[bool, "Split a partition at the key that halves its last writes."] = False,
+) -> None:
+    """Split a partition before a key, or where its load is halved.
 
-    Example:
+    A key names the partition that holds it. With --auto, name the partition by its id: its last thousand
+    commits tell its load.
+
+    Examples:
       floodmark partition split data/oslo users m
+      floodmark partition split data/oslo 3 --auto
     """
-    left, right = site.split(namespace, key)
-    output.result(
-        {"left": left, "right": right}, f"{left} now ends before {show_bytes(key)}, and {right} begins there"
-    )
+    if auto == (key is not None) or (auto and not namespace.isdecimal()):
+        raise InvalidOption("name a namespace and a key, or the id of a partition and --auto")
+    if key is not None:
+        left, right = site.split(namespace, key)
+        shown = show_bytes(key)
+    else:
+        halves = site.host.partitions.split_by_load(int(namespace))
+        left, right = halves.left, halves.right
+        shown = _show_bound(halves.key, namespace_names(site))
+    output.result({"left": left, "right": right}, f"{left} now ends before {shown}, and {right} begins there")
 
 
 @commands.command()
@@ -70,12 +102,64 @@ def merge(
 
 
 @commands.command()
+def move(
+    site: OpenSite,
+    output: Output,
+    partition: Annotated[int, "ID", "The id of a partition."],
+    node: Annotated[int, "NODE", "The number of the node that is to own it."],
+) -> None:
+    """Give a partition to another node; no data moves.
+
+    Writes to it wait for some milliseconds. The partition gets a new id. Nodes have the numbers that
+    `floodmark node list` shows.
+
+    Example:
+      floodmark partition move grpc://oslo-1:7100 3 2
+    """
+    moved = site.host.node_port.move(partition, node)
+    output.result({"partition": moved, "node": node}, f"{partition} is now {moved}, on node {node}")
+
+
+@commands.command()
+def rebalance(
+    site: OpenSite,
+    output: Output,
+    by: Annotated[str, "load|count", "Even out calls a second, or the number of partitions."] = "load",
+) -> None:
+    """Even out the nodes of a site by moving partitions between them.
+
+    A partition that is busier than all others together stays where it is: split it first. To have this
+    done all the time, within limits, start nodes with `serve --rebalance`.
+
+    Examples:
+      floodmark partition rebalance grpc://oslo-1:7100
+      floodmark partition rebalance grpc://oslo-1:7100 --by count
+    """
+    if by not in list(Balance):
+        raise InvalidOption(f"--by is load or count, not {by!r}")
+    show_moves(output, site.host.node_port.rebalance(Balance(by)))
+
+
+def show_moves(output: Output, moves: list[Move]) -> None:
+    """Print which partitions went where."""
+    output.rows(
+        moves,
+        {
+            "partition": lambda each: str(each.partition),
+            "from": lambda each: f"node {each.source}",
+            "to": lambda each: f"node {each.target}",
+        },
+        lambda each: {"partition": each.partition, "from": each.source, "to": each.target},
+    )
+
+
+@commands.command()
 def heat(
     site: OpenSite,
     output: Output,
     last: Annotated[timedelta, "DURATION", "How far to look back."] = timedelta(minutes=10),
 ) -> None:
-    """Show how many writes went to the keys of each partition, and when.
+    """Show how many writes went to each partition, and when.
 
     Counted from the change log, so that it includes writes of other processes. A key counts for
     the partition that holds it now: after a split, the halves show what they would have had.

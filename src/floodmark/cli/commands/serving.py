@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Annotated, Any, Final, cast
 
 import floodmark
@@ -13,6 +13,8 @@ from floodmark.cli.failures import Usage
 from floodmark.cli.opening import require_directory, require_site
 from floodmark.cli.render.output import Output
 from floodmark.cli.signals import on_stop_signal
+from floodmark.host.nodes import NodeHost, rebalance
+from floodmark.model.errors import FloodmarkError
 from floodmark.server import Listen, Server, ServerOptions, configure_logging
 from floodmark.server import serve as serve_site
 from floodmark.server.serving import parse_listen
@@ -22,6 +24,8 @@ from floodmark.site.arguments import DATABASES, Durability
 NEXT_PORT: Final = "next"
 
 _LOOK_SECONDS: Final = 0.5
+# What a move has changed is measured before the next one.
+_REBALANCE_SECONDS: Final = 60.0
 
 _log = logging.getLogger("floodmark.server")
 
@@ -57,6 +61,10 @@ class NodeOptions:
     advertise: Annotated[
         str | None, "URL", "Where clients and other nodes reach this one, if not where it listens."
     ] = None
+    rebalance: Annotated[
+        bool,
+        "While it keeps the site, move a partition a minute if the loads of nodes differ by much.",
+    ] = False
     tls_root: Annotated[
         Path | None, "FILE", "Verifies the other nodes; without it, this node's own certificate does."
     ] = None
@@ -148,6 +156,8 @@ def serve(
             undo_logging = configure_logging(site=opened.name, level=log_level)
             with serve_site(opened, listen, options) as server:
                 _announce(output, opened, server)
+                if nodes.rebalance:
+                    Thread(target=_rebalance, args=(opened, stopping), daemon=True).start()
                 # Python handles signals when the main thread runs, so it must not wait for ever.
                 while not stopping.wait(_LOOK_SECONDS):
                     pass
@@ -165,11 +175,21 @@ def _find_site(location: str, site: str | None, nodes: NodeOptions) -> str | Pat
         return location
     if nodes != NodeOptions():
         raise Usage(
-            "one process serves the site of a directory; --node, --advertise and --tls-root are for sites in "
-            "a database",
+            "one process serves the site of a directory; --node, --advertise, --rebalance and --tls-root are "
+            "for sites in a database",
             "floodmark serve postgresql://HOST/DATABASE --site NAME",
         )
     return require_directory(location) if site is not None else require_site(location)
+
+
+def _rebalance(site: floodmark.Site, stopping: Event) -> None:
+    """Even out the nodes, one move at a time, until the server stops."""
+    while not stopping.wait(_REBALANCE_SECONDS):
+        try:
+            if isinstance(site.host, NodeHost):
+                rebalance(site.host)
+        except FloodmarkError as error:
+            _log.warning("nodes could not be rebalanced, which is tried again: %s", error)
 
 
 def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
