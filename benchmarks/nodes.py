@@ -6,12 +6,13 @@
 All sides use one PostgreSQL, which is durable (peers/postgresql.conf), and take turns.
 
     embedded   put and get by the threads of one process: `floodmark.open("postgresql://…")`
+    nodes      put and get over the wire, through 1, 2 and 3 nodes, by clients in processes of their own
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from benchmarks.floodmark_peer import (
     SITE,
     EmbeddedServer,
     Line,
+    ServedSite,
     SiteServer,
     base_parser,
     in_turns,
@@ -33,13 +35,23 @@ from benchmarks.floodmark_peer import (
     run_sections,
 )
 from benchmarks.harness import BATCH, MICROSECONDS, NAMESPACE, Measure, Pair, Target, make_pairs
-from benchmarks.peers.base import LOOPBACK, in_batches_of
-from benchmarks.peers.measure import OpenClient, Operation, Points, points_of, run_clients
+from benchmarks.peers.base import (
+    LOOPBACK,
+    PeerFailed,
+    find_program,
+    free_port,
+    in_batches_of,
+    server_process,
+)
+from benchmarks.peers.measure import OpenClient, Operation, Points, measure_points, points_of, run_clients
 from benchmarks.peers.postgres import DATABASE, ROLE, Postgres, PostgresServer
 
 import floodmark
+from floodmark.host.ports import Balance
+from floodmark.model.errors import Retryable, Unreachable
 
 CLIENTS: Final = (1, 32)
+NODES: Final = (1, 2, 3)
 OPERATIONS: Final[tuple[Operation, ...]] = ("put", "get")
 RECORDS_MAX: Final = 100_000
 PUT_RATIO_MIN: Final = 0.5
@@ -63,7 +75,7 @@ GET: Final = "SELECT value FROM plain_records WHERE key = %b"
 
 
 def main() -> None:
-    sections = {"embedded": embedded}
+    sections = {"embedded": embedded, "nodes": nodes}
     parser = base_parser(__doc__, sections)
     parser.add_argument("--seconds", type=float, help="of point operations in a turn; 5, with --quick 2")
     options = parse(parser)
@@ -148,6 +160,44 @@ def in_threads(
 ) -> Points:
     shares = [pairs[first::clients] for first in range(clients)]
     return points_of(run_clients(open_client, operation, shares, seconds))
+
+
+def nodes(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """Clients in four processes; each number of nodes serves a site of its own, and all run at once."""
+    pairs = make_pairs(min(options.records, RECORDS_MAX), seed=42)
+    with database(directory) as url, ExitStack() as stack:
+        sides: dict[str, Plain | SiteServer] = {**make_plain(url, pairs)}
+        for count in NODES:
+            server = stack.enter_context(served_by(url, count, directory))
+            server.fill(pairs, BATCH)
+            sides[f"floodmark, {count} node{'s' * (count > 1)}"] = server
+        yield from compare_points(sides, measure_points, pairs, options)
+
+
+@contextmanager
+def served_by(url: str, count: int, directory: Path) -> Iterator[ServedSite]:
+    """A site of some nodes, with a partition for each."""
+    program = find_program("floodmark")
+    if program is None:
+        raise PeerFailed(f"the floodmark command is not beside {sys.executable}: make setup")
+    site_name = f"{SITE}-{count}"
+    with ExitStack() as stack:
+        urls: list[str] = []
+        for number in range(1, count + 1):
+            home = directory / f"{site_name}-{number}"
+            home.mkdir()
+            listen = f"{LOOPBACK}:{free_port()}"
+            serve = ["serve", url, "--site", site_name, "--node", str(number), "--listen", listen]
+            process = stack.enter_context(server_process(site_name, [program, *serve], home))
+            urls.append(listen)
+            process.wait_until_ready(ServedSite(url=f"grpc://{listen}").facts, (Unreachable, Retryable))
+        server = ServedSite(url=f"grpc://{','.join(urls)}")
+        server.create_namespace()
+        with server.opened() as site:
+            for part in range(1, count):
+                site.split(NAMESPACE, bytes([256 * part // count]))
+            site.host.node_port.rebalance(Balance.COUNT)
+        yield server
 
 
 def compare_points(

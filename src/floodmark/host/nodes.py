@@ -440,9 +440,9 @@ class NodeHost(Host):
             make_versions=lambda parts: NodeVersions(parts, self.site_versions, self._ask_others),
         )
 
-        def ask(number: int) -> PeerPort:
-            is_here = number == self.shared.number
-            return host.peers if is_here else cast(PeerPort, _RemotePeer(self._peers.at(number)))
+        def ask(node: int) -> PeerPort:
+            is_here = node == self.shared.number
+            return host.peers if is_here else cast(PeerPort, _RemotePeer(self._peers.at(node)))
 
         def keep() -> None:
             self.shared.take_keeper()

@@ -221,7 +221,7 @@ class MetricsPage(Collector):
         families = self._of_host(_site_families)
         yield from _families(("site",), [((name,), bool(families))], _UP)
         yield from families
-        for part in (_feed_families, _link_families, _transaction_families):
+        for part in (_feed_families, _link_families, _transaction_families, _node_families):
             yield from self._of_host(part)
 
     def _of_host(self, families: Callable[[Host], Iterator[Metric]]) -> list[Metric]:
@@ -426,6 +426,20 @@ _LINK: Final = [
     ),
 ]
 _UNENDED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING)
+_NODE: Final = _gauges(
+    node_up=("Whether the node beats.", lambda node: float(node.lives)),
+    node_keeps=("Whether the node is the keeper of the site.", lambda node: float(node.keeps)),
+    node_drained=(
+        "Whether the node was drained, and has not been started again.",
+        lambda node: float(node.drained),
+    ),
+    node_partitions=("Partitions that the node owns.", lambda node: float(len(node.partitions))),
+    node_changes=("Changes that the node wrote between its last two beats.", "load"),
+    node_incarnation=(
+        "How often the node was started or declared dead; it rises twice in a takeover.",
+        "incarnation",
+    ),
+)
 _TRANSACTIONS: Final = _gauges(
     transactions=(
         "Transactions that have not ended, by state.",
@@ -480,6 +494,12 @@ def _link_families(host: Host) -> Iterator[Metric]:
     found = host.status.replication()
     links = [((found.site, link.source, link.namespace), link) for link in found.links]
     return _families(("site", "source", "namespace"), links, _LINK)
+
+
+def _node_families(host: Host) -> Iterator[Metric]:
+    site = host.identity.site
+    nodes = [((site, str(each.node)), each) for each in host.node_port.nodes()]
+    yield from _families(("site", "node"), nodes, _NODE)
 
 
 def _transaction_families(host: Host) -> Iterator[Metric]:

@@ -26,7 +26,7 @@ def list_nodes(site: OpenSite, output: Output) -> None:
         site.host.node_port.nodes(),
         {
             "node": lambda each: str(each.node),
-            "state": _state,
+            "state": show_state,
             "url": lambda each: each.url,
             "since": lambda each: show_time(each.since_ms << COUNTER_BITS),
             "last beat": lambda each: show_time(each.beat_ms << COUNTER_BITS),
@@ -36,7 +36,7 @@ def list_nodes(site: OpenSite, output: Output) -> None:
         },
         lambda each: {
             "node": each.node,
-            "state": _state(each),
+            "state": show_state(each),
             "url": each.url,
             "keeper": each.keeps,
             "since": show_time(each.since_ms << COUNTER_BITS),
@@ -74,7 +74,8 @@ def remove(site: OpenSite, output: Output, node: Annotated[int, "NODE", "The num
     output.result({"removed": node}, f"node {node} is no longer listed")
 
 
-def _state(node: NodeStatistics) -> str:
+def show_state(node: NodeStatistics) -> str:
+    """What a node is doing, in a word or two."""
     if not node.lives:
         return "lost" if node.partitions else "stopped"
     states = ["keeper"] * node.keeps + ["drained"] * node.drained

@@ -156,8 +156,7 @@ def serve(
             undo_logging = configure_logging(site=opened.name, level=log_level)
             with serve_site(opened, listen, options) as server:
                 _announce(output, opened, server)
-                if nodes.rebalance:
-                    Thread(target=_rebalance, args=(opened, stopping), daemon=True).start()
+                _start_rebalancing(opened, nodes, stopping)
                 # Python handles signals when the main thread runs, so it must not wait for ever.
                 while not stopping.wait(_LOOK_SECONDS):
                     pass
@@ -180,6 +179,11 @@ def _find_site(location: str, site: str | None, nodes: NodeOptions) -> str | Pat
             "floodmark serve postgresql://HOST/DATABASE --site NAME",
         )
     return require_directory(location) if site is not None else require_site(location)
+
+
+def _start_rebalancing(site: floodmark.Site, nodes: NodeOptions, stopping: Event) -> None:
+    if nodes.rebalance:
+        Thread(target=_rebalance, args=(site, stopping), daemon=True).start()
 
 
 def _rebalance(site: floodmark.Site, stopping: Event) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 import floodmark
 from floodmark.cli.arguments import Location
+from floodmark.cli.commands.nodes import show_state
 from floodmark.cli.commands.partitions import partition_fields, show_range
 from floodmark.cli.opening import is_url, location_fields, open_site, show_location
 from floodmark.cli.render.output import Output, Part, console_on, note, plain
@@ -28,6 +29,7 @@ from floodmark.feed import ReaderStatistics
 from floodmark.feed.named.feeds import FeedStatistics, measure
 from floodmark.host.statistics import (
     LinkStatistics,
+    NodeStatistics,
     PartitionHeat,
     ReplicationStatistics,
     SiteStatistics,
@@ -53,6 +55,7 @@ class SiteLook:
     safe_points: int
     feeds: Sequence[FeedStatistics]
     heat: Sequence[PartitionHeat]
+    nodes: Sequence[NodeStatistics]
     replication: ReplicationStatistics
 
     @property
@@ -96,6 +99,7 @@ def look_at(site: floodmark.Site) -> SiteLook:
         safe_points=len(site.safe_points()),
         feeds=[measure(feed, resolved, now_ms) for feed in site.feeds.list()],
         heat=site.heat(),
+        nodes=site.host.node_port.nodes(),
         replication=site.replication(),
     )
 
@@ -131,6 +135,7 @@ def _fields(location: str, look: SiteLook) -> dict[str, object]:
         **location_fields(location),
         **plain(statistics),
         "partitions": [partition_fields(partition, look.names) for partition in statistics.partitions],
+        "nodes": [plain(each) for each in look.nodes],
         "safe_points": look.safe_points,
         "lag_ms": look.lag_ms,
         "feeds": [plain(feed) for feed in look.feeds],
@@ -152,6 +157,7 @@ def _pairs(location: str, look: SiteLook) -> list[tuple[str, str]]:
         ("data", f"{show_size(statistics.data_bytes)}, change log {show_size(statistics.log_bytes)}"),
         ("namespaces", ", ".join(each.name for each in statistics.namespaces) or "none yet"),
         ("partitions", f"{len(statistics.partitions):,}"),
+        *[("node", f"{each.node} {show_state(each)}, {each.url}") for each in look.nodes],
         ("safe points", f"{look.safe_points:,}"),
     ]
     if statistics.readers.open:
