@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from floodmark.divergence.comparing import ComparedTally, Pair, Vantage
-from floodmark.divergence.outcome import Outcome, conclude, find_overdue
+from floodmark.divergence.outcome import Compared, Outcome, conclude, find_overdue
 from floodmark.model.version import Version, compose
 
 NOW_MS = 1_700_000_000_000
@@ -36,7 +36,7 @@ def test_drift_outweighs_doubt(drift: int, doubts: list[str], outcome: Outcome) 
 def test_lag_is_believed_while_sites_hear_of_each_other() -> None:
     sites = [vantage("oslo", 1, {2: at(59)}), vantage("rome", 2, {1: at(60)})]
     lagging = {Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)}
-    assert find_overdue("users", sites, lagging, MINUTE) == []
+    assert find_overdue([Compared("users", sites, lagging)], MINUTE) == []
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,30 @@ def test_lag_is_believed_while_sites_hear_of_each_other() -> None:
 )
 def test_lag_of_a_site_that_has_not_heard_for_long_is_not_believed(mark: Version, said: str) -> None:
     sites = [vantage("oslo", 1, {2: at(0)}), vantage("rome", 2, {1: mark})]
-    (doubt,) = find_overdue("users", sites, {Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)}, MINUTE)
+    (doubt,) = find_overdue(
+        [Compared("users", sites, {Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)})], MINUTE
+    )
     assert doubt.startswith(f"rome has the changes in 'users' of oslo {said}")
+
+
+def test_site_that_lags_in_several_namespaces_is_named_once_with_the_oldest_position() -> None:
+    lagging = {Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)}
+    compared = [
+        Compared(name, [vantage("oslo", 1, {2: at(0)}), vantage("rome", 2, {1: at(age)})], lagging)
+        for name, age in (("users", 61), ("orders", 90))
+    ]
+    (doubt,) = find_overdue(compared, MINUTE)
+    assert doubt.startswith(
+        "rome has the changes in 'orders', 'users' of oslo only up to 2023-11-14T22:11:50"
+    )
 
 
 def test_where_nothing_lags_nobody_has_to_hear_of_anybody() -> None:
     sites = [vantage("oslo", 1, {2: 0}), vantage("rome", 2, {1: 0})]
-    assert find_overdue("users", sites, {Pair("oslo", "rome"): ComparedTally(9, agree=9)}, MINUTE) == []
+    assert (
+        find_overdue([Compared("users", sites, {Pair("oslo", "rome"): ComparedTally(9, agree=9)})], MINUTE)
+        == []
+    )
 
 
 def test_only_sites_that_lag_are_asked_whom_they_have_heard() -> None:
@@ -64,7 +81,7 @@ def test_only_sites_that_lag_are_asked_whom_they_have_heard() -> None:
         Pair("oslo", "bonn"): ComparedTally(9, agree=9),
         Pair("rome", "bonn"): ComparedTally(9, agree=8, lag=1),
     }
-    assert find_overdue("users", sites, tallies, MINUTE) == []
+    assert find_overdue([Compared("users", sites, tallies)], MINUTE) == []
     stopped = {**tallies, Pair("oslo", "rome"): ComparedTally(9, agree=8, lag=1)}
-    (doubt,) = find_overdue("users", sites, stopped, MINUTE)
+    (doubt,) = find_overdue([Compared("users", sites, stopped)], MINUTE)
     assert doubt.startswith("oslo has the changes in 'users' of bonn only up to")

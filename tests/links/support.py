@@ -135,10 +135,10 @@ def require_equal(sites: Sequence[Site]) -> None:
 class SiteProcess:
     """A site behind a server that can be stopped, or killed and started again, always under one URL."""
 
-    def __init__(self, directory: Path, number: int) -> None:
+    def __init__(self, directory: Path, number: int, listen: str = LOOPBACK) -> None:
         self.name = directory.name
         self._directory = directory
-        self._listen = "127.0.0.1:0"
+        self._listen = listen
         with floodmark.open(directory, site=self.name, site_id=number):
             pass
         self.start()

@@ -1,61 +1,118 @@
 """The pages about sites that copy each other: every command runs, in order, and prints what the page says.
 
-In the pages each site has a machine of its own; here all are served by this process.  `floodmark serve`
-serves a directory under the name that the page gives its machine, and a block of TOML is the file
-topology.toml.
+In the pages each site has a machine of its own; here each has a server process of its own, under the name
+that the page gives its machine.  A block of TOML is the file topology.toml.  Of three sites, the third
+has joined the others late.
+
+Each command that changes something is first killed in its middle (`KILLS`), and all servers with it.  They
+are started again, and the repeated command must print what the page says.
 """
 
+import os
 import shlex
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.cli.support import ROOT, run
+from tests.cli.support import PROCESS_SECONDS_MAX, ROOT, run
 from tests.cli.test_tutorial import find_blocks, find_commands, is_as_shown
+from tests.links.support import SiteProcess
 from tests.spark.support_garbage import collect_old
 
 import floodmark
 from floodmark.host.ports import NamespaceUpdate
+from floodmark.links.exchange import HeldSnapshot
+from floodmark.links.returning import BackupFacts, Portion, join_namespace
 from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import VersionCollected
-from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
+from floodmark.model.partition import LoadStream
+from floodmark.replication.topology import MemberSite, SharedNamespace, Topology, parse_topology
 from floodmark.replication.topology_file import render_topology
-from floodmark.server import serve
 from floodmark.site import Site
 
 PAGES = ROOT / "docs" / "operations"
 IDS = {"oslo": 1, "rome": 2, "bonn": 3, "lund": 4}
 
+# Where a command is killed: before or after its first call of a function.
+KILLS = {
+    "topology set": ("after", "floodmark.site.site", "Site.set_topology"),
+    "topology remove": ("before", "floodmark.links.removing", "_end_links"),
+    "backup": ("after", "floodmark.spark.jobs.backups.backup", "_carry_out"),
+    "restore": ("after", "floodmark.spark.jobs.backups.restore", "Restoration.write"),
+    "replicate": ("after", "floodmark.links.process", "run_step"),
+}
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 
 class Machines:
-    """The machines of a page: a directory for each, and its place in the network, where it may be served."""
+    """The machines of a page: a directory for each, and its place in the network.
+
+    Before a page begins, the sites are open in this process; then each is served by a process of its own.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.sites: dict[str, Site] = {}
         self._directory = directory
         self._addresses = dict(zip(IDS, free_addresses(len(IDS)), strict=True))
-        self._up: dict[str, ExitStack] = {}
+        self._processes: dict[str, SiteProcess] = {}
+        self._epoch = 0
+
+    def open(self, name: str) -> Site:
+        """Open the directory of a machine in this process."""
+        site = self.sites[name] = floodmark.open(
+            self._directory / "data" / name, site=name, site_id=IDS[name]
+        )
+        return site
+
+    def begin(self) -> None:
+        """Serve all sites by processes."""
+        names = list(self.sites)
+        self.close()
+        for name in names:
+            self.serve(name)
 
     def serve(self, name: str) -> None:
-        """Serve the directory of a machine."""
-        stack = self._up[name] = ExitStack()
-        self.sites[name] = site = floodmark.open(self._directory / "data" / name)
-        stack.enter_context(serve(site, self._addresses[name]))
+        """Serve the directory of a machine by a process."""
+        directory = self._directory / "data" / name
+        self._processes[name] = SiteProcess(directory, IDS[name], self._addresses[name])
 
-    def end(self, *names: str) -> None:
-        """Stop the servers of some machines, or of all."""
-        for name in names or list(self._up):
-            self._up.pop(name).close()
+    def crash(self) -> None:
+        """Kill all servers, and start them again."""
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.start()
+
+    def connect(self, *names: str) -> None:
+        """Use the servers of some machines from this process."""
+        for name in names:
+            self.sites[name] = floodmark.connect(self.place(f"grpc://{name}:7100"))
+
+    def close(self) -> None:
+        """Close the sites that are open in this process."""
+        for site in self.sites.values():
+            site.close()
+        self.sites.clear()
+
+    def end(self) -> None:
+        """Stop everything."""
+        self.close()
+        for process in self._processes.values():
+            process.kill()
 
     def lose(self, name: str) -> None:
         """Take a machine and its disk away."""
-        self.end(name)
+        self.sites.pop(name).close()
         shutil.rmtree(self._directory / "data" / name)
 
     def place(self, text: str) -> str:
@@ -65,17 +122,33 @@ class Machines:
         return text
 
     def share(self, *names: str) -> None:
-        """Make sites, with a topology in which they share `users`."""
+        """Let sites share `users`; those that are not there are made."""
+        self._epoch += 1
         topology = Topology(
-            epoch=1,
+            epoch=self._epoch,
             sites={name: MemberSite(id=IDS[name], url=f"grpc://{name}:7100") for name in names},
             namespaces={"users": SharedNamespace()},
         )
-        Path("topology.toml").write_text(self.place(render_topology(topology)), "utf-8")
+        text = self.place(render_topology(topology))
+        Path("topology.toml").write_text(text, "utf-8")
         for name in names:
-            run("init", self._directory / "data" / name, "--site", name, "--site-id", str(IDS[name]))
-            self.serve(name)
-            assert run("topology", "set", self.place(f"grpc://{name}:7100"), "topology.toml").code == 0
+            site = self.sites.get(name) or self.open(name)
+            site.set_topology(parse_topology(text))
+
+    def join(self, name: str, other: str) -> None:
+        """A site joins those that are there, with the state of one of them."""
+        self.share(*self.sites, name)
+        here, there = self.sites[name].host, self.sites[other].host
+        snapshot = HeldSnapshot(there, "users", f"join-{name}")
+        snapshot.hold()
+        watermark = there.replication.watermark("users", snapshot.version)
+
+        def write(portion: Portion) -> None:
+            snapshot.copy(here, LoadStream(True), portion.take)
+
+        facts = BackupFacts({**watermark, IDS[other]: snapshot.version}, 0)
+        join_namespace(here, "users", facts, write)
+        snapshot.release()
 
     def put(self, name: str, value: str) -> None:
         """Write Ada at a site."""
@@ -136,11 +209,20 @@ def shared_for_a_while(machines: Machines) -> None:
     machines.link("rome", "oslo")
     machines.forget("oslo")
     machines.forget("rome")
+    machines.begin()
+
+
+def shared_by_three(machines: Machines) -> None:
+    """Bonn joins Oslo and Rome late."""
+    machines.share("oslo", "rome")
+    machines.put("rome", "before Bonn")
+    machines.link("rome", "oslo")
+    machines.join("bonn", "rome")
 
 
 def away_for_too_long(machines: Machines) -> None:
     """Bonn comes back when Oslo has collected what it lacks."""
-    machines.share("oslo", "rome", "bonn")
+    shared_by_three(machines)
     machines.put("oslo", "enchantress")
     machines.link("oslo", "bonn")
     machines.put("oslo", "countess")
@@ -150,42 +232,54 @@ def away_for_too_long(machines: Machines) -> None:
     machines.put("bonn", "mathematician")
     machines.link("bonn", "oslo")
     machines.link("bonn", "rome")
+    machines.begin()
+    machines.connect("oslo", "bonn")
     machines.link("oslo", "bonn")
+    machines.close()
 
 
 def lost_with_a_backup(machines: Machines) -> None:
-    """Oslo writes on after its backup, tells Rome of it, and is lost."""
-    machines.share("oslo", "rome", "bonn")
+    """Oslo is backed up before Bonn joins, writes on, tells Rome of it, and is lost."""
+    machines.share("oslo", "rome")
     machines.put("oslo", "in the backup")
-    assert run("backup", machines.place("grpc://oslo:7100"), "users", "backups/users").code == 0
+    machines.link("oslo", "rome")
+    machines.sites.pop("oslo").close()
+    assert run("backup", "data/oslo", "users", "backups/users").code == 0
+    machines.open("oslo")
+    machines.join("bonn", "rome")
+    machines.put("bonn", "from Bonn")
+    machines.link("bonn", "rome")
     machines.put("oslo", "told to Rome alone")
     machines.link("oslo", "rome")
     machines.put("oslo", "told to nobody")
     machines.lose("oslo")
+    machines.begin()
 
 
 def lost_for_good(machines: Machines) -> None:
     """Bonn has told Rome of something, and is lost."""
-    machines.share("oslo", "rome", "bonn")
+    shared_by_three(machines)
     machines.put("bonn", "told to Rome alone")
     machines.link("bonn", "rome")
     machines.lose("bonn")
+    machines.begin()
+
+
+BEFORE: dict[str, Callable[[Machines], None]] = {
+    "replication.md": nothing,
+    "join.md": shared_for_a_while,
+    "away.md": away_for_too_long,
+    "restored.md": lost_with_a_backup,
+    "remove.md": lost_for_good,
+}
 
 
 @pytest.mark.parametrize(
-    ("page", "before"),
-    [
-        ("replication.md", nothing),
-        ("join.md", shared_for_a_while),
-        pytest.param("away.md", away_for_too_long, marks=pytest.mark.soak),
-        pytest.param("restored.md", lost_with_a_backup, marks=pytest.mark.soak),
-        pytest.param("remove.md", lost_for_good, marks=pytest.mark.soak),
-    ],
+    ("page", "killed"),
+    [("replication.md", False), *((page, killed) for page in list(BEFORE)[1:] for killed in (False, True))],
 )
-def test_every_command_of_a_page_does_what_it_says(
-    page: str, before: Callable[[Machines], None], machines: Machines
-) -> None:
-    before(machines)
+def test_every_command_of_a_page_does_what_it_says(page: str, killed: bool, machines: Machines) -> None:
+    BEFORE[page](machines)
     blocks = find_blocks((PAGES / page).read_text("utf-8"))
     assert {block.language for block in blocks} <= {"console", "toml"}
     for block in blocks:
@@ -193,7 +287,10 @@ def test_every_command_of_a_page_does_what_it_says(
             Path("topology.toml").write_text(machines.place(block.text), "utf-8")
             continue
         for command, shown in find_commands(block.text):
-            printed = run_command(shlex.split(machines.place(command)), machines)
+            words = shlex.split(machines.place(command))
+            if killed:
+                run_killed(words[1:], machines)
+            printed = run_command(words, machines)
             assert is_as_shown(shown, printed), f"{page}, line {block.line}: $ {command}\n{printed}"
 
 
@@ -206,3 +303,21 @@ def run_command(words: list[str], machines: Machines) -> str:
     outcome = run(*arguments)
     assert outcome.code == 0, outcome.errors
     return outcome.text
+
+
+def run_killed(arguments: list[str], machines: Machines) -> None:
+    """Kill a command in its middle, and all servers, which are started again."""
+    place = next((KILLS[name] for name in KILLS if arguments[: len(name.split())] == name.split()), None)
+    if place is None:
+        return
+    command = [sys.executable, "-m", "tests.spark.killed_command", *place, *arguments]
+    finished = subprocess.run(
+        command,
+        capture_output=True,
+        cwd=Path.cwd(),
+        env=ENVIRONMENT,
+        timeout=PROCESS_SECONDS_MAX,
+        check=False,
+    )
+    assert finished.returncode == -signal.SIGKILL, finished.stderr.decode()
+    machines.crash()

@@ -189,7 +189,7 @@ def test_what_others_wrote_meanwhile_stays_and_is_told(
     restored.delete(b"00002")
     summary = restore(target, address_of(rome.url), "users", spark=spark)
     assert not summary.verified
-    assert summary.note == "not verified: 2 records were written by others meanwhile"
+    assert summary.note == "not verified: 2 records are newer than the backup"
     assert (restored.get(b"00001"), restored.get(b"00002")) == (b"newer", None)
 
 

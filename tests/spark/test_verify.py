@@ -18,7 +18,7 @@ from tests.spark.support_garbage import collect_old
 from tests.spark.support_verify import FAULTS, KEYS, World, forget
 from tests.spark.test_operations import PAGES, Machines, machines
 
-from floodmark.divergence.outcome import Outcome
+from floodmark.divergence.outcome import Outcome, tell_doubts
 from floodmark.host.ports import NamespaceUpdate
 from floodmark.model.errors import InvalidArgument, StorageFailed
 from floodmark.replication.topology import SharedNamespace
@@ -247,7 +247,7 @@ def test_namespaces_that_only_some_of_the_sites_share_are_compared_there(serve_s
             "of-two-soon": ["oslo", "rome"],
         }
         assert sites.look("of-two-soon", sites.sites[:2]) is None
-        assert "'of-two-soon' of rome cannot be compared" in sites.doubts[0]
+        assert "'of-two-soon' of rome cannot be compared" in tell_doubts(sites.doubts)[0]
 
 
 @pytest.mark.slow

@@ -4,9 +4,12 @@ Lag is no finding, because recent changes are under way.  But the lag of a site 
 another for long may hide anything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
 
 from floodmark.divergence.comparing import ComparedTally, Pair, Vantage
 from floodmark.model.version import Version, moment_of, physical_ms
@@ -31,25 +34,67 @@ def conclude(drift: int, doubts: Sequence[str]) -> Outcome:
     return Outcome.UNKNOWN if doubts else Outcome.AGREE
 
 
-def find_overdue(
-    namespace: str, vantages: Sequence[Vantage], tallies: Mapping[Pair, ComparedTally], max_lag: timedelta
-) -> list[str]:
-    """Doubts about differences that count as lag: which sites have got nothing from others for too long."""
-    lagging = {site for pair, tally in tallies.items() if tally.lag for site in pair}
-    names = {vantage.site_id: vantage.site for vantage in vantages}
-    doubts = []
-    for vantage in vantages:
-        late = [
-            f"of {names.get(source, f'site {source}')} {_describe(through)}"
-            for source, through in sorted(vantage.mark.items())
-            if vantage.site in lagging and _age(vantage, through) > max_lag
-        ]
-        if late:
-            doubts.append(
-                f"{vantage.site} has the changes in {namespace!r} {' and '.join(late)}; what was lost since "
-                "cannot be told from lag: see that replication runs"
-            )
-    return doubts
+class SiteDoubt(msgspec.Struct, frozen=True):
+    """The reason why a namespace of a site cannot be compared."""
+
+    site: str
+    namespace: str
+    reason: str
+
+
+def tell_doubts(doubts: Iterable[str | SiteDoubt]) -> list[str]:
+    """Doubts as messages, each once: a reason that holds for several namespaces of a site names them all.
+
+    >>> tell_doubts([SiteDoubt("rome", "users", "no answer"), SiteDoubt("rome", "orders", "no answer")])
+    ["'orders', 'users' of rome cannot be compared: no answer"]
+    """
+    # In the order of their first mention; the value is None for a plain message.
+    told: dict[tuple[str, str], set[str] | None] = {}
+    for doubt in doubts:
+        if isinstance(doubt, str):
+            told.setdefault((doubt, ""), None)
+            continue
+        names = told.setdefault((doubt.site, doubt.reason), set())
+        assert names is not None
+        names.add(doubt.namespace)
+    return [
+        first if names is None else f"{_list(names)} of {first} cannot be compared: {reason}"
+        for (first, reason), names in told.items()
+    ]
+
+
+class Compared(NamedTuple):
+    """A namespace that was compared: the vantages of its sites, and the tallies of their pairs."""
+
+    namespace: str
+    vantages: Sequence[Vantage]
+    tallies: Mapping[Pair, ComparedTally]
+
+
+def find_overdue(compared: Iterable[Compared], max_lag: timedelta) -> list[str]:
+    """Doubts about differences that count as lag: one for each site that lacks changes for too long."""
+    late: dict[str, dict[str, Version]] = {}
+    namespaces: dict[str, set[str]] = {}
+    for namespace, vantages, tallies in compared:
+        lagging = {site for pair, tally in tallies.items() if tally.lag for site in pair}
+        names = {vantage.site_id: vantage.site for vantage in vantages}
+        for vantage in vantages:
+            for source, through in sorted(vantage.mark.items()):
+                if vantage.site in lagging and _age(vantage, through) > max_lag:
+                    oldest = late.setdefault(vantage.site, {})
+                    name = names.get(source, f"site {source}")
+                    oldest[name] = min(through, oldest.get(name, through))
+                    namespaces.setdefault(vantage.site, set()).add(namespace)
+    return [
+        f"{site} has the changes in {_list(namespaces[site])} "
+        f"{' and '.join(f'of {source} {_describe(through)}' for source, through in sources.items())}; what "
+        "was lost since cannot be told from lag: see that replication runs"
+        for site, sources in late.items()
+    ]
+
+
+def _list(namespaces: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(namespaces)))
 
 
 def _age(vantage: Vantage, through: Version) -> timedelta:

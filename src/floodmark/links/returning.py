@@ -212,10 +212,12 @@ def return_namespace(
     namespace: str,
     backup: BackupFacts,
     write: WritePortion,
+    on_written: Callable[[], object] = lambda: None,
 ) -> Copied:
     """Rebuild a namespace that a site has lost; the records that came back from the other sites.
 
     `peers` are all active sites that share it; they fence the links of the earlier incarnation already.
+    `on_written` is called when all of the backup is written, and nothing else.
     """
     _require_complete(site, namespace, backup)
     own = site.identity.site_id
@@ -226,6 +228,7 @@ def return_namespace(
     site.membership.declare_loaded(namespace)
     if known < written:
         write(Portion(load=False, site=own, above=known))
+    on_written()
     copied = bring_back(site, peers, namespace, written)
     # Its own entry is the version up to which all present sites have its writes.
     watermark = {**backup.watermark, own: known}

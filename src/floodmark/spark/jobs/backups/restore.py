@@ -252,7 +252,7 @@ class Restoration:
         if to_sums(found) == written:
             return None
         if found[_OTHERS]:
-            return f"not verified: {found[_OTHERS]:,} records were written by others meanwhile"
+            return f"not verified: {found[_OTHERS]:,} records are newer than the backup"
         raise Corruption(
             f"namespace {namespace.name!r} of site {self.site.name!r} does not hold the restored records: "
             f"{to_sums(found)} instead of {written}. Check the backup, drop the namespace and restore again"
@@ -382,9 +382,17 @@ def rejoin(
     ):
         facts, write, written = _rebuild(restoration)
         peers = {name: others[name] for name in topology.active_members(namespace) if name in others}
-        copied = return_namespace(site.host, peers, namespace, facts, write)
+        rebuilt: dict[str, Any] = {}
+        copied = return_namespace(
+            site.host,
+            peers,
+            namespace,
+            facts,
+            write,
+            lambda: rebuilt.update(restoration.verified(written[-1])),
+        )
         missing = finish_return(site.host, others, topology)
-        return ReturnSummary(**restoration.verified(written[-1]), returned=copied.records, missing=missing)
+        return ReturnSummary(**rebuilt, returned=copied.records, missing=missing)
 
 
 def _rebuild(restoration: Restoration) -> tuple[BackupFacts, Callable[[Portion], None], list[RowSums]]:

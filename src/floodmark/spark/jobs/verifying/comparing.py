@@ -41,6 +41,7 @@ from floodmark.divergence.comparing import (
     read_horizon,
 )
 from floodmark.divergence.histories import Difference, History, HistoryChange, part_stamps, walk_histories
+from floodmark.divergence.outcome import SiteDoubt
 from floodmark.divergence.repairing import PROBLEMS_TOLD, RepairSummary, divide, repair
 from floodmark.host.ports import Host
 from floodmark.model.change import Stamp
@@ -105,7 +106,7 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[Pair, ComparedTally] = {}
     differences: list[Difference] = []
     differences_found: int = 0
-    doubts: list[str] = []
+    doubts: Sequence[str | SiteDoubt] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +211,8 @@ class _Findings:
         self._views = [view for view, site in answers if isinstance(site, Site)]
         self._hosts = [site.host for _, site in answers if isinstance(site, Site)]
         self._work = replace(work, views=self._views)
-        self._doubts = [
-            f"{self._namespace!r} of {view.site} cannot be compared: {site}"
+        self._doubts: list[str | SiteDoubt] = [
+            SiteDoubt(view.site, self._namespace, str(site))
             for view, site in answers
             if isinstance(site, FloodmarkError)
         ]

@@ -21,7 +21,14 @@ from pyspark.sql import functions as F
 from floodmark.clock import monotonic_ms
 from floodmark.divergence.comparing import ComparedTally, Drift, Pair, Vantage, take_vantage
 from floodmark.divergence.histories import Difference
-from floodmark.divergence.outcome import Outcome, conclude, find_overdue
+from floodmark.divergence.outcome import (
+    Compared,
+    Outcome,
+    SiteDoubt,
+    conclude,
+    find_overdue,
+    tell_doubts,
+)
 from floodmark.divergence.repairing import RepairSummary
 from floodmark.feed import at_present
 from floodmark.files.directory import directory_at
@@ -186,7 +193,7 @@ class ComparedSites:
     def __init__(self, addresses: Sequence[SiteAddress]) -> None:
         if len(addresses) < SITES_MIN:
             raise InvalidArgument("name two sites or more: one alone agrees with itself")
-        self.doubts: list[str] = []
+        self.doubts: list[str | SiteDoubt] = []
         self.sites: list[Site] = []
         self._addresses: dict[str, SiteAddress] = {}
         self._name = f"{READERS}verify-{uuid4()}"
@@ -248,7 +255,7 @@ class ComparedSites:
                 )
                 vantage = take_vantage(site.host, namespace)
             except _CANNOT_LOOK as error:
-                self.doubts.append(f"{namespace!r} of {site.name} cannot be compared: {error}")
+                self.doubts.append(SiteDoubt(site.name, namespace, str(error)))
                 continue
             view = SiteView(
                 address=self._addresses[site.name],
@@ -354,9 +361,10 @@ class Verification:
             shown = ", ".join(site.name for site in self.sites.sites)
             self.sites.doubts.append(f"{shown} share no namespace; name those to compare, or set a topology")
         looks = [look for name, sites in named.items() if (look := self.sites.look(name, sites)) is not None]
-        compared = {site.name for look in looks for site in look.sites}
+        explained = {site.name for look in looks for site in look.sites}
+        explained |= {doubt.site for doubt in self.sites.doubts if isinstance(doubt, SiteDoubt)}
         for site in self.sites.sites:
-            if named and site.name not in compared:
+            if named and site.name not in explained:
                 self.sites.doubts.append(
                     f"{site.name} was compared in no namespace: it shares none with the others that can be "
                     "compared now; leave it out, or check its topology"
@@ -455,21 +463,16 @@ def summarize(
     mended = RepairSummary()
     for each in told:
         mended = mended if each.repair is None else add_repairs(mended, each.repair)
-    overdue = [
-        doubt
-        for look in looks
-        for doubt in find_overdue(look.namespace, look.vantages, found[look.namespace], verification.max_lag)
-    ]
+    compared = [Compared(look.namespace, look.vantages, found[look.namespace]) for look in looks]
+    overdue = find_overdue(compared, verification.max_lag)
     drifts = [DriftFound(each.namespace, drift) for each in told for drift in each.sample]
     differences = [DifferenceFound(each.namespace, one) for each in told for one in each.differences]
     return VerifySummary(
         sites=[site.name for site in verification.sites.sites],
         pairs=_pairs(found),
         sample=drifts[: verification.sample],
-        doubts=list(
-            dict.fromkeys(
-                [*verification.sites.doubts, *overdue, *(doubt for each in told for doubt in each.doubts)]
-            )
+        doubts=tell_doubts(
+            [*verification.sites.doubts, *overdue, *(doubt for each in told for doubt in each.doubts)]
         ),
         repair=mended if repair else None,
         left=_pairs(left),
