@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.node_processes import Clients, connect, node_processes, prepare, suspend
+from benchmarks.node_processes import connect, node_processes
+from tests.node_processes import Clients, prepare, suspend
 from tests.postgres import PostgresServer
 
 

@@ -8,6 +8,7 @@ from tests.nodes import NodeCluster, node_cluster
 
 from floodmark.host.ports import PeerCredentials, StatusPort
 from floodmark.model.errors import ClockSkew, InvalidConfiguration, NodeFenced, NotKeeper, PartitionMoved
+from floodmark.model.ranges import KeyRange
 from floodmark.partition.membership import LEASE_MS, load_beats
 from floodmark.wire import Connection, port_methods
 from floodmark.wire.messages import GET, MAP
@@ -151,6 +152,21 @@ def test_beats_tell_what_readers_hold_also_after_a_new_incarnation(cluster: Node
         assert cluster.host(1).current.nodes.held_version(users.id) == version
     cluster.tick()
     assert not load_beats(cluster.engine)[2].held
+
+
+def test_a_follower_is_woken_by_what_other_nodes_write(cluster: NodeCluster) -> None:
+    spread(cluster)
+    host, users = cluster.host(1), cluster.sites[1].namespace("users")
+    host.site_versions.has_news()
+    assert not host.site_versions.has_news()
+    users.put(b"zoe", b"1")
+    followers = host.current.node.committer.followers
+    with followers.joining(KeyRange()) as follower:
+        follower.expect()
+        followers.is_watched = True
+        host.follow()
+        assert follower.is_woken()
+    assert not host.site_versions.has_news()
 
 
 def test_a_node_says_why_it_does_not_serve(cluster: NodeCluster) -> None:

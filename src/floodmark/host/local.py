@@ -151,7 +151,9 @@ class LocalPeers(LocalPort):
         return [each for each in self._node.map.partitions if not each.retired]
 
     def peer_versions(self) -> PeerVersions:
-        return PeerVersions(self._node.committer.read_version(), resolved_versions(self._node))
+        return PeerVersions(
+            self._node.committer.read_version(), resolved_versions(self._node), self._node.written()[0]
+        )
 
     def sync_peer(self) -> None:
         self._node.committer.sync()

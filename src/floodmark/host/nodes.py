@@ -64,6 +64,8 @@ WILDCARDS: Final = ("0.0.0.0", "::")
 # How long a node waits for the versions of another, and how long it does not ask one that gave no answer.
 ASK_SECONDS: Final = 0.5
 SILENT_MS: Final = 1_000
+# How often a node with readers that wait asks the others whether they have written.
+FOLLOW_SECONDS: Final = 0.02
 # A version that is read may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
 AHEAD_MS_MAX: Final = 100
 # How long a call of this process waits for an owner or a keeper: a takeover takes 5 to 8 seconds.
@@ -222,6 +224,7 @@ class SiteVersions:
         self._lock = Lock()
         self._promises: dict[int, Version] = {}
         self._announced: Version = 0
+        self._changes: dict[int, int] = {}
 
     def resolved_version(self) -> Version:
         """Every change at or below this is durable and published at its owner, and none will be added."""
@@ -247,6 +250,14 @@ class SiteVersions:
             # An owner that answered does not know a partition: it was moved, split or merged.
             node.refresh()
         return resolved
+
+    def has_news(self) -> bool:
+        """Whether other nodes have written since the last call."""
+        owners = {row.node for row in self._shared.node.rows if row.node != self._shared.number}
+        before = self._changes
+        answers = {owner: answer.changes for owner in owners if (answer := self._ask(owner)) is not None}
+        self._changes = before | answers
+        return self._changes != before
 
     def read_version(self) -> Version:
         """The version at which a reader sees every acknowledged write.
@@ -487,7 +498,7 @@ class NodeHost(Host):
 
     def start(self) -> None:
         """Begin to beat and to watch the other nodes."""
-        for name, work in (("beat", self.beat), ("watch", self.watch)):
+        for name, work in (("beat", self.beat), ("watch", self.watch), ("follow", self.follow)):
             thread = Thread(target=self._run, args=(name, work), name=f"floodmark-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -495,11 +506,11 @@ class NodeHost(Host):
     def _run(self, name: str, work: Callable[[], None]) -> None:
         seconds = BEAT_MS / 1_000
         while not self._stopping.is_set():
-            if name == "beat":
-                self._stopping.wait(seconds)
-            else:
+            if name == "watch":
                 self._due.wait(seconds)
                 self._due.clear()
+            else:
+                self._stopping.wait(seconds if name == "beat" else FOLLOW_SECONDS)
             if self._stopping.is_set():
                 return
             try:
@@ -532,6 +543,11 @@ class NodeHost(Host):
             except BaseException as error:
                 self.error = str(error)
                 raise
+
+    def follow(self) -> None:
+        """Wake the readers that wait here for changes, if other nodes have written."""
+        if self._host.node.committer.followers.is_watched and self.site_versions.has_news():
+            self._host.wake_readers()
 
     def tick(self) -> None:
         """`beat` and `watch`, for a caller that has no threads."""

@@ -249,10 +249,11 @@ class RetentionPort(Protocol):
 
 class PeerVersions(msgspec.Struct, frozen=True):
     """The versions of a node: the one at which a reader sees all its writes, and those that its partitions,
-    by id, have resolved."""
+    by id, have resolved.  `changes` counts what was written, and grows with each commit."""
 
     read: Version
     resolved: dict[int, Version]
+    changes: int = 0
 
 
 class PeerPort(Protocol):

@@ -1,0 +1,86 @@
+"""Nodes of a site as processes, on a PostgreSQL that runs already."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+from benchmarks.peers.base import free_port
+
+import floodmark
+
+SITE: Final = "oslo"
+STOP_SECONDS_MAX: Final = 120
+
+
+class NodeProcess:
+    """A node that can be ended, suspended and started again on its port."""
+
+    def __init__(self, database: str, number: int, directory: Path, *options: str) -> None:
+        self.number = number
+        self.port = free_port()
+        self._command = [sys.executable, "-m", "floodmark.cli", "serve", database, "--site", SITE]
+        self._command += ["--node", str(number), "--listen", f"127.0.0.1:{self.port}", "--json", *options]
+        self._log = directory / f"node-{number}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def start(self) -> dict[str, Any]:
+        """Start it, and return the line that says that it serves."""
+        log: IO[bytes]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._log.read_text()
+        ready: dict[str, Any] = json.loads(line)
+        return ready
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it with kill -9."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        """Return when it has ended; its exit code."""
+        assert self._process is not None
+        code = self._process.wait(STOP_SECONDS_MAX)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def end(self) -> None:
+        """End it, whatever it does, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+
+@contextmanager
+def node_processes(database: str, directory: Path, count: int = 3) -> Iterator[list[NodeProcess]]:
+    """Nodes that serve, ended behind the block."""
+    nodes = [NodeProcess(database, number, directory) for number in range(1, count + 1)]
+    try:
+        for node in nodes:
+            node.start()
+        yield nodes
+    finally:
+        for node in nodes:
+            node.end()
+
+
+def connect(nodes: list[NodeProcess]) -> floodmark.Site:
+    """A client of all nodes."""
+    return floodmark.connect("grpc://" + ",".join(node.url.removeprefix("grpc://") for node in nodes))
