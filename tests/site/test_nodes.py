@@ -9,6 +9,7 @@ from tests.nodes import NodeCluster, node_cluster
 from floodmark.host.ports import PeerCredentials, StatusPort
 from floodmark.model.errors import ClockSkew, InvalidConfiguration, NodeFenced, NotKeeper, PartitionMoved
 from floodmark.model.ranges import KeyRange
+from floodmark.partition.fencing import load_keeper
 from floodmark.partition.membership import LEASE_MS, load_beats
 from floodmark.wire import Connection, port_methods
 from floodmark.wire.messages import GET, MAP
@@ -155,7 +156,7 @@ def test_beats_tell_what_readers_hold_also_after_a_new_incarnation(cluster: Node
 
 
 def test_a_follower_is_woken_by_what_other_nodes_write(cluster: NodeCluster) -> None:
-    spread(cluster)
+    cluster.spread()
     host, users = cluster.host(1), cluster.sites[1].namespace("users")
     host.site_versions.has_news()
     assert not host.site_versions.has_news()
@@ -195,7 +196,14 @@ def test_a_node_that_is_closed_leaves_its_partitions_to_the_others_at_once(clust
     users.put(b"ada", b"1")
     del cluster.sites[1]
     cluster.servers.pop(1).close()
+    # Its partitions are with others before it has ended, and so is the keeper's lease.
+    assert users.put(b"ada", b"1")
+    assert cluster.owner_of("users", b"ada") in (2, 3)
+    keeper = load_keeper(cluster.engine)
+    assert keeper is not None
+    assert keeper.node in (2, 3)
     cluster.tick(2)
+    assert cluster.host(2).shared.takeovers == cluster.host(3).shared.takeovers == 0
     assert users.get(b"ada") == b"1"
     assert 1 not in cluster.host(2).owners().nodes
     cluster.start(1)

@@ -72,12 +72,16 @@ AHEAD_MS_MAX: Final = 100
 BUDGET_MS: Final = 15_000
 # How long a node waits for what a host that it has replaced still does.
 RETIRE_SECONDS: Final = 5.0
+# How long a node that is asked to stop gives partitions away.
+LEAVE_SECONDS: Final = 5.0
+LINGER_SECONDS: Final = 0.5
 
 _PEER_METHODS: Final = port_methods(PeerPort, "peers")
 PEER_VERSIONS: Final[Method[PeerVersions]] = _PEER_METHODS["peers.peer_versions"]
 SYNC_PEER: Final[Method[None]] = _PEER_METHODS["peers.sync_peer"]
 FATE: Final[Method[Fate]] = _PEER_METHODS["peers.fate"]
 PASS_PEER_VERSION: Final[Method[None]] = _PEER_METHODS["peers.pass_peer_version"]
+REFRESH_PEER: Final[Method[None]] = _PEER_METHODS["peers.refresh_peer"]
 
 _log = logging.getLogger("floodmark.site")
 
@@ -448,7 +452,7 @@ class NodeHost(Host):
             keeps=self.shared.is_keeper,
             router=self.router,
             nodes=OtherNodes(self.shared, self._peers, self.site_versions),
-            make_versions=lambda parts: NodeVersions(parts, self.site_versions, self._ask_others),
+            make_versions=lambda parts: NodeVersions(parts, self.site_versions, self.ask_others),
         )
 
         def ask(node: int) -> PeerPort:
@@ -491,34 +495,27 @@ class NodeHost(Host):
         retiring.join(RETIRE_SECONDS)
         self.namespaces.list_namespaces()
 
-    def start_background(self) -> None:
-        """Begin what an embedded host does by itself, now and in each incarnation."""
-        self._is_started = True
-        self._host.start()
-
-    def start(self) -> None:
-        """Begin to beat and to watch the other nodes."""
-        for name, work in (("beat", self.beat), ("watch", self.watch), ("follow", self.follow)):
-            thread = Thread(target=self._run, args=(name, work), name=f"floodmark-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _run(self, name: str, work: Callable[[], None]) -> None:
+    def start(self, *, background: bool, beats: bool) -> None:
+        """Begin what the node does by itself: the work of its host, and beating and watching the others."""
+        if background:
+            self._is_started = True
+            self._host.start()
         seconds = BEAT_MS / 1_000
-        while not self._stopping.is_set():
-            if name == "watch":
-                self._due.wait(seconds)
-                self._due.clear()
-            else:
-                self._stopping.wait(seconds if name == "beat" else FOLLOW_SECONDS)
-            if self._stopping.is_set():
-                return
-            try:
-                work()
-            except FloodmarkError as error:
-                _log.warning("node %d could not %s, and tries again: %s", self.shared.number, name, error)
-            except Exception:
-                _log.exception("node %d could not %s for an unexpected reason", self.shared.number, name)
+        for waited, pause_seconds, work in (
+            (self._stopping, seconds, self.beat),
+            (self._due, seconds, self.watch),
+            (self._stopping, FOLLOW_SECONDS, self.follow),
+        ):
+            name = work.__name__
+            thread = Thread(
+                target=_repeat,
+                args=(self._stopping, waited, pause_seconds, work),
+                name=f"floodmark-{name}",
+                daemon=True,
+            )
+            if beats:
+                self._threads.append(thread)
+                thread.start()
 
     def beat(self) -> None:
         """Tell the others that this node lives."""
@@ -548,11 +545,6 @@ class NodeHost(Host):
         """Wake the readers that wait here for changes, if other nodes have written."""
         if self._host.node.committer.followers.is_watched and self.site_versions.has_news():
             self._host.wake_readers()
-
-    def tick(self) -> None:
-        """`beat` and `watch`, for a caller that has no threads."""
-        self.beat()
-        self.watch()
 
     # The keeper
 
@@ -598,7 +590,7 @@ class NodeHost(Host):
             self.shared.membership.require()
         return answer
 
-    def _ask_others(self, method: Method[None], *args: object) -> None:
+    def ask_others(self, method: Method[None], *args: object) -> None:
         """Call all other nodes that live."""
         for node in self.shared.membership.living():
             if node in self._peers.urls:
@@ -629,6 +621,12 @@ class NodeHost(Host):
         self._peers.credentials = credentials
         self.shared.advertise(url)
         self._peers.note(self.shared.membership.urls())
+
+    def leave(self) -> None:
+        # Others take over what is left when this node has stopped.
+        leaving = Thread(target=_leave, args=(self,), name="floodmark-leave", daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_SECONDS)
 
     def require_ready(self) -> None:
         self.shared.membership.require()
@@ -676,3 +674,33 @@ def _retire(host: EmbeddedHost) -> None:
         host.retire()
     except FloodmarkError as error:
         _log.info("a host that was replaced could not finish all: %s", error)
+
+
+def _leave(host: NodeHost) -> None:
+    """Give partitions to other nodes, and let clients find them there."""
+    number = host.shared.number
+    try:
+        moved = host.node_port.drain(number)
+        _log.info("node %d has given %d partitions to other nodes", number, len(moved))
+        if moved:
+            host.ask_others(REFRESH_PEER)
+            # Clients that call meanwhile are told where the partitions are.
+            Event().wait(LINGER_SECONDS)
+    except FloodmarkError as error:
+        _log.info("node %d stops with what it owns: %s", number, error)
+
+
+def _repeat(stopping: Event, waited: Event, pause_seconds: float, work: Callable[[], None]) -> None:
+    """Work until the node stops, with pauses that an event may cut short.  A failure is tried again."""
+    while True:
+        waited.wait(pause_seconds)
+        if stopping.is_set():
+            return
+        if waited is not stopping:
+            waited.clear()
+        try:
+            work()
+        except FloodmarkError as error:
+            _log.warning("the node could not %s, and tries again: %s", work.__name__, error)
+        except Exception:
+            _log.exception("the node could not %s for an unexpected reason", work.__name__)

@@ -587,6 +587,9 @@ class Host(ABC):
     def require_here(self, action: Action) -> None:  # noqa: B027
         """Raise NotKeeper if another node answers this call of a port."""
 
+    def leave(self) -> None:  # noqa: B027
+        """Give all that this process owns to other nodes, before it stops."""
+
     def require_ready(self) -> None:
         """Raise the reason for which this process does not serve now."""
         self.versions.read_version()

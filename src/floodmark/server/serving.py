@@ -1,8 +1,8 @@
 """A site as a server.
 
-Stopping goes in an order: the server says that it is not ready, refuses new requests, ends streams and
-finishes calls, cuts clients that do not read, then closes the port and the site.  A write is either finished
-and acknowledged or was never begun.
+Stopping goes in an order: a node of several gives its partitions away; the server says that it is not ready,
+refuses new requests, ends streams and finishes calls, cuts clients that do not read, then closes the port and
+the site.  A write is either finished and acknowledged or was never begun.
 """
 
 import os
@@ -175,6 +175,8 @@ class Server:
                 return
             self._closed = True
             try:
+                # While the server still answers, so that no write has to wait for a takeover.
+                self._site.host.leave()
                 self._stop_service(timeout_seconds)
             finally:
                 self._site.close()

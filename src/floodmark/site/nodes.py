@@ -44,7 +44,7 @@ def open_node(
     """Open a site as one of its nodes.  The site owns the engine from here on and closes it.
 
     Without a number of the `node`, it gets the lowest that is free.  `beat_source` measures the time between
-    beats; `beats=False` leaves `NodeHost.tick` to the caller.
+    beats; `beats=False` leaves `NodeHost.beat` and `watch` to the caller.
     """
     try:
         check_options(
@@ -75,10 +75,7 @@ def open_node(
             skew_ms_max=skew_ms_max,
         )
         opened = Site(host, durable=check_durability(durability))
-        if background:
-            host.start_background()
-        if beats:
-            host.start()
+        host.start(background=background, beats=beats)
         return opened
     except BaseException:
         engine.close()
